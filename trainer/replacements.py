@@ -73,8 +73,7 @@ def _seed(original: Any) -> Any:
         if step is None or step.draws_as_one_device or getattr(self, "_unisono_same_on_replicas", False):
             return seed
         stride = tf.constant([_SEED_STRIDE, 0], tf.int64) * tf.cast(step.replica_id, tf.int64)
-        mixed = tf.cast(tf.cast(seed, tf.int64) + stride, tf.uint32)
-        return tf.cast(mixed, seed.dtype)
+        return tf.cast(tf.cast(tf.cast(seed, tf.int64) + stride, tf.uint32), seed.dtype)
 
     return next
 
@@ -105,8 +104,7 @@ def _synchronized_moments(original: Any) -> Any:
 def _add_loss(original: Any) -> Any:
     def add_loss(self: Any, loss: Any) -> None:
         original(self, loss)
-        scope = stateless_scope()
-        if isinstance(scope, CollectedWrites):
+        if isinstance(scope := stateless_scope(), CollectedWrites):
             scope.adders.append(self)
 
     return add_loss
@@ -128,9 +126,8 @@ def _normal(original: Any) -> Any:
         dtype = dtype or keras.config.floatx()
         if not xla_random.spelled_out(dtype):
             return original(shape, mean, stddev, dtype, seed)
-        return xla_random.normal(shape, drawn_seed(seed), dtype) * tf.cast(stddev, dtype) + tf.cast(
-            mean, dtype
-        )
+        drawn = xla_random.normal(shape, drawn_seed(seed), dtype)
+        return drawn * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
 
     return normal
 
@@ -139,9 +136,7 @@ def _dropout(original: Any) -> Any:
     def dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
         if rate in (0.0, 1.0) or not xla_random.spelled_out(inputs.dtype):
             return original(inputs, rate, noise_shape, seed)
-        seed = drawn_seed(seed)
-        noise_shape = noise_shape_of(inputs, noise_shape)
-        return xla_random.dropout(inputs, rate, noise_shape, seed)
+        return xla_random.dropout(inputs, rate, noise_shape_of(inputs, noise_shape), drawn_seed(seed))
 
     return dropout
 

@@ -104,9 +104,10 @@ def replica_step(fn: Function) -> Function:
                 "or in another such function: wrap the outermost one alone."
             )
         if context.num_replicas_in_sync == 1:
-            status = context.merge_call(
-                left_as_written(lambda _: control_status_ctx())
-            )  # of the thread of `run`
+            status = control_status_ctx()
+            if status.status.name == "UNSPECIFIED":  # in a replica's thread: `strategy.run`'s caller has it
+                with contextlib.suppress(RuntimeError):  # a nested graph: nothing around it is converted
+                    status = context.merge_call(left_as_written(lambda _: control_status_ctx()))
             return _alone(converted(fn, status), args, kwargs)
         return context.merge_call(left_as_written(partitioned), args=(args, kwargs))
 
@@ -116,17 +117,17 @@ def replica_step(fn: Function) -> Function:
 def _alone(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The step on the only replica; on a worker of parameter servers, which has only one replica."""
     samples = _samples_in([leaf for leaf in tf.nest.flatten((args, kwargs)) if _is_tensor(leaf)])
-    step = StepContext(0, 1, samples, samples, totals=WeightTotals(), of_custom_loop=True)
-    step.builds_under = tf.distribute.get_strategy()
-    writes = ReadOnce() if on_parameter_servers() else CollectedWrites()
+    strategy = tf.distribute.get_strategy()
+    step = StepContext(
+        0, 1, samples, samples, totals=WeightTotals(), of_custom_loop=True, builds_under=strategy
+    )
+    step.writes = writes = ReadOnce() if on_parameter_servers() else CollectedWrites()
     with step_scope(step):
         with writes:
-            step.writes = writes
             result = fn(*args, **kwargs)
         if isinstance(writes, ReadOnce):
             applied = tf.constant(True) if step.applied is None else step.applied
-            alone = num_workers_of(tf.distribute.get_strategy()) == 1
-            write_state(writes.items(), writes.before, applied, alone, writes.sums)
+            write_state(writes.items(), writes.before, applied, num_workers_of(strategy) == 1, writes.sums)
         else:
             make_writes(writes.items(), step)
     return result
@@ -171,7 +172,6 @@ class _Arguments:
     ) -> None:
         self._fn, self._strategy, self._structure = fn, strategy, structure
         self._static, self._varies = static, varies
-        self._autograph = control_status_ctx()
         roots = {"fn": fn, "arguments": static}
         layers = [inner for _, each in reached(roots, (keras.layers.Layer,)) for inner in layers_of(each)]
         metrics = [metric for _, metric in reached(roots, (keras.metrics.Metric,))]

@@ -131,6 +131,23 @@ def test_loop_with_everything_of_keras_gives_the_numbers_of_one_device(name, exp
         assert helpers.copies_are_equal([*loop.model.variables, *loop.optimizer.variables], strategy)
 
 
+def test_step_is_converted_in_a_loop_of_the_function_that_one_replica_runs():
+    strategy = helpers.strategy("mirrored1")
+    with strategy.scope():
+        v = keras.Variable(1.0)
+
+    @unisono.replica_step
+    def step(x):
+        v.assign((2.0 if tf.reduce_sum(x) > 0 else 1.0) * v)
+
+    def on_replica(x):
+        for _ in tf.range(3):
+            step(x)
+
+    tf.function(lambda x: strategy.run(on_replica, args=(x,)))(tf.ones([2]))
+    assert float(v.numpy()) == 8.0
+
+
 @pytest.mark.parametrize("name", ["mirrored2", "central2"])
 def test_noise_differs_between_replicas_and_steps_and_depends_on_the_seed(name):
     strategy = helpers.strategy(name)

@@ -14,6 +14,7 @@ from helpers import mirrored
 import unisono
 
 STEPS, ROWS = 40, 4
+COMPILED = [(kind, how) for how in ({}, {"jit_compile": True}) for kind in ("arrays", "dataset")]
 
 
 class Woken(keras.callbacks.Callback):
@@ -52,9 +53,8 @@ class Vectors(keras.callbacks.Callback):
 
 
 def data(kind="arrays", bad_row=None, steps=STEPS):
-    x = (
-        np.random.default_rng(1).normal(size=(ROWS * steps - 1, 4)).astype("float32")
-    )  # a last batch of 3 rows
+    # A last batch of 3 rows.
+    x = np.random.default_rng(1).normal(size=(ROWS * steps - 1, 4)).astype("float32")
     if bad_row is not None:
         x[bad_row] = np.nan
     if kind == "arrays":
@@ -82,16 +82,7 @@ def assert_same_weights(one, other):
 
 
 @pytest.mark.short("arrays-*", "dataset-how1")
-@pytest.mark.parametrize(
-    "kind, how",
-    [
-        ("arrays", {}),
-        ("dataset", {}),
-        ("arrays", {"jit_compile": True}),
-        ("dataset", {"jit_compile": True}),
-        ("arrays", {"run_eagerly": True}),
-    ],
-)
+@pytest.mark.parametrize("kind, how", [*COMPILED, ("arrays", {"run_eagerly": True})])
 def test_many_steps_at_once_have_the_logs_of_each(kind, how):
     woken, told, vectors = Woken(), Told(), Vectors()
     steps = 3 if how.get("run_eagerly") else STEPS
@@ -227,16 +218,7 @@ class WokenForNaN(keras.callbacks.TerminateOnNaN):
 
 
 @pytest.mark.short("arrays-how[04]")
-@pytest.mark.parametrize(
-    "kind, how",
-    [
-        ("arrays", {}),
-        ("dataset", {}),
-        ("arrays", {"jit_compile": True}),
-        ("dataset", {"jit_compile": True}),
-        ("arrays", {"strategy": functools.partial(mirrored, 2)}),
-    ],
-)
+@pytest.mark.parametrize("kind, how", [*COMPILED, ("arrays", {"strategy": functools.partial(mirrored, 2)})])
 def test_terminate_on_nan_ends_at_the_step_of_the_bad_loss(kind, how):
     found = []
     for callback in (WokenForNaN(), keras.callbacks.TerminateOnNaN()):
