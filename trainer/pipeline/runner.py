@@ -9,6 +9,7 @@ from typing import Any
 
 from ...callbacks.trained_model import TrainedModel
 from ..run import build
+from ..run.loop_choice import loop_for
 from ..run.plain_runner import PlainRunner
 from ..run.predict_function import PredictFunction
 from ..run.step_function import StepFunction
@@ -42,11 +43,11 @@ class PipelineRunner(PlainRunner):
 
     def train_function(self, model: TrainedModel) -> StepFunction:
         """Loops over steps in stages."""
-        return StepFunction(model, True, functools.partial(step.train_step, model))
+        return StepFunction(model, True, functools.partial(step.train_step, model), loop_for)
 
     def test_function(self, model: TrainedModel) -> StepFunction:
         """Loops over steps of evaluation in stages."""
-        return StepFunction(model, False, functools.partial(step.test_step, model))
+        return StepFunction(model, False, functools.partial(step.test_step, model), loop_for)
 
     def predict_function(self, model: TrainedModel) -> PredictFunction:
         """Predicts in stages, one batch in a call."""

@@ -16,6 +16,7 @@ from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ..step.train_step import forward
 from .executions import executions
+from .loop_choice import loop_for
 from .step_function import StepFunction
 from .worker_settlement import Workers
 
@@ -57,7 +58,7 @@ def renew_batch_statistics(model: TrainedModel) -> None:
         return {}
 
     with _of_one_batch(layers), model._strategy_scope():
-        function = StepFunction(model, False, step)
+        function = StepFunction(model, False, step, loop_for)
         state.source.begin_epoch(state.epoch)
         workers = Workers(model, "stop_evaluating")
         model.stop_evaluating = False

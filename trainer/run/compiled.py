@@ -1,96 +1,16 @@
-"""The parts of loops over steps, and their compiled form: a function that is called with a chunk."""
+"""The compiled form of loops over steps: a function that is called with a chunk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
 from ..inputs.source import Chunk
-from .carried_logs import CarriedLogs
 
 GRAPH, XLA = "graph", "xla"  # the backends
-
-
-class GlobalSteps(Protocol):
-    """The interface of `StepFunction` for its loops over steps; see there.
-
-    Attributes:
-        model: the model.
-        alone: whether there is one replica.
-        way: GRAPH or XLA.
-        full_rows: samples of a full global batch; None if not known.
-        shapes_vary: whether the last traced step has collectives whose shape depends on the batch.
-        reached_steps: int32 variable; the steps of the last call that ran before an error.
-        recorder: a `StepRecorder`, or None.
-        carried: the logs that loops carry.
-    """
-
-    model: TrainedModel
-    alone: bool
-    way: str
-    full_rows: int | None
-    shapes_vary: bool
-    reached_steps: tf.Variable
-    recorder: Any
-    carried: CarriedLogs
-
-    def global_step(
-        self,
-        batch: Any,
-        rows: int | None,
-        worker_rows: tf.Tensor | None = None,
-        after: Sequence[Any] = (),
-        compiles: bool = False,
-        in_xla: bool = False,
-        hooks: bool = True,
-        part: Callable[[int, Any, Any], Any] | None = None,
-    ) -> dict[str, Any]:
-        """Runs one step; returns the logs that are not metrics."""
-        ...
-
-    def call_hooks(self, batch: Any) -> None:
-        """Calls the hooks of callbacks before a step."""
-
-    def start(self) -> Any:
-        """The initial logs of a loop."""
-        ...
-
-    def goes_on(self, more: Any) -> Any:
-        """Whether a loop that has `more` to do continues after this step."""
-
-    def begin(self, i: Any) -> None:
-        """Records that step `i` of the call begins."""
-
-    def logs(self, own: dict[str, Any]) -> dict[str, Any]:
-        """The logs after a step."""
-        ...
-
-    def counted_loop(
-        self,
-        step: Callable[..., Any],
-        reader: Any,
-        rows: int | None,
-        begin: Callable[[Any], Any] | None = None,
-        parts: Any = None,
-    ) -> Callable[..., Any]:
-        """The loop over a known number of batches."""
-        ...
-
-    def compiled_for(self, chunk: Chunk) -> tuple[Compiled, bool]:
-        """The compiled function for chunks of this layout, and whether it existed already."""
-        ...
-
-    def device(self) -> str:
-        """The device of the model's variables."""
-        ...
-
-    def reached(self) -> int | None:
-        """After an error: the steps of the last call that ran before."""
-        ...
 
 
 def inputs_and_steps(chunk: Chunk) -> tuple[Any, tf.Tensor]:

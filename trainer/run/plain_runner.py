@@ -14,6 +14,7 @@ from ...compat.replaced import replaced_functions
 from ..inputs import Source
 from ..step.variable_placement import place_with_model
 from . import build, evaluation_loops, fit_loop
+from .loop_choice import loop_for
 from .predict_function import PredictFunction
 from .runner import Passes
 from .step_function import StepFunction
@@ -42,11 +43,11 @@ class PlainRunner:
 
     def train_function(self, model: TrainedModel) -> StepFunction:
         """Loops over `model.train_step`."""
-        return StepFunction(model, True, model.train_step)
+        return StepFunction(model, True, model.train_step, loop_for)
 
     def test_function(self, model: TrainedModel) -> StepFunction:
         """Loops over `model.test_step`."""
-        return StepFunction(model, False, model.test_step)
+        return StepFunction(model, False, model.test_step, loop_for)
 
     def predict_function(self, model: TrainedModel) -> PredictFunction:
         """Loops over `model.predict_step`."""

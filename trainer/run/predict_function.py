@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -26,8 +26,8 @@ from ..partition.step_partition import ModelPartition
 from ..partition.whole_step import WholeStep
 from ..step.replica_slices import ReplicaSlices
 from ..step.train_step import Tracing, run_on_replica
-from . import worker_batches
 from .compiled import has_absent
+from .drawn_batches import batches_of
 from .executions import Execution, noted
 from .predict_loop import PredictLoop
 
@@ -83,7 +83,6 @@ class PredictFunction:
         return sum(function.experimental_get_tracing_count() for function in self._compiled.values())
 
     def _run(self, chunk: Chunk) -> tuple[int, list[Any]]:
-        outputs: list[Any] = []
         self._reached = None
         loop = self._loop(chunk)
         if loop is not None and loop.pays(chunk.steps):
@@ -91,13 +90,7 @@ class PredictFunction:
             if joined is not None:
                 return done, [joined] if done else []
         began = time.perf_counter()
-        next_outputs = self._outputs_of_workers() if chunk.per_worker else self._next_outputs
-        for i in range(chunk.steps):
-            self._reached = i
-            new = next_outputs(chunk, tf.constant(i))
-            if new is None:
-                break
-            outputs.append(new)
+        outputs = list(self._drawn_one_by_one(chunk) if chunk.open_ended else self._one_by_one(chunk))
         if loop is not None:
             wait_for_accelerators()
             loop.note(outputs, began)
@@ -113,41 +106,30 @@ class PredictFunction:
             self._loops[layout] = PredictLoop(step, chunk)
         return self._loops[layout]
 
-    def _next_outputs(self, chunk: Chunk, i: tf.Tensor) -> Any:
-        """The outputs for batch `i`; None at the end of the data."""
-        if not chunk.open_ended:
-            reader, rows, parts = chunk.reader, chunk.batch_size, chunk.part_reader
-            step = self._function(
-                (reader, rows),
-                lambda inputs, i: self._outputs(
-                    reader(inputs, i), rows, part=parts and functools.partial(parts, inputs, i)
-                ),
-                reduce_retracing=True,
-            )
-            return graph_for(step, (chunk.inputs, i))(chunk.inputs, i)
-        batch = chunk.reader(chunk.inputs, i)
-        if not batch.has_value():
-            return None
-        given = batch.get_value(), None
-        step = self._function("batch", self._outputs, reduce_retracing=True)
-        return graph_for(step, given)(*given)
+    def _one_by_one(self, chunk: Chunk) -> Iterator[Any]:
+        """The outputs for each batch, which the function reads."""
+        reader, rows, parts = chunk.reader, chunk.batch_size, chunk.part_reader
+        step = self._function(
+            (reader, rows),
+            lambda inputs, i: self._outputs(
+                reader(inputs, i), rows, part=parts and functools.partial(parts, inputs, i)
+            ),
+            reduce_retracing=True,
+        )
+        for self._reached in range(chunk.steps):
+            given = chunk.inputs, tf.constant(self._reached)
+            yield graph_for(step, given)(*given)
 
-    def _outputs_of_workers(self) -> Callable[[Chunk, tf.Tensor], Any]:
-        """The same for input that each worker reads itself; the result has all samples, in the order of the workers."""
-        last: list[Any] = []
-        count_rows = self._function("rows", functools.partial(worker_batches.rows_of_workers, self._strategy))
-
-        def next_outputs(chunk: Chunk, i: tf.Tensor) -> Any:
-            more = chunk.reader(chunk.inputs, i)
-            borrowed = last[0] if last else worker_batches.empty_batch(more.element_spec)
-            batch, rows = worker_batches.own_batch(more, borrowed)
-            last[:] = [batch]
-            counts = count_rows(rows)
-            if int(tf.reduce_sum(counts)) == 0:
-                return None
-            return self._function("batch", self._outputs, reduce_retracing=True)(batch, None, counts)
-
-        return next_outputs
+    def _drawn_one_by_one(self, chunk: Chunk) -> Iterator[Any]:
+        """The outputs for each batch until the data ends; of several workers' own data those of all samples."""
+        batches = batches_of(chunk, self._strategy, functools.partial(self._function, "rows"))
+        step, drawn = self._function("batch", self._outputs, reduce_retracing=True), None
+        for self._reached in range(chunk.steps):
+            drawn = batches.take(chunk.reader(chunk.inputs, tf.constant(self._reached)), drawn)
+            if not batches.exists(drawn):
+                return
+            batch, _, *counts = batches.arguments(drawn)
+            yield graph_for(step, (batch, None, *counts))(batch, None, *counts)
 
     def _function(self, key: Any, fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """`fn`, compiled once for each key."""

@@ -1,7 +1,8 @@
 """Runs steps: several in one call of a compiled function, under any strategy.
 
 There is one compiled function for each layout of input: `function(inputs, steps) -> (steps that ran, logs of the last)`.
-Loops of other kinds (eager, of several workers, under XLA) are in `other_loops.py` and `xla_loops.py`.
+The loop over a known number of batches is here; loops of other kinds (eager, of several workers, under XLA) are in
+`other_loops.py` and `xla_loops.py`, and `loop_choice.py` chooses between them.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graph_optimizer import optimized_briefly
-from ...compat.graphs import effects, first_graph, graph_for, graph_function, only_graph
+from ...compat.graphs import effects, first_graph, graph_for, only_graph
 from ...compat.random_state import thread_state
 from ...compat.variables import plain_variable
+from ...distribute.devices import is_gpu
 from ...distribute.replicas import copies_of, runs_in_threads
 from ...distribute.workers.peer_monitor import monitored_collective
 from ...optimizers.held_optimizers import optimizers_of
@@ -30,9 +32,8 @@ from ..step.global_metrics import losses_count_samples
 from ..step.replica_slices import ReplicaSlices
 from ..step.train_step import Tracing, run_on_replica
 from ..step.variable_placement import accumulates
-from . import other_loops, xla_loops
 from .carried_logs import CarriedLogs
-from .compiled import GRAPH, XLA, Compiled, signed
+from .compiled import GRAPH, XLA, Compiled
 from .executions import UNKNOWN, Execution, noted
 from .step_recorder import StepRecorder
 
@@ -47,11 +48,14 @@ class StepFunction:
         model: the model.
         training: whether its optimizer may run.
         step_fn: `fn(data) -> logs`, called in replica context: `model.train_step`, `model.test_step`, or their substitute.
+        loop_for: `fn(self, chunk)`, the loop over the steps for chunks of that layout; see `loop_choice.py`.
 
     Attributes:
+        alone: whether there is one replica.
         way: GRAPH or XLA; see `xla_choice`.
         full_rows: int or None; samples of a full batch: a last partial one is not worth compiling for.
         fresh: whether the last compiled call included compilation.
+        shapes_vary: whether the last traced step has collectives whose shape depends on the batch.
         usual_steps: int; the length of compiled calls, for the next epoch.
         call_seconds: approximate overhead of a call, where it is large: each variable is an argument.
         measured: the measurements for each layout of the input; see `xla_choice`.
@@ -61,8 +65,14 @@ class StepFunction:
         carried: the logs that loops carry.
     """
 
-    def __init__(self, model: TrainedModel, training: bool, step_fn: Callable[[Any], Any]) -> None:
-        self.model, self.training, self._step_fn = model, training, step_fn
+    def __init__(
+        self,
+        model: TrainedModel,
+        training: bool,
+        step_fn: Callable[[Any], Any],
+        loop_for: Callable[[StepFunction, Chunk], Compiled],
+    ) -> None:
+        self.model, self.training, self._step_fn, self._loop_for = model, training, step_fn, loop_for
         self.alone = model.distribute_strategy.num_replicas_in_sync == 1
         self.way = GRAPH
         self.full_rows: int | None = None
@@ -101,7 +111,7 @@ class StepFunction:
                 ran, new = run(*given)
             ran = int(ran)
             done, logs = done + ran, new if ran else logs
-            if ran < chunk.steps or (self.recorder is not None and self.recorder.halted()):
+            if ran < chunk.steps or self.halted():
                 break
         return done, logs
 
@@ -155,35 +165,22 @@ class StepFunction:
         layout = chunk.reader, chunk.batch_size, chunk.open_ended, self.recorder
         key = *layout, self.way, self.way == XLA and chunk.usual_batch_size
         in_graph = *layout, GRAPH, False
-        if in_graph in self._compiled and xla_loops.stays_in_graph(self, chunk):
+        if in_graph in self._compiled and self._stays_in_graph(chunk):
             return self._compiled[in_graph], True
         familiar = key in self._compiled
         if not familiar:
-            self._compiled[key] = self._compile(chunk)
+            if runs_in_threads(self.model.distribute_strategy):
+                thread_state()  # its variable, created in a trace, would cost another trace
+            self._compiled[key] = self._loop_for(self, chunk)
             self.fresh = True
         return self._compiled[key], familiar
 
-    def _compile(self, chunk: Chunk) -> Compiled:
-        if runs_in_threads(self.model.distribute_strategy):
-            thread_state()  # its variable, created in a trace, would cost another trace
-        if self.model.run_eagerly:
-            return Compiled(other_loops.eager_loop(self, chunk), lambda chunk: (chunk.inputs, chunk.steps))
-        compiled = xla_loops.compile_loop(self, chunk) if self.alone and self.way == XLA else None
-        if compiled is not None:
-            return compiled
-        step = xla_loops.step_in_graph(self, chunk)
-        if chunk.per_worker:
-            compiled = Compiled(graph_function(other_loops.loop_over_workers(self, step, chunk.reader)))
-        elif chunk.open_ended:
-            compiled = Compiled(
-                graph_function(other_loops.open_loop(self, step, chunk.reader, chunk.batch_size))
-            )
-        else:
-            loop = self.counted_loop(step, chunk.reader, chunk.batch_size, parts=chunk.part_reader)
-            compiled = signed(loop, chunk.signature, first=not self.alone)
-        if not self.alone:
-            return other_loops.on_replicas(self, compiled, chunk)
-        return xla_loops.or_graph(self, compiled, chunk) if self.way == XLA else compiled
+    def _stays_in_graph(self, chunk: Chunk) -> bool:
+        """Whether the last partial batch runs in the plain graph, regardless of the backend of other batches."""
+        full = chunk.usual_batch_size is not None or chunk.batch_size == self.full_rows
+        if full or self.model.jit_compile:
+            return False
+        return not (self.alone and is_gpu(self.device()))
 
     def counted_loop(
         self,
@@ -284,6 +281,10 @@ class StepFunction:
     def goes_on(self, more: Any) -> Any:
         """Whether a loop that has `more` to do continues after this step; bool tensor."""
         return more if self.recorder is None else self.recorder.goes_on(more)
+
+    def halted(self) -> bool:
+        """Whether the completed step is the last, regardless of remaining ones. Context: host."""
+        return self.recorder is not None and self.recorder.halted()
 
     def start(self, probe: Callable[[], dict[str, Any]] | None = None) -> Any:
         """The initial logs of a loop; `probe` as for `CarriedLogs`, in XLA only. Context: the graph of the loop."""

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from ...compat.graphs import first_graph, graph_function, only_graph
@@ -15,14 +14,15 @@ from ...distribute.devices import is_gpu
 from ..inputs.readers import for_xla
 from ..inputs.source import Chunk
 from .batch_stacks import Stacks
-from .compiled import GRAPH, XLA, Compiled, GlobalSteps, signed
+from .compiled import XLA, Compiled, present, signed, taking_present
 from .executions import UNKNOWN
+from .step_function import StepFunction
 
 # XLA's loops on CPUs run these on one thread.
 _SLOW_LOOPS_ON_CPU = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput")
 
 
-def step_in_graph(function: GlobalSteps, chunk: Chunk) -> Callable[..., Any]:
+def step_in_graph(function: StepFunction, chunk: Chunk) -> Callable[..., Any]:
     """The step for a loop that XLA does not compile as a whole: `function.global_step`, with XLA inside where requested.
 
     Args:
@@ -39,31 +39,17 @@ def step_in_graph(function: GlobalSteps, chunk: Chunk) -> Callable[..., Any]:
     return function.global_step
 
 
-def stays_in_graph(function: GlobalSteps, chunk: Chunk) -> bool:
-    """Whether the steps of a last partial batch are the same as in the plain graph, regardless of the backend of others."""
-    full = chunk.usual_batch_size is not None or chunk.batch_size == function.full_rows
-    if full or function.model.jit_compile:
-        return False
-    return not (function.alone and is_gpu(function.device()))
-
-
 def _step_by_itself(
-    function: GlobalSteps, batch: Any, rows: int | None, worker_rows: Any = None, after: Any = ()
+    function: StepFunction, batch: Any, rows: int | None, worker_rows: Any = None, after: Any = ()
 ) -> dict[str, Any]:
     """One step, compiled; uncompiled where XLA does not support a part of the batch (strings)."""
-    leaves = keras.tree.flatten(batch)
-    if not all(leaf is None or _compiles(leaf) for leaf in leaves):
+    leaves = present(batch)
+    if not all(map(_compiles, leaves)):
         return function.global_step(batch, rows, worker_rows, after)
     function.call_hooks(batch)
-
-    def compiled(present: list[Any]) -> dict[str, Any]:
-        rest = iter(present)
-        whole = [None if leaf is None else next(rest) for leaf in leaves]
-        nest = keras.tree.pack_sequence_as(batch, whole)
-        return function.global_step(nest, rows, after=after, in_xla=True, hooks=False)
-
+    step = functools.partial(function.global_step, rows=rows, after=after, in_xla=True, hooks=False)
     with tf.device(function.device()):
-        return graph_function(compiled, jit_compile=True)([leaf for leaf in leaves if leaf is not None])
+        return graph_function(taking_present(step, batch), jit_compile=True)(leaves)
 
 
 def _compiles(leaf: Any) -> bool:
@@ -71,7 +57,7 @@ def _compiles(leaf: Any) -> bool:
     return isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.string, tf.variant)
 
 
-def compile_loop(function: GlobalSteps, chunk: Chunk) -> Compiled | None:
+def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
     """The loop over steps as one XLA program, on one replica; None where it is impossible, or known to be slow."""
     step = functools.partial(function.global_step, in_xla=True)
     if chunk.usual_batch_size is not None and function.recorder is not None and function.recorder.halts:
@@ -107,7 +93,7 @@ def _is_far(chunk: Chunk, device: str) -> bool:
 class _OnDevice:
     """Calls a loop on the model's device: XLA compiles for one device, which need not be the first."""
 
-    def __init__(self, function: GlobalSteps, loop: Any) -> None:
+    def __init__(self, function: StepFunction, loop: Any) -> None:
         self._function, self._loop = function, loop
         self.functions = [loop]
 
@@ -118,38 +104,6 @@ class _OnDevice:
             return only_graph(self._loop)(inputs, steps)
 
 
-class GraphOnFailure:
-    """Calls `function`; after a failure of its first call before any step, the plain graph from then on.
-
-    On several replicas XLA compiles at the first call. Only then an unsupported step is known.
-    """
-
-    def __init__(self, step_function: GlobalSteps, function: Any, in_graph: Callable[[], Any]) -> None:
-        self._step_function, self._function, self._in_graph = step_function, function, in_graph
-        self.functions = [function]
-        self._called = False
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Runs the steps."""
-        first, self._called = not self._called, True
-        try:
-            return self._function(*arguments)
-        except (tf.errors.OpError, ValueError):
-            if not first or self._step_function.reached() != 0:
-                raise
-        self._step_function.way = GRAPH
-        self._function = self._in_graph()
-        return self._function(*arguments)
-
-
-def or_graph(function: GlobalSteps, loop: Compiled, chunk: Chunk) -> Compiled:
-    """A loop whose steps XLA compiles at the first call, or the plain graph, where XLA is not requested and fails."""
-    if function.model.jit_compile:
-        return loop
-    in_graph = lambda: function.compiled_for(chunk)[0].function  # noqa: E731
-    return Compiled(GraphOnFailure(function, loop.function, in_graph), loop.arguments)
-
-
 def has_one_size(chunk: Chunk) -> bool:
     """Whether XLA can run on the chunk's batches in a loop: their size is known, or they are stacked."""
     if chunk.signature is None or chunk.per_worker:
@@ -157,13 +111,13 @@ def has_one_size(chunk: Chunk) -> bool:
     return chunk.usual_batch_size is not None or (chunk.batch_size is not None and not chunk.open_ended)
 
 
-def compile_only(function: GlobalSteps, chunk: Chunk) -> None:
+def compile_only(function: StepFunction, chunk: Chunk) -> None:
     """Compiles the function for chunks of this layout, without running a step."""
     (compiled, arguments), _ = function.compiled_for(chunk)
     compiled(*arguments(dataclasses.replace(chunk, steps=0)))
 
 
-def operations_of_steps(function: GlobalSteps, chunk: Chunk) -> set[str]:
+def operations_of_steps(function: StepFunction, chunk: Chunk) -> set[str]:
     """The types of the operations in the steps of such a chunk, which have run before."""
     (compiled, _), _ = function.compiled_for(chunk)
     return operations(getattr(compiled, "functions", (compiled,))[0])

@@ -1,0 +1,133 @@
+"""Draws the batches of a chunk one after the other, for loops: each is the data of a step, if there is one.
+
+Where each worker reads its own input, a step has the samples of all workers, and the last worker's data ends the pass. A
+worker whose data has ended continues with a borrowed batch without counted samples, until all have ended.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from ...distribute.replicas import all_reduce_sum, local_replica_index
+from ...distribute.workers.agreement import place_among_workers
+from ..inputs.batch import sample_count
+from ..inputs.source import Chunk
+
+
+class Batches:
+    """Batches that certainly exist. Context of the methods: cross-replica, in a `tf.function` or eager.
+
+    Args:
+        rows: int or None; samples of each batch, where known.
+    """
+
+    def __init__(self, rows: int | None) -> None:
+        self._rows = rows
+
+    def take(self, read: Any, before: Any = None) -> Any:
+        """What a loop carries to the next step: a nest of tensors.
+
+        Args:
+            read: the result of the chunk's reader.
+            before: what the loop has carried to the step before; None before the first.
+        """
+        return read
+
+    def exists(self, drawn: Any) -> Any:
+        """Whether `drawn`, a result of `take`, has a batch; bool or bool tensor."""
+        return True
+
+    def arguments(self, drawn: Any) -> tuple[Any, ...]:
+        """The batch, its samples (int or None), and the samples of each worker where their inputs differ."""
+        return drawn, self._rows
+
+
+class OptionalBatches(Batches):
+    """Batches of data that may end: the reader gives a `tf.experimental.Optional`."""
+
+    def exists(self, drawn: Any) -> Any:
+        """Whether the data has not ended."""
+        return drawn.has_value()
+
+    def arguments(self, drawn: Any) -> tuple[Any, ...]:
+        """The batch and its samples."""
+        return drawn.get_value(), self._rows
+
+
+class WorkerBatches(Batches):
+    """Batches of one worker's own data, and the samples of every worker.
+
+    Args:
+        count: `rows_of_workers` of the strategy.
+    """
+
+    def __init__(self, count: Callable[[tf.Tensor], tf.Tensor]) -> None:
+        self._count = count
+
+    def take(self, read: Any, before: Any = None) -> tuple[Any, tf.Tensor]:
+        """This worker's batch, borrowed from the step before where the data has ended, and the samples of all workers."""
+        borrowed = _empty_batch(read.element_spec) if before is None else before[0]
+        batch = tf.cond(read.has_value(), read.get_value, lambda: borrowed)
+        rows = tf.where(read.has_value(), tf.cast(sample_count(batch), tf.int32), 0)
+        return batch, self._count(rows)
+
+    def exists(self, drawn: Any) -> tf.Tensor:
+        """Whether any worker has samples."""
+        return tf.reduce_sum(drawn[1]) > 0
+
+    def arguments(self, drawn: Any) -> tuple[Any, ...]:
+        """The batch, None, and the samples of every worker."""
+        batch, counts = drawn
+        return batch, None, counts
+
+
+def batches_of(
+    chunk: Chunk, strategy: tf.distribute.Strategy, compile_count: Callable[..., Any] = lambda count: count
+) -> Batches:
+    """How a loop draws the batches of chunks of this layout; `compile_count` wraps the function that counts samples."""
+    if chunk.per_worker:
+        return WorkerBatches(compile_count(functools.partial(rows_of_workers, strategy)))
+    return OptionalBatches(chunk.batch_size) if chunk.open_ended else Batches(chunk.batch_size)
+
+
+def rows_of_workers(strategy: tf.distribute.Strategy, rows: tf.Tensor) -> tf.Tensor:
+    """The number of samples of every worker, int32 `[workers]`, on every worker: one small all-reduce.
+
+    Context: cross-replica, in a `tf.function` or eager.
+    """
+    me, workers = place_among_workers(strategy)
+
+    def on_replica() -> tf.Tensor:
+        mine = rows if local_replica_index() == 0 else tf.zeros_like(rows)
+        return all_reduce_sum([tf.one_hot(me, workers, dtype=tf.int32) * mine])[0]
+
+    return strategy.experimental_local_results(strategy.run(on_replica))[0]
+
+
+def _empty_batch(spec: Any) -> Any:
+    """A batch of one sample of zeros, for a worker that never had any data.
+
+    Args:
+        spec: nest of `tf.TensorSpec`, `tf.RaggedTensorSpec` and `tf.SparseTensorSpec`.
+    """
+    return tf.nest.map_structure(_empty, spec)
+
+
+def _empty(spec: Any) -> Any:
+    if spec == tf.type_spec_from_value(None):
+        return None
+    shape = [1 if size is None else size for size in spec.shape]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        splits = [
+            tf.constant([0, 0] if depth == 0 else [0], spec.row_splits_dtype)
+            for depth in range(spec.ragged_rank)
+        ]
+        values = tf.zeros([0, *shape[spec.ragged_rank + 1 :]], spec.dtype)
+        return tf.RaggedTensor.from_nested_row_splits(values, splits, validate=False)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.SparseTensor(tf.zeros([0, len(shape)], tf.int64), tf.zeros([0], spec.dtype), shape)
+    return tf.zeros(shape, spec.dtype)
