@@ -103,9 +103,3 @@ def run_node(node: Any, values: dict[int, Any], training: bool) -> list[Any]:
     args, kwargs = node.arguments.fill_in(values)
     outputs = operation_fn(node.operation, training=training)(*args, **kwargs)
     return keras.tree.flatten(outputs)
-
-
-def random_states(operation: Any) -> list[Any]:
-    """The variables of an operation's seed generators, those of nested layers included."""
-    weights = {id(variable) for variable in getattr(operation, "weights", [])}
-    return [v for v in getattr(operation, "variables", []) if id(v) not in weights]

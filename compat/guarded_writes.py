@@ -11,6 +11,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
+from .shared_change import shared_change
+
 _OF_SLICES = (
     "scatter_add",
     "scatter_sub",
@@ -36,8 +38,6 @@ class _Guard(threading.local):
 
 
 _guard = _Guard()
-_lock = threading.RLock()
-_blocks = 0
 _originals: dict[tuple[type, str], Callable[..., Any]] = {}
 
 
@@ -48,14 +48,13 @@ def writes_only_where(condition: tf.Tensor) -> Iterator[None]:
     Both values are computed and one is selected. So a GPU receives the following work before the condition is known, while
     `tf.cond` would wait for it. In a graph. In nested blocks all conditions must be true.
     """
-    _replace()
     outer = _guard.value
-    _guard.value = condition if outer is None else tf.logical_and(outer, condition)
-    try:
-        yield
-    finally:
-        _guard.value = outer
-        _put_back()
+    with _replaced():
+        _guard.value = condition if outer is None else tf.logical_and(outer, condition)
+        try:
+            yield
+        finally:
+            _guard.value = outer
 
 
 def writes_only_where_here() -> Callable[[], contextlib.AbstractContextManager[None]]:
@@ -74,29 +73,23 @@ def _unguarded() -> Iterator[Any]:
 
 
 def _replace() -> None:
-    global _blocks
     makers = {"assign": _assign, "assign_add": _assign_sum, "assign_sub": _assign_sum}
     makers |= dict.fromkeys(_OF_SLICES, _write_slices) | dict.fromkeys(_OF_PLACES, _write_anywhere)
-    with _lock:
-        _blocks += 1
-        if _blocks > 1:
-            return
-        for owner in (BaseResourceVariable, ResourceVariable):
-            for name, make in makers.items():
-                original = vars(owner).get(name)
-                if original is not None:
-                    _originals[owner, name] = original
-                    setattr(owner, name, functools.wraps(original)(make(original)))
+    for owner in (BaseResourceVariable, ResourceVariable):
+        for name, make in makers.items():
+            original = vars(owner).get(name)
+            if original is not None:
+                _originals[owner, name] = original
+                setattr(owner, name, functools.wraps(original)(make(original)))
 
 
 def _put_back() -> None:
-    global _blocks
-    with _lock:
-        _blocks -= 1
-        if _blocks == 0:
-            for (owner, name), original in _originals.items():
-                setattr(owner, name, original)
-            _originals.clear()
+    for (owner, name), original in _originals.items():
+        setattr(owner, name, original)
+    _originals.clear()
+
+
+_replaced = shared_change(_replace, _put_back)
 
 
 def _assign(original: Any) -> Any:

@@ -119,11 +119,6 @@ def _gives_new_order(name: str) -> bool:
     return name.lstrip("_").startswith(("ShuffleDataset", "RandomDataset"))
 
 
-def is_deterministic(dataset: tf.data.Dataset) -> bool:
-    """Whether the options of a pipeline keep its order."""
-    return dataset.options().deterministic is not False
-
-
 def python_functions_of(token: bytes) -> Iterator[Callable[..., Any]]:
     """The user's functions behind an operation that calls Python.
 

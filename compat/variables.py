@@ -152,23 +152,28 @@ class VariableStandIn:
         """The value as a tensor: `variable.value()`."""
         return self.read_value()
 
+    def assign_add(self, value: Any) -> Any:
+        """Adds to it."""
+        return self.assign(self.read_value() + tf.cast(value, self.dtype))
+
+    def assign_sub(self, value: Any) -> Any:
+        """Subtracts from it."""
+        return self.assign(self.read_value() - tf.cast(value, self.dtype))
+
     def scatter_add(self, slices: tf.IndexedSlices) -> Any:
         """Adds to the slices of a sparse update."""
-        return self.assign(
-            tf.tensor_scatter_nd_add(self.read_value(), slices.indices[:, None], slices.values)
-        )
+        return self._scattered(tf.tensor_scatter_nd_add, slices)
 
     def scatter_sub(self, slices: tf.IndexedSlices) -> Any:
         """Subtracts from the slices of a sparse update."""
-        return self.assign(
-            tf.tensor_scatter_nd_sub(self.read_value(), slices.indices[:, None], slices.values)
-        )
+        return self._scattered(tf.tensor_scatter_nd_sub, slices)
 
     def scatter_update(self, slices: tf.IndexedSlices) -> Any:
         """Replaces slices."""
-        return self.assign(
-            tf.tensor_scatter_nd_update(self.read_value(), slices.indices[:, None], slices.values)
-        )
+        return self._scattered(tf.tensor_scatter_nd_update, slices)
+
+    def _scattered(self, scatter: Any, slices: tf.IndexedSlices) -> Any:
+        return self.assign(scatter(self.read_value(), slices.indices[:, None], slices.values))
 
     def numpy(self) -> Any:
         """The value as an array. Context: eager."""

@@ -8,6 +8,7 @@ from .. import mixed_precision
 from ..mixed_precision.skipped_steps import step_logs
 from ..optimizers.held_optimizers import optimizers_of
 from .run.batch_statistics import check_renewal, renew_batch_statistics
+from .run.overflow import explanation
 
 
 class ForCallbacks:
@@ -16,14 +17,7 @@ class ForCallbacks:
     def _explain_batch(self: Any, batch: Any) -> tuple[str, list[dict[str, Any]]]:
         """A sentence that names non-finite values in a step on `batch`, and the batch's statistics."""
         statistics = mixed_precision.batch_statistics(batch)
-        try:
-            with self._strategy_scope():
-                return str(mixed_precision.diagnose(self, batch)), statistics
-        except Exception as error:  # a custom train_step may need more than the model and a loss
-            return (
-                f"The layer is not known, because one step computed eagerly fails with {error!r}",
-                statistics,
-            )
+        return explanation(self, batch), statistics
 
     def _optimizer_logs(self: Any) -> dict[str, Any]:
         """The optimizers' additions to the logs: the loss scale and the skipped steps, where there is one."""

@@ -33,6 +33,7 @@ from .inputs.checks import named
 from .replica_step import draws_of_replica
 from .run import fit_loop
 from .run.evaluation_loops import evaluate, predict
+from .run.fit_inputs import FitArguments
 from .runner import runner_of
 from .seen_by_tools import SeenByTools
 from .single_batches import SingleBatches
@@ -149,7 +150,7 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
         Raises:
             ValueError, TypeError: an argument is invalid. Raised before the first step, with the weights unchanged.
         """
-        arguments = fit_loop.FitArguments(
+        arguments = FitArguments(
             x=x,
             y=y,
             sample_weight=sample_weight,

@@ -98,13 +98,13 @@ class ShardedValue(VariableStandIn):
         """Adds to it."""
         if _seen.stand_in is not None:
             return _seen.stand_in(self).assign_add(value)
-        return self.assign(self.read_value() + tf.cast(value, self.dtype))
+        return super().assign_add(value)
 
     def assign_sub(self, value: Any) -> Any:
         """Subtracts from it."""
         if _seen.stand_in is not None:
             return _seen.stand_in(self).assign_sub(value)
-        return self.assign(self.read_value() - tf.cast(value, self.dtype))
+        return super().assign_sub(value)
 
 
 class ShardedWeight(ShardedValue):
@@ -167,14 +167,6 @@ class TensorInPlace(VariableStandIn):
         """Replaces it."""
         self.tensor = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
         return self.tensor
-
-    def assign_add(self, value: Any) -> Any:
-        """Adds to it."""
-        return self.assign(self.tensor + tf.cast(value, self.dtype))
-
-    def assign_sub(self, value: Any) -> Any:
-        """Subtracts from it."""
-        return self.assign(self.tensor - tf.cast(value, self.dtype))
 
 
 def own_copy(variable: Any) -> Any:

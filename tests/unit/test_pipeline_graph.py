@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import unisono
-from unisono.compat.functional import flat_inputs, graph_of, nodes_in_order, random_states
+from unisono.compat.functional import flat_inputs, graph_of, nodes_in_order
 from unisono.compat.layers import layers_of
 from unisono.compat.variables import move_to_device, raw_value
 from unisono.distribute.devices import resolve_devices
@@ -339,7 +339,7 @@ def test_private_parts_of_keras_are_as_expected():
     assert graph_of(sequential) is sequential._functional
     assert graph_of(Subclassed()) is None
     dropout = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5), layers.Dense(1)])
-    (state,) = random_states(dropout)
+    (state,) = dropout.layers[0].variables
     assert state.path.endswith("seed_generator_state")
     assert layers_of(model)[0] is model
     variable = model.get_layer("a").kernel

@@ -15,6 +15,7 @@ from ...distribute.arguments import shown
 from ..inputs import make_source
 from ..inputs.derived_inputs import copied_input
 from ..run import fit_loop
+from ..run.fit_inputs import FitArguments
 from ..run.untouched import untouched, untouched_generators
 from ..runner import runner_of
 
@@ -45,27 +46,17 @@ def trial(
     runner = runner_of(model)
 
     def train(callback: keras.callbacks.Callback, batch_size: int | None = batch_size) -> None:
-        fit_loop.fit(model, _arguments(copied_input(x, ""), batch_size, callback), runner)
-
-    def _arguments(x: Any, batch_size: int | None, callback: keras.callbacks.Callback) -> Any:
-        return fit_loop.FitArguments(
-            x=x,
-            y=y,
-            sample_weight=sample_weight,
-            batch_size=batch_size,
+        arguments = FitArguments(
+            copied_input(x, ""),
+            y,
+            sample_weight,
+            batch_size,
             epochs=1 if endless else steps,
             verbose=0,
             callbacks=[callback],
-            validation_split=0.0,
-            validation_data=None,
-            shuffle=True,
-            class_weight=None,
-            initial_epoch=0,
             steps_per_epoch=steps if endless else None,
-            validation_steps=None,
-            validation_batch_size=None,
-            validation_freq=1,
         )
+        fit_loop.fit(model, arguments, runner)
 
     with untouched_generators(model, (x, y, sample_weight)):
         source = make_source(

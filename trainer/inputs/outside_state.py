@@ -18,7 +18,7 @@ import tensorflow as tf
 from ...callbacks.backup import random_state
 from ...callbacks.backup.generators import GLOBAL_GENERATORS, found_generators, set_from_text, text_of
 from ...compat.graphs import operations_are_deterministic
-from ...compat.pipelines import Transformation, is_deterministic, transformations
+from ...compat.pipelines import Transformation, transformations
 
 _ADVICE = "a resumed run cannot be exact; "
 
@@ -193,7 +193,7 @@ def _why_inexact(dataset: tf.data.Dataset, steps: list[Transformation]) -> str |
                     f"is another in every run: {_ADVICE}give num_parallel_calls=None, or draw with tf.random.stateless_* "
                     "functions from a seed in the data, or call tf.config.experimental.enable_op_determinism()."
                 )
-        if not is_deterministic(dataset):
+        if dataset.options().deterministic is False:
             return (
                 "x is a tf.data pipeline with options().deterministic=False, whose order is another in every run: "
                 f"{_ADVICE}set it to True."

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.functional import graph_of, nodes_in_order, random_states
+from ...compat.functional import graph_of, nodes_in_order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,11 @@ class Stage:
     @functools.cached_property
     def random_states(self) -> list[Any]:
         """The states of the seed generators of its layers, without duplicates."""
-        states = {id(v): v for node in self.nodes for v in random_states(node.operation)}
+        states = {}
+        for operation in (node.operation for node in self.nodes):
+            weights = {id(variable) for variable in getattr(operation, "weights", [])}
+            variables = getattr(operation, "variables", [])
+            states.update({id(v): v for v in variables if id(v) not in weights})
         return list(states.values())
 
 

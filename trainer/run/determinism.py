@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import operations_are_deterministic
-from ...compat.pipelines import is_deterministic, transformations
+from ...compat.pipelines import transformations
 
 _said: set[str] = set()
 
@@ -46,5 +46,5 @@ def _costs(model: TrainedModel, x: Any) -> Iterator[str]:
                 f"the {step.name.strip('_')} of the input, which {what}, one element after another: draw with "
                 "tf.random.stateless_* functions to have it in parallel"
             )
-    if not is_deterministic(x):
+    if x.options().deterministic is False:
         yield "the order of the input, for which options().deterministic=False no longer counts"

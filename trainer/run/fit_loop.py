@@ -7,8 +7,6 @@ data, and the runner runs the steps.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import random
 import warnings
 from typing import Any
 
@@ -18,13 +16,13 @@ from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...callbacks.fit_state import FitState
 from ...callbacks.output_paths import check_launched_alone, check_output_paths, only_chief_writes
 from ...callbacks.trained_model import TrainedModel
-from ...compat.training import epoch_to_begin_with, evaluates_after, pythonify_logs, unpack_x_y_sample_weight
+from ...compat.training import epoch_to_begin_with, evaluates_after, pythonify_logs
 from ...distribute.devices import wait_for_accelerators
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.cluster import is_chief
 from ...distribute.workers.records import reporting_position
 from .. import checks
-from ..inputs import Source, make_source, split_for_validation
+from ..inputs import Source, make_source
 from ..inputs.checks import named
 from ..inputs.derived_inputs import copied_input, first_batches
 from ..inputs.make_source import kind_of
@@ -34,39 +32,13 @@ from .determinism import say_what_determinism_costs
 from .evaluation_loops import evaluate
 from .execution_length import ExecutionLength
 from .executions import executions
+from .fit_inputs import FitArguments, draw_seed, sources
 from .out_of_memory import with_advice
 from .overflow import check_progress
 from .runner import Passes, Runner
 from .told_steps import ToldSteps
 from .untouched import untouched
-from .worker_settlement import Workers, check_same_begin, check_same_fit, same_random
-
-_SEEDS = 2**31
-
-
-@dataclasses.dataclass
-class FitArguments:
-    """The arguments of `fit`, unchanged; `batch_size` is the global batch."""
-
-    x: Any
-    y: Any
-    sample_weight: Any
-    batch_size: int | None
-    epochs: int
-    verbose: Any
-    callbacks: Any
-    validation_split: float
-    validation_data: Any
-    shuffle: Any
-    class_weight: Any
-    initial_epoch: int
-    steps_per_epoch: int | None
-    validation_steps: int | None
-    validation_batch_size: int | None
-    validation_freq: Any
-    fast_dev_run: bool = False
-    overfit_batches: int | None = None
-    validation_sanity_steps: int = 0
+from .worker_settlement import Workers, check_same_begin, check_same_fit
 
 
 def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks.History:
@@ -76,13 +48,13 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         a.callbacks, a.validation_freq = one_batch_of_everything(a.callbacks), 1
     with runner.watching(model), contextlib.ExitStack() as at_exit:  # all of it runs, even after errors
         check_same_begin(model)
-        source, validation = _sources(model, a)
+        source, validation = sources(model, a)
         at_exit.callback(source.close)
         if validation is not None:
             at_exit.callback(validation.close)
         runner.build(model, source.spec, source.batch_size)
         if a.shuffle:
-            random.randrange(_SEEDS)  # so that the next fit has another order
+            draw_seed()  # so that the next fit has another order
         check_labels(model, source, "train_step")
         if validation is not None:
             check_validation(model, validation.spec, validation.batch_size, source.spec)
@@ -108,13 +80,6 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
                 model.optimizer.finalize_variable_values(model.trainable_weights)
         callbacks.on_train_end(logs=logs)
     return model.history
-
-
-def _peek_seed() -> int:
-    """The next number of Python's generator, not drawn yet, so that layers that are built now have Keras' weights."""
-    stream = random.Random()
-    stream.setstate(random.getstate())
-    return stream.randrange(_SEEDS)
 
 
 def _begin(
@@ -154,55 +119,6 @@ def _begin(
         if hasattr(callback, "on_fit_exit"):
             at_exit.callback(callback.on_fit_exit)
     return callbacks, model.fit_state
-
-
-def _sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None]:
-    strategy = model.distribute_strategy
-    x, y, sample_weight, validation_data = a.x, a.y, a.sample_weight, a.validation_data
-    if a.validation_split and validation_data is None:
-        (x, y, sample_weight), validation_data = split_for_validation(
-            x, y, sample_weight, validation_split=a.validation_split
-        )
-    batch_size, steps, shuffle = a.batch_size, a.steps_per_epoch, a.shuffle
-    if a.overfit_batches is not None:
-        x, y, sample_weight, batch_size = first_batches(
-            x, y, sample_weight, a.overfit_batches, batch_size, steps
-        )
-        steps, shuffle = None, False
-    source = make_source(
-        x,
-        y,
-        sample_weight,
-        batch_size=batch_size,
-        steps_per_epoch=steps,
-        shuffle=shuffle,
-        class_weight=a.class_weight,
-        seed=same_random(model, _peek_seed()) if shuffle else 0,
-        strategy=strategy,
-        own_step=model._overrides_step("train_step"),
-    )
-    if validation_data is None:
-        return source, None
-    val_x, val_y, val_weight = a.validation_data = unpack_x_y_sample_weight(validation_data)
-    batch_size = a.validation_batch_size
-    with named("validation_data"):
-        if batch_size is None and kind_of(val_x) == "array":
-            batch_size = a.batch_size
-    names = {"batch_size": "validation_batch_size", "steps_per_epoch": "validation_steps"}
-    with named("validation_data", **names):
-        validation = make_source(
-            val_x,
-            val_y,
-            val_weight,
-            batch_size=batch_size,
-            steps_per_epoch=a.validation_steps,
-            strategy=strategy,
-            beside=source,
-            own_step=model._overrides_step("test_step"),
-        )
-        checks.check_structure(model, validation.spec, "test_step")
-        checks.check_text(model, validation.spec, "test_step")
-    return source, validation
 
 
 def _try_validation(model: TrainedModel, a: FitArguments, runner: Runner) -> None:

@@ -7,8 +7,8 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
+from ... import mixed_precision
 from ...callbacks.trained_model import TrainedModel
-from ...mixed_precision import diagnose as diagnose_batch
 from ...mixed_precision import skipped_steps
 from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Chunk
@@ -28,17 +28,22 @@ def check_progress(model: TrainedModel, chunk: Chunk, done: int) -> None:
     Context: host, after a compiled call.
     """
 
-    def diagnose(loss_scale: float) -> Any:
+    def diagnose(loss_scale: float) -> str:
         batch = _last_batch(chunk, done)
         if batch is None:
             return "The input has ended, so there is no batch to analyse"
-        try:
-            with model._strategy_scope():
-                return diagnose_batch(cast(keras.Model, model), batch, loss_scale=loss_scale)
-        except Exception as error:  # a custom train_step may need more than the model and a loss
-            return f"The layer is not known, because one step computed eagerly fails with {error!r}"
+        return explanation(model, batch, loss_scale=loss_scale)
 
     skipped_steps.check_progress(optimizers_of(model), diagnose)
+
+
+def explanation(model: TrainedModel, batch: Any, **options: Any) -> str:
+    """A sentence that names the first layer whose output or gradient on `batch` is not finite; `options` of `diagnose`."""
+    try:
+        with model._strategy_scope():
+            return str(mixed_precision.diagnose(cast(keras.Model, model), batch, **options))
+    except Exception as error:  # a custom train_step may need more than the model and a loss
+        return f"The layer is not known, because one step computed eagerly fails with {error!r}"
 
 
 def _last_batch(chunk: Chunk, done: int) -> Any:

@@ -1,0 +1,103 @@
+"""The arguments of `fit`, and the inputs that they describe."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+from ...callbacks.trained_model import TrainedModel
+from ...compat.training import unpack_x_y_sample_weight
+from .. import checks
+from ..inputs import Source, make_source, split_for_validation
+from ..inputs.checks import named
+from ..inputs.derived_inputs import first_batches
+from ..inputs.make_source import kind_of
+from .worker_settlement import same_random
+
+
+@dataclasses.dataclass
+class FitArguments:
+    """The arguments of `fit`, unchanged; `batch_size` is the global batch."""
+
+    x: Any
+    y: Any
+    sample_weight: Any
+    batch_size: int | None
+    epochs: int = 1
+    verbose: Any = "auto"
+    callbacks: Any = None
+    validation_split: float = 0.0
+    validation_data: Any = None
+    shuffle: Any = True
+    class_weight: Any = None
+    initial_epoch: int = 0
+    steps_per_epoch: int | None = None
+    validation_steps: int | None = None
+    validation_batch_size: int | None = None
+    validation_freq: Any = 1
+    fast_dev_run: bool = False
+    overfit_batches: int | None = None
+    validation_sanity_steps: int = 0
+
+
+def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None]:
+    """The inputs of training and of validation (None without one). Context: host, on every worker."""
+    strategy = model.distribute_strategy
+    x, y, sample_weight, validation_data = a.x, a.y, a.sample_weight, a.validation_data
+    if a.validation_split and validation_data is None:
+        (x, y, sample_weight), validation_data = split_for_validation(
+            x, y, sample_weight, validation_split=a.validation_split
+        )
+    batch_size, steps, shuffle = a.batch_size, a.steps_per_epoch, a.shuffle
+    if a.overfit_batches is not None:
+        x, y, sample_weight, batch_size = first_batches(
+            x, y, sample_weight, a.overfit_batches, batch_size, steps
+        )
+        steps, shuffle = None, False
+    source = make_source(
+        x,
+        y,
+        sample_weight,
+        batch_size=batch_size,
+        steps_per_epoch=steps,
+        shuffle=shuffle,
+        class_weight=a.class_weight,
+        seed=same_random(model, _peek_seed()) if shuffle else 0,
+        strategy=strategy,
+        own_step=model._overrides_step("train_step"),
+    )
+    if validation_data is None:
+        return source, None
+    val_x, val_y, val_weight = a.validation_data = unpack_x_y_sample_weight(validation_data)
+    batch_size = a.validation_batch_size
+    with named("validation_data"):
+        if batch_size is None and kind_of(val_x) == "array":
+            batch_size = a.batch_size
+    names = {"batch_size": "validation_batch_size", "steps_per_epoch": "validation_steps"}
+    with named("validation_data", **names):
+        validation = make_source(
+            val_x,
+            val_y,
+            val_weight,
+            batch_size=batch_size,
+            steps_per_epoch=a.validation_steps,
+            strategy=strategy,
+            beside=source,
+            own_step=model._overrides_step("test_step"),
+        )
+        checks.check_structure(model, validation.spec, "test_step")
+        checks.check_text(model, validation.spec, "test_step")
+    return source, validation
+
+
+def _peek_seed() -> int:
+    """The next number of Python's generator, not drawn yet, so that layers that are built now have Keras' weights."""
+    stream = random.Random()
+    stream.setstate(random.getstate())
+    return draw_seed(stream)
+
+
+def draw_seed(stream: Any = random) -> int:
+    """The next shuffle seed of a generator of Python: by default of the global one."""
+    return stream.randrange(2**31)
