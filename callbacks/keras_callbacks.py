@@ -27,11 +27,7 @@ _NUMBERS: dict[type, dict[str, dict[str, Any]]] = {
         "min_lr": {"least": 0},
     },
 }
-_LOG_NAMES = {
-    _CALLBACKS.EarlyStopping: "monitor",
-    _CALLBACKS.ReduceLROnPlateau: "monitor",
-    _CALLBACKS.ModelCheckpoint: "monitor",
-}
+_MONITORING = (_CALLBACKS.EarlyStopping, _CALLBACKS.ReduceLROnPlateau, _CALLBACKS.ModelCheckpoint)
 
 
 def check_keras_callbacks(callbacks: Iterable[Any]) -> None:
@@ -46,12 +42,11 @@ def check_keras_callbacks(callbacks: Iterable[Any]) -> None:
                 for name, limits in ranges.items():
                     if hasattr(callback, name):
                         number(f"{name}` of `{kind.__name__}", getattr(callback, name), **limits)
-        for kind, name in _LOG_NAMES.items():
-            value = getattr(callback, name, "")
-            if isinstance(callback, kind) and not isinstance(value, str):
-                raise ValueError(
-                    f'`{name}` of `{kind.__name__}` must be the name of a log, such as "val_loss". Received: {shown(value)}'
-                )
+        kind = next((kind for kind in _MONITORING if isinstance(callback, kind)), None)
+        if kind is not None and not isinstance(log := getattr(callback, "monitor", ""), str):
+            raise ValueError(
+                f'`monitor` of `{kind.__name__}` must be the name of a log, such as "val_loss". Received: {shown(log)}'
+            )
         if isinstance(callback, _CALLBACKS.LearningRateScheduler) and hasattr(callback, "schedule"):
             _check_schedule(callback.schedule)
         if isinstance(callback, _CALLBACKS.LambdaCallback):

@@ -12,7 +12,7 @@ import unisono
 from unisono.callbacks.call_schedule import steps_until_call
 from unisono.trainer.inputs import Chunk
 from unisono.trainer.run import predict_loop
-from unisono.trainer.run.execution_length import ExecutionLength
+from unisono.trainer.run.compiled_calls import CallLength
 from unisono.trainer.step import xla_random
 
 ROWS, BATCH = (
@@ -336,7 +336,7 @@ def executions(length, clock, steps, seconds_a_step):
 
 def test_executions_grow_until_they_last_as_long_as_they_should():
     clock = Clock()
-    sizes = executions(ExecutionLength(None, [], clock=clock), clock, 5000, seconds_a_step=1e-4)
+    sizes = executions(CallLength(None, [], clock=clock), clock, 5000, seconds_a_step=1e-4)
     assert sizes[0] == 1
     assert all(later <= 8 * earlier for earlier, later in itertools.pairwise(sizes))
     assert max(sizes) in (999, 1000)  # 0.1 s
@@ -344,19 +344,19 @@ def test_executions_grow_until_they_last_as_long_as_they_should():
 
 def test_slow_steps_are_run_one_by_one():
     clock = Clock()
-    assert executions(ExecutionLength(None, [], clock=clock), clock, 5, seconds_a_step=0.3) == [1] * 5
+    assert executions(CallLength(None, [], clock=clock), clock, 5, seconds_a_step=0.3) == [1] * 5
 
 
 def test_executions_end_where_a_callback_wants_to_be_called():
     clock = Clock()
-    length = ExecutionLength(None, [Steps(7), Steps(10)], clock=clock)
+    length = CallLength(None, [Steps(7), Steps(10)], clock=clock)
     ends = np.cumsum(executions(length, clock, 70, seconds_a_step=1e-6))
     assert set(range(7, 71, 7)) | set(range(10, 71, 10)) <= set(ends.tolist())
 
 
 def test_fixed_steps_leave_callbacks_to_wait():
     clock = Clock()
-    assert executions(ExecutionLength(4, [Steps(3)], clock=clock), clock, 12, seconds_a_step=1.0) == [4] * 3
+    assert executions(CallLength(4, [Steps(3)], clock=clock), clock, 12, seconds_a_step=1.0) == [4] * 3
 
 
 def test_callback_says_when_it_wants_to_be_called():

@@ -17,7 +17,7 @@ from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext, step_scope
 from ..inputs import Chunk
 from ..inputs.batch import sample_count
-from ..run.executions import Execution
+from ..run.compiled_calls import CompiledCall
 from ..step.collected_writes import CollectedWrites
 from .pieces import HOST, Piece, WorkerMemory, pieces_of
 
@@ -138,9 +138,9 @@ class WorkerFunction:
 class WorkerPrediction(WorkerFunction):
     """Runs `predict_step` on workers; the result of a piece is a list with the outputs of each of its batches."""
 
-    def __call__(self, execution: Execution) -> tuple[int, list[Any]]:
+    def __call__(self, call: CompiledCall) -> tuple[int, list[Any]]:
         """Runs one chunk on one worker; returns the number of its batches and the outputs of each."""
-        piece, outputs = self._alone(execution.chunks[0])
+        piece, outputs = self._alone(call.chunks[0])
         return piece.steps, outputs
 
     def _make(self, piece: Piece) -> Any:

@@ -20,7 +20,7 @@ from ...compat.parameter_servers import scheduling
 from ...distribute.parameter_servers.updates import FIRST_SERVER
 from ...distribute.step_context import StepContext, WeightTotals
 from ..inputs.batch import sample_count
-from ..run.executions import Execution
+from ..run.compiled_calls import CompiledCall
 from ..step.variable_placement import accumulates
 from .pieces import HOST, Piece
 from .schedule import MOST_STEPS
@@ -71,9 +71,9 @@ class WorkerSteps(WorkerFunction):
         assert self._layout is not None
         return Totals(self._model, self._layout, self._read)
 
-    def __call__(self, execution: Execution) -> tuple[int, dict[str, Any]]:
+    def __call__(self, call: CompiledCall) -> tuple[int, dict[str, Any]]:
         """Runs one chunk on one worker; returns the number of its steps and the logs after the last."""
-        piece, results = self._alone(execution.chunks[0])
+        piece, results = self._alone(call.chunks[0])
         totals = self.totals()
         totals.add(results)
         totals.commit()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...callbacks.trained_model import TrainedModel
 from ..run import build
-from ..run.loop_choice import loop_for
 from ..run.plain_runner import PlainRunner
-from ..run.predict_function import PredictFunction
-from ..run.step_function import StepFunction
 from . import step
 
 
@@ -41,14 +38,6 @@ class PipelineRunner(PlainRunner):
             build.build_for_prediction(model, spec)
             step.prepare(model, None, training=False)
 
-    def train_function(self, model: TrainedModel) -> StepFunction:
-        """Loops over steps in stages."""
-        return StepFunction(model, True, functools.partial(step.train_step, model), loop_for)
-
-    def test_function(self, model: TrainedModel) -> StepFunction:
-        """Loops over steps of evaluation in stages."""
-        return StepFunction(model, False, functools.partial(step.test_step, model), loop_for)
-
-    def predict_function(self, model: TrainedModel) -> PredictFunction:
-        """Predicts in stages, one batch in a call."""
-        return PredictFunction(model, functools.partial(step.predict_step, model), in_loops=False)
+    def step_of(self, model: TrainedModel, name: str) -> Callable[[Any], Any]:
+        """The step, its passes in stages."""
+        return functools.partial(getattr(step, name), model)

@@ -12,7 +12,7 @@ from ...compat.graphs import graph_function, only_graph
 from ...compat.variables import plain_variable
 from ..inputs.batch import sample_counts
 from ..inputs.source import Chunk
-from .executions import UNKNOWN
+from .compiled_calls import UNKNOWN
 
 MOST_STEPS = 1024
 MOST_BYTES = 64 * 2**20  # of a stack, where it is more than one batch

@@ -15,7 +15,7 @@ from ...compat.layers import layers_of
 from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ..step.train_step import forward
-from .executions import executions
+from .compiled_calls import compiled_calls
 from .loop_choice import loop_for
 from .step_function import StepFunction
 from .worker_settlement import Workers
@@ -62,9 +62,9 @@ def renew_batch_statistics(model: TrainedModel) -> None:
         state.source.begin_epoch(state.epoch)
         workers = Workers(model, "stop_evaluating")
         model.stop_evaluating = False
-        for execution in executions(state.source, lambda: 1, workers):
-            done, _ = function(execution, steps)
-            execution.tell(state.source, done)
+        for call in compiled_calls(state.source, lambda: 1, workers):
+            done, _ = function(call, steps)
+            call.tell(state.source, done)
             if not done:
                 break
             steps += done

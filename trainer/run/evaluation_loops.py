@@ -15,8 +15,7 @@ from ...distribute.devices import wait_for_accelerators
 from ..inputs import Source
 from .argument_errors import check_labels, explained
 from .callback_list import callback_list
-from .execution_length import ExecutionLength
-from .executions import executions
+from .compiled_calls import CallLength, compiled_calls
 from .row_layouts import open_rows
 from .runner import Passes, Runner
 from .worker_settlement import Workers
@@ -69,7 +68,7 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
         source.begin_epoch(0)
         outputs: list[Any] = []
         take = outputs.extend if writer is None else lambda new: writer.write(joined(new))
-        steps = runner.predict_steps(model, source, callbacks, joined, take)
+        steps = runner.predict_steps(model, source, callbacks, take)
         callbacks.on_predict_end()
     if not steps:
         raise ValueError("`predict()` got no batch from `x`: give at least one sample.")
@@ -93,7 +92,6 @@ def predict_steps(
     model: TrainedModel,
     source: Source,
     callbacks: keras.callbacks.CallbackList,
-    join: Callable[[list[Any]], Any],
     take: Callable[[list[Any]], None],
 ) -> int:
     """Passes the outputs of every batch of `source` to `take`, in order, computed in this process; returns their number."""
@@ -102,7 +100,7 @@ def predict_steps(
     for batch, outputs in _pass(model, source, callbacks, "predict", "stop_predicting", list):
         steps += len(outputs)
         take(outputs)
-        callbacks.on_predict_batch_end(batch, {"outputs": join(outputs)})
+        callbacks.on_predict_batch_end(batch, {"outputs": joined(outputs)})
     return steps
 
 
@@ -116,21 +114,21 @@ def _pass(
 ) -> Iterator[tuple[int, Any]]:
     """(number of the last batch, `finish(result)`) of each compiled call of a pass."""
     function = getattr(model, f"{phase}_function")
-    length = ExecutionLength(model._fixed_steps, callbacks.callbacks, phase, function=function)
+    length = CallLength(model._fixed_steps, callbacks.callbacks, phase, function=function)
     workers = Workers(model, stop)
     in_fit = model.fit_state is not None and model.fit_state.validation is source
     argument = "validation_data" if in_fit else ""
-    for execution in executions(source, length.next, workers):
+    for call in compiled_calls(source, length.next, workers):
         getattr(callbacks, f"on_{phase}_batch_begin")(length.step)
         with explained(model, source.spec, source.batch_size, f"{phase}_step", length.step == 0, argument):
-            done, result = function(execution, length.step)
-        execution.tell(source, done)
+            done, result = function(call, length.step)
+        call.tell(source, done)
         if done:
             result = finish(result)
             wait_for_accelerators()
-            length.done(done, execution if phase == "test" else None)
+            length.done(done, call if phase == "test" else None)
             yield length.last_batch(done), result
-        if (getattr(model, stop) and not workers.several) or done < execution.steps:
+        if (getattr(model, stop) and not workers.several) or done < call.steps:
             return
 
 

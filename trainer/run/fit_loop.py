@@ -1,6 +1,6 @@
 """The loop of `fit`: epochs, compiled calls and callbacks, in order.
 
-The loop only schedules: `FitState` has the position, `ExecutionLength` the length of a compiled call, the source has the
+The loop only schedules: `FitState` has the position, `CallLength` the length of a compiled call, the source has the
 data, and the runner runs the steps.
 """
 
@@ -28,10 +28,9 @@ from ..inputs.derived_inputs import copied_input, first_batches
 from ..inputs.make_source import kind_of
 from .argument_errors import check_labels, check_validation, explained
 from .callback_list import callback_list, log_names
+from .compiled_calls import CallLength, compiled_calls
 from .determinism import say_what_determinism_costs
 from .evaluation_loops import evaluate
-from .execution_length import ExecutionLength
-from .executions import executions
 from .fit_inputs import FitArguments, draw_seed, sources
 from .out_of_memory import with_advice
 from .overflow import check_progress
@@ -200,32 +199,32 @@ def train_steps(
 ) -> dict[str, Any]:
     """The training steps of the epoch in this process; returns the logs after the last, nothing if there was no data."""
     function, lap = model.train_function, state.times.lap
-    length = ExecutionLength(model._fixed_steps, callbacks.callbacks, step=state.step, function=function)
+    length = CallLength(model._fixed_steps, callbacks.callbacks, step=state.step, function=function)
     logs, started = state.step_logs, state.step
     lap("other")
     workers = Workers(model, "stop_training")
     told = ToldSteps(callbacks.callbacks, state, function, model._fixed_steps)
-    for execution in executions(state.source, length.next, workers):
+    for call in compiled_calls(state.source, length.next, workers):
         lap("input")
-        state.compiled_call = execution
+        state.compiled_call = call
         callbacks.on_train_batch_begin(state.step)
         lap("callbacks")
         rows = state.source.batch_size
-        with told.execution(), with_advice(model, function, rows):
+        with told.compiled_call(), with_advice(model, function, rows):
             with explained(model, state.source.spec, rows, first=state.step == 0):
-                done, new = function(execution, state.step)
-        told.tell_source(execution, done)
+                done, new = function(call, state.step)
+        told.tell_source(call, done)
         if done:
             logs = pythonify_logs({**new, **model._optimizer_logs()})
             told.ended(done, logs)
             state.step_logs = logs
-            check_progress(model, execution.chunks[-1], done)
+            check_progress(model, call.chunks[-1], done)
             wait_for_accelerators()  # the logs are ready before the last update is
-            length.done(done, execution)
+            length.done(done, call)
             lap("compute")
             callbacks.on_train_batch_end(length.last_batch(done), logs)
             lap("callbacks")
-        if (model.stop_training and not workers.several) or done < execution.steps:
+        if (model.stop_training and not workers.several) or done < call.steps:
             break
     if state.steps_per_epoch is None and not model.stop_training:
         state.steps_per_epoch = state.step

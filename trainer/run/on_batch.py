@@ -17,7 +17,7 @@ from ..inputs.make_source import kind_of
 from ..partition.explain import StepExplanation
 from ..partition.step_partition import ModelPartition, shared_by_replicas
 from .argument_errors import explained
-from .executions import Execution
+from .compiled_calls import CompiledCall
 from .overflow import check_progress
 from .runner import Runner
 
@@ -40,7 +40,7 @@ def on_batch(
         model.reset_metrics()
         function = model.make_train_function() if training else model.make_test_function()
         with explained(model, spec, chunk.batch_size, "train_step" if training else "test_step"):
-            _, logs = function(Execution([chunk]))
+            _, logs = function(CompiledCall([chunk]))
         if training:
             check_progress(model, chunk, 1)
     logs = pythonify_logs(logs)
@@ -81,7 +81,7 @@ def predict_on_batch(model: TrainedModel, runner: Runner, x: Any) -> Any:
         spec = batch_spec(chunk.inputs)
         runner.build_for_prediction(model, spec)
         with explained(model, spec, step="predict_step"):
-            _, outputs = model.make_predict_function()(Execution([chunk]))
+            _, outputs = model.make_predict_function()(CompiledCall([chunk]))
     return keras.tree.map_structure(convert_to_np_if_not_ragged, outputs[0])
 
 

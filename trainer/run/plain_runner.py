@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -41,17 +42,22 @@ class PlainRunner:
         with model._strategy_scope():
             build.build_for_prediction(model, spec)
 
+    def step_of(self, model: TrainedModel, name: str) -> Callable[[Any], Any]:
+        """The step "train_step", "test_step" or "predict_step" of a model: a function of a batch."""
+        return getattr(model, name)
+
     def train_function(self, model: TrainedModel) -> StepFunction:
-        """Loops over `model.train_step`."""
-        return StepFunction(model, True, model.train_step, loop_for)
+        """Loops over training steps."""
+        return StepFunction(model, True, self.step_of(model, "train_step"), loop_for)
 
     def test_function(self, model: TrainedModel) -> StepFunction:
-        """Loops over `model.test_step`."""
-        return StepFunction(model, False, model.test_step, loop_for)
+        """Loops over steps of evaluation."""
+        return StepFunction(model, False, self.step_of(model, "test_step"), loop_for)
 
     def predict_function(self, model: TrainedModel) -> PredictFunction:
-        """Loops over `model.predict_step`."""
-        return PredictFunction(model, model.predict_step)
+        """Predicts batch after batch, or several in a loop; the stages of a pipeline one batch in a call."""
+        step = self.step_of(model, "predict_step")
+        return PredictFunction(model, step, in_loops=model._pipeline is None)
 
     def begin_fit(self, model: TrainedModel, state: FitState) -> None:
         """Chooses between the plain graph and XLA, or prepares a measurement."""

@@ -27,8 +27,8 @@ from ..partition.whole_step import WholeStep
 from ..step.replica_slices import ReplicaSlices
 from ..step.train_step import Tracing, run_on_replica
 from .compiled import has_absent
+from .compiled_calls import CompiledCall, noted
 from .drawn_batches import batches_of
-from .executions import Execution, noted
 from .predict_loop import PredictLoop
 
 
@@ -54,18 +54,18 @@ class PredictFunction:
         self._partition = ModelPartition(model, "predict_step", predict_step)
         self._reached: int | None = None
 
-    def __call__(self, execution: Execution, step: int = 0) -> tuple[int, list[Any]]:
+    def __call__(self, call: CompiledCall, step: int = 0) -> tuple[int, list[Any]]:
         """Runs a compiled call.
 
         Args:
-            execution: the chunks of the call.
+            call: the chunks of the call.
             step: int; the number of earlier batches; errors name their own.
 
         Returns:
             The number of batches, and their outputs, in order: of each, or of several concatenated.
         """
         done, outputs = 0, []
-        for chunk in execution.chunks:
+        for chunk in call.chunks:
             with monitored_collective(ran_before=bool(self._compiled)), noted(self.reached, step + done):
                 ran, new = self._run(chunk)
             done += ran

@@ -83,7 +83,6 @@ class Runner(Protocol):
         model: TrainedModel,
         source: Source,
         callbacks: keras.callbacks.CallbackList,
-        join: Callable[[list[Any]], Any],
         take: Callable[[list[Any]], None],
     ) -> int:
         """One pass of prediction; returns 0 if there was no batch.
@@ -92,7 +91,6 @@ class Runner(Protocol):
             model: the model.
             source: of the samples.
             callbacks: of this `predict`.
-            join: concatenates the outputs of several batches, for callbacks.
             take: receives the outputs of batches, in order.
         """
         ...

@@ -34,7 +34,7 @@ from ..step.train_step import Tracing, run_on_replica
 from ..step.variable_placement import accumulates
 from .carried_logs import CarriedLogs
 from .compiled import GRAPH, XLA, Compiled
-from .executions import UNKNOWN, Execution, noted
+from .compiled_calls import UNKNOWN, CompiledCall, noted
 from .step_recorder import StepRecorder
 
 LARGE = 100  # variables: saved inputs slow down an MLP's step by 4 %, but not the steps of larger models
@@ -80,7 +80,7 @@ class StepFunction:
         self.usual_steps, self.call_seconds = 1, 0.0
         self.measured: dict[Any, Any] = {}
         self.plan: dict[str, Any] = {}
-        self.after_execution: Callable[[Execution, int, float], None] | None = None
+        self.after_call: Callable[[CompiledCall, int, float], None] | None = None
         self.recorder: StepRecorder | None = None
         self._compiled: dict[Any, Any] = {}
         self._partition = ModelPartition(model, "train_step" if training else "test_step", step_fn)
@@ -91,18 +91,18 @@ class StepFunction:
         with tf.device("CPU:0"):
             self.reached_steps = plain_variable(tf.constant(UNKNOWN))
 
-    def __call__(self, execution: Execution, step: int = 0) -> tuple[int, dict[str, Any]]:
+    def __call__(self, call: CompiledCall, step: int = 0) -> tuple[int, dict[str, Any]]:
         """Runs a compiled call.
 
         Args:
-            execution: the chunks of the call.
+            call: the chunks of the call.
             step: int; the number of earlier steps of the epoch; errors name their own.
 
         Returns:
             The steps that ran (fewer than requested when an open-ended input ended) and the logs after the last.
         """
         done, logs, self.fresh = 0, {}, False
-        for chunk in execution.chunks:
+        for chunk in call.chunks:
             (function, arguments), familiar = self.compiled_for(chunk)
             self.reached_steps.assign(0, read_value=False)
             with monitored_collective(familiar), noted(self.reached, step + done), self._optimization():
@@ -135,10 +135,10 @@ class StepFunction:
         steps = int(self.reached_steps)
         return None if steps == UNKNOWN else steps
 
-    def ended(self, execution: Execution, steps: int, seconds: float) -> None:
+    def ended(self, call: CompiledCall, steps: int, seconds: float) -> None:
         """The loop reports the duration of a compiled call, its results included."""
-        if self.after_execution is not None:
-            self.after_execution(execution, steps, seconds)
+        if self.after_call is not None:
+            self.after_call(call, steps, seconds)
 
     def device(self) -> str:
         """The device of the model's variables, on one replica; the first replica's where there are several."""

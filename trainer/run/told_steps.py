@@ -16,7 +16,7 @@ from ...callbacks.call_schedule import (
 from ...callbacks.fit_state import FitState
 from ...callbacks.trained_model import TrainedModel
 from ...distribute.workers.agreement import exchange
-from .executions import Execution
+from .compiled_calls import CompiledCall
 from .step_function import StepFunction
 from .step_recorder import MOST_STEPS, StepRecorder
 
@@ -62,7 +62,7 @@ class ToldSteps:
         self._takes = any(map(takes_step_logs, callbacks))
 
     @contextlib.contextmanager
-    def execution(self) -> Iterator[None]:
+    def compiled_call(self) -> Iterator[None]:
         """Entered around a compiled call. If it fails, the callbacks get the steps that were completed before."""
         if self._begins is not None:
             self._begins.begin()
@@ -74,12 +74,12 @@ class ToldSteps:
                 self._tell(rows, all_done=True)
             raise
 
-    def tell_source(self, execution: Execution, done: int) -> None:
+    def tell_source(self, call: CompiledCall, done: int) -> None:
         """Reports to the source where fewer steps ran than planned: the data has ended, or the loss was not finite."""
-        if done == execution.steps or self._begins is None or not self._begins.halted():
-            execution.tell(self._state.source, done)
+        if done == call.steps or self._begins is None or not self._begins.halted():
+            call.tell(self._state.source, done)
         else:
-            self._state.source.position.advance(done - execution.steps)
+            self._state.source.position.advance(done - call.steps)
 
     def ended(self, done: int, logs: Mapping[str, Any]) -> None:
         """The compiled call has run `done` steps, with `logs` after the last. The fit's step is the next one."""

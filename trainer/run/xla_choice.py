@@ -34,7 +34,7 @@ from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Chunk, Source
 from . import row_layouts, xla_loops
 from .compiled import GRAPH, XLA
-from .executions import Execution
+from .compiled_calls import CompiledCall
 from .step_function import StepFunction
 
 # Operations that communicate with the host.
@@ -64,7 +64,7 @@ _OTHER_NUMBERS = (
     "StatelessRandomPoisson",
 )
 WORTH = 1.5  # the saving must be this many times the estimated cost of compiling: about twice the first compiled call
-EXECUTIONS = 3  # measured compiled calls of each backend
+CALLS = 3  # measured compiled calls of each backend
 _KEPT = 50  # remembered compiled calls
 _LAYOUTS = 200  # of inputs, for each function
 
@@ -98,7 +98,7 @@ class Measured:
         known = self.seconds[way]
         longest = max((steps for steps, _ in known), default=0)
         long = [seconds / steps for steps, seconds in known if 2 * steps >= longest]
-        return min(long[-EXECUTIONS:]) if len(long) >= EXECUTIONS else None
+        return min(long[-CALLS:]) if len(long) >= CALLS else None
 
 
 class XlaChoice:
@@ -140,7 +140,7 @@ class XlaChoice:
         self._function.way = plan["way"]
         plan.setdefault("settled", True)
         plan.setdefault("switches", [])
-        self._function.after_execution = self.note if model._auto_jit else None
+        self._function.after_call = self.note if model._auto_jit else None
 
     def _open_rows(self, way: str | None) -> str:
         """The initial `Source.open_rows`. Passes of evaluation have a second trace only for XLA, or if each is long."""
@@ -181,7 +181,7 @@ class XlaChoice:
             self._measured.way, self._measured.reason = _remembered(self._file())
         return self._measured.way, self._measured.reason
 
-    def note(self, execution: Execution, steps: int, seconds: float) -> None:
+    def note(self, call: CompiledCall, steps: int, seconds: float) -> None:
         """A compiled call of `steps` steps has ended, its results included, after `seconds`."""
         measured, function = self._measured, self._function
         measured.steps += steps
@@ -189,24 +189,24 @@ class XlaChoice:
             self._settle(GRAPH, "XLA cannot compile this step")
         elif self._on_gpu:
             if function.way == GRAPH and not self._plan["settled"]:
-                self._try(execution)
+                self._try(call)
                 if function.way == XLA:
                     self._settle(XLA, "the default on GPUs")
         elif function.fresh:
             measured.compiling = measured.compiling or seconds
         else:
             measured.seconds[function.way].append((steps, seconds))
-            if self._may_be_compiled(execution.chunks[0]):
-                leaves = tf.nest.flatten(execution.chunks[0].inputs, expand_composites=True)
+            if self._may_be_compiled(call.chunks[0]):
+                leaves = tf.nest.flatten(call.chunks[0].inputs, expand_composites=True)
                 self._shapes.add(tuple(str(getattr(leaf, "shape", None)) for leaf in leaves))
             if not self._plan["settled"]:
-                self._decide(execution)
+                self._decide(call)
 
-    def _decide(self, execution: Execution) -> None:
+    def _decide(self, call: CompiledCall) -> None:
         graph, xla = self._measured.seconds_a_step(GRAPH), self._measured.seconds_a_step(XLA)
         if self._function.way == GRAPH:
             if graph is not None and graph * self._ahead * 0.7 > WORTH * (2 * self._measured.compiling + 0.5):
-                self._try(execution)
+                self._try(call)
         elif xla is None:
             return
         elif graph is None:  # a resumed run has not measured the graph
@@ -216,9 +216,9 @@ class XlaChoice:
             self._settle(XLA if xla < 0.95 * graph else GRAPH, reason)
             _remember(self._file(), self._measured)
 
-    def _try(self, execution: Execution) -> None:
+    def _try(self, call: CompiledCall) -> None:
         """Switches to XLA, if it can compile the steps; on one replica it compiles at once, by running no step."""
-        chunk = execution.chunks[0]
+        chunk = call.chunks[0]
         if self._source.open_rows == "all":  # later compiled calls give XLA a fixed batch size
             self._measured.knows_rows = True
             self._source.open_rows = self._plan["open rows"] = "last"

@@ -15,7 +15,7 @@ from ..inputs.readers import for_xla
 from ..inputs.source import Chunk
 from .batch_stacks import Stacks
 from .compiled import XLA, Compiled, present, signed, taking_present
-from .executions import UNKNOWN
+from .compiled_calls import UNKNOWN
 from .step_function import StepFunction
 
 # XLA's loops on CPUs run these on one thread.

@@ -1,19 +1,70 @@
-"""The number of steps of the next compiled call."""
+"""The compiled calls of a pass over the data: their length, their chunks, and the step of an error."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from ...callbacks.call_schedule import steps_until_call
-from .executions import Execution
+import tensorflow as tf
 
+from ...callbacks.call_schedule import steps_until_call
+from ..inputs import Chunk, Source
+from .worker_settlement import Workers
+
+UNKNOWN = -1  # number of completed steps, where it is not known
 _SHARE_OF_CALLS = 0.05  # the overhead's share of the time of compiled calls
 _LONGEST = 1.0  # seconds that a callback may have to wait
 
 
-class ExecutionLength:
+class CompiledCall:
+    """The chunks of one compiled call. A chunk has batches of one size, so the last partial batch is a separate one."""
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self.chunks = chunks
+        self.steps = sum(chunk.steps for chunk in chunks)
+
+    def tell(self, source: Source, done: int) -> None:
+        """Reports to the source that its last chunk gave fewer steps than planned: `done` steps of the call ran."""
+        if done < self.steps:
+            source.drawn(self.chunks[-1].steps - (self.steps - done))
+
+
+def compiled_calls(source: Source, next_steps: Callable[[], int], workers: Workers) -> Iterator[CompiledCall]:
+    """The compiled calls of a pass: each with `next_steps()` steps, fewer at its end; none after it returns 0.
+
+    An error of the input is raised after the steps on the batches before it.
+    """
+    failure: Exception | None = None
+    while failure is None:
+        wanted = workers.settle(next_steps())
+        chunks: list[Chunk] = []
+        while wanted > 0:
+            try:
+                chunk = source.take(wanted)
+            except Exception as error:
+                failure, chunk = error, None
+            if chunk is None:
+                break
+            chunks.append(chunk)
+            wanted -= chunk.steps
+            if chunk.open_ended:
+                break
+        try:
+            workers.check_taken(source, sum(chunk.steps for chunk in chunks))
+        except ValueError as mismatch:
+            if failure is not None:
+                raise failure from mismatch
+            raise
+        if chunks:
+            yield CompiledCall(chunks)
+        elif failure is None:
+            return
+    raise failure
+
+
+class CallLength:
     """Sizes compiled calls so that each lasts about `target` seconds, and ends where a callback must be called.
 
     Where the overhead of a call is large (`call_seconds` of the function: thousands of variables), it is longer, up to 1 s.
@@ -68,7 +119,7 @@ class ExecutionLength:
         """
         return self.step - done + (done if self._fixed is None else self._fixed) - 1
 
-    def done(self, steps: int, execution: Execution | None = None) -> None:
+    def done(self, steps: int, call: CompiledCall | None = None) -> None:
         """Records that the compiled call ended, after `steps` steps, and that its results are ready.
 
         The next one grows or shrinks.
@@ -79,11 +130,29 @@ class ExecutionLength:
             return
         function = self._function
         if not getattr(function, "fresh", False):
-            call = getattr(function, "call_seconds", 0.0)
-            target = max(self._target, min(call / _SHARE_OF_CALLS, _LONGEST))
+            overhead = getattr(function, "call_seconds", 0.0)
+            target = max(self._target, min(overhead / _SHARE_OF_CALLS, _LONGEST))
             wanted = int(target * steps / max(seconds, 1e-6))
             self._steps = max(1, min(wanted, 8 * steps))
             if function is not None:
                 function.usual_steps = self._steps
-        if execution is not None and function is not None:
-            function.ended(execution, steps, seconds)
+        if call is not None and function is not None:
+            function.ended(call, steps, seconds)
+
+
+@contextlib.contextmanager
+def noted(reached: Callable[[], int | None], step: int) -> Iterator[None]:
+    """Adds a note with the step to an error of a compiled function.
+
+    Args:
+        reached: () -> the number of steps of the last call that ran; None if not known.
+        step: int; the steps of the epoch before this call.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        ran = reached()
+        if ran is not None:
+            where = f"step {step + ran} of the epoch (counted from 0)"
+            error.add_note(f"Raised at {where}, by its batch or by its computation.")
+        raise

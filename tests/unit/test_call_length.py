@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from unisono.trainer.run.execution_length import ExecutionLength
+from unisono.trainer.run.compiled_calls import CallLength
 
 
 class Clock:
@@ -28,7 +28,7 @@ class At(keras.callbacks.Callback):
         return None if self.every is None else self.every - step % self.every
 
 
-def run(length: ExecutionLength, clock: Clock, seconds_a_step: float, executions: int) -> list[int]:
+def run(length: CallLength, clock: Clock, seconds_a_step: float, executions: int) -> list[int]:
     taken = []
     for _ in range(executions):
         steps = length.next()
@@ -40,7 +40,7 @@ def run(length: ExecutionLength, clock: Clock, seconds_a_step: float, executions
 
 def test_executions_grow_eightfold_until_they_last_the_target():
     clock = Clock()
-    assert run(ExecutionLength(None, [], target=0.1, clock=clock), clock, 0.001, 6) == [
+    assert run(CallLength(None, [], target=0.1, clock=clock), clock, 0.001, 6) == [
         1,
         8,
         64,
@@ -63,7 +63,7 @@ class Compiled:
 
 def test_execution_that_compiled_does_not_count():
     clock, function = Clock(), Compiled()
-    length = ExecutionLength(None, [], function=function, target=0.1, clock=clock)
+    length = CallLength(None, [], function=function, target=0.1, clock=clock)
     function.fresh = True
     assert run(length, clock, 60.0, 1) == [1]
     function.fresh = False
@@ -72,49 +72,47 @@ def test_execution_that_compiled_does_not_count():
 
 def test_size_is_kept_from_epoch_to_epoch():
     clock, function = Clock(), Compiled()
-    run(ExecutionLength(None, [], function=function, target=0.1, clock=clock), clock, 0.001, 5)
-    assert run(ExecutionLength(None, [], function=function, target=0.1, clock=clock), clock, 0.001, 1) == [
-        100
-    ]
+    run(CallLength(None, [], function=function, target=0.1, clock=clock), clock, 0.001, 5)
+    assert run(CallLength(None, [], function=function, target=0.1, clock=clock), clock, 0.001, 1) == [100]
 
 
 def test_executions_shrink_when_steps_become_slow():
     clock = Clock()
-    length = ExecutionLength(None, [], target=0.1, clock=clock)
+    length = CallLength(None, [], target=0.1, clock=clock)
     run(length, clock, 0.001, 5)
     assert run(length, clock, 0.05, 2) == [100, 2]
 
 
 def test_slow_steps_are_taken_one_at_a_time():
     clock = Clock()
-    assert run(ExecutionLength(None, [], target=0.1, clock=clock), clock, 3.0, 4) == [1, 1, 1, 1]
+    assert run(CallLength(None, [], target=0.1, clock=clock), clock, 3.0, 4) == [1, 1, 1, 1]
 
 
 def test_executions_end_where_a_callback_wakes():
     clock = Clock()
-    length = ExecutionLength(None, [At(None), At(7), At(5)], target=1.0, clock=clock)
+    length = CallLength(None, [At(None), At(7), At(5)], target=1.0, clock=clock)
     assert run(length, clock, 0.0001, 6) == [1, 4, 2, 3, 4, 1]
     assert length.step == 15
 
 
 def test_step_at_which_a_resumed_epoch_stands_is_respected():
-    length = ExecutionLength(None, [At(5)], step=3, clock=Clock())
+    length = CallLength(None, [At(5)], step=3, clock=Clock())
     length._steps = 50
     assert length.next() == 2
 
 
 def test_fixed_steps_hold_whatever_callbacks_want():
     clock = Clock()
-    length = ExecutionLength(3, [At(1)], clock=clock)
+    length = CallLength(3, [At(1)], clock=clock)
     assert run(length, clock, 1.0, 3) == [3, 3, 3]
 
 
 def test_last_batch_is_numbered_as_in_keras():
     clock = Clock()
-    auto = ExecutionLength(None, [], clock=clock)
+    auto = CallLength(None, [], clock=clock)
     run(auto, clock, 0.001, 2)
     assert auto.last_batch(8) == 8  # 1 and 8 steps are done, numbered from 0
-    fixed = ExecutionLength(4, [], clock=clock)
+    fixed = CallLength(4, [], clock=clock)
     fixed.next()
     fixed.done(2)  # the epoch ended within the execution
     assert fixed.last_batch(2) == 3
@@ -124,4 +122,4 @@ def test_executions_last_longer_where_calls_themselves_do():
     for call, longest in ((0.002, 1), (0.02, 5), (0.2, 12)):
         clock, function = Clock(), Compiled()
         function.call_seconds = call
-        assert run(ExecutionLength(None, [], function=function, clock=clock), clock, 0.08, 4)[-1] == longest
+        assert run(CallLength(None, [], function=function, clock=clock), clock, 0.08, 4)[-1] == longest
