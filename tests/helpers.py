@@ -72,6 +72,44 @@ def strategy(name: str) -> tf.distribute.Strategy | None:
     return tf.distribute.experimental.CentralStorageStrategy([f"CPU:{i}" for i in range(count)], "CPU:0")
 
 
+class Batches(keras.utils.PyDataset):
+    """A list of batches, by index."""
+
+    def __init__(self, batches: Any, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.batches[index]
+
+
+class Iterable:
+    """A list of batches that can only be iterated over."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def next_batch(source: Any) -> Any:
+    """The next batch of a `trainer.inputs.Source`; None at the end of the epoch."""
+    chunk = source.take(1)
+    if chunk is None:
+        return None
+    batch = chunk.reader(chunk.inputs, tf.constant(0))
+    if not chunk.open_ended:
+        return batch
+    if not batch.has_value():
+        source.drawn(0)
+        return None
+    return batch.get_value()
+
+
 def scope(strategy: tf.distribute.Strategy | None) -> Any:
     """The strategy's scope, or nothing to enter."""
     return contextlib.nullcontext() if strategy is None else strategy.scope()

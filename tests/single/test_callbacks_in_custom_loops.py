@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Clock
+from helpers import Clock, mirrored
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 import unisono
@@ -18,15 +18,11 @@ X = np.random.default_rng(0).normal(size=(23, 4)).astype("float32")
 STEPS, EPOCHS = 5, 2
 
 
-def mirrored():
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
-
-
 def model_of(kind):
     """(model, strategy) of `kind`: "ours" (on two replicas), "plain" (Keras) or "plain, not compiled"."""
     keras.utils.clear_session()  # the names of a new process
     keras.utils.set_random_seed(7)
-    strategy = mirrored() if kind == "ours" else None
+    strategy = mirrored(2) if kind == "ours" else None
     with strategy.scope() if strategy else contextlib.nullcontext():
         cls = unisono.Sequential if kind == "ours" else keras.Sequential
         model = cls([keras.Input((4,)), keras.layers.Dense(2, "tanh"), keras.layers.Dense(1)])

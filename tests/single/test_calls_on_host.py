@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+from helpers import mirrored, scope
 
 import unisono
 from unisono.optimizers.stages.accumulation import CallsOnHost
@@ -43,12 +43,7 @@ class MovesTheCount(keras.callbacks.Callback):
 
 def trained(optimizer, y=Y, replicas=1, callbacks=(), **options):
     keras.utils.set_random_seed(1)
-    strategy = tf.distribute.get_strategy()
-    if replicas == 2:
-        strategy = tf.distribute.MirroredStrategy(
-            ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-        )
-    with strategy.scope():
+    with scope(mirrored(2) if replicas == 2 else None):
         model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
         model.compile(optimizer(), "mse", jit_compile=False, steps_per_execution=4, **options)
     model.fit(

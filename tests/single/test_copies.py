@@ -7,7 +7,7 @@ import joblib
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+from helpers import mirrored
 from sklearn.base import clone
 
 import unisono
@@ -49,10 +49,7 @@ MODELS = {
 
 def trained(kind, replicas=2):
     keras.utils.set_random_seed(3)
-    strategy = tf.distribute.MirroredStrategy(
-        [f"CPU:{i}" for i in range(replicas)], tf.distribute.ReductionToOneDevice()
-    )
-    with strategy.scope():
+    with mirrored(replicas).scope():
         model = MODELS[kind]()
         clip = unisono.optimizers.ClipByGlobalNorm(0.5)
         model.compile(unisono.optimizers.Adam(0.1, gradient_transformers=[clip]), "mse", metrics=["mae"])

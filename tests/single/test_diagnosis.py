@@ -1,5 +1,6 @@
 """Diagnosis while training: where a number stopped being finite, and what makes training slow."""
 
+import functools
 import json
 import threading
 
@@ -7,22 +8,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Clock
+from helpers import Clock, mirrored
 
 import unisono
 from unisono import callbacks as ours
 from unisono.callbacks.diagnosis.slow_training import part_names, slow_input_text, straggler_text
 from unisono.callbacks.fit_state import Times
-
-
-def one():
-    return tf.distribute.get_strategy()
-
-
-def two():
-    return tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
 
 
 def make_model(strategy, optimizer=None, activation="tanh"):
@@ -46,7 +37,7 @@ def data(bad_row=None):
     return x, y
 
 
-@pytest.mark.parametrize("make_strategy", [one, two])
+@pytest.mark.parametrize("make_strategy", [tf.distribute.get_strategy, functools.partial(mirrored, 2)])
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 def test_anomaly_names_step_layer_and_batch_and_keeps_the_model_before_it(make_strategy, kind, tmp_path):
     x, y = data(bad_row=23)
@@ -73,7 +64,7 @@ def test_anomaly_names_step_layer_and_batch_and_keeps_the_model_before_it(make_s
 def test_anomaly_in_the_middle_of_an_execution_tells_the_step():
     x, y = data(bad_row=38)
     report = ours.AnomalyReport()
-    model = make_model(one())
+    model = make_model(tf.distribute.get_strategy())
     model.fit(x[:30], y[:30], batch_size=2, verbose=0)
     with pytest.warns(ours.AnomalyWarning):
         model.fit(x, y, batch_size=2, epochs=3, verbose=0, shuffle=False, callbacks=[report])
@@ -88,7 +79,7 @@ def test_anomaly_in_the_backward_pass_alone_is_found():
     report = ours.AnomalyReport()
     x, y = data()
     with pytest.warns(ours.AnomalyWarning):
-        make_model(one(), activation=poisoned).fit(x, y, verbose=0, callbacks=[report])
+        make_model(tf.distribute.get_strategy(), activation=poisoned).fit(x, y, verbose=0, callbacks=[report])
     assert report.report["gradients"] == ["sequential/first/bias", "sequential/first/kernel"]
     assert "gradient" in report.report["first"]
 
@@ -98,7 +89,7 @@ def test_anomaly_report_changes_no_number_of_a_healthy_run_and_leaves_nothing_be
     weights = []
     for callbacks in ([], [ours.AnomalyReport()]):
         keras.utils.set_random_seed(1)
-        model = make_model(two())
+        model = make_model(mirrored(2))
         model.fit(x, y, batch_size=7, epochs=2, verbose=0, callbacks=callbacks)
         weights.append(model.get_weights())
     assert all(np.array_equal(a, b) for a, b in zip(*weights))
@@ -110,7 +101,7 @@ def test_anomaly_report_lets_overflow_under_a_loss_scale_pass():
     optimizer = unisono.mixed_precision.LossScaleOptimizer(
         unisono.optimizers.SGD(0.01), initial_scale=2.0**127
     )
-    model = make_model(one(), optimizer)
+    model = make_model(tf.distribute.get_strategy(), optimizer)
     model.fit(x, 1000 * y, batch_size=10, verbose=0, callbacks=[ours.AnomalyReport()])
     assert model.optimizer.skipped_steps.numpy() > 0
 
@@ -142,7 +133,7 @@ def test_slow_generator_warns_in_a_real_fit(monkeypatch):
                 clock.sleep(float(waits[0]))
             yield np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
 
-    model = make_model(one())
+    model = make_model(tf.distribute.get_strategy())
     with pytest.warns(ours.SlowInputWarning, match="prefetch"):
         model.fit(
             batches(),
@@ -182,7 +173,7 @@ def test_retracing_names_the_part_of_the_batch_that_changes():
     with pytest.warns(
         ours.RetracingWarning, match=r"compiled 3 times.*`x` was float32 \(2, 3\), float32 \(3, 3\)"
     ):
-        make_model(one()).fit(
+        make_model(tf.distribute.get_strategy()).fit(
             batches(), steps_per_epoch=6, verbose=0, shuffle=False, callbacks=[ours.Diagnosis(compilations=2)]
         )
 
@@ -198,7 +189,7 @@ def test_diagnosis_of_a_healthy_run_is_silent(monkeypatch):
     monkeypatch.setattr(Times.__init__, "__defaults__", (clock.time,))
     monkeypatch.setattr(Times, "lap", noted)
     x, y = data()
-    make_model(two()).fit(
+    make_model(mirrored(2)).fit(
         x, y, batch_size=7, epochs=2, verbose=0, callbacks=[ours.Diagnosis(least_seconds=0.0)]
     )
 

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
+from helpers import Batches, Iterable, mirrored
 
 import unisono
 
@@ -21,26 +22,6 @@ W = RANDOM.uniform(0.5, 2, 24).astype("float32")
 # Three replicas share batches of 6 evenly; 5 rows they share unevenly, and one has no row of the last batch, of 2.
 SIZES = {"six": (18, 6), "five": (17, 5)}
 IN_FIVES = ("arrays", "dataset", "generator")  # in memory, from `tf.data`, from Python
-
-
-class Batches(keras.utils.PyDataset):
-    def __init__(self, batches, **kwargs):
-        super().__init__(**kwargs)
-        self.batches = batches
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __getitem__(self, index):
-        return self.batches[index]
-
-
-class Iterable:
-    def __init__(self, batches):
-        self.batches = batches
-
-    def __iter__(self):
-        return iter(self.batches)
 
 
 def arrays(rows):
@@ -92,11 +73,7 @@ KINDS = {
 
 
 def make_strategy(replicas):
-    if replicas == 1:
-        return tf.distribute.get_strategy()
-    return tf.distribute.MirroredStrategy(
-        [f"CPU:{i}" for i in range(replicas)], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    return tf.distribute.get_strategy() if replicas == 1 else mirrored(replicas)
 
 
 def make_model(strategy, eager=False):

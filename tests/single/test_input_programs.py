@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import mirrored
 
 import unisono
 
@@ -13,10 +14,6 @@ X = np.random.default_rng(0).normal(size=(23, 4)).astype("float32")
 Y = X[:, :1]
 WORDS = np.array([["a", "b", "c"][i % 3] for i in range(23)])[:, None]
 TOLERANCE = 1e-5  # float32: sums are added in another order
-
-
-def mirrored():
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
 
 
 def fit(make, x, y=None, strategy=None, **arguments):
@@ -53,7 +50,7 @@ def test_dataset_by_function_begins_again_where_an_epoch_finds_its_end(steps):
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(6)
     expected = fit(dense(keras), data, epochs=5, steps_per_epoch=steps)
     found = fit(
-        dense(unisono), by_function, strategy=mirrored(), epochs=5, steps_per_epoch=steps, callbacks=[count]
+        dense(unisono), by_function, strategy=mirrored(2), epochs=5, steps_per_epoch=steps, callbacks=[count]
     )
     equal(found, expected)
     assert len(found[0]) == 5 and begun == [*range(steps)] * 5
@@ -80,7 +77,9 @@ def test_strings_are_found_by_name(declared, replicas):
     x = {"word": WORDS, "a number": X}
     data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(5)
     expected = fit(with_words(keras, structure), data)
-    equal(fit(with_words(unisono, structure), data, strategy=mirrored() if replicas == 2 else None), expected)
+    equal(
+        fit(with_words(unisono, structure), data, strategy=mirrored(2) if replicas == 2 else None), expected
+    )
     equal(fit(with_words(unisono, structure), x, Y, batch_size=5), expected)
 
 
@@ -93,7 +92,7 @@ def test_strings_for_numbers_are_still_refused():
 def test_targets_of_one_dimension_train_as_in_keras():
     expected = fit(dense(keras), X, Y[:, 0], batch_size=5)
     equal(fit(dense(unisono), X, Y[:, 0], batch_size=5), expected)
-    equal(fit(dense(unisono), X, Y[:, 0], strategy=mirrored(), batch_size=5), expected)
+    equal(fit(dense(unisono), X, Y[:, 0], strategy=mirrored(2), batch_size=5), expected)
 
 
 def test_list_of_rows_of_different_lengths_is_refused_with_the_cure():
@@ -111,7 +110,7 @@ def test_stateful_layers_are_refused_on_several_replicas_and_train_on_one(layer)
 
     equal(fit(make(unisono), x, Y[:12], batch_size=6), fit(make(keras), x, Y[:12], batch_size=6))
     with pytest.raises(ValueError, match=r"`fit\(\)`: the layer .* has stateful=True: .* 2 replicas split"):
-        fit(make(unisono), x, Y[:12], strategy=mirrored(), batch_size=6)
+        fit(make(unisono), x, Y[:12], strategy=mirrored(2), batch_size=6)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -123,4 +122,4 @@ def test_targets_with_more_rows_than_inputs_are_refused(known, replicas):
     with pytest.raises(
         error, match="different numbers of samples" if known else "`y` must have the samples of `x`"
     ):
-        fit(dense(unisono), data, strategy=mirrored() if replicas == 2 else None)
+        fit(dense(unisono), data, strategy=mirrored(2) if replicas == 2 else None)

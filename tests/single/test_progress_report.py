@@ -1,20 +1,16 @@
 """TrainingReport and JSONLines in a real `fit`, on one device and on two replicas, and after a resume."""
 
+import functools
 import json
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import mirrored
 
 import unisono
 from unisono.callbacks.report import read_run, render, training_report
-
-
-def two_replicas():
-    return tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
 
 
 def make_model(strategy=None):
@@ -28,7 +24,7 @@ X = np.random.default_rng(1).normal(size=(20, 3)).astype("float32")
 Y = X[:, :1]
 
 
-@pytest.mark.parametrize("make_strategy", [tf.distribute.get_strategy, two_replicas])
+@pytest.mark.parametrize("make_strategy", [tf.distribute.get_strategy, functools.partial(mirrored, 2)])
 def test_report_holds_curves_norm_times_and_facts(make_strategy, tmp_path):
     model = make_model(make_strategy())
     report = unisono.callbacks.TrainingReport(tmp_path / "r.html", title="T")
@@ -66,14 +62,14 @@ def test_report_changes_no_number(tmp_path):
     weights = []
     for callbacks in ([], [unisono.callbacks.TrainingReport(tmp_path / "r.html")]):
         keras.utils.set_random_seed(3)
-        model = make_model(two_replicas())
+        model = make_model(mirrored(2))
         model.fit(X, Y, batch_size=7, epochs=2, verbose=0, callbacks=callbacks)
         weights.append(model.get_weights())
     np.testing.assert_array_equal(weights[0][0], weights[1][0])
 
 
 def test_gradient_norm_is_that_of_the_global_gradient(tmp_path):
-    model = make_model(two_replicas())
+    model = make_model(mirrored(2))
     kernel = model.get_weights()[0]
     report = unisono.callbacks.TrainingReport(tmp_path / "r.html")
     model.fit(X, Y, batch_size=20, epochs=1, verbose=0, shuffle=False, callbacks=[report])

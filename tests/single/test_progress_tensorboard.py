@@ -1,11 +1,13 @@
 """TensorBoard: every number at its step, once, whatever the strategy and the steps per execution."""
 
 import collections
+import functools
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import mirrored
 from tensorboard.compat.proto.event_pb2 import Event
 
 import unisono
@@ -29,12 +31,6 @@ def written(folder):
     return steps
 
 
-def two():
-    return tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
-
-
 def make_model(strategy):
     with strategy.scope():
         model = unisono.Sequential([keras.Input((3,)), Tells(), keras.layers.Dense(1)])
@@ -46,7 +42,7 @@ X = np.random.default_rng(1).normal(size=(50, 3)).astype("float32")
 Y = X[:, :1]
 
 
-@pytest.mark.parametrize("make_strategy", [tf.distribute.get_strategy, two])
+@pytest.mark.parametrize("make_strategy", [tf.distribute.get_strategy, functools.partial(mirrored, 2)])
 def test_summaries_inside_layers_are_written_once_at_their_steps(make_strategy, tmp_path):
     board = unisono.callbacks.TensorBoard(tmp_path, update_freq=3, write_steps_per_second=True)
     model = make_model(make_strategy())
@@ -62,14 +58,14 @@ def test_summaries_inside_layers_are_written_once_at_their_steps(make_strategy, 
 
 def test_by_epoch_histograms_are_written_and_summaries_inside_are_not(tmp_path):
     board = unisono.callbacks.TensorBoard(tmp_path, histogram_freq=1)
-    make_model(two()).fit(X, Y, batch_size=7, epochs=2, verbose=0, callbacks=[board])
+    make_model(mirrored(2)).fit(X, Y, batch_size=7, epochs=2, verbose=0, callbacks=[board])
     train = written(tmp_path / "train")
     assert train["histogram"] == [0, 0, 1, 1] and train["epoch_loss"] == [0, 1]
     assert "inside" not in train
 
 
 def test_a_second_fit_writes_into_its_own_folder(tmp_path):
-    model = make_model(two())
+    model = make_model(mirrored(2))
     for name in ("a", "b"):
         board = unisono.callbacks.TensorBoard(tmp_path / name, update_freq=4)
         model.fit(X, Y, batch_size=7, verbose=0, callbacks=[board])

@@ -15,15 +15,10 @@ from unisono.distribute.sharding.sharded_value import ShardedValue
 from unisono.optimizers.building import ensure_built
 from unisono.optimizers.stages.gradient_watch import watch_gradients
 
+pytestmark = pytest.mark.usefixtures("float64")
 random = np.random.default_rng(1)
 X = random.integers(0, 7, size=(10, 3))
 Y = random.normal(size=(10, 2))
-
-
-@pytest.fixture(autouse=True)
-def in_float64(clean_keras_state):
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
 
 
 def doubled(pairs):

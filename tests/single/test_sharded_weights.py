@@ -15,16 +15,11 @@ from unisono.compat.edges import is_of_a_gradient
 from unisono.distribute import sharded
 from unisono.distribute.sharding.sharded_value import ShardedWeight
 
+pytestmark = pytest.mark.usefixtures("float64")
 random = np.random.default_rng(1)
 TOKENS = random.integers(0, 7, size=(10, 4))
 X = random.normal(size=(10, 4))
 Y = random.normal(size=(10, 2))
-
-
-@pytest.fixture(autouse=True)
-def in_float64(clean_keras_state):
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
 
 
 class TwoLayers(unisono.Model):

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import unisono
-from tests.helpers import mirrored, scope
+from tests.helpers import Batches, mirrored, scope
 
 pytestmark = pytest.mark.usefixtures("float64")
 RNG = np.random.default_rng(0)
@@ -47,18 +47,6 @@ def half_supervised(package, reduce):
     return HalfSupervised()
 
 
-class Items(keras.utils.PyDataset):
-    def __init__(self, batches):
-        super().__init__()
-        self.batches = batches
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __getitem__(self, number):
-        return self.batches[number]
-
-
 def zipped(few, many, drop):
     """3 steps; the last has fewer rows where none are dropped."""
     labelled = tf.data.Dataset.from_tensor_slices((X, Y)).batch(few, drop_remainder=drop)
@@ -66,7 +54,7 @@ def zipped(few, many, drop):
 
 
 def items(few, many, drop):
-    return Items(list(zipped(few, many, drop).as_numpy_iterator()))
+    return Batches(list(zipped(few, many, drop).as_numpy_iterator()))
 
 
 def trained(make, data, strategy=None):
@@ -143,7 +131,7 @@ def dataset_of_graphs(take=3):
 GRAPHS = {
     "dataset": dataset_of_graphs,
     "dataset of one size": lambda: dataset_of_graphs(1),
-    "PyDataset": lambda: Items(list(batches_of_graphs())),
+    "PyDataset": lambda: Batches(list(batches_of_graphs())),
     "generator": batches_of_graphs,
 }
 

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from broken_files import value_in
 
 from unisono.callbacks import ModelCheckpoint, SaveError, verify_checkpoint
 from unisono.callbacks.checkpoint_files import Saved, checkpoint_checksum
@@ -44,11 +45,6 @@ def epochs(callback, losses, first=0):
     for epoch, loss in enumerate(losses, first):
         callback.on_epoch_begin(epoch)
         callback.on_epoch_end(epoch, {"loss": loss})
-
-
-def value_in(path):
-    with zipfile.ZipFile(path) as archive:
-        return archive.read("value")
 
 
 def saved(folder):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import resumed_inputs
 import tensorflow as tf
+from helpers import next_batch
 
 from unisono.compat.dataset_graph import held_data, pipeline_checksum
 from unisono.trainer.inputs import identity as content
@@ -238,15 +239,9 @@ def batches(source, epochs, first=0, step=0):
             source.begin_epoch(epoch)
         while True:
             positions.append(source.state())
-            chunk = source.take(1)
-            if chunk is None:
+            batch = next_batch(source)
+            if batch is None:
                 break
-            batch = chunk.reader(chunk.inputs, tf.constant(0))
-            if chunk.open_ended:
-                if not batch.has_value():
-                    source.drawn(0)
-                    break
-                batch = batch.get_value()
             found.append((epoch, np.asarray(batch[0]).tobytes()))
         positions.pop()
     return found, positions

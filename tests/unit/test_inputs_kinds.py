@@ -2,11 +2,11 @@
 
 import functools
 
-import keras
 import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
+from helpers import Batches, Iterable, mirrored
 
 from unisono.trainer.inputs import make_source
 
@@ -66,16 +66,8 @@ def parts(*arrays):
     return [tuple(a[i : i + BATCH] for a in arrays) for i in range(0, len(arrays[0]), BATCH)]
 
 
-class Items(keras.utils.PyDataset):
-    def __init__(self, batches, **kwargs):
-        super().__init__(**kwargs)
-        self.batches, self.begun, self.ended = batches, 0, 0
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __getitem__(self, index):
-        return self.batches[index]
+class Items(Batches):
+    begun = ended = 0
 
     def on_epoch_begin(self):
         self.begun += 1
@@ -84,22 +76,12 @@ class Items(keras.utils.PyDataset):
         self.ended += 1
 
 
-class Iterable:
-    def __init__(self, batches):
-        self.batches = batches
-
-    def __iter__(self):
-        return iter(self.batches)
-
-
 def unknown_length(dataset):
     return dataset.filter(lambda *batch: True)
 
 
 def distributed(replicas):
-    strategy = tf.distribute.MirroredStrategy(
-        [f"CPU:{i}" for i in range(replicas)], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+    strategy = mirrored(replicas)
     return strategy, strategy.experimental_distribute_dataset
 
 

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import mirrored, next_batch
 
 from unisono.trainer.inputs import make_source
 from unisono.trainer.inputs.datasets import DatasetSource
@@ -18,15 +19,9 @@ def rows_of(source, steps=None):
     """The rows of the next `steps` batches (or of all that are left in the epoch), batch by batch."""
     found = []
     while steps is None or len(found) < steps:
-        chunk = source.take(1)
-        if chunk is None:
+        batch = next_batch(source)
+        if batch is None:
             break
-        batch = chunk.reader(chunk.inputs, tf.constant(0))
-        if chunk.open_ended:
-            if not batch.has_value():
-                source.drawn(0)
-                break
-            batch = batch.get_value()
         found.append(tf.nest.flatten(batch)[0].numpy().tolist())
     return found
 
@@ -79,7 +74,7 @@ def stateful(dataset):
 
 
 def distributed(steps):
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice())
+    strategy = mirrored(2)
     data = strategy.experimental_distribute_dataset(dataset().map(lambda x: x + 1))
     return make_source(data, steps_per_epoch=steps, strategy=strategy)
 

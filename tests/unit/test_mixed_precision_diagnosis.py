@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import mirrored
 
 from unisono.mixed_precision.non_finite import batch_statistics, diagnose
 
@@ -128,10 +129,7 @@ def test_diagnose_changes_nothing():
 
 
 def test_diagnose_runs_on_mirrored_variables():
-    strategy = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
-    with strategy.scope():
+    with mirrored(2).scope():
         model = model_with(Times(backward=np.inf, name="broken"))
         assert diagnose(model, (X, Y + 1)).first.kind == "input gradient"
     assert diagnose(model, (X, Y + 1)).first.layer == "broken"
