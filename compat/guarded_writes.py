@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
 from .shared_change import shared_change
+from .thread_value import ThreadValue
 
 _OF_SLICES = (
     "scatter_add",
@@ -33,11 +33,7 @@ _OF_PLACES = (
 )
 
 
-class _Guard(threading.local):
-    value: Any = None
-
-
-_guard = _Guard()
+_guard = ThreadValue()
 _originals: dict[tuple[type, str], Callable[..., Any]] = {}
 
 
@@ -49,12 +45,8 @@ def writes_only_where(condition: tf.Tensor) -> Iterator[None]:
     `tf.cond` would wait for it. In a graph. In nested blocks all conditions must be true.
     """
     outer = _guard.value
-    with _replaced():
-        _guard.value = condition if outer is None else tf.logical_and(outer, condition)
-        try:
-            yield
-        finally:
-            _guard.value = outer
+    with _replaced(), _guard.set_to(condition if outer is None else tf.logical_and(outer, condition)):
+        yield
 
 
 def writes_only_where_here() -> Callable[[], contextlib.AbstractContextManager[None]]:
@@ -65,11 +57,9 @@ def writes_only_where_here() -> Callable[[], contextlib.AbstractContextManager[N
 
 @contextlib.contextmanager
 def _unguarded() -> Iterator[Any]:
-    condition, _guard.value = _guard.value, None
-    try:
+    condition = _guard.value
+    with _guard.set_to(None):
         yield condition
-    finally:
-        _guard.value = condition
 
 
 def _replace() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +12,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.values import PerReplica
 
 from .shared_change import shared_change
+from .thread_value import ThreadValue
 
 
 def bytes_per_pack(strategy: tf.distribute.Strategy) -> int:
@@ -71,11 +71,7 @@ class LoneReplica(tf.distribute.ReplicaContext):
         return super().merge_call(merge_fn, args, kwargs)
 
 
-class _Pretending(threading.local):
-    replicas: int | None = None
-
-
-_pretending = _Pretending()
+_pretended_replicas = ThreadValue()
 _owner: Any = next(c for c in tf.distribute.Strategy.__mro__ if "num_replicas_in_sync" in vars(c))
 _num_replicas_in_sync: Any = vars(_owner)["num_replicas_in_sync"]
 
@@ -89,7 +85,7 @@ def _restore() -> None:
 
 
 def _pretended(strategy: Any) -> int:
-    return _pretending.replicas or _num_replicas_in_sync.fget(strategy)
+    return _pretended_replicas.value or _num_replicas_in_sync.fget(strategy)
 
 
 _replaced = shared_change(_install, _restore)
@@ -102,10 +98,5 @@ def pretending_replicas(count: int | None) -> Iterator[None]:
     For code that computes like a single device. When the last such block of any thread ends, TensorFlow's property is
     restored.
     """
-    outer = _pretending.replicas
-    with _replaced():
-        _pretending.replicas = count
-        try:
-            yield
-        finally:
-            _pretending.replicas = outer
+    with _replaced(), _pretended_replicas.set_to(count):
+        yield

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from ..compat.replaced import replaced_functions
+from ..compat.thread_value import ThreadValue
 
 
 @dataclasses.dataclass
@@ -142,50 +142,37 @@ class StepContext(ReplicaRows):
         return tf.reduce_all(tf.stack(self.verdicts)) if self.verdicts else None
 
 
-class _Local(threading.local):
-    step: StepContext | None = None
-    drawing: StepContext | None = None
-
-
-_local = _Local()
+_step, _drawing = ThreadValue(), ThreadValue()
 
 
 def current_step() -> StepContext | None:
     """The step that this thread computes, or None outside of the trainer's steps (such as in a custom loop)."""
-    return _local.step
+    return _step.value
 
 
 def drawing_step() -> StepContext | None:
     """The step whose replica draws random numbers: `current_step()`, or one around a model in a custom loop."""
-    return _local.step or _local.drawing
+    return _step.value or _drawing.value
 
 
 @contextlib.contextmanager
 def draws_of(replica: StepContext) -> Iterator[None]:
     """Inside, layers draw the random numbers of this replica; `current_step` is not set."""
-    outer, _local.drawing = _local.drawing, replica
-    try:
-        with replaced_functions():
-            yield
-    finally:
-        _local.drawing = outer
+    with _drawing.set_to(replica), replaced_functions():
+        yield
 
 
 def this_step() -> StepContext:
     """The step that this thread computes, for code that is only ever called inside one."""
-    if _local.step is None:
+    if _step.value is None:
         raise RuntimeError(
             "This function is a part of a step of `fit`, `evaluate` or `predict`: call it inside of one."
         )
-    return _local.step
+    return _step.value
 
 
 @contextlib.contextmanager
 def step_scope(context: StepContext | None) -> Iterator[StepContext | None]:
     """Makes `context` the current step of this thread, and replaces functions of Keras; `None` hides an outer one."""
-    outer, _local.step = _local.step, context
-    try:
-        with replaced_functions() if context is not None else contextlib.nullcontext():
-            yield context
-    finally:
-        _local.step = outer
+    with _step.set_to(context), replaced_functions() if context is not None else contextlib.nullcontext():
+        yield context

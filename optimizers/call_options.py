@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from ..compat.thread_value import ThreadValue
 from ..distribute.step_context import current_step
 
 
@@ -36,43 +36,27 @@ class CallOptions:
         return step.global_rows if step.weight_total is None else step.weight_total
 
 
-class _Local(threading.local):
-    options: CallOptions = CallOptions()
-    counts: dict[int, Any] | None = None
-
-
-_local = _Local()
+_options, _counts = ThreadValue(CallOptions()), ThreadValue({})
 
 
 def current_options() -> CallOptions:
     """The options of the call that this thread is in."""
-    return _local.options
+    return _options.value
 
 
-@contextlib.contextmanager
-def call_options(options: CallOptions) -> Iterator[None]:
+def call_options(options: CallOptions) -> contextlib.AbstractContextManager[None]:
     """Calls of optimizers inside the block have these options."""
-    outer, _local.options = _local.options, options
-    try:
-        yield
-    finally:
-        _local.options = outer
+    return _options.set_to(options)
 
 
-@contextlib.contextmanager
-def frozen_iterations(optimizer: Any, count: Any) -> Iterator[None]:
+def frozen_iterations(optimizer: Any, count: Any) -> contextlib.AbstractContextManager[None]:
     """`optimizer.iterations` is the tensor `count` inside the block: read once, not once for each variable."""
-    outer = _local.counts
-    _local.counts = {**(outer or {}), id(optimizer): count, 0: count}
-    try:
-        yield
-    finally:
-        _local.counts = outer
+    return _counts.set_to({**_counts.value, id(optimizer): count, 0: count})
 
 
 def frozen_count(optimizer: Any) -> Any:
     """The count that `frozen_iterations` holds for the optimizer, or None."""
-    return _local.counts.get(id(optimizer)) if _local.counts else None
+    return _counts.value.get(id(optimizer))
 
 
 def updates_so_far() -> Any:
@@ -85,11 +69,11 @@ def updates_so_far() -> Any:
 
     Context: inside a gradient transformer or a clipping method.
     """
-    if not _local.counts:
+    if not _counts.value:
         raise RuntimeError(
             "`updates_so_far` was called outside of a gradient transformer: call it inside of one."
         )
-    return _local.counts[0]
+    return _counts.value[0]
 
 
 def gradients_are_taken(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from ...compat.optimizers import (
     trained_variables,
 )
 from ...compat.replaced import wrap
+from ...compat.thread_value import ThreadValue
 from ...compat.variables import put_inside, raw_value
 from ..arguments import one_of, shown
 from ..pipeline.pipeline import Pipeline
@@ -168,7 +168,7 @@ def accept_sharded_variables(strategy: tf.distribute.Strategy) -> None:
 
 def _update_sharded_too(strategy: tf.distribute.Strategy) -> None:
     original: Callable[..., Any] = strategy.extended.update
-    inside = threading.local()
+    an_update = ThreadValue(False)  # whether this thread is in one
 
     def update(
         var: Any, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, group: bool = True
@@ -176,14 +176,11 @@ def _update_sharded_too(strategy: tf.distribute.Strategy) -> None:
         kwargs = kwargs or {}
         if not any(isinstance(each, ShardedValue) for each in (var, *args, *kwargs.values())):
             return original(var, fn, args=args, kwargs=kwargs, group=group)
-        if getattr(inside, "an_update", False):  # a copied variable is assigned a sharded one
+        if an_update.value:  # a copied variable is assigned a sharded one
             args, kwargs = tf.nest.map_structure(_as_tensor, (tuple(args), kwargs))
             return original(var, fn, args=args, kwargs=kwargs, group=group)
-        inside.an_update = True
-        try:
+        with an_update.set_to(True):
             return fn(var, *args, **kwargs)
-        finally:
-            inside.an_update = False
 
     strategy.extended.update = update  # pyright: ignore[reportAttributeAccessIssue]
 

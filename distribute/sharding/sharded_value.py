@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.tapes import record_as_read, variable_without_value
+from ...compat.thread_value import ThreadValue
 from ...compat.variables import VariableStandIn, plain_variable, put_inside, raw_value
 from ..replicas import copies_of, in_replica_context, local_copy, local_replica_index
 from ..workers.agreement import first_local_replica
@@ -23,11 +23,7 @@ from .transient_weights import transient_weight
 _numbers = itertools.count()
 
 
-class _Seen(threading.local):
-    stand_in: Callable[[Any], Any] | None = None
-
-
-_seen = _Seen()
+_stand_in = ThreadValue()  # a function of a `ShardedValue`
 
 
 class ShardedValue(VariableStandIn):
@@ -64,7 +60,7 @@ class ShardedValue(VariableStandIn):
 
     def is_seen_through(self) -> bool:
         """Whether this thread sees a stand-in for it."""
-        return _seen.stand_in is not None
+        return _stand_in.value is not None
 
     def own(self) -> tf.Variable:
         """This replica's shard. Context: replica."""
@@ -72,8 +68,8 @@ class ShardedValue(VariableStandIn):
 
     def read_value(self) -> tf.Tensor:
         """The whole value, or its stand-in here."""
-        if _seen.stand_in is not None:
-            return tf.convert_to_tensor(_seen.stand_in(self))
+        if _stand_in.value is not None:
+            return tf.convert_to_tensor(_stand_in.value(self))
         if in_replica_context() and tf.distribute.has_strategy():
             return all_gather([self.own().read_value()], [self.shape.as_list()])[0]
         with monitored_collective():
@@ -82,8 +78,8 @@ class ShardedValue(VariableStandIn):
 
     def assign(self, value: Any) -> Any:
         """Writes the whole value, or its stand-in here: each replica writes its shard."""
-        if _seen.stand_in is not None:
-            return _seen.stand_in(self).assign(value)
+        if _stand_in.value is not None:
+            return _stand_in.value(self).assign(value)
         value = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
         if in_replica_context() and tf.distribute.has_strategy():
             return self.own().assign(own_shard(value))
@@ -96,14 +92,14 @@ class ShardedValue(VariableStandIn):
 
     def assign_add(self, value: Any) -> Any:
         """Adds to it."""
-        if _seen.stand_in is not None:
-            return _seen.stand_in(self).assign_add(value)
+        if _stand_in.value is not None:
+            return _stand_in.value(self).assign_add(value)
         return super().assign_add(value)
 
     def assign_sub(self, value: Any) -> Any:
         """Subtracts from it."""
-        if _seen.stand_in is not None:
-            return _seen.stand_in(self).assign_sub(value)
+        if _stand_in.value is not None:
+            return _stand_in.value(self).assign_sub(value)
         return super().assign_sub(value)
 
 
@@ -175,14 +171,11 @@ def own_copy(variable: Any) -> Any:
     return value.own() if isinstance(value, ShardedValue) else local_copy(variable)
 
 
-@contextlib.contextmanager
-def seen_through(stand_in: Callable[[ShardedValue], Any] | None) -> Iterator[None]:
+def seen_through(
+    stand_in: Callable[[ShardedValue], Any] | None,
+) -> contextlib.AbstractContextManager[None]:
     """This thread sees the variable `stand_in(value)` instead of each `ShardedValue`; None: the value itself."""
-    outer, _seen.stand_in = _seen.stand_in, stand_in
-    try:
-        yield
-    finally:
-        _seen.stand_in = outer
+    return _stand_in.set_to(stand_in)
 
 
 def own_part(variable: Any) -> tf.Tensor:

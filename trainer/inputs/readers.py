@@ -7,36 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from ...compat.thread_value import ThreadValue
 from .batch import batch_spec, concat_samples, gather_samples, slice_samples
 from .values import LabelRule, assert_values
 
 HOST = "CPU:0"
 
 
-class _Tracing(threading.local):
-    for_xla = False
+_for_xla = ThreadValue(False)
 
 
-_tracing = _Tracing()
-
-
-@contextlib.contextmanager
-def for_xla() -> Iterator[None]:
+def for_xla() -> contextlib.AbstractContextManager[None]:
     """Readers that are traced inside read samples by number.
 
     XLA treats the start of a slice as a constant: it would compile the loop again for every chunk.
     """
-    _tracing.for_xla = True
-    try:
-        yield
-    finally:
-        _tracing.for_xla = False
+    return _for_xla.set_to(True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +77,7 @@ class ArrayReader:
             else:
                 end = place[i + 1] if self.batch_size is None else begin + self.batch_size
             size = tf.reshape(end - begin, [1]) if known is None else tf.constant([known], tf.int64)
-        if _tracing.for_xla and known is not None:
+        if _for_xla.value and known is not None:
             numbers = begin + tf.range(known, dtype=tf.int64)
             numbers = numbers if orders is None else tf.gather(orders[replica], numbers)
             return gather_samples(copies[replica], numbers)
@@ -100,7 +91,7 @@ class ArrayReader:
 
 def _at(device: str) -> contextlib.AbstractContextManager[Any]:
     """The device of operations that are traced inside. XLA has one device."""
-    return contextlib.nullcontext() if _tracing.for_xla else tf.device(device)
+    return contextlib.nullcontext() if _for_xla.value else tf.device(device)
 
 
 @dataclasses.dataclass(frozen=True)
