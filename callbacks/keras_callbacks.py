@@ -42,8 +42,9 @@ def check_keras_callbacks(callbacks: Iterable[Any]) -> None:
                 for name, limits in ranges.items():
                     if hasattr(callback, name):
                         number(f"{name}` of `{kind.__name__}", getattr(callback, name), **limits)
-        kind = next((kind for kind in _MONITORING if isinstance(callback, kind)), None)
-        if kind is not None and not isinstance(log := getattr(callback, "monitor", ""), str):
+        log = getattr(callback, "monitor", "")
+        if isinstance(callback, _MONITORING) and not isinstance(log, str):
+            kind = next(kind for kind in _MONITORING if isinstance(callback, kind))
             raise ValueError(
                 f'`monitor` of `{kind.__name__}` must be the name of a log, such as "val_loss". Received: {shown(log)}'
             )

@@ -47,14 +47,13 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         embeddings_freq: int = 0,
         embeddings_metadata: Any = None,
     ) -> None:
-        update_freq = whole_number("update_freq", update_freq, words=("epoch", "batch"))
         super().__init__(
             tensorflow_path("log_dir", log_dir),
             whole_number("histogram_freq", histogram_freq, 0),
             truth("write_graph", write_graph),
             truth("write_images", write_images),
             truth("write_steps_per_second", write_steps_per_second),
-            update_freq,  # pyright: ignore[reportArgumentType]
+            whole_number("update_freq", update_freq, words=("epoch", "batch")),
             profile_batch,
             whole_number("embeddings_freq", embeddings_freq, 0),
             embeddings_metadata,

@@ -12,8 +12,7 @@ from typing import Any
 import keras
 
 from ...compat.training import begin_with_epoch
-from ...distribute.arguments import shown, truth, whole_number
-from ...distribute.storage import local_path
+from ...distribute.arguments import truth, whole_number
 from ...distribute.workers.agreement import exchange, spans_workers
 from ..custom_loop import CustomLoopSupport
 from ..fit_state import FitState
@@ -30,7 +29,7 @@ from .resuming import (
     warn_of_own_states,
 )
 from .save_schedule import SaveSchedule
-from .store import BackupStore, Found
+from .store import BackupStore, Found, backup_directory
 from .variable_state import HostBuffers
 from .writer_thread import BackgroundWriter
 
@@ -95,12 +94,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         if double_checkpoint is not None or isinstance(keep, bool):
             double = truth("double_checkpoint", keep if double_checkpoint is None else double_checkpoint)
             keep = 2 if double else 1
-        if directory is not None and backup_dir is not None:
-            raise ValueError(
-                "Give either `directory` or `backup_dir`, its name in Keras. Received: "
-                f"directory={shown(directory)} and backup_dir={shown(backup_dir)}"
-            )
-        self.directory = _local_directory(directory if directory is not None else backup_dir)
+        self.directory = backup_directory(directory, backup_dir)
         self.schedule = SaveSchedule.parse(save_freq)
         self.save_before_preemption = truth("save_before_preemption", save_before_preemption)
         self.delete_when_done = (
@@ -292,8 +286,8 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
             self.model, fit_state, epoch, step, self._buffers, self._identity, self._before_validation
         )
         content["counters"] = {"steps_before_epoch": self._steps_before_epoch}
-        strategy, check = self.model.distribute_strategy, self._owner.check
-        job = shard_files.job(strategy, fit_state.chief, self._store, content, summary, check)
+        strategy = self.model.distribute_strategy
+        job = shard_files.job(strategy, fit_state.chief, self._store, content, summary, self._owner.check)
         if job is not None:
             self._writer.submit(job)
             if not self.background:
@@ -301,11 +295,3 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self.saves += 1
         self._saved_at_step, self._saved_at_time = steps, self._clock()
         self.stall_seconds += self._saved_at_time - begin
-
-
-def _local_directory(directory: str | os.PathLike | None) -> Path:
-    if directory is None or (isinstance(directory, str) and not directory):
-        raise ValueError(
-            f"Empty `backup_dir` argument passed: `directory` is {directory!r}; give a directory."
-        )
-    return local_path("directory", directory)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...distribute.arguments import shown
 from ...distribute.storage import local_path
 from ..safe_file import remove_leftovers, rename_safely, save_error, temporary_path, write_safely
 from . import container, schema, shard_files
@@ -38,6 +39,21 @@ class BackupInfo:
 
     def __fspath__(self) -> str:
         return str(self.path)
+
+
+def backup_directory(directory: str | os.PathLike | None, backup_dir: str | os.PathLike | None) -> Path:
+    """The local directory that is given as `directory` or as `backup_dir`, its name in Keras; a ValueError without one."""
+    if directory is not None and backup_dir is not None:
+        raise ValueError(
+            "Give either `directory` or `backup_dir`, its name in Keras. Received: "
+            f"directory={shown(directory)} and backup_dir={shown(backup_dir)}"
+        )
+    directory = backup_dir if directory is None else directory
+    if directory in (None, ""):
+        raise ValueError(
+            f"Empty `backup_dir` argument passed: `directory` is {directory!r}; give a directory."
+        )
+    return local_path("directory", directory)
 
 
 def list_backups(directory: str | os.PathLike) -> list[BackupInfo]:

@@ -18,7 +18,8 @@ import tensorflow as tf
 from ...compat.clusters import abort_collectives, delete_value, get_value, report_error, set_value
 from .cluster import Cluster
 from .error_text import essence
-from .records import at_collective, at_fatal_error, short
+from .fatal_errors import at_fatal_error
+from .records import at_collective, short
 from .ticker import Ticker
 
 _SLOWER = 10.0

@@ -19,6 +19,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from .sparse import SparseRows, slice_sparse, sparse_rows, sparse_tensor
+
 
 def pack(x: Any, y: Any, sample_weight: Any) -> Any:
     """Arrays as one batch. Weights without targets are dropped, as in Keras."""
@@ -59,35 +61,6 @@ def named_arrays(batch: Any) -> list[tuple[str, Any]]:
     """The arrays of a batch (or of its spec) that have samples, with their paths."""
     leaves = [leaf for name, part in named_parts(batch) for leaf in named_leaves(name, part)]
     return [(path, leaf) for path, leaf in leaves if leaf is not None and not is_scalar(leaf)]
-
-
-class SparseRows(tf.experimental.ExtensionType):
-    """A sparse tensor in a form that supports gathering its matrix rows: `tf.SparseTensor` itself has no gather.
-
-    Attributes:
-        columns: int64 `[rows, (entries), rank - 1]`; the columns of the entries of each sample.
-        values: any dtype, `[rows, (entries)]`.
-        row_shape: int64 `[rank - 1]`; the dense shape of one sample.
-    """
-
-    columns: tf.RaggedTensor
-    values: tf.RaggedTensor
-    row_shape: tf.Tensor
-
-
-def sparse_rows(sparse: tf.SparseTensor) -> SparseRows:
-    """`sparse` (entries in the order of matrix rows) as `SparseRows`; the entries are not copied."""
-    sparse = tf.sparse.reorder(sparse)
-    rank = sparse.shape.rank
-    splits = tf.RaggedTensor.from_value_rowids(
-        sparse.values, sparse.indices[:, 0], nrows=sparse.dense_shape[0], validate=False
-    ).row_splits
-    columns = tf.ensure_shape(sparse.indices[:, 1:], [None, None if rank is None else rank - 1])
-    return SparseRows(
-        columns=tf.RaggedTensor.from_row_splits(columns, splits, validate=False),
-        values=tf.RaggedTensor.from_row_splits(sparse.values, splits, validate=False),
-        row_shape=sparse.dense_shape[1:],
-    )
 
 
 def sample_count(structure: Any) -> Any:
@@ -180,26 +153,13 @@ def _at(device: str | None) -> contextlib.AbstractContextManager[Any]:
 
 def _slice_composite(leaf: Any, start: Any, stop: Any, rows: int | None) -> Any:
     if isinstance(leaf, tf.SparseTensor):
-        return _slice_sparse(leaf, start, stop, rows)
+        return slice_sparse(leaf, start, stop, rows)
     if isinstance(leaf, SparseRows):
-        return _dense_coordinates(leaf.columns[start:stop], leaf.values[start:stop], leaf.row_shape, rows)
+        return sparse_tensor(leaf.columns[start:stop], leaf.values[start:stop], leaf.row_shape, rows)
     part = leaf[start:stop]
     if isinstance(part, tf.Tensor) and leaf.shape.rank:
         part.set_shape([rows, *leaf.shape[1:]])
     return part
-
-
-def _slice_sparse(leaf: tf.SparseTensor, start: Any, stop: Any, rows: int | None) -> tf.SparseTensor:
-    start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
-    row = leaf.indices[:, 0]
-    kept = tf.logical_and(row >= start, row < stop)
-    indices = tf.boolean_mask(leaf.indices, kept)
-    offset = tf.concat([start[None], tf.zeros_like(leaf.dense_shape[1:])], 0)
-    shape = tf.concat([(stop - start)[None], leaf.dense_shape[1:]], 0)
-    result = tf.SparseTensor(indices - offset, tf.boolean_mask(leaf.values, kept), shape)
-    if leaf.shape.rank:
-        result.set_shape([rows, *leaf.shape[1:]])
-    return result
 
 
 def gather_samples(structure: Any, indices: tf.Tensor) -> Any:
@@ -232,19 +192,8 @@ def _gather_leaf(leaf: Any, indices: tf.Tensor) -> Any:
     if isinstance(leaf, SparseRows):
         rows = indices.shape[0] if indices.shape.rank else None
         columns, values = tf.gather(leaf.columns, indices), tf.gather(leaf.values, indices)
-        return _dense_coordinates(columns, values, leaf.row_shape, rows)
+        return sparse_tensor(columns, values, leaf.row_shape, rows)
     return tf.gather(leaf, indices)
-
-
-def _dense_coordinates(columns: Any, values: Any, row_shape: tf.Tensor, rows: int | None) -> tf.SparseTensor:
-    """Entries by samples as one `tf.SparseTensor`, with samples numbered from 0."""
-    indices = tf.concat([columns.value_rowids()[:, None], columns.values], 1)
-    shape = tf.concat([values.nrows()[None], row_shape], 0)
-    sparse = tf.SparseTensor(indices, values.values, shape)
-    rest, count = tf.get_static_value(row_shape), row_shape.shape[0]
-    if count is not None:
-        sparse.set_shape([rows, *([None] * count if rest is None else map(int, rest))])
-    return sparse
 
 
 def concat_samples(structures: Sequence[Any]) -> Any:

@@ -13,8 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from ...distribute.arguments import shown
-from .batch import is_extension, named_leaves, sparse_rows
+from .batch import is_extension, named_leaves
 from .checks import weights_like_targets
+from .sparse import sparse_rows
 from .values import check_finite
 
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic)

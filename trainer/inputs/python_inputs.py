@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import contextlib
 import itertools
 import logging
-import multiprocessing
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from .checks import ONE_REPLICA, Sharing
+from .dataset_items import items_of
 from .feed import Layout
 from .outside_state import RecordedCalls, saved_calls
 from .position import Position, SampleOrder
@@ -238,7 +236,7 @@ class PyDatasetSource(PythonSource):
             numbers += range(run.first, last) if chosen is None else chosen[run.first : last].tolist()
         ordered = enumerate(numbers, first)
         places = (f"item {number} of the PyDataset, batch {step} of the epoch" for step, number in ordered)
-        with contextlib.closing(_items(self._dataset, numbers)) as items:
+        with contextlib.closing(items_of(self._dataset, numbers)) as items:
             yield from self._checked(with_places(items, places), first)
 
 
@@ -258,46 +256,3 @@ def _batch_order(dataset: Any, shuffle: bool, seed: int, steps_per_epoch: int | 
         raise ValueError(f"The PyDataset has {count} batches; it must have at least one.")
     batches = ENDLESS if count is None else int(count)
     return SampleOrder(batches, 1, shuffle and count is not None, seed, steps_per_epoch)
-
-
-def _items(dataset: Any, numbers: list[int]) -> Generator[Any, None, None]:
-    """The items with these numbers, made by the threads or processes that the dataset requests.
-
-    They come in the order of their numbers, and are made at most `max_queue_size` ahead.
-    """
-    workers, processes = getattr(dataset, "workers", 1), getattr(dataset, "use_multiprocessing", False)
-    if workers <= 1 and not (workers > 0 and processes):
-        yield from (dataset[number] for number in numbers)
-        return
-    ahead = max(workers, int(getattr(dataset, "max_queue_size", 10)))
-    if processes:
-        # As in Keras: the children get the dataset with the fork, at the start of every epoch.
-        context = multiprocessing.get_context("fork")
-        pool: Any = concurrent.futures.ProcessPoolExecutor(
-            workers, mp_context=context, initializer=_keep_dataset, initargs=(dataset,)
-        )
-        get: Callable[[int], Any] = _item_of_kept
-    else:
-        pool = concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="unisono-pydataset")
-        get = dataset.__getitem__
-    waiting: collections.deque[Any] = collections.deque()
-    try:
-        for number in numbers:
-            waiting.append(pool.submit(get, number))
-            if len(waiting) >= ahead:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-_kept: list[Any] = []
-
-
-def _keep_dataset(dataset: Any) -> None:
-    _kept[:] = [dataset]
-
-
-def _item_of_kept(number: int) -> Any:
-    return _kept[0][number]

@@ -1,36 +1,27 @@
 """Finds the argument that does not fit the model, where building it or its first step failed: one sentence for users.
 
-The model, its loss and its metrics are called once more, one after the other, on placeholders in a temporary graph: a part
-that fails there may not fit. The sentence is only given where the shapes disagree; otherwise the original error is raised,
-or gets its line of user code. Without an error nothing is called again, except for validation data of another layout than
-the training data, which would otherwise fail after the first epoch.
+A label or a weight is found in the message of the error, any other argument by `mismatch`. Otherwise the original error is
+raised, or gets its line of user code.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.functional import graph_of, paired_inputs
+from ...compat.functional import graph_of
 from ...compat.training import (
-    compute_loss,
-    compute_output_spec,
-    given_metrics,
     losses_of_classes,
     overrides_compute_loss,
 )
-from ...distribute.arguments import shown
-from ..compile_checks import output_names
 from ..inputs import Source
-from ..inputs.batch import is_standard, unpack
-from ..inputs.values import LabelRule, at, holds_text, label_sentence, sentence_in
+from ..inputs.values import LabelRule, at, label_sentence, sentence_in
+from .mismatch import mismatch
 
 _ERRORS = (
     ValueError,
@@ -41,13 +32,6 @@ _ERRORS = (
     tf.errors.UnimplementedError,
 )
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
-_BOLD = re.compile(r"\x1b\[1m(.*?)\x1b\[0m", re.DOTALL)  # Keras prints the reason of a layer's error in bold
-# Keras' phrases for an input of another kind than the layer was built for, or accepts.
-_OF_INPUTS = (
-    "incompatible with the layer",
-    "is not compatible with",
-    "missing 1 required positional argument",
-)
 
 
 class ArgumentError(ValueError, KeyError):
@@ -135,176 +119,6 @@ def check_validation(model: TrainedModel, spec: Any, batch_size: int | None, tra
         raise ArgumentError(f"`validation_data`: {sentence}")
 
 
-def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) -> str | None:
-    """The sentence with the argument that does not fit the model; None if all fit, or if it is unknown."""
-    if model._overrides_step(step) or not is_standard(spec):
-        return None
-    x, y, sample_weight = unpack(spec)
-    own_loss = overrides_compute_loss(model)
-    if step != "predict_step" and y is None and model.loss is not None and not own_loss:
-        return (
-            f"`y` is None, but the model was compiled with loss={shown(model.loss)}: give the targets as `y`, or as the "
-            "second part of each batch of the dataset."
-        )
-    reached = ["x"]
-    outputs: list[Any] = []
-
-    def call_one_after_the_other() -> Any:
-        tensors = [_placeholders(part, batch_size) for part in (x, y, sample_weight)]
-        y_pred = model(tensors[0], training=False)
-        outputs.append(keras.tree.map_structure(lambda t: t.shape, y_pred))
-        if step == "predict_step" or y is None:
-            return y_pred
-        given = {"x": tensors[0], "y": tensors[1], "y_pred": y_pred, "training": False}
-        if not own_loss:
-            reached.append("y")
-            compute_loss(model, **given, sample_weight=None)
-        if not own_loss and sample_weight is not None:
-            reached.append("sample_weight")
-            compute_loss(model, **given, sample_weight=tensors[2])
-        reached.append("metrics")
-        model.compute_metrics(tensors[0], tensors[1], y_pred, tensors[2])
-        return y_pred
-
-    try:
-        with model._strategy_scope():
-            compute_output_spec(call_one_after_the_other)
-    except Exception as error:  # any type: the call that originally failed raised one of `_ERRORS`
-        reason = _reason(error)
-        if reached[-1] == "x":
-            return _about_x(model, x, reason)
-        made = f"targets of {_shapes(y)} and outputs of {_shapes(outputs[0])}"
-        if reached[-1] == "y":
-            return _about_y(model, y, outputs[0], made, reason, error)
-        if reached[-1] == "metrics":
-            return f"Invalid `metrics` {shown(given_metrics(model))} for {made}: {reason}."
-        one_each = not tf.nest.is_nested(sample_weight) and sample_weight.shape.rank == 1
-        if not one_each or _y_disagrees(model, y, outputs[0]):
-            return (
-                f"`sample_weight` of {_shapes(sample_weight)} does not fit the losses of {made}: give one weight for each "
-                "sample."
-            )
-    return None
-
-
-def _about_x(model: TrainedModel, x: Any, reason: str) -> str | None:
-    inputs = getattr(model, "inputs", None)
-    pairs = paired_inputs(model, x) if inputs else []
-    if not inputs:
-        disagrees = holds_text(x) or any(words in reason for words in _OF_INPUTS)
-    elif len(pairs) != len(inputs):
-        disagrees = True
-    else:
-        disagrees = any(
-            "is not optional" in reason if given is None else not _fits(tensor, given)
-            for tensor, given in pairs
-        )
-    if not disagrees:
-        return None
-    takes = ", ".join(f"{t.name} {tuple(t.shape)}" for t in inputs or ())
-    return f"`x` of {_shapes(x)} does not fit the model{f', which takes {takes}' if takes else ''}: {reason}."
-
-
-def _about_y(model: TrainedModel, y: Any, outputs: Any, made: str, reason: str, error: Exception) -> str:
-    loss = f"loss={shown(model.loss)}"
-    if not (holds_text(y) or "`loss_weights`" in reason or _y_disagrees(model, y, outputs)):
-        return f"{loss} failed for {made}: {reason}{_line_of_users(error)}."
-    if "`loss_weights`" in reason:
-        return f"Invalid `loss_weights` for {loss} and {len(tf.nest.flatten(y))} targets: {reason}."
-    names = output_names(model)
-    if isinstance(model.loss, dict) and names and set(names) != set(model.loss):
-        return (
-            f"`loss` names the outputs {', '.join(map(repr, model.loss))}, but those of the model are "
-            f"{', '.join(map(repr, names))}: give a loss, or None, for each ({reason})."
-        )
-    return f"`y` does not fit {loss}: {_fix_of_y(model, y, outputs)}. Received: {made} ({reason})."
-
-
-def _fix_of_y(model: TrainedModel, y: Any, outputs: Any) -> str:
-    """The fix, for each kind of mistake."""
-    usual = "give targets in the structure and the shape of the outputs"
-    if (
-        tf.nest.is_nested(y)
-        or not isinstance(outputs, tf.TensorShape)
-        or None in (y.shape.rank, outputs.rank)
-    ):
-        return usual
-    name = _name_of(model.loss)
-    if name == "sparsecategoricalcrossentropy" and y.shape.rank >= len(outputs):
-        return "it takes class numbers, so for one-hot targets use categorical_crossentropy"
-    if name == "categoricalcrossentropy" and tuple(y.shape)[1:] in ((), (1,)):
-        return "it takes one-hot targets, so for class numbers use sparse_categorical_crossentropy"
-    return usual
-
-
-def _name_of(loss: Any) -> str:
-    """The name of a loss of Keras without `_`, in small letters, from any form of the argument."""
-    if not isinstance(loss, str):
-        loss = getattr(loss, "__name__", None) or type(loss).__name__
-    return loss.lower().replace("_", "")
-
-
-def _y_disagrees(model: TrainedModel, y: Any, outputs: Any) -> bool:
-    """Whether targets differ from the outputs in structure, or in the shape that a loss of Keras compares."""
-    losses = tf.nest.flatten(model.loss)
-    targets = tf.nest.flatten(y)
-    shapes = tf.nest.flatten(outputs)
-    if tf.nest.is_nested(y) and isinstance(outputs, tf.TensorShape):
-        return True
-    if isinstance(y, dict) and isinstance(outputs, dict) and set(y) != set(outputs):
-        return True
-    if len(targets) != len(shapes) or isinstance(model.loss, dict) or len(losses) not in (1, len(shapes)):
-        return True
-    losses *= len(shapes) // len(losses)
-    return any(_differ(loss, *pair) for loss, *pair in zip(losses, targets, shapes))
-
-
-def _differ(loss: Any, target: Any, output: tf.TensorShape) -> bool:
-    owner = loss if isinstance(loss, str) or (callable(loss) and hasattr(loss, "__name__")) else type(loss)
-    if not isinstance(loss, str) and not str(owner.__module__).startswith("keras."):
-        return False  # custom code may compare any shapes
-    shape = getattr(target, "shape", None)
-    if _name_of(loss) == "ctc" or target is None or shape is None or None in (shape.rank, output.rank):
-        return target is None
-    expected = output[:-1] if _name_of(loss) == "sparsecategoricalcrossentropy" else output
-    return not _broadcasts(shape, expected)
-
-
-def _fits(tensor: Any, given: Any) -> bool:
-    """Whether the value of a declared input has its shape, except for a last axis of one, and its kind."""
-    expected, shape = tf.TensorShape(tensor.shape), tf.TensorShape(given.shape)
-    if (tensor.dtype == "string") != (given.dtype == tf.string):
-        return False
-    if not isinstance(given, tf.TensorSpec) or None in (expected.rank, shape.rank):
-        return True
-    return _broadcasts(shape, expected)
-
-
-def _broadcasts(a: tf.TensorShape, b: tf.TensorShape) -> bool:
-    """Whether two shapes are equal, except for a last axis of 1."""
-    longer, shorter = (a, b) if len(a) > len(b) else (b, a)
-    if len(longer) == len(shorter) + 1 and longer[-1] in (1, None):
-        longer = longer[:-1]
-    return longer.is_compatible_with(shorter)
-
-
-def _placeholders(spec: Any, batch_size: int | None) -> Any:
-    if spec is None:
-        return None
-    dense = all(isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(spec) if part is not None)
-
-    def placeholder(part: Any) -> Any:
-        if part is None:  # an input that is left out
-            return None
-        shape = part.shape
-        if dense and batch_size is not None and shape.rank and shape[0] is None:
-            shape = tf.TensorShape([batch_size]).concatenate(shape[1:])
-        return tf.compat.v1.placeholder(part.dtype, shape)
-
-    parts = [placeholder(part) for part in tf.nest.flatten(spec, expand_composites=True)]
-    return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
-
-
 def _layout(spec: Any) -> Any:
     """The properties that two batches of the same model must share: all but the number of samples."""
     leaves = [
@@ -312,34 +126,3 @@ def _layout(spec: Any) -> Any:
         for part in tf.nest.flatten(spec)
     ]
     return str(tf.nest.map_structure(lambda _: 0, spec)), leaves
-
-
-def _shapes(structure: Any) -> str:
-    """The shapes of a nest as short text, with the dtype for strings."""
-
-    def text(part: Any) -> str:
-        if part is None:
-            return "None"
-        shape = tf.TensorShape(getattr(part, "shape", part))
-        known = "unknown" if shape.rank is None else str(tuple(shape))
-        return f"strings {known}" if getattr(part, "dtype", None) == tf.string else known
-
-    if isinstance(structure, tf.TensorShape | tf.TypeSpec) or not tf.nest.is_nested(structure):
-        return f"shape {text(structure)}"
-    return f"shapes {keras.tree.map_structure(text, structure)}".replace("'", "")
-
-
-def _reason(error: Exception) -> str:
-    """The reason, in one line: the first line of the error, or the text that Keras prints in bold."""
-    bold = _BOLD.search(str(error))
-    text = bold[1] if bold else str(error)
-    text = re.sub(r"\s+", " ", text).strip().rstrip(".")
-    return text if len(text) <= 200 else f"{text[:197]}..."
-
-
-def _line_of_users(error: Exception) -> str:
-    """The line of user code that raised an error, as " (file, line 3)"; "" where there is none."""
-    stack = traceback.extract_tb(error.__traceback__)
-    libraries = ("/keras/", "/tensorflow/", "/unisono/")
-    own = [frame for frame in stack if not any(name in frame.filename for name in libraries)]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

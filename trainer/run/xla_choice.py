@@ -15,9 +15,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
-import json
-import os
 import pathlib
 from typing import Any
 
@@ -28,13 +25,12 @@ from ...compat.graphs import operations_are_deterministic
 from ...compat.layers import computes_again, layers_of
 from ...distribute.devices import is_gpu
 from ...distribute.sharding.sharded import level_of
-from ...distribute.storage import local_path
 from ...distribute.workers.agreement import spans_workers
-from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Chunk, Source
 from . import row_layouts, xla_loops
 from .compiled import GRAPH, XLA
 from .compiled_calls import CompiledCall
+from .remembered_choice import file_of, remember, remembered
 from .step_function import StepFunction
 
 # Operations that communicate with the host.
@@ -178,7 +174,7 @@ class XlaChoice:
         if self._ahead < row_layouts.FEWEST_STEPS:
             return GRAPH, "few steps"
         if self._measured.way is None:
-            self._measured.way, self._measured.reason = _remembered(self._file())
+            self._measured.way, self._measured.reason = remembered(self._file())
         return self._measured.way, self._measured.reason
 
     def note(self, call: CompiledCall, steps: int, seconds: float) -> None:
@@ -214,7 +210,7 @@ class XlaChoice:
         else:
             reason = f"{1e6 * graph:.0f} us a step in the plain graph, {1e6 * xla:.0f} us under XLA"
             self._settle(XLA if xla < 0.95 * graph else GRAPH, reason)
-            _remember(self._file(), self._measured)
+            remember(self._file(), self._measured.way, self._measured.reason)
 
     def _try(self, call: CompiledCall) -> None:
         """Switches to XLA, if it can compile the steps; on one replica it compiles at once, by running no step."""
@@ -271,36 +267,4 @@ class XlaChoice:
         self._measured.way, self._measured.reason = way, reason
 
     def _file(self) -> pathlib.Path | None:
-        """The folder with the choice for other processes, from UNISONO_CACHE_DIR."""
-        folder = os.environ.get("UNISONO_CACHE_DIR")
-        if not folder:
-            return None
-        model, source = self._model, self._source
-        facts = [
-            [[str(v.shape), str(v.dtype)] for v in model.variables],
-            [type(layer).__name__ for layer in layers_of(model)],
-            [type(o).__name__ for o in optimizers_of(model)],
-            [str(source.spec), type(source).__name__, source.batch_size, source.usual_batch_size],
-            [] if self._function.training else ["evaluation"],
-            [type(model.distribute_strategy).__name__, model.distribute_strategy.num_replicas_in_sync],
-            [tf.__version__, os.cpu_count()],
-            [tf.config.experimental.get_device_details(d) for d in tf.config.list_physical_devices()],
-        ]
-        name = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:32]
-        return local_path("UNISONO_CACHE_DIR", folder) / f"way-{name}.json"
-
-
-def _remembered(file: pathlib.Path | None) -> tuple[str | None, str]:
-    try:
-        kept = json.loads(file.read_text()) if file is not None else {}
-        return (kept["way"], str(kept["reason"])) if kept.get("way") in (GRAPH, XLA) else (None, "")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None, ""
-
-
-def _remember(file: pathlib.Path | None, measured: Measured) -> None:
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps({"way": measured.way, "reason": measured.reason}))
-        partial.replace(file)
+        return file_of(self._model, self._function.training, self._source)
