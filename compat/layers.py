@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from .functional import graph_of, nodes_in_order
+from .shared_change import shared_attribute
 
 __all__ = ["get_keras_mask", "in_symbolic_scope", "set_keras_mask"]
 
@@ -145,40 +146,26 @@ def forget_losses(model: Any, losses: list[Any]) -> None:
         layer._loss_ids.difference_update(ids)
 
 
-@contextlib.contextmanager
-def without_layer_losses(model: Any) -> Iterator[None]:
+def without_layer_losses(model: Any) -> contextlib.AbstractContextManager[None]:
     """Within it `model.losses` is a single zero (Keras reads an empty override as none)."""
-    before = model._losses_override
-    model._losses_override = [tf.zeros((), keras.config.floatx())]
-    try:
-        yield
-    finally:
-        model._losses_override = before
+    return shared_attribute(model, "_losses_override", lambda _: [tf.zeros((), keras.config.floatx())])
 
 
-@contextlib.contextmanager
 def watch_calls(
     layer: keras.layers.Layer, watcher: Callable[[str, keras.layers.Layer, Any], None]
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Calls `watcher("start", layer, inputs)` and `watcher("end", layer, outputs)` at every call.
 
-    Keras calls `layer.call` by attribute, so an attribute of the instance comes first. It is set past Keras'
-    tracking and removed again.
+    Keras calls `layer.call` by attribute, so an attribute of the instance comes first.
     """
-    original = layer.call
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        watcher("start", layer, (args, kwargs))
-        outputs = original(*args, **kwargs)
-        watcher("end", layer, outputs)
-        return outputs
+    def watched(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            watcher("start", layer, (args, kwargs))
+            outputs = original(*args, **kwargs)
+            watcher("end", layer, outputs)
+            return outputs
 
-    had_own = "call" in vars(layer)
-    object.__setattr__(layer, "call", call)
-    try:
-        yield
-    finally:
-        if had_own:
-            object.__setattr__(layer, "call", original)
-        else:
-            object.__delattr__(layer, "call")
+        return call
+
+    return shared_attribute(layer, "call", watched)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
+
+from .shared_change import shared_attribute
 
 __all__ = ["ShardedVariable"]
 
@@ -81,16 +83,9 @@ def join_for(coordinator: Any, seconds: float) -> bool:
     return bool(coordinator._cluster.closure_queue.wait(timeout=seconds))
 
 
-@contextlib.contextmanager
-def scheduling(strategy: tf.distribute.Strategy) -> Iterator[None]:
+def scheduling(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[None]:
     """Marks the code traced here as scheduled; without the mark the strategy warns."""
-    extended = strategy.extended
-    before = extended._being_scheduled
-    extended._being_scheduled = True
-    try:
-        yield
-    finally:
-        extended._being_scheduled = before
+    return shared_attribute(strategy.extended, "_being_scheduled", lambda _: True)
 
 
 def resolver_of(strategy: tf.distribute.Strategy) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
@@ -69,3 +69,12 @@ def shared_attribute(owner: Any, name: str, make: Callable[[Any], Any]) -> Itera
                     object.__delattr__(owner, name)
                 else:
                     object.__setattr__(owner, name, before)
+
+
+@contextlib.contextmanager
+def shared_attributes(name: str, makers: Iterable[tuple[Any, Callable[[Any], Any]]]) -> Iterator[None]:
+    """`shared_attribute` of several objects, each with its `make`."""
+    with contextlib.ExitStack() as stack:
+        for owner, make in makers:
+            stack.enter_context(shared_attribute(owner, name, make))
+        yield

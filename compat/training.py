@@ -26,6 +26,7 @@ from keras.src.utils import traceback_utils
 from keras.src.utils.python_utils import pythonify_logs
 
 from .functional import known_outputs
+from .shared_change import shared_attribute
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -59,14 +60,9 @@ def entries_of(loss: Any, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
     return entries, (masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None)
 
 
-@contextlib.contextmanager
-def pretending_built(optimizer: Any) -> Iterator[None]:
+def pretending_built(optimizer: Any) -> contextlib.AbstractContextManager[None]:
     """Keeps Keras' symbolic build from creating optimizer variables that a custom step may never use."""
-    object.__setattr__(optimizer, "built", True)
-    try:
-        yield
-    finally:
-        object.__setattr__(optimizer, "built", False)
+    return shared_attribute(optimizer, "built", lambda _: True)
 
 
 def compiled_metrics(model: Any) -> Any | None:

@@ -11,6 +11,8 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
+from .shared_change import shared_attributes
+
 _SCOPE = "stateless_scope"
 
 
@@ -89,17 +91,11 @@ def holding(variable: keras.Variable, value: Any) -> Iterator[None]:
         variable._value = own
 
 
-@contextlib.contextmanager
-def with_shapes(variables: Sequence[tuple[keras.Variable, Any]]) -> Iterator[None]:
+def with_shapes(
+    variables: Sequence[tuple[keras.Variable, Any]],
+) -> contextlib.AbstractContextManager[None]:
     """Inside, each Keras variable reports the paired shape, which Keras' functions read."""
-    before = [(variable, variable._shape) for variable, _ in variables]
-    for variable, shape in variables:
-        variable._shape = tuple(shape)
-    try:
-        yield
-    finally:
-        for variable, shape in before:
-            variable._shape = shape
+    return shared_attributes("_shape", [(v, lambda _, shape=shape: tuple(shape)) for v, shape in variables])
 
 
 def put_inside(variable: keras.Variable, value: Any, keeps_id: bool = True) -> None:

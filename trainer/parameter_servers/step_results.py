@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
-from ...compat.shared_change import shared_attribute
+from ...compat.shared_change import shared_attributes
 from ...compat.variables import raw_value
 from ...distribute.parameter_servers.updates import beside
 from ...distribute.replicas import local_copy, once_per_copy
@@ -214,9 +214,8 @@ def noted_results(metrics: list[Any]) -> Iterator[list[tuple[Any, Any]]]:
 
         return call
 
-    with contextlib.ExitStack() as stack:
-        for metric in leaf_metrics(metrics):
-            stack.enter_context(shared_attribute(metric, "result", functools.partial(noting, metric)))
+    makers = [(metric, functools.partial(noting, metric)) for metric in leaf_metrics(metrics)]
+    with shared_attributes("result", makers):
         yield noted
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of
+from ...compat.shared_change import shared_attributes
 from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ..step.train_step import forward
@@ -80,14 +80,6 @@ def _layers(model: TrainedModel) -> list[Any]:
     return [layer for layer in layers_of(model) if isinstance(layer, kind) and layer.trainable]
 
 
-@contextlib.contextmanager
-def _of_one_batch(layers: list[Any]) -> Iterator[None]:
+def _of_one_batch(layers: list[Any]) -> contextlib.AbstractContextManager[None]:
     """Makes statistics forget all batches except the last."""
-    before = [layer.momentum for layer in layers]
-    try:
-        for layer in layers:
-            layer.momentum = 0.0
-        yield
-    finally:
-        for layer, momentum in zip(layers, before):
-            layer.momentum = momentum
+    return shared_attributes("momentum", [(layer, lambda _: 0.0) for layer in layers])

@@ -10,6 +10,7 @@ import keras
 
 from ...callbacks.prediction_writer import PredictionWriter
 from ...callbacks.trained_model import TrainedModel
+from ...compat.shared_change import shared_attribute
 from ...compat.training import convert_to_np_if_not_ragged, potentially_ragged_concat, pythonify_logs
 from ...distribute.devices import wait_for_accelerators
 from ..inputs import Source
@@ -30,7 +31,7 @@ def evaluate(
     passes: Passes | None = None,
 ) -> dict[str, Any]:
     """The logs of one pass over `source`; `passes`: state for later passes over it. Context: host."""
-    with runner.watching(model), _evaluating(model):
+    with runner.watching(model), shared_attribute(model, "_evaluating", lambda _: True):
         runner.build(model, source.spec, source.batch_size, training=False)
         check_labels(model, source, "test_step")
         callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
@@ -42,15 +43,6 @@ def evaluate(
         logs = runner.test_steps(model, source, callbacks, passes or Passes())
         callbacks.on_test_end(logs)
     return logs
-
-
-@contextlib.contextmanager
-def _evaluating(model: TrainedModel) -> Iterator[None]:
-    model._evaluating = True
-    try:
-        yield
-    finally:
-        model._evaluating = False
 
 
 def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Runner) -> Any:

@@ -7,7 +7,8 @@ partition of the step (`partition/`) derives each replica's additions.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.layers import layers_of
-from ...compat.shared_change import shared_attribute
+from ...compat.shared_change import shared_attributes
 from ...compat.training import CompileMetrics, Mean, MetricsList, Sum, compiled_loss, held_metrics
 from ...distribute.step_context import StepContext, current_step
 
@@ -38,17 +39,14 @@ def metrics_of(model: TrainedModel) -> list[Any]:
     return leaf_metrics([*model.metrics, *held])
 
 
-@contextlib.contextmanager
-def losses_count_samples(model: TrainedModel) -> Iterator[None]:
+def losses_count_samples(model: TrainedModel) -> contextlib.AbstractContextManager[None]:
     """While a step is traced, the metrics that Keras updates with the loss of one output weight it with its samples.
 
     Keras counts each batch once where the batch size is unknown while tracing.
     """
     loss = compiled_loss(model)
-    with contextlib.ExitStack() as stack:
-        for metric in leaf_metrics([] if loss is None else loss.metrics):
-            stack.enter_context(shared_attribute(metric, "update_state", _weighted_with_samples))
-        yield
+    metrics = leaf_metrics([] if loss is None else loss.metrics)
+    return shared_attributes("update_state", [(metric, _weighted_with_samples) for metric in metrics])
 
 
 def _weighted_with_samples(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,8 +57,7 @@ def _weighted_with_samples(original: Callable[..., Any]) -> Callable[..., Any]:
     return update_state
 
 
-@contextlib.contextmanager
-def numbers_of_part(metrics: list[Any], part: StepContext) -> Iterator[None]:
+def numbers_of_part(metrics: list[Any], part: StepContext) -> contextlib.AbstractContextManager[None]:
     """While a worker computes a part of a batch, a single number given to `Mean` or `Sum` counts for the part's samples.
 
     Args:
@@ -68,13 +65,8 @@ def numbers_of_part(metrics: list[Any], part: StepContext) -> Iterator[None]:
         part: the samples of the part, and of the batch.
     """
     means = [metric for metric in leaf_metrics(metrics) if type(metric) in (Mean, Sum)]
-    for metric in means:
-        object.__setattr__(metric, "update_state", _update_of_part(metric.update_state, part))
-    try:
-        yield
-    finally:
-        for metric in means:
-            object.__delattr__(metric, "update_state")
+    make = functools.partial(_update_of_part, part=part)
+    return shared_attributes("update_state", [(metric, make) for metric in means])
 
 
 def _update_of_part(original: Callable[..., Any], part: StepContext) -> Callable[..., Any]:
