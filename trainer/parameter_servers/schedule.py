@@ -129,9 +129,9 @@ class Schedule:
 def next_stop(callbacks: list[Any], step: int) -> int | None:
     """Steps until a callback needs all of them done, such as one that saves."""
     wanted = [
-        wake
+        until
         for callback in callbacks
-        if _saves(callback) and (wake := steps_until_call(callback, step)) is not None
+        if _saves(callback) and (until := steps_until_call(callback, step)) is not None
     ]
     return min(wanted, default=None)
 

@@ -64,7 +64,7 @@ def renew_batch_statistics(model: TrainedModel) -> None:
         model.stop_evaluating = False
         for call in compiled_calls(state.source, lambda: 1, workers):
             done, _ = function(call, steps)
-            call.tell(state.source, done)
+            call.report(state.source, done)
             if not done:
                 break
             steps += done

@@ -25,7 +25,7 @@ class CompiledCall:
         self.chunks = chunks
         self.steps = sum(chunk.steps for chunk in chunks)
 
-    def tell(self, source: Source, done: int) -> None:
+    def report(self, source: Source, done: int) -> None:
         """Reports to the source that its last chunk gave fewer steps than planned: `done` steps of the call ran."""
         if done < self.steps:
             source.drawn(self.chunks[-1].steps - (self.steps - done))
@@ -106,9 +106,9 @@ class CallLength:
         recorder = getattr(self._function, "recorder", None)
         steps = self._steps if recorder is None else min(self._steps, recorder.most_steps)
         for callback in self._callbacks:
-            wake = steps_until_call(callback, self.step, self._phase, records_logs=recorder is not None)
-            if wake is not None:
-                steps = min(steps, max(1, wake))
+            until = steps_until_call(callback, self.step, self._phase, records_logs=recorder is not None)
+            if until is not None:
+                steps = min(steps, max(1, until))
         return steps
 
     def last_batch(self, done: int) -> int:

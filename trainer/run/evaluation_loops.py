@@ -114,7 +114,7 @@ def _pass(
         getattr(callbacks, f"on_{phase}_batch_begin")(length.step)
         with explained(model, source.spec, source.batch_size, f"{phase}_step", length.step == 0, argument):
             done, result = function(call, length.step)
-        call.tell(source, done)
+        call.report(source, done)
         if done:
             result = finish(result)
             wait_for_accelerators()

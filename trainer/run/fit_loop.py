@@ -35,7 +35,7 @@ from .fit_inputs import FitArguments, draw_seed, sources
 from .out_of_memory import with_advice
 from .overflow import check_progress
 from .runner import Passes, Runner
-from .told_steps import ToldSteps
+from .step_logs import StepLogs
 from .untouched import untouched
 from .worker_settlement import Workers, check_same_begin, check_same_fit
 
@@ -203,20 +203,20 @@ def train_steps(
     logs, started = state.step_logs, state.step
     lap("other")
     workers = Workers(model, "stop_training")
-    told = ToldSteps(callbacks.callbacks, state, function, model._fixed_steps)
+    step_logs = StepLogs(callbacks.callbacks, state, function, model._fixed_steps)
     for call in compiled_calls(state.source, length.next, workers):
         lap("input")
         state.compiled_call = call
         callbacks.on_train_batch_begin(state.step)
         lap("callbacks")
         rows = state.source.batch_size
-        with told.compiled_call(), with_advice(model, function, rows):
+        with step_logs.compiled_call(), with_advice(model, function, rows):
             with explained(model, state.source.spec, rows, first=state.step == 0):
                 done, new = function(call, state.step)
-        told.tell_source(call, done)
+        step_logs.report_to_source(call, done)
         if done:
             logs = pythonify_logs({**new, **model._optimizer_logs()})
-            told.ended(done, logs)
+            step_logs.ended(done, logs)
             state.step_logs = logs
             check_progress(model, call.chunks[-1], done)
             wait_for_accelerators()  # the logs are ready before the last update is

@@ -19,7 +19,7 @@ from .loop_choice import loop_for
 from .predict_function import PredictFunction
 from .runner import Passes
 from .step_function import StepFunction
-from .told_steps import record_steps
+from .step_logs import record_steps
 from .xla_choice import XlaChoice
 
 
@@ -63,9 +63,9 @@ class PlainRunner:
         """Chooses between the plain graph and XLA, or prepares a measurement."""
         model.train_function.plan = state.plan
         record_steps(model, state.callbacks)
-        told = model.train_function.recorder is not None
+        records = model.train_function.recorder is not None
         ahead = None
-        if any(steps_until_call(callback, 0, records_logs=told) == 1 for callback in state.callbacks):
+        if any(steps_until_call(callback, 0, records_logs=records) == 1 for callback in state.callbacks):
             ahead = 0
         elif state.source.steps_per_epoch:
             ahead = state.source.steps_per_epoch * (state.epochs - state.epoch) - state.step

@@ -60,7 +60,7 @@ class StepFunction:
         call_seconds: approximate overhead of a call, where it is large: each variable is an argument.
         measured: the measurements for each layout of the input; see `xla_choice`.
         plan: of the current fit: choices that a resumed run repeats.
-        recorder: keeps the logs of each step for callbacks; None where no callback needs them. See `told_steps`.
+        recorder: keeps the logs of each step for callbacks; None where no callback needs them. See `step_logs`.
         reached_steps: int32 variable; the steps of the last call that ran before an error, or UNKNOWN.
         carried: the logs that loops carry.
     """

@@ -42,7 +42,7 @@ def record_steps(model: TrainedModel, callbacks: Sequence[Any]) -> None:
     function.recorder = None if key is None else known[key]
 
 
-class ToldSteps:
+class StepLogs:
     """Passes the logs of the steps of one epoch to callbacks, one compiled call at a time.
 
     Args:
@@ -71,13 +71,13 @@ class ToldSteps:
         except Exception:
             rows = {} if self._recorder is None else self._recorder.rows()
             if rows and len(next(iter(rows.values()))):
-                self._tell(rows, all_done=True)
+                self._pass_on(rows, all_done=True)
             raise
 
-    def tell_source(self, call: CompiledCall, done: int) -> None:
+    def report_to_source(self, call: CompiledCall, done: int) -> None:
         """Reports to the source where fewer steps ran than planned: the data has ended, or the loss was not finite."""
         if done == call.steps or self._begins is None or not self._begins.halted():
-            call.tell(self._state.source, done)
+            call.report(self._state.source, done)
         else:
             self._state.source.position.advance(done - call.steps)
 
@@ -90,8 +90,8 @@ class ToldSteps:
         if done == 1 or not rows:
             rows = logs_of_one_step(logs)
             self._state.step += done - 1
-        self._tell(rows)
+        self._pass_on(rows)
 
-    def _tell(self, rows: Mapping[str, Any], all_done: bool = False) -> None:
+    def _pass_on(self, rows: Mapping[str, Any], all_done: bool = False) -> None:
         first = self._state.step
         replay_steps(self._callbacks, self._state, first, rows, replayed=self._replays, all_done=all_done)
