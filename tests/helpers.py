@@ -101,13 +101,10 @@ def next_batch(source: Any) -> Any:
     chunk = source.take(1)
     if chunk is None:
         return None
-    batch = chunk.reader(chunk.inputs, tf.constant(0))
-    if not chunk.open_ended:
-        return batch
-    if not batch.has_value():
+    batch = chunk.batch(0)
+    if batch is None:
         source.drawn(0)
-        return None
-    return batch.get_value()
+    return batch
 
 
 def scope(strategy: tf.distribute.Strategy | None) -> Any:

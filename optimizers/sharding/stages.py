@@ -22,7 +22,7 @@ from ..call_options import CallOptions
 from ..stages.aggregators import aggregate
 from ..stages.run_stages import Stages
 from ..stages.sparse_gradients import Pairs, fit_to_send, is_sparse
-from .update import transform_and_apply
+from .update import cut, transform_and_apply
 
 
 def stages_of(optimizer: Any, options: CallOptions) -> Stages:
@@ -122,11 +122,6 @@ def reduce_scattered(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pair
     rest = [pair for pair, cut in zip(pairs, scattered) if not cut]
     summed = iter(aggregate(optimizer, rest, options))
     return [(next(shards), v) if cut else next(summed) for (_, v), cut in zip(pairs, scattered)]
-
-
-def cut(pairs: Pairs) -> Pairs:
-    """This replica's shard of each whole gradient."""
-    return [(g if overwritten_by_gradient(v) else own_shard(g, list(v.shape)), v) for g, v in pairs]
 
 
 def _stays_whole(gradient: Any, variable: Any) -> bool:

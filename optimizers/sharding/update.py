@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ...compat.optimizers import (
     averages_of,
+    overwritten_by_gradient,
     own_variables,
     trained_variables,
     variable_key,
@@ -56,7 +57,7 @@ def transform_and_apply(optimizer: Any, pairs: Pairs, *, of_shards: bool) -> Non
         with once_there_is_one(pairs):
             optimizer.decay_weights([v for _, v in pairs])
         if elementwise:
-            shards = _updated_shards(optimizer, pairs if are_shards else _cut(pairs))
+            shards = _updated_shards(optimizer, pairs if are_shards else cut(pairs))
         else:
             shards = _updated_by_whole(optimizer, pairs)
         _average(optimizer, shards)
@@ -73,7 +74,7 @@ def _transformed(optimizer: Any, pairs: Pairs, of_shards: bool, elementwise: boo
     if own_clipping or any(type(t) not in _ON_SHARDS for t in optimizer.gradient_transformers):
         return transform(optimizer, _gathered(pairs)), False
     pairs = _transform_shards(
-        optimizer, [pair if not is_sparse(pair[0]) else _cut([pair])[0] for pair in pairs]
+        optimizer, [pair if not is_sparse(pair[0]) else cut([pair])[0] for pair in pairs]
     )
     return (pairs, True) if elementwise else (_gathered(pairs), False)
 
@@ -126,8 +127,9 @@ _ON_SHARDS: dict[type, Callable[[Any, Pairs], Pairs]] = {
 """The ready pieces that need no whole gradient, and what they do with shards."""
 
 
-def _cut(pairs: Pairs) -> Pairs:
-    return [(own_shard(g, list(v.shape)), v) for g, v in pairs]
+def cut(pairs: Pairs) -> Pairs:
+    """This replica's shard of each whole gradient."""
+    return [(g if overwritten_by_gradient(v) else own_shard(g, list(v.shape)), v) for g, v in pairs]
 
 
 def _gathered(pairs: Pairs) -> Pairs:

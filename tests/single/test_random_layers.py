@@ -119,7 +119,7 @@ class Recorder:
     def __call__(self, execution: Any, step: int) -> tuple[int, dict[str, Any]]:
         for chunk in execution.chunks:
             for i in range(chunk.steps):
-                x = chunk.reader(chunk.inputs, tf.constant(i))[0]
+                x = chunk.batch(i)[0]
                 self.rows.append([int(row) for row in x[:, 0]])
         return execution.steps, {"loss": tf.constant(0.0)}
 

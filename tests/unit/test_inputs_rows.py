@@ -104,7 +104,7 @@ def test_every_row_of_any_structure_is_read_once(plan, rows, batch, shuffle, str
     source.begin_epoch(0)
     batches = []
     while (chunk := source.take(4)) is not None:
-        batches += [chunk.reader(chunk.inputs, tf.constant(i)) for i in range(chunk.steps)]
+        batches += [chunk.batch(i) for i in range(chunk.steps)]
     source.close()
     assert [int(sample_count(b)) for b in batches] == [min(batch, rows - i) for i in range(0, rows, batch)]
     for b in batches:
@@ -159,7 +159,7 @@ def test_extension_type_is_read_by_rows():
     assert source.spec[0].low.shape.as_list() == [None]
     source.begin_epoch(0)
     chunk = source.take(2)
-    batch, order = chunk.reader(chunk.inputs, tf.constant(1))
+    batch, order = chunk.batch(1)
     assert batch.low.numpy().tolist() == order.numpy().tolist()
     halves = [slice_samples(data, 0, 2), slice_samples(data, 2, 5)]
     assert [int(sample_count(half)) for half in halves] == [2, 3]

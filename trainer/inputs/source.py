@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from .class_weights import ClassWeights, WeightedReader, weighted_spec
 from .position import Position
 from .values import LabelRule, check_labels
@@ -45,6 +47,13 @@ class Chunk:
     usual_batch_size: int | None = None
     spec: Any = None
     part_reader: Callable[..., Any] | None = None
+
+    def batch(self, i: int) -> Any:
+        """Batch `i`; None where the data has ended. Context: host."""
+        batch = self.reader(self.inputs, tf.constant(i))
+        if not self.open_ended:
+            return batch
+        return batch.get_value() if bool(batch.has_value()) else None
 
 
 class Source:

@@ -90,13 +90,11 @@ def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[
         return [Piece(chunk.steps, chunk.reader, resident, place, chunk.batch_size, chunk.signature)]
     batches: list[Any] = []
     for i in range(chunk.steps):
-        batch = chunk.reader(chunk.inputs, tf.constant(i))
-        if chunk.open_ended:
-            if not bool(batch.has_value()):
-                assert drawn is not None
-                drawn(len(batches))
-                break
-            batch = batch.get_value()
+        batch = chunk.batch(i)
+        if batch is None:
+            assert drawn is not None
+            drawn(len(batches))
+            break
         batches.append(batch)
     if any(map(is_scalar, tf.nest.flatten(batches))):  # a value of one whole batch
         return [_batches_piece([batch], int(sample_count(batch))) for batch in batches]

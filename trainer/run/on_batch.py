@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.training import convert_to_np_if_not_ragged, logs_in_order, pythonify_logs
@@ -111,7 +110,7 @@ def _whole_batch(model: TrainedModel, x: Any, y: Any, sample_weight: Any, class_
         chunk = source.take(1)
         if chunk is None:
             raise ValueError("The batch has no samples: give at least one.")
-        batch = chunk.reader(chunk.inputs, tf.constant(0))
+        batch = chunk.batch(0)
     source.close()
     return Chunk(unpack(batch), 1, None, _same)
 

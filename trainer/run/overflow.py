@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, cast
 
 import keras
-import tensorflow as tf
 
 from ... import mixed_precision
 from ...callbacks.trained_model import TrainedModel
@@ -29,7 +28,7 @@ def check_progress(model: TrainedModel, chunk: Chunk, done: int) -> None:
     """
 
     def diagnose(loss_scale: float) -> str:
-        batch = _last_batch(chunk, done)
+        batch = chunk.batch(min(done, chunk.steps) - 1)  # of an iterator, which has moved on, the next one
         if batch is None:
             return "The input has ended, so there is no batch to analyse"
         return explanation(model, batch, loss_scale=loss_scale)
@@ -44,11 +43,3 @@ def explanation(model: TrainedModel, batch: Any, **options: Any) -> str:
             return str(mixed_precision.diagnose(cast(keras.Model, model), batch, **options))
     except Exception as error:  # a custom train_step may need more than the model and a loss
         return f"The layer is not known, because one step computed eagerly fails with {error!r}"
-
-
-def _last_batch(chunk: Chunk, done: int) -> Any:
-    """The chunk's last batch; of an iterator, which has moved on, the next one."""
-    batch = chunk.reader(chunk.inputs, tf.constant(min(done, chunk.steps) - 1))
-    if not chunk.open_ended:
-        return batch
-    return batch.get_value() if bool(batch.has_value()) else None
