@@ -7,7 +7,6 @@ import itertools
 import math
 import os
 import shutil
-import socket
 import tempfile
 import time
 import warnings
@@ -26,6 +25,7 @@ from ..distribute.arguments import shown, whole_number
 from ..distribute.environment import peer_timeout
 from ..distribute.launcher.guard import stat_of
 from ..distribute.storage import local_path
+from ..distribute.workers.addresses import why_taken
 from ..distribute.workers.agreement import from_chief
 from ..distribute.workers.cluster import num_workers, worker_index
 from ..distribute.workers.ticker import ended_in_time
@@ -97,7 +97,10 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
             self._steps_before_epoch = state.epoch * state.steps_per_epoch
         if self.port is not None and not self._served:
             port = self.port + worker_index()
-            _check_free(port)
+            if taken := why_taken(port):  # TensorFlow reports nothing, and no profile would be served
+                raise ValueError(
+                    f"`port` of Profiler must be free on this machine, but {port} is not ({taken}): choose another one."
+                )
             tf.profiler.experimental.server.start(port)
             self._served = True  # TensorFlow cannot stop it again before the process ends
 
@@ -172,18 +175,6 @@ def _unused(path: Path) -> Path:
     """`path`, or where a file is there one with a number: two profiles may end in the same second."""
     names = (path.with_name(f"{number}-{path.name}") for number in itertools.count(2))
     return next(each for each in (path, *itertools.islice(names, 100)) if not each.exists())
-
-
-def _check_free(port: int) -> None:
-    """Rejects a port that is in use: TensorFlow reports nothing, and no profile would be served."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("", port))
-        except OSError as error:
-            raise ValueError(
-                f"`port` of Profiler must be free on this machine, but {port} is not ({error.strerror}): choose another one."
-            ) from None
 
 
 def end_profile() -> str | None:

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
@@ -34,15 +34,22 @@ def guarded(work: Callable[[Callable[[], bool]], int]) -> int:
     child = os.fork()
     if child == 0:
         _work(work, guard)
-    old = {number: signal.signal(number, lambda number, _: _send(child, number)) for number in PASSED_ON}
-    try:
+    with signals_to(lambda number, _: _send(child, number)):
         _, status = os.waitpid(child, 0)
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
     end_descendants()
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def signals_to(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Gives the signals that are passed on to a handler, for a block."""
+    old = {number: signal.signal(number, handler) for number in PASSED_ON}
+    try:
+        yield
+    finally:
+        for number, previous in old.items():
+            signal.signal(number, previous)
 
 
 def _work(work: Callable[[Callable[[], bool]], int], guard: int) -> None:

@@ -5,19 +5,18 @@ Nothing here imports TensorFlow, so that the launcher starts quickly and uses no
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .error_attribution import Failure, Restarts, attribute, how_it_ended
 from .gpus import read_gpus
-from .guard import PASSED_ON, end_descendants, guarded, notice_parents_end
+from .guard import end_descendants, guarded, notice_parents_end, signals_to
 from .network import NO_NAME, choose_network
 from .output import plain
 from .processes import Processes
@@ -92,7 +91,7 @@ class Launcher:
         if sentence:
             _say(sentence)
         try:
-            with self._listening():
+            with signals_to(self._remember):
                 return self._attempts()
         except ValueError as error:
             print(f"unisono launch: {error}", file=sys.stderr)
@@ -231,23 +230,13 @@ class Launcher:
                     return True
         return False
 
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
-        """Collects signals for the loop, instead of ending on them."""
-
-        def remember(number: int, frame: object) -> None:
-            if self._deserted():  # perhaps blocked in a write to a pipe that nobody reads
-                end_descendants()
-                shutil.rmtree(self._records, ignore_errors=True)
-                os._exit(1)
-            self._signals.append(number)
-
-        old = {number: signal.signal(number, remember) for number in PASSED_ON}
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
+    def _remember(self, number: int, frame: object) -> None:
+        """Collects a signal for the loop, instead of ending on it."""
+        if self._deserted():  # perhaps blocked in a write to a pipe that nobody reads
+            end_descendants()
+            shutil.rmtree(self._records, ignore_errors=True)
+            os._exit(1)
+        self._signals.append(number)
 
 
 def _unwilling(processes: Processes, number: int) -> Failure:

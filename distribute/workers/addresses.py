@@ -138,6 +138,17 @@ def _connections(address: str) -> Iterator[socket.socket]:
                 yield connection
 
 
+def why_taken(port: int) -> str | None:
+    """Why no server of this machine can open a port, in the system's words; None: it can."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return None
+
+
 def free_ports(count: int) -> list[int]:
     """`count` different free loopback ports, which this function has given to no other process.
 

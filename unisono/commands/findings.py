@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..distribute.launcher.gpus import Gpu, complaint, cores_near, read_gpus
-from ..distribute.workers.addresses import free_ports, listens, split_address
+from ..distribute.workers.addresses import free_ports, listens, split_address, why_taken
 from ..distribute.workers.cluster import Cluster, ClusterError, launched_task, read_cluster
 from ..version import __version__
 from .doctor_probe import run_probe
@@ -239,13 +239,9 @@ def cluster(environ: Mapping[str, str]) -> list[Finding]:
 
 def _own_port(found: Cluster) -> Finding:
     _, port = split_address(found.address)
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("", port))
-        except OSError as error:
-            text = f"Port {port} cannot be opened ({error.strerror}): end what uses it, or choose another."
-            return Finding("cluster", "own port", str(port), problem=text)
+    if taken := why_taken(port):
+        text = f"Port {port} cannot be opened ({taken}): end what uses it, or choose another."
+        return Finding("cluster", "own port", str(port), problem=text)
     return Finding("cluster", "own port", f"{port} is free")
 
 
