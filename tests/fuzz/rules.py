@@ -31,7 +31,6 @@ REDUCED = {
     "MeanSquaredError", "CosineSimilarity over rows", "Loss.call", "Loss.call across",
     "SparseCategoricalCrossentropy", "BinaryCrossentropy", "BinaryFocalCrossentropy", "Dice",
 }  # fmt: skip
-STATES = {"counts rows", "counts calls", "sums", "maximum", "moving average", "moving average of counts"}
 ADDED = {
     "regularized", "activity regularizer", "adds a mean", "adds a sum", "adds a sum in training",
     "adds a sum of negative parts",

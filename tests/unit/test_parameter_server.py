@@ -17,7 +17,7 @@ from unisono.optimizers.stages.user_code import is_elementwise
 from unisono.trainer.inputs.source import Chunk
 from unisono.trainer.parameter_servers.pieces import pieces_of
 from unisono.trainer.parameter_servers.schedule import PieceLength, wants_each_step
-from unisono.trainer.parameter_servers.step_results import ResultLayout, StepLogs
+from unisono.trainer.parameter_servers.step_results import CustomLogs, ResultLayout
 from unisono.trainer.parameter_servers.worker_steps import WorkerSteps
 
 GOOD = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
@@ -76,7 +76,7 @@ def test_results_of_steps_hold_metrics_and_own_logs_where_they_belong():
     class Model:
         metrics_variables = keras.metrics.Mean().variables
 
-    layout = ResultLayout(Model, StepLogs(["raw"], {"raw": tf.TensorSpec([2], tf.float32)}, {}))
+    layout = ResultLayout(Model, CustomLogs(["raw"], {"raw": tf.TensorSpec([2], tf.float32)}, {}))
     row = layout.pack(
         tf.constant(True), [tf.constant(3.0), tf.constant(4.0)], {"raw": tf.constant([5.0, 6.0])}
     )

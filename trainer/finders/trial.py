@@ -12,10 +12,9 @@ import tensorflow as tf
 from ...compat.layers import layers_of
 from ...compat.training import check_compiled
 from ...distribute.arguments import shown
-from ..inputs import make_source
 from ..inputs.derived_inputs import copied_input
 from ..run import fit_loop
-from ..run.fit_inputs import FitArguments
+from ..run.fit_inputs import FitArguments, sources
 from ..run.untouched import untouched, untouched_generators
 from ..runner import runner_of
 
@@ -27,7 +26,7 @@ def trial(
     """A block in which `train(callback, batch_size)` trains up to `steps` steps; afterwards all state is restored.
 
     Args:
-        model: compiled, with all of its variables.
+        model: one that `check_model` accepts.
         name: of the finder, for messages.
         x: as for `fit`.
         y: targets.
@@ -36,38 +35,31 @@ def trial(
         steps: int; data that has fewer batches is read again.
 
     Raises:
-        TypeError, ValueError: the model cannot be trained yet, or reading the input would consume it.
+        ValueError: reading the input would consume it.
     """
-    check_model(model, name)
     copy = copied_input(x, f"`{name}`")
     endless = isinstance(copy, tf.data.Dataset) and copy.cardinality() == tf.data.INFINITE_CARDINALITY
     endless = endless or getattr(copy, "num_batches", 1) is None
     model._ready("fit")
     runner = runner_of(model)
 
-    def train(callback: keras.callbacks.Callback, batch_size: int | None = batch_size) -> None:
-        arguments = FitArguments(
+    def arguments(callbacks: list[keras.callbacks.Callback], batch_size: int | None) -> FitArguments:
+        return FitArguments(
             copied_input(x, ""),
             y,
             sample_weight,
             batch_size,
             epochs=1 if endless else steps,
             verbose=0,
-            callbacks=[callback],
+            callbacks=callbacks,
             steps_per_epoch=steps if endless else None,
         )
-        fit_loop.fit(model, arguments, runner)
+
+    def train(callback: keras.callbacks.Callback, batch_size: int | None = batch_size) -> None:
+        fit_loop.fit(model, arguments([callback], batch_size), runner)
 
     with untouched_generators(model, (x, y, sample_weight)):
-        source = make_source(
-            copy,
-            y,
-            sample_weight,
-            batch_size=batch_size,
-            steps_per_epoch=steps if endless else None,
-            strategy=model.distribute_strategy,
-            own_step=model._overrides_step("train_step"),
-        )
+        source, _ = sources(model, arguments([], batch_size))
         with contextlib.closing(source):
             runner.build(model, source.spec, source.batch_size)
         with untouched(model, (x, y, sample_weight)):

@@ -35,7 +35,7 @@ from ..step.global_metrics import as_tensors, leaf_metrics
 
 
 @dataclasses.dataclass(frozen=True)
-class StepLogs:
+class CustomLogs:
     """The logs of a custom step.
 
     Attributes:
@@ -63,7 +63,7 @@ class ResultLayout:
         width: int; numbers in a vector.
     """
 
-    def __init__(self, model: TrainedModel, logs: StepLogs | None = None) -> None:
+    def __init__(self, model: TrainedModel, logs: CustomLogs | None = None) -> None:
         self.logs = logs
         self.own_logs: dict[str, Any] = {} if logs is None else logs.own
         self.variables = list({id(v): v for v in model.metrics_variables}.values())

@@ -24,7 +24,7 @@ from ..run.compiled_calls import CompiledCall
 from ..step.variable_placement import accumulates
 from .pieces import HOST, Piece
 from .schedule import MOST_STEPS
-from .step_results import ResultLayout, StepLogs, Totals, noted_results, result_function, worker_step
+from .step_results import CustomLogs, ResultLayout, Totals, noted_results, result_function, worker_step
 from .worker_function import WorkerFunction
 
 _LEDGER_NUMBERS = 2**17  # float64 numbers in one line of the ledger: 1 MiB
@@ -124,7 +124,7 @@ class WorkerSteps(WorkerFunction):
 
         return run
 
-    def _step_logs(self, piece: Piece) -> StepLogs | None:
+    def _step_logs(self, piece: Piece) -> CustomLogs | None:
         """The logs of a custom step; None: the results of the metrics."""
         model = self._model
         if not model._has_own_logs(self._training):
@@ -148,7 +148,7 @@ class WorkerSteps(WorkerFunction):
             return None
         own = {name: value for name, value in logs.items() if name not in carried and name not in results}
         specs = keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), own)
-        return StepLogs(list(logs), specs, results)  # pyright: ignore[reportArgumentType]
+        return CustomLogs(list(logs), specs, results)  # pyright: ignore[reportArgumentType]
 
 
 class _Ledger:
