@@ -31,7 +31,7 @@ from ..stages.run_stages import run_stages
 from ..stages.sparse_gradients import map_values
 from ..stages.user_code import skips_by_selecting
 from . import scale_variables
-from .scale_rule import ScaleRule, ScaleState, make_rule, next_state
+from .scale_rule import ScaleRule, make_rule, next_state
 
 LIMITS = "dynamic"
 """Where a configuration keeps the limits of the scale: plain Keras reads this key as true or false and goes on."""
@@ -89,15 +89,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
             raise TypeError("inner_optimizer scales the loss itself: give the optimizer inside of it.")
         initial_scale, rule = make_rule(initial_scale, dynamic_growth_steps, min_scale, max_scale)
         super().__init__(adopt(inner_optimizer), initial_scale, dynamic_growth_steps, name, **kwargs)
-        self.min_scale, self.max_scale = rule.min_scale, rule.max_scale
-        self.inner_optimizer.is_inner = True
-        scale_variables.create(self)
+        self._begin(rule)
 
     def on_adopted(self) -> None:
         """Completes an instance of Keras' class (`adopt` calls this)."""
-        _, rule = make_rule(self.initial_scale, self.dynamic_growth_steps)
+        adopt(self.inner_optimizer)
+        self._begin(make_rule(self.initial_scale, self.dynamic_growth_steps)[1])
+
+    def _begin(self, rule: ScaleRule) -> None:
         self.min_scale, self.max_scale = rule.min_scale, rule.max_scale
-        adopt(self.inner_optimizer).is_inner = True
+        self.inner_optimizer.is_inner = True
         scale_variables.create(self)
 
     @property
@@ -157,13 +158,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         given, options = after_aggregation(self, list(zip(grads, variables)), current_options())
         pairs = [(_widen_gradient(g), v) for g, v in given]
         scale = self._scale_of_gradients()
-        if not inner.gradient_accumulation_steps:
-            finite = run_stages(inner, pairs, scale=scale, check_finite=True, options=options)
-            self._write(lambda finite: scale_variables.write(self, self._next(finite)), finite)
-            return
-        veto = _read_copy(self.overflowed) > 0
+        accumulates = inner.gradient_accumulation_steps
+        veto = _read_copy(self.overflowed) > 0 if accumulates else None
         finite = run_stages(inner, pairs, scale=scale, check_finite=True, veto=veto, options=options)
-        self._write(self._close_call, finite)
+        self._write(self._close_call if accumulates else self._move, finite)
 
     def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """As `optimizers.Optimizer.aggregate_gradients`, with gradients of the scaled loss: they are unscaled here too."""
@@ -174,15 +172,16 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         noted = scale_variables.noted(self)
         return _read_copy(self.dynamic_scale) if noted is None else noted
 
-    def _write(self, fn: Any, *args: Any) -> None:
-        """Runs `fn(*args)` so that each copy of the scale's variables is written once."""
+    def _write(self, fn: Any, finite: Any) -> None:
+        """Runs `fn(finite)` so that each copy of the scale's variables is written once."""
         if in_replica_context():
-            once_per_copy(fn)(*args)
+            once_per_copy(fn)(finite)
         else:
-            tf.distribute.get_strategy().run(lambda *each: once_per_copy(fn)(*each), args=args)
+            tf.distribute.get_strategy().run(lambda each: once_per_copy(fn)(each), args=(finite,))
 
-    def _next(self, finite: Any) -> ScaleState:
-        return next_state(scale_variables.read(self), finite, self.rule)
+    def _move(self, finite: Any, where: Any = None) -> None:
+        """Moves the scale after an update, if `where`, a bool scalar, is true or None. Context: replica."""
+        scale_variables.write(self, next_state(scale_variables.read(self), finite, self.rule), where)
 
     def _close_call(self, finite: Any) -> None:
         """After one of the k calls of an accumulated update; at the last one the scale moves.
@@ -196,7 +195,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         done = tf.where(finite, calls, calls + 1)
         due = tf.equal(done % steps, 0)
         skip = tf.logical_and(due, tf.logical_not(finite))
-        scale_variables.write(self, self._next(finite), where=due)
+        self._move(finite, where=due)
         overflowed = local_copy(self.overflowed)
         overflowed.assign(tf.cast(tf.logical_not(tf.logical_or(due, finite)), overflowed.dtype))
         calls.assign(tf.where(skip, done - steps, done))
