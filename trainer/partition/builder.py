@@ -173,7 +173,8 @@ class Builder:
             outputs = control_flow.without_collectives(self, op, inputs, work)
             shapes.say(op, [self.program.values[number] for number in outputs])
         else:
-            outputs = self._rewritten(op, inputs) or self._ruled(op, inputs, shapes, known)
+            outputs = self._unchanged(op, inputs, shapes) or self._rewritten(op, inputs)
+            outputs = outputs or self._ruled(op, inputs, shapes, known)
         for tensor, number in zip(op.outputs, outputs):
             known[id(tensor)] = number
             if tensor.dtype == tf.variant:
@@ -210,6 +211,18 @@ class Builder:
             shapes.forget(tensor)
         both_shapes = (static[0] or (None if traced is None else traced), static[1] or traced)
         return self.add(Value(tensor.dtype, both_shapes, label, both))
+
+    def _unchanged(self, op: tf.Operation, inputs: list[int], shapes: _StaticShapes) -> list[int]:
+        """The input of a reshape to the shape that it has, or of a sum over no axes; backward passes have many."""
+        values = [self.program.values[number] for number in inputs]
+        if op.type == "Reshape":
+            have = values[0].shapes
+            same = [*have] == shapes.of(op.outputs[0]) and all(shape and None not in shape for shape in have)
+            if same:
+                op.inputs[0].set_shape(op.outputs[0].shape)
+        else:
+            same = op.type == "Sum" and values[1].constant is not None and not values[1].constant[0].size
+        return [self.read(op.inputs[0], inputs[0], op)] if same else []
 
     def _rewritten(self, op: tf.Operation, inputs: list[int]) -> list[int]:
         if self.replicated or self._inside or self.is_local(op):

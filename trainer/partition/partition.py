@@ -91,4 +91,5 @@ def _one_pass(
     found = builder.walk(graph, list(range(len(graph.inputs))))
     found = [builder.read(tensor, number, None) for tensor, number in zip(graph.outputs, found)]
     program.outputs = [builder.converted(number, label, None) for number, label in zip(found, outputs)]
+    program.drop_unread()
     return program

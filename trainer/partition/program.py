@@ -6,6 +6,7 @@ Built by `partition.py`, copied into the graph of each replica by `rebuild.py`, 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -155,6 +156,30 @@ class Program:
         if not isinstance(node, Convert):
             return False
         return needs_collective(self.values[node.source].label, self.values[node.target].label)
+
+    def fixed(self, node: Node) -> list[np.ndarray] | None:
+        """The outputs of an operation on sizes that does not depend on the batch."""
+        if not isinstance(node, Copy) or node.op.type == "Placeholder" or node.op.op_def.is_stateful:
+            return None
+        pairs = [self.values[number].constant or (0, 1) for number in node.outputs]
+        return [pair[0] for pair in pairs] if all(itertools.starmap(np.array_equal, pairs)) else None
+
+    def drop_unread(self) -> None:
+        """Drops nodes without effects whose outputs nothing reads; a fixed output needs no inputs."""
+        read, controls = set(self.outputs), set[int]()
+        kept: list[Node] = []
+        for node in reversed(self.nodes):
+            op = node.op if isinstance(node, Copy) else None
+            acts = isinstance(node, Apply) or (
+                op is not None and (op.op_def.is_stateful or id(op) in controls)
+            )
+            if acts or not read.isdisjoint(outputs_of(node)):
+                if isinstance(node, Copy):
+                    node.inputs = [] if self.fixed(node) else node.inputs
+                    controls.update(map(id, node.controls))
+                read.update(inputs_of(node))
+                kept.append(node)
+        self.nodes = kept[::-1]
 
     def stages(self) -> list[tuple[list[Node], list[Convert]]]:
         """The nodes in stages: each has independent nodes, and at its end the conversions that communicate.

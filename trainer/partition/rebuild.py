@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from ...compat.equal_operations import made_once
@@ -180,7 +179,8 @@ class _Copier:
             have, want = values[node.source].label, values[node.target].label
             self.values[node.target] = local(self.values[node.source], have, want, self._replica)
             return
-        if (known := self._constants(node)) is not None:
+        if (fixed := self._program.fixed(node)) is not None:
+            known = [tf.constant(number, t.dtype) for number, t in zip(fixed, node.op.outputs)]
             self.values.update(zip(node.outputs, known))
             return
         given = [self.values[number] for number in node.inputs]
@@ -201,15 +201,6 @@ class _Copier:
             if node.of_samples and label == PARTIAL_SUM:
                 tensor = where(self._replica.alive, tensor)
             self.values[number] = tensor
-
-    def _constants(self, node: Copy) -> list[tf.Tensor] | None:
-        """The outputs of an operation on sizes that does not depend on the batch."""
-        if node.op.type in ("Const", "Placeholder") or node.op.op_def.is_stateful:
-            return None
-        pairs = [self._program.values[number].constant or (0, 1) for number in node.outputs]
-        if not all(itertools.starmap(np.array_equal, pairs)):
-            return None
-        return [tf.constant(pair[0], tensor.dtype) for pair, tensor in zip(pairs, node.op.outputs)]
 
     def _function(self, name: str, body: Program, given: Sequence[Any], node: Copy) -> str:
         source = dict(subgraphs(node.op))[name]
