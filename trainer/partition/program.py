@@ -161,8 +161,9 @@ class Program:
         """The outputs of an operation on sizes that does not depend on the batch."""
         if not isinstance(node, Copy) or node.op.type == "Placeholder" or node.op.op_def.is_stateful:
             return None
-        pairs = [self.values[number].constant or (0, 1) for number in node.outputs]
-        return [pair[0] for pair in pairs] if all(itertools.starmap(np.array_equal, pairs)) else None
+        pairs = [pair for number in node.outputs if (pair := self.values[number].constant)]
+        known = len(pairs) == len(node.outputs) and all(itertools.starmap(np.array_equal, pairs))
+        return [pair[0] for pair in pairs] if known else None
 
     def drop_unread(self) -> None:
         """Drops nodes without effects whose outputs nothing reads; a fixed output needs no inputs."""
