@@ -187,24 +187,25 @@ class StepFunction:
         step: Callable[..., Any],
         reader: Any,
         rows: int | None,
-        begin: Callable[[Any], Any] | None = None,
         parts: Any = None,
+        in_xla: bool = False,
     ) -> Callable[..., Any]:
         """`run(inputs, steps, first=0)`: the loop over batches `first` to `steps - 1`.
 
         `step(batch, rows, after=)` computes one. `parts` reads each replica's samples there; see `Chunk.part_reader`.
+        `in_xla`: XLA compiles the loop; its steps cannot report that they begin.
         """
-        begin = begin or self.begin
 
         def run(inputs: Any, steps: tf.Tensor, first: Any = 0) -> tuple[tf.Tensor, dict[str, Any]]:
             def body(i: tf.Tensor, logs: Any) -> Any:
-                begin(i)
+                if not in_xla:
+                    self.begin(i)
                 with effects() as drawn:
                     batch = reader(inputs, i)
                 own = {} if parts is None else {"part": functools.partial(parts, inputs, i)}
                 return i + 1, self.carried.after(logs, step(batch, rows, after=drawn, **own))
 
-            probe = None if begin == self.begin else lambda: step(reader(inputs, tf.constant(0)), rows)
+            probe = (lambda: step(reader(inputs, tf.constant(0)), rows)) if in_xla else None
             start = tf.convert_to_tensor(first), self.start(probe)
             done, logs = tf.while_loop(lambda i, logs: self.goes_on(i < steps), body, start)
             return done, self.logs(self.carried.end(logs))

@@ -59,11 +59,10 @@ def _compiles(leaf: Any) -> bool:
 
 def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
     """The loop over steps as one XLA program, on one replica; None where it is impossible, or known to be slow."""
-    step = functools.partial(function.global_step, in_xla=True)
-    if chunk.usual_batch_size is not None and function.recorder is not None and function.recorder.halts:
-        return None  # batches of a stack are drawn before it is known whether the loop reaches them
     if chunk.usual_batch_size is not None:
-        loop = _for_xla(function.counted_loop(step, _read_stack, chunk.usual_batch_size, begin=_nothing))
+        if function.recorder is not None and function.recorder.halts:
+            return None  # batches of a stack are drawn before it is known whether the loop reaches them
+        loop = _loop_in_xla(function, _read_stack, chunk.usual_batch_size)
         single = step_in_graph(function, chunk)
         stacks = Stacks(
             chunk,
@@ -77,7 +76,7 @@ def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
     worth_it = function.model.jit_compile or chunk.batch_size == function.full_rows
     if not has_one_size(chunk) or not worth_it or _is_far(chunk, function.device()):
         return None
-    body = _for_xla(function.counted_loop(step, chunk.reader, chunk.batch_size, begin=_nothing))
+    body = _loop_in_xla(function, chunk.reader, chunk.batch_size)
     loop, arguments = signed(body, chunk.signature, jit_compile=True)
     if function.model.jit_compile and slow_loop(operations(loop)):
         return None
@@ -140,10 +139,13 @@ def slow_loop(names: set[str]) -> bool:
     return not tf.config.list_physical_devices("GPU") and any(name in names for name in _SLOW_LOOPS_ON_CPU)
 
 
-def _for_xla(body: Callable[..., Any]) -> Callable[..., Any]:
+def _loop_in_xla(function: StepFunction, reader: Any, rows: int | None) -> Callable[..., Any]:
+    step = functools.partial(function.global_step, in_xla=True)
+    loop = function.counted_loop(step, reader, rows, in_xla=True)
+
     def run(inputs: Any, steps: tf.Tensor) -> Any:
         with for_xla():
-            return body(inputs, steps)
+            return loop(inputs, steps)
 
     return run
 
@@ -151,7 +153,3 @@ def _for_xla(body: Callable[..., Any]) -> Callable[..., Any]:
 def _read_stack(stack: Any, i: tf.Tensor) -> Any:
     """The reader of `Stacks`: batch `i` of a stack."""
     return tf.nest.map_structure(lambda batches: tf.gather(batches, i), stack)
-
-
-def _nothing(i: Any) -> None:
-    """No hook: steps inside of XLA cannot report their beginning."""
