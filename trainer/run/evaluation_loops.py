@@ -74,8 +74,7 @@ def test_steps(
 ) -> dict[str, Any]:
     """One pass over `source` in this process, whose `open_rows` are set; returns the logs after the last step."""
     logs: dict[str, Any] = {}
-    ends = _pass(model, source, callbacks, "test", "stop_evaluating", pythonify_logs)
-    for batch, logs in ends:
+    for batch, logs in _pass(model, source, callbacks, "test", "stop_evaluating", pythonify_logs):
         callbacks.on_test_batch_end(batch, logs)
     return logs
 

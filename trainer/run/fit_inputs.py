@@ -18,7 +18,7 @@ from .worker_settlement import same_random
 
 @dataclasses.dataclass
 class FitArguments:
-    """The arguments of `fit`, unchanged; `batch_size` is the global batch."""
+    """The arguments of `fit`; `batch_size` is the global batch. `sources` completes those of the validation."""
 
     x: Any
     y: Any
@@ -70,17 +70,16 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
     if validation_data is None:
         return source, None
     val_x, val_y, val_weight = a.validation_data = unpack_x_y_sample_weight(validation_data)
-    batch_size = a.validation_batch_size
     with named("validation_data"):
-        if batch_size is None and kind_of(val_x) == "array":
-            batch_size = a.batch_size
+        if a.validation_batch_size is None and kind_of(val_x) == "array":
+            a.validation_batch_size = a.batch_size
     names = {"batch_size": "validation_batch_size", "steps_per_epoch": "validation_steps"}
     with named("validation_data", **names):
         validation = make_source(
             val_x,
             val_y,
             val_weight,
-            batch_size=batch_size,
+            batch_size=a.validation_batch_size,
             steps_per_epoch=a.validation_steps,
             strategy=strategy,
             beside=source,

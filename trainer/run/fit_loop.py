@@ -25,7 +25,6 @@ from .. import checks
 from ..inputs import Source, make_source
 from ..inputs.checks import named
 from ..inputs.derived_inputs import copied_input, first_batches
-from ..inputs.make_source import kind_of
 from .argument_errors import check_labels, check_validation, explained
 from .callback_list import callback_list, log_names
 from .compiled_calls import CallLength, compiled_calls
@@ -128,9 +127,9 @@ def _try_validation(model: TrainedModel, a: FitArguments, runner: Runner) -> Non
     with untouched(model, (x, y, sample_weight)):
         steps = a.validation_sanity_steps
         copy = copied_input(x, f"`validation_sanity_steps` ({steps})")
-        batch_size = a.validation_batch_size or (a.batch_size if kind_of(x) == "array" else None)
-        first = first_batches(copy, y, sample_weight, steps, batch_size, a.validation_steps)
-        x, y, sample_weight, batch_size = first
+        x, y, sample_weight, batch_size = first_batches(
+            copy, y, sample_weight, steps, a.validation_batch_size, a.validation_steps
+        )
         source = make_source(
             x,
             y,
