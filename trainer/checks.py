@@ -235,23 +235,25 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-def check_structure(model: TrainedModel, spec: Any, step: str) -> None:
-    """Rejects batches that Keras' own step cannot unpack; a custom step accepts any.
+def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
+    """Rejects batches that a step cannot take.
+
+    Keras' own step must be able to unpack them; a custom step accepts any. Strings are rejected where a model with declared
+    inputs, a loss of Keras or `sample_weight` needs numbers.
 
     Args:
         model: the model.
         spec: nest of `tf.TypeSpec` of a batch.
         step: "train_step", "test_step" or "predict_step".
     """
-    if not is_standard(spec) and not model._overrides_step(step):
+    own_step = model._overrides_step(step)
+    if own_step and step == "predict_step":
+        return
+    if not own_step and not is_standard(spec):
         raise ValueError(
             f"`x` gives tuples of {len(spec)}, but `{step}` takes x, (x,), (x, y) or (x, y, sample_weight): put several "
             f"inputs into one tuple or dict, or give the model a custom `{step}`. Received: {spec}"
         )
-
-
-def check_text(model: TrainedModel, spec: Any, step: str) -> None:
-    """Rejects strings where a model with declared inputs, a loss of Keras or `sample_weight` needs numbers."""
     x, y, sample_weight = unpack(spec)
     for tensor, leaf in paired_inputs(model, x):
         if getattr(leaf, "dtype", None) == tf.string and tensor.dtype != "string":
@@ -260,7 +262,7 @@ def check_text(model: TrainedModel, spec: Any, step: str) -> None:
                 "Encode the strings as numbers first, or begin the model with a keras.layers.StringLookup or "
                 "TextVectorization."
             )
-    if model._overrides_step(step) or not is_standard(spec):
+    if own_step:
         return
     if holds_text(sample_weight):
         raise ValueError(

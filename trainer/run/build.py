@@ -49,8 +49,7 @@ def build_for(model: TrainedModel, spec: Any, training: bool = True) -> None:
     Context: cross-replica, under the model's strategy.
     """
     name = "train_step" if training else "test_step"
-    checks.check_structure(model, spec, name)
-    checks.check_text(model, spec, name)
+    checks.check_batches(model, spec, name)
     if model._overrides_step(name):
         optimizers = optimizers_of(model) if training else ()
         _build_by_own_step(model, spec, getattr(model, name), _symbolically, optimizers)
@@ -72,9 +71,7 @@ def is_built(model: TrainedModel) -> bool:
 
 def build_for_prediction(model: TrainedModel, spec: Any) -> None:
     """Builds the layers for inputs of `spec`, regardless of the rest of the batch. Context as `build_for`."""
-    checks.check_structure(model, spec, "predict_step")
-    if not model._overrides_step("predict_step"):
-        checks.check_text(model, spec, "predict_step")
+    checks.check_batches(model, spec, "predict_step")
     if all(layer.built for layer in layers_of(model)):
         return
     if model._overrides_step("predict_step"):

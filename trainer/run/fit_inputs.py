@@ -85,8 +85,7 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
             beside=source,
             own_step=model._overrides_step("test_step"),
         )
-        checks.check_structure(model, validation.spec, "test_step")
-        checks.check_text(model, validation.spec, "test_step")
+        checks.check_batches(model, validation.spec, "test_step")
     return source, validation
 
 
