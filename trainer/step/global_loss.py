@@ -42,10 +42,10 @@ _ROWWISE_FUNCTIONS = frozenset(
 
 
 def rowwise(fn: Any) -> Any:
-    """Declares that a custom loss or metric treats every sample independently.
+    """Declares that each value of a custom loss or metric depends on one sample only.
 
-    With several replicas such a callable gets each replica's own samples instead of the gathered samples of all. Use it for
-    large outputs, where gathering would cost time.
+    A `Pipeline` with `schedule="1f1b"` computes the loss of each micro-batch separately, and needs this for custom losses.
+    Other training does not need it.
 
     Args:
         fn: a function `fn(y_true, y_pred)` whose result has one entry (or one per position) for each sample and depends on
