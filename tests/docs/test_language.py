@@ -52,12 +52,7 @@ PAGES = sorted(
     [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "ROADMAP.md", "SECURITY.md", "CHANGELOG.md")]
     + [ROOT / "examples" / "README.md", *(ROOT / "docs").rglob("*.md")]
 )
-# Exceptions, with reasons. Whoever cleans a page or a package moves it.
-NOT_YET = {
-    "docs/design/": "history, written before these rules; pages are shortened and cleaned one by one",
-}
-READ = [page for page in PAGES if not name_of(page).startswith(tuple(NOT_YET))]
-# Their docstrings, comments and messages are read; a package is added when it is clean.
+# Their docstrings, comments and messages are read.
 PACKAGES = ("callbacks", "compat", "distribute", "mixed_precision", "optimizers", "trainer", "unisono")
 
 
@@ -100,7 +95,7 @@ def said(path):
     return re.sub(r"\n\n[\s]*\n", "\n\n", " ".join(comments))
 
 
-@pytest.mark.parametrize("page", READ, ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_page_has_short_sentences_in_the_terms_of_the_field(page):
     text = page.read_text(encoding="utf-8")
     assert list(old_words(prose(text))) == []
@@ -137,6 +132,13 @@ def test_links_of_a_page_lead_somewhere(page):
             assert target.exists(), f"{name_of(page)} links to {link}"
             if anchor and "unisono." not in anchor:  # mkdocs --strict checks those of docstrings
                 assert anchor in anchors(target.read_text(encoding="utf-8")), (link, anchor)
+
+
+def test_every_design_page_has_a_status():
+    for page in (ROOT / "docs" / "design").glob("*.md"):
+        assert re.search(
+            r"\n\nStatus: (accepted|superseded by \[\d{4}\])", page.read_text(encoding="utf-8")
+        ), page
 
 
 def test_every_page_is_in_the_navigation():
