@@ -37,6 +37,7 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal -q
 lint: $(BIN)/unisono-dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/codespell
 	$(BIN)/pyright
 
 check: lint
