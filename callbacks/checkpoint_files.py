@@ -131,8 +131,8 @@ def _keep_foreign_file(path: Path) -> None:
     kept = next(name for name in names if not os.path.lexists(name))
     os.rename(path, kept)
     warnings.warn(
-        f"`filepath` of `ModelCheckpoint` names a file that it did not write: {path} is now {kept}. Remove that "
-        "file if it is not needed, or choose another `filepath`."
+        f"`ModelCheckpoint` renamed {path}, which it did not write, to {kept}, because its `filepath` names that file. "
+        "Remove the renamed file if it is not needed, or choose another `filepath`."
     )
 
 

@@ -113,21 +113,19 @@ def check_output_path(argument: str, place: str, folder: bool) -> None:
         return
     path = Path(place)
     if not folder and path.is_dir():
-        raise SaveError(
-            errno.EISDIR, f"{argument} is a folder: give the name of a file in it. Received: {place}"
-        )
+        raise SaveError(errno.EISDIR, f"{argument} is a folder: give the path of a file. Received: {place}")
     fixed = next((index for index, part in enumerate(path.parts) if "{" in part), len(path.parts))
     wanted = Path(*path.parts[:fixed]) if folder or fixed < len(path.parts) else path.parent
     there = next((each for each in (wanted, *wanted.parents) if each.exists()), Path())
     if not there.is_dir():
         raise SaveError(
             errno.ENOTDIR,
-            f"{argument} cannot be made, because {there} is a file: choose another place. Received: {place}",
+            f"{argument} cannot be created, because {there} is a file: choose another path. Received: {place}",
         )
     if not os.access(there, os.W_OK | os.X_OK):
         raise SaveError(
             errno.EACCES,
-            f"{argument} cannot be made, because {there} is read-only: make it writable. Received: {place}",
+            f"{argument} cannot be created, because {there} is read-only: make it writable. Received: {place}",
         )
 
 

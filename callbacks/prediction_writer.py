@@ -67,7 +67,7 @@ class PredictionWriter(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Raises: `fit` makes no predictions."""
         raise ValueError(
-            f"`PredictionWriter` does nothing in `fit`: give it to `predict`. Received: {self.path}"
+            f"`PredictionWriter` does nothing in `fit`: pass it to `predict`. Received: {self.path}"
         )
 
     def on_predict_begin(self, logs: Any = None) -> None:
@@ -76,7 +76,7 @@ class PredictionWriter(keras.callbacks.Callback):
         self._structure = None
         if not hasattr(self.model, "fit_state"):
             raise TypeError(
-                "`PredictionWriter` takes part in the `predict` of a model of unisono: call `unisono.adopt(model)` first. "
+                "`PredictionWriter` needs the `predict` of a Unisono model: call `unisono.adopt(model)` first. "
                 f"Received: {shown(self.model)}"
             )
         if not is_chief():
@@ -121,8 +121,8 @@ class PredictionWriter(keras.callbacks.Callback):
         for each in sorted(self.path.iterdir()) if self.path.exists() else ():
             if not (each.is_file() and not each.is_symlink() and _is_own(each)):
                 raise ValueError(
-                    f"`path` of `PredictionWriter` is a folder that would be replaced, and holds {each.name}, which it did "
-                    f"not write: give a folder of its own. Received: {self.path}"
+                    f"`path` of `PredictionWriter` is a folder with {each.name}, which it did not write and would delete: "
+                    f"give a separate folder. Received: {self.path}"
                 )
 
     def on_predict_exit(self) -> None:
@@ -186,8 +186,8 @@ class _ArrayFile:
         """
         if array.dtype != self._dtype or array.shape[1:] != self._sample:
             raise ValueError(
-                f"`PredictionWriter` writes samples of one shape and dtype, and after samples {list(self._sample)} of "
-                f"{self._dtype} the model gave {list(array.shape[1:])} of {array.dtype}: pad them, or "
+                f"`PredictionWriter` writes samples of one shape and dtype, but after samples {list(self._sample)} of "
+                f"{self._dtype} the model returned {list(array.shape[1:])} of {array.dtype}: pad them, or "
                 "call `predict` without it."
             )
         self._stream.write(np.ascontiguousarray(array).data)
@@ -226,14 +226,14 @@ def _storable(leaf: Any) -> np.ndarray:
     """An output as an array `[samples, ...]` that an `.npy` file can hold."""
     if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
         raise TypeError(
-            f"`PredictionWriter` writes dense arrays, and an output is a {type(leaf).__name__}: let the model convert it "
+            f"`PredictionWriter` writes dense arrays, but an output is a {type(leaf).__name__}: convert it in the model "
             "(`to_tensor`, `tf.sparse.to_dense`), or call `predict` without it."
         )
     array = np.asarray(leaf)
     if array.dtype.hasobject or not array.ndim:
         kind = "text or objects" if array.dtype.hasobject else "one number without samples"
         raise TypeError(
-            f"`PredictionWriter` writes numbers `[samples, ...]`, and an output is {kind}: let the model give numbers, or "
+            f"`PredictionWriter` writes numbers `[samples, ...]`, but an output is {kind}: let the model return numbers, or "
             "call `predict` without it."
         )
     if np.dtype(array.dtype.str) != array.dtype:  # a type that NumPy has not itself

@@ -141,7 +141,7 @@ def check_overwrite(argument: str, path: Path, is_own: Callable[[Path], bool]) -
         pass
     raise SaveError(
         errno.EEXIST,
-        f"{argument} would overwrite {path}, which that callback did not write: move the file, or choose another path.",
+        f"{argument} would overwrite {path}, a file that it did not write: move the file, or choose another path.",
     )
 
 

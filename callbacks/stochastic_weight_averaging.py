@@ -72,7 +72,7 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
         """Begins anew, and rejects a model that cannot be averaged."""
         if getattr(self.model, "fit_state", None) is None:
             raise ValueError(
-                "`StochasticWeightAveraging` takes part in the `fit` of a model of unisono: call `unisono.adopt(model)` "
+                "`StochasticWeightAveraging` needs the `fit` of a Unisono model: call `unisono.adopt(model)` "
                 "first."
             )
         optimizer = self.model.optimizer
@@ -104,8 +104,8 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
         """Sets the average, and the statistics that belong to it."""
         if not self.count:
             warnings.warn(
-                "`StochasticWeightAveraging` has no weights to average: training ended before its `start_from_epoch` "
-                f"({self.start_from_epoch}), and the weights are the last ones."
+                "`StochasticWeightAveraging` averaged nothing, because training ended before its `start_from_epoch` "
+                f"({self.start_from_epoch}): the weights are the last ones. Set an earlier epoch."
             )
             return
         with self.model._strategy_scope():

@@ -38,7 +38,7 @@ def grow_gpu_memory(enabled: bool = True) -> list[str]:
             tf.config.experimental.set_memory_growth(gpu, enabled)
         except RuntimeError:
             raise RuntimeError(
-                "grow_gpu_memory() came too late: TensorFlow already uses the GPUs; call it before anything else that uses "
+                "grow_gpu_memory() was called too late: TensorFlow already uses the GPUs. Call it before other uses of "
                 "TensorFlow, or set TF_FORCE_GPU_ALLOW_GROWTH=true."
             ) from None
     return [gpu.name for gpu in gpus]

@@ -166,7 +166,7 @@ def this_step() -> StepContext:
     """The step that this thread computes, for code that is only ever called inside one."""
     if _step.value is None:
         raise RuntimeError(
-            "This function is a part of a step of `fit`, `evaluate` or `predict`: call it inside of one."
+            "This function works only in a step of `fit`, `evaluate` or `predict`: call it inside of one."
         )
     return _step.value
 

@@ -101,6 +101,6 @@ def enable_tensor_float_32(enabled: bool) -> None:
     """
     if not isinstance(enabled, bool):
         raise TypeError(
-            f"enabled must be True or False; received {shown(enabled)} of type {type(enabled).__name__}."
+            f"`enabled` must be True or False. Received: {shown(enabled)} of type {type(enabled).__name__}"
         )
     tf.config.experimental.enable_tensor_float_32_execution(enabled)

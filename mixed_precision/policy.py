@@ -131,9 +131,9 @@ def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None
     if unless_trained and optimizer is not None and int(optimizer.iterations.numpy()) > 0:
         return
     raise ValueError(
-        f"set_global_policy({current.name!r}) was called after model {model.name!r} was built under "
-        f"{own.name!r}, so the model would not follow it: call set_global_policy before building the model, "
-        f"or build it within policy_scope({own.name!r}) if {own.name!r} is what it should have."
+        f"The model {model.name!r} was built under policy {own.name!r} and does not follow the later "
+        f"set_global_policy({current.name!r}): call set_global_policy before building the model, "
+        f"or build it within policy_scope({own.name!r}) to keep {own.name!r}."
     )
 
 
@@ -179,7 +179,7 @@ def _make_policy(name: Any, loss_scale: Any) -> Policy:
     """The policy object, not yet set, with its loss scale."""
     if isinstance(loss_scale, str) and loss_scale != "dynamic":
         raise ValueError(
-            f"loss_scale must be 'dynamic', a positive number or None; received {shown(loss_scale)}."
+            f"`loss_scale` must be 'dynamic', a positive number or None. Received: {shown(loss_scale)}"
         )
     if loss_scale is not None and loss_scale != "dynamic":
         loss_scale = positive_scale("loss_scale", loss_scale)
@@ -189,19 +189,19 @@ def _make_policy(name: Any, loss_scale: Any) -> Policy:
         policy = _policy_by_name(name)
     else:
         raise TypeError(
-            f"name must be the name of a policy, such as 'mixed_float16', or a keras.DTypePolicy; received "
-            f"{name!r} of type {type(name).__name__}."
+            f"`name` must be the name of a policy, such as 'mixed_float16', or a keras.DTypePolicy. Received: "
+            f"{name!r} of type {type(name).__name__}"
         )
     if policy.name == "float16":
         raise ValueError(
-            "Policy 'float16' is invalid for training: in its variables small updates are lost; use 'mixed_float16' "
-            "(float16 computations, float32 variables); for inference only there is "
+            "Policy 'float16' is invalid for training, because float16 variables lose small updates: use 'mixed_float16' "
+            "(float16 computations, float32 variables), or for inference only "
             "keras.config.set_dtype_policy('float16')."
         )
     if isinstance(loss_scale, float) and policy.compute_dtype != "float16":
         raise ValueError(
-            f"loss_scale={loss_scale:g} has no use with policy {policy.name!r}, whose gradients do not "
-            "underflow: leave loss_scale out, or use policy 'mixed_float16'."
+            f"`loss_scale={loss_scale:g}` is invalid with policy {policy.name!r}, whose gradients do not "
+            "underflow: leave `loss_scale` out, or use policy 'mixed_float16'."
         )
     setattr(policy, _LOSS_SCALE, loss_scale)
     return policy

@@ -122,7 +122,7 @@ def with_gradients(optimizer: Any, pairs: Pairs) -> Pairs:
     if missing and missing not in optimizer.warned_missing:
         optimizer.warned_missing.append(missing)
         warnings.warn(
-            f"Gradients do not exist for variables {missing} when minimizing the loss: they stay as they are. "
+            f"Gradients do not exist for variables {missing} when minimizing the loss: they are not updated. "
             "If you use `model.compile()`, did you forget the `loss` argument?",
             stacklevel=5,
         )

@@ -19,11 +19,11 @@ def compute_gradients(
     """
     if tape is None and not callable(loss):
         raise ValueError(
-            "`tape` is missing: with a tensor as `loss` give the tf.GradientTape that recorded it, "
-            f"or give a callable that computes the loss. Received: loss={loss!r}"
+            "`tape` is missing: if `loss` is a tensor, pass the tf.GradientTape that recorded it, "
+            f"or pass a function that computes the loss. Received: loss={loss!r}"
         )
     if var_list is None:
-        raise ValueError("`var_list` must name the variables, as `model.trainable_variables`. Received: None")
+        raise ValueError("`var_list` must be variables, such as `model.trainable_variables`. Received: None")
     tape = tf.GradientTape() if tape is None else tape
     if callable(loss):
         with tape:

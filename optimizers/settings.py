@@ -163,7 +163,7 @@ def _check_schedule(schedule: Any) -> None:
         first = float(tf.convert_to_tensor(schedule(0)).numpy())
     except Exception as error:
         raise ValueError(
-            f"`learning_rate` is a {type(schedule).__name__} that gives no number at the first step; give it numbers. "
+            f"`learning_rate` is a {type(schedule).__name__} that returns no number at the first step: check its arguments. "
             f"Received: {shown(schedule.get_config())}"
         ) from error
     if not 0 <= first < float("inf"):

@@ -89,7 +89,7 @@ def _specs(name: str, values: Any) -> Any:
             return tf.TensorSpec(value.shape, value.dtype)
         tensor: Any = value if tf.is_tensor(value) else keras.ops.convert_to_numpy(value)
         if not len(tensor.shape):
-            raise TypeError("no axis of samples")
+            raise TypeError("a scalar has no batch dimension")
         return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
 
     try:

@@ -226,8 +226,8 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         others = self._store.others() if found.path is None else []
         if others:
             print(
-                f"{self.directory} has backups of other fits of this script, such as {others[0].name}. This is its fit "
-                f"{self._store.fit} in this directory, and they are left for theirs.",
+                f"{self.directory} also has backups of other `fit` calls of this script, such as {others[0].name}. This is "
+                f"call {self._store.fit}, which ignores them.",
                 flush=True,
             )
         return found
@@ -237,7 +237,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
             warnings.warn(f"{problem} It is skipped.")
         if path is None:
             if problems:
-                warnings.warn(f"No backup in {self.directory} is good: training starts from the beginning.")
+                warnings.warn(f"No backup in {self.directory} is valid: training starts from the beginning.")
             return
         with naming(path):
             fit_snapshot.check(content, self.model, fit_state, self._identity, path)

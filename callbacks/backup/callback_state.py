@@ -168,8 +168,8 @@ def _set_csv_state(callback: Any, state: dict[str, Any]) -> None:
         write_safely(path, lambda stream: stream.write(state["text"]))
     elif path.stat().st_size < state["position"]:
         warnings.warn(
-            f"{path} has {path.stat().st_size} bytes, and had {state['position']} when the backup was made: "
-            "CSVLogger cannot restore the missing lines."
+            f"CSVLogger cannot restore missing lines: {path} has {path.stat().st_size} bytes, but had {state['position']} "
+            "at the time of the backup. Training continues without them."
         )
     else:
         os.truncate(path, state["position"])

@@ -83,8 +83,8 @@ def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> None:
     text = json.dumps(manifest, allow_nan=False, separators=(",", ":")).encode()
     if len(text) > MOST_MANIFEST_BYTES:
         raise ValueError(
-            f"The state has {len(text)} bytes of plain values, and a backup takes {MOST_MANIFEST_BYTES}: let callbacks "
-            "return long lists as NumPy arrays."
+            f"The state has {len(text)} bytes of plain values, but a backup takes at most {MOST_MANIFEST_BYTES}: return "
+            "long lists in the state of callbacks as NumPy arrays."
         )
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for piece in _pieces(text, arrays):

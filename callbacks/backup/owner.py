@@ -164,7 +164,7 @@ class FolderOwner:
         if first is None or self._age(first) > self._patience:
             return False
         print(
-            f"{self._directory} was used by {found}; waiting up to {self._patience:g} s for a sign of life.",
+            f"{self._directory} was used by {found}; waiting up to {self._patience:g} s for its heartbeat.",
             flush=True,
         )
         until = time.monotonic() + self._patience
@@ -198,7 +198,7 @@ class FolderOwner:
         who = "an unknown process" if found is None else str(found)
         return FolderInUseError(
             f"{self._directory} {'has been taken over' if taken else 'is used'} by {who}: use another directory for this "
-            f"training, or end that one; if it no longer exists, remove {self._path} to take over."
+            f"run, or end that process; if it no longer exists, remove {self._path} to take over."
         )
 
 

@@ -83,8 +83,8 @@ def build_optimizer(model: CompiledModel, scope: Any) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not model.built:
         raise RuntimeError(
-            "BackupAndRestore outside of our fit needs a model that is built, and compiled with the optimizer of the "
-            "loop: build it first, or call unisono.adopt(model) and train with its `fit`. Received: the model "
+            "BackupAndRestore in a custom loop or Keras' `fit` needs a model that is built, and compiled with the optimizer "
+            "of the loop: build it first, or call unisono.adopt(model) and train with its `fit`. Received: the model "
             f"{model.name!r}, "
             f"{'not compiled' if optimizer is None else 'not built'}."
         )
@@ -129,8 +129,8 @@ def warn_of_own_states(model: CompiledModel) -> None:
     names = [] if graph is None else drawing_operations(graph)
     if names:
         warnings.warn(
-            f"The model draws random numbers by an operation whose state TensorFlow keeps to itself ({names[0]}): a "
-            "resumed run cannot be exact; draw with keras.random and a SeedGenerator, or from a tf.random.Generator.",
+            f"A resumed run cannot be exact, because TensorFlow cannot save the state of a random operation ({names[0]}): "
+            "draw with keras.random and a SeedGenerator, or from a tf.random.Generator.",
             stacklevel=2,
         )
 

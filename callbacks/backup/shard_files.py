@@ -130,7 +130,7 @@ def written_parts(path: Path, save: int, workers: int) -> list[dict[str, str]]:
                 get_value(f"unisono/backup/{save}/{worker}", max(0.1, until - time.monotonic()))
             )
         except tf.errors.DeadlineExceededError:
-            answer = {"error": f"it did not come within {_LONGEST * peer_timeout():g} s"}
+            answer = {"error": f"it was not written within {_LONGEST * peer_timeout():g} s"}
         if "error" in answer:
             raise SaveError(
                 f"{path} was not written, because worker {worker} could not write its part ({answer['error']}); earlier "

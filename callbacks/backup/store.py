@@ -190,7 +190,7 @@ class BackupStore:
                 if other != run and container.read(path, outline=True):  # a damaged one says nothing
                     raise container.BackupMismatchError(
                         f"{path} belongs to another run than {newest} ({str(other)[:8]!a} and {run[:8]}), although both "
-                        "are in one directory: move the files of one of the runs to a directory of its own."
+                        "are in one directory: move the files of one run to a separate directory."
                     )
         return run
 

@@ -159,7 +159,7 @@ def read_run(path: Path) -> Run:
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror or error}).") from None
     if len(data) > _MOST_BYTES:
-        raise ValueError(f"{path} has more than {_MOST_BYTES:,} bytes, and no training writes as many lines.")
+        raise ValueError(f"{path} is too large for a report: it has more than {_MOST_BYTES:,} bytes.")
     lines = data.split(b"\n")
     for number, text in enumerate(lines, 1):
         if not text.strip():
@@ -172,7 +172,7 @@ def read_run(path: Path) -> Run:
                 break
             raise ValueError(f"{path}, line {number} is not a line of a training report.") from None
     if not run.facts:
-        raise ValueError(f"{path} contains no training: its first line must be that of TrainingReport.")
+        raise ValueError(f"{path} contains no training run: TrainingReport must have written its first line.")
     return run
 
 

@@ -162,8 +162,8 @@ def _gpus_of_processes(layout: Layout, processes: int) -> list[Place]:
         )
         stages = f" * stages ({layout.stages})" if processes > layout.workers else ""
         raise ValueError(
-            f"workers ({layout.workers}){stages} * replicas per worker ({max(each, 1)}) must not be more than the GPUs "
-            f"that are visible ({len(names)}{also}): ask for fewer, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
+            f"workers ({layout.workers}){stages} * replicas per worker ({max(each, 1)}) must not be more than the "
+            f"visible GPUs ({len(names)}{also}): ask for fewer, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
         )
     # Idle GPUs were listed first; those of one worker are neighbours, where the names are the machine's own numbers.
     chosen = "CUDA_VISIBLE_DEVICES" in os.environ

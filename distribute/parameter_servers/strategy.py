@@ -41,13 +41,13 @@ class ParameterServerMode:
             whole_number(name, getattr(self, name), least, optional=True)
         if self.max_staleness is not None and self.backup_workers is not None:
             raise ValueError(
-                "Give `max_staleness` (bounded asynchronous training) or `backup_workers` (synchronous training). "
+                "Give `max_staleness` (bounded asynchronous training) or `backup_workers` (synchronous training), not both. "
                 f"Received: max_staleness={self.max_staleness} and backup_workers={self.backup_workers}"
             )
         if self.backup_workers is not None and self.backup_workers >= num_workers:
             raise ValueError(
                 f"`backup_workers` ({self.backup_workers}) must be less than the number of workers ({num_workers}): "
-                "at least one gradient must make a step."
+                "a step needs at least one gradient."
             )
         number("timeout", self.timeout, above=0, finite=False)
 
@@ -128,7 +128,7 @@ def check_cluster(jobs: Mapping[str, Any], task_type: str | None) -> None:
         raise ClusterError(f"The cluster has {len(jobs['chief'])} chiefs: one coordinator runs the script.")
     if task_type in ("worker", "ps"):
         raise ClusterError(
-            f"This process is a {task_type!r} of the cluster, but the script is run by the coordinator ('chief') alone: "
+            f"This process is a {task_type!r} of the cluster, but only the coordinator ('chief') runs the script: "
             "run `python -m unisono.distribute.server` here, or start all with `python -m unisono launch`."
         )
 
@@ -143,7 +143,7 @@ def pool_of(strategy: Any) -> WorkerPool:
     if strategy.num_replicas_in_sync > 1:
         raise ValueError(
             f"Each worker sees {strategy.num_replicas_in_sync} GPUs, but a worker of a ParameterServerStrategy trains "
-            "with one: start a worker for each GPU, with its own CUDA_VISIBLE_DEVICES."
+            "with one: start one worker per GPU, each with a separate CUDA_VISIBLE_DEVICES."
         )
     if strategy not in _pools:
         resolver = resolver_of(strategy)

@@ -49,7 +49,7 @@ class Settings:
         number("memory_limit", self.memory_limit, above=0, optional=True, finite=False)
         if len(self.devices) % self.replicas:
             raise ValueError(
-                f"`devices` ({len(self.devices)}) must be divisible by `replicas` ({self.replicas}): give as many for each."
+                f"`devices` ({len(self.devices)}) must be divisible by `replicas` ({self.replicas}): each has as many."
             )
         self._check_partition()
 
@@ -175,8 +175,8 @@ class Pipeline:
         """
         if tf.distribute.has_strategy():
             raise ValueError(
-                "a Pipeline's scope must not be entered inside of a strategy's scope: "
-                "for data parallelism use Pipeline(..., replicas=R)"
+                "The scope of a Pipeline must not be entered inside of a strategy's scope: "
+                "for data parallelism use Pipeline(..., replicas=R)."
             )
         _scopes.entered.append(self)
         try:
@@ -199,7 +199,7 @@ class Pipeline:
         plan = self._plans.get(model) if hasattr(model, "layers") else None
         if plan is None:
             if _planner is None or not hasattr(model, "layers"):
-                raise ValueError(f"`model` must be made in this pipeline's scope. Received: {shown(model)}")
+                raise ValueError(f"`model` must be built in this pipeline's scope. Received: {shown(model)}")
             plan = self._plans[model] = _planner(model, self.settings, rows)
         self._newest = weakref.ref(model)
         return plan
@@ -212,13 +212,13 @@ class Pipeline:
         """
         if level == "weights":
             raise ValueError(
-                '`level` must be "optimizer" or "gradients" for a Pipeline, since each micro-batch would all-gather '
-                "the weights of a stage twice: to hold fewer weights on a device use more stages. Received: 'weights'"
+                '`level` must be "optimizer" or "gradients" for a Pipeline, because each micro-batch would all-gather '
+                "the weights of a stage twice: for fewer weights per device use more stages. Received: 'weights'"
             )
         if self._plans and self.settings.sharded != level:
             raise ValueError(
-                f"`strategy` must not have models yet when its level is set: call `sharded(pipeline, level={level!r})` "
-                f"right after `Pipeline(...)`. Received: a Pipeline with {len(self._plans)} of them"
+                f"`strategy` must not have models when its level is set: call `sharded(pipeline, level={level!r})` "
+                f"right after `Pipeline(...)`. Received: a Pipeline with {len(self._plans)} model(s)"
             )
         self.settings = dataclasses.replace(self.settings, sharded=level)
 
@@ -252,7 +252,7 @@ class Pipeline:
         model = self._newest() if model is None and self._newest is not None else model
         if model is None:
             raise ValueError(
-                "model must be given (received None): no model has been made in this pipeline's scope"
+                "`model` is None, but no model was created in this pipeline's scope: pass a model."
             )
         return self.plan(model)
 

@@ -55,12 +55,12 @@ def connect(addresses: Sequence[str] | None = None, timeout: float | None = None
     given = list(addresses) if addresses is not None else stage_addresses()
     if not given:
         raise ValueError(
-            f"addresses must name at least one process; received addresses={addresses!r} and no {STAGES}: "
-            f"start the script with `python -m unisono launch --stages K`"
+            f"`addresses` must name at least one process: start the script with `python -m unisono launch --stages K`. "
+            f"Received: {addresses!r}, and {STAGES} is not set"
         )
     known = [] if _watch is None else list(_watch.addresses.values())
     if known and given != known:
-        raise ValueError(f"addresses must stay {known} in one process; received addresses={given}")
+        raise ValueError(f"`addresses` must be the same in one process: they were {known}. Received: {given}")
     if _watch is None:
         seconds = peer_timeout() if timeout is None else timeout
         deadline = time.monotonic() + seconds
@@ -85,7 +85,7 @@ def _join(watch: ServerWatch, addresses: Sequence[str]) -> None:
     try:
         if not ended_in_time("connect", join, watch.timeout + _JOINING):
             raise TimeoutError(
-                f"the stages at {list(addresses)} were not connected within {watch.timeout:g} s"
+                f"The stages at {list(addresses)} were not connected within {watch.timeout:g} s: check that they run."
             )
     except Exception as error:
         _raise_if_lost(watch, error, {task: [task] for task in watch.addresses})
@@ -155,8 +155,8 @@ def _wait_for(address: str, deadline: float, timeout: float) -> None:
     while not answers(address, max(0.1, deadline - time.monotonic())):
         if time.monotonic() >= deadline:
             raise TimeoutError(
-                f"no stage answers at {address!r} within {timeout:g} s: "
-                f"is `python -m unisono.distribute.server` running there?"
+                f"No stage answers at {address!r} within {timeout:g} s: "
+                f"check that `python -m unisono.distribute.server` runs there."
             )
         time.sleep(0.1)
 

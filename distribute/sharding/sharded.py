@@ -70,15 +70,15 @@ def sharded(strategy: _Target, level: str = "optimizer") -> _Target:
         return strategy
     if not isinstance(strategy, SHARDABLE):
         raise TypeError(
-            "`strategy` must be a tf.distribute.MirroredStrategy or MultiWorkerMirroredStrategy, whose replicas have copies "
-            f"of their own, or a Pipeline. Received: {shown(strategy)}"
+            "`strategy` must be a tf.distribute.MirroredStrategy, a MultiWorkerMirroredStrategy or a Pipeline. "
+            f"Received: {shown(strategy)}"
         )
     if strategy not in _levels:
         _check_nothing_exists(strategy, level)
         accept_sharded_variables(strategy)
     if _levels.setdefault(strategy, level) != level:
         raise ValueError(
-            f"`level` is {_levels[strategy]!r} for this strategy already: make another strategy for another level. "
+            f"`level` is {_levels[strategy]!r} for this strategy already: create another strategy for another level. "
             f"Received: {level!r}"
         )
     if level == "weights":
@@ -114,10 +114,10 @@ def _check_nothing_exists(strategy: tf.distribute.Strategy, level: str) -> None:
     for each in gc.get_objects():
         late = next(_whole_under(strategy, each, level), None)
         if late is not None:
-            when = "the model is made" if level == "weights" else "the optimizer is built, which `fit` does"
+            when = "creating the model" if level == "weights" else "building the optimizer, which `fit` does"
             raise ValueError(
-                f"`sharded(strategy, level={level!r})` comes too late: {late.path!r} exists already, and would stay whole "
-                f"on each replica. Call it before {when}; for existing variables make another strategy and a new model."
+                f"`sharded(strategy, level={level!r})` was called too late: {late.path!r} exists already, unsharded. "
+                f"Call it before {when}; for existing variables create another strategy and a new model."
             )
 
 

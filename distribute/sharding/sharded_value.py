@@ -134,8 +134,8 @@ class ShardedWeight(ShardedValue):
 
     def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
         raise ValueError(
-            f"The weight {self.name!r} is sharded, which a SavedModel cannot hold: save the model with "
-            "`model.save(path)`, load it outside of the strategy's scope, and export what was loaded."
+            f"The weight {self.name!r} is sharded, so the model cannot be exported: save it with "
+            "`model.save(path)`, load it outside of the strategy's scope, and export the loaded model."
         )
 
 

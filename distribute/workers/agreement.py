@@ -127,8 +127,8 @@ def check_same_everywhere(
             theirs = json.loads(get_value(f"unisono/same/{place}/{other}", timeout))
         except tf.errors.DeadlineExceededError:
             raise TimeoutError(
-                f"worker {other} did not come to {what} within {timeout:g} s: every worker must run the same program. "
-                f"Find out why it is late, or allow more time (UNISONO_TIMEOUT)."
+                f"worker {other} did not reach {what} within {timeout:g} s: every worker must run the same program. "
+                f"Find out why it is late, or raise the timeout (UNISONO_TIMEOUT)."
             ) from None
         _compare(what, me, mine, other, theirs)
 

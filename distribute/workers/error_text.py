@@ -20,7 +20,7 @@ LEADER = "leader"
 # Each finds the part of a text that names the lost processes: as "worker 1", by an address, or as a TensorFlow task.
 _LOST = (
     re.compile(r"lost contact with (worker \d+(?: and worker \d+)*)"),
-    re.compile(r"((?:worker \d+(?: \([^)]*\))?(?:, )?)+) did not come (?:within|to)\b"),
+    re.compile(r"((?:worker \d+(?: \([^)]*\))?(?:, )?)+) did not (?:start within|reach)\b"),
     re.compile(r"[Pp]arameter server \d+ at (\S+) (?:does not answer|listens but)"),
     re.compile(r"worker \d+ at (\S+) listens but does nothing"),
     re.compile(r"stage [\d and]+ at (\S+) \(/job:\w+/task:\d+\) (?:has|does) "),

@@ -101,7 +101,7 @@ class PeerMonitor:
             names = " and ".join(f"worker {i}" for i in late)
             return (
                 f"lost contact with {names}: worker {self._me} has waited {waited:.0f} s at step boundary {count}, "
-                f"to which {names} did not come. It hangs or is too slow; allow more time with UNISONO_TIMEOUT "
+                f"which {names} did not reach. It hangs or is too slow; allow more time with UNISONO_TIMEOUT "
                 f"(now {self._timeout:g} s)."
             )
         if waited > self._allowance:

@@ -109,14 +109,14 @@ class _Rendezvous:
         late = [f"worker {i} ({a})" for i, a in self.peers.items() if i not in seen]
         if late:
             raise TimeoutError(
-                f"{', '.join(late)} did not come within {timeout:g} s: find out why it does not start, or allow more time "
+                f"{', '.join(late)} did not start within {timeout:g} s: find out why, or raise the timeout "
                 f"(launch --timeout, or the variable UNISONO_TIMEOUT)."
             )
         deaf = [f"worker {i} ({a})" for i, a in self.peers.items() if i not in sees_us]
         if deaf:
             raise TimeoutError(
-                f"{', '.join(deaf)} came, but could not reach this worker (worker {self._identity.index} at "
-                f"{self._address}) within {timeout:g} s: let it through the firewalls between them."
+                f"{', '.join(deaf)} started, but could not reach this worker (worker {self._identity.index} at "
+                f"{self._address}) within {timeout:g} s: allow the connection in the firewalls between them."
             )
 
     def ask(self, index: int) -> None:

@@ -84,9 +84,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         **kwargs: Any,
     ) -> None:
         if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
-            raise TypeError(f"inner_optimizer must be a Keras optimizer; received {shown(inner_optimizer)}.")
+            raise TypeError(f"`inner_optimizer` must be a Keras optimizer, not {shown(inner_optimizer)}.")
         if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
-            raise TypeError("inner_optimizer scales the loss itself: give the optimizer inside of it.")
+            raise TypeError("`inner_optimizer` scales the loss itself: pass the optimizer inside of it.")
         initial_scale, rule = make_rule(initial_scale, dynamic_growth_steps, min_scale, max_scale)
         super().__init__(adopt(inner_optimizer), initial_scale, dynamic_growth_steps, name, **kwargs)
         self._begin(rule)

@@ -88,7 +88,7 @@ def make_rule(
     growth_steps = whole_number("dynamic_growth_steps", growth_steps)
     if not low <= initial <= high:
         raise ValueError(
-            f"initial_scale ({initial:g}) must be between min_scale ({low:g}) and max_scale ({high:g}): "
+            f"`initial_scale` ({initial:g}) must be between `min_scale` ({low:g}) and `max_scale` ({high:g}): "
             "change the limit or the scale."
         )
     return initial, ScaleRule(growth_steps, low, high)
@@ -98,11 +98,11 @@ def positive_scale(name: str, value: Any) -> float:
     """`value` as a float, if it is a number that is positive and finite in float32."""
     if isinstance(value, bool | str) or not hasattr(value, "__float__") or np.ndim(value):
         raise TypeError(
-            f"{name} must be a positive number; received {shown(value)} of type {type(value).__name__}."
+            f"`{name}` must be a positive number. Received: {shown(value)} of type {type(value).__name__}"
         )
     number = float(value)
     if not 0 < number <= 2.0**127 * (2 - 2.0**-23):
         raise ValueError(
-            f"{name} must be positive and finite in float32; received {shown(value)}: give 2.0**15, say."
+            f"`{name}` must be positive and finite in float32, such as 2.0**15. Received: {shown(value)}"
         )
     return number

@@ -93,8 +93,8 @@ def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tup
     if not options.skip_aggregation:
         if not all(memory[id(v)].applied or memory[id(v)].given() is g for g, v in known):
             raise ValueError(
-                f"`apply_gradients` was given gradients that are not those given to `aggregate_gradients` before, for "
-                f"{_names(known)}: aggregate these too, and pass `skip_gradients_aggregation=True` with the result."
+                f"`apply_gradients` received gradients of {_names(known)} that differ from those passed to "
+                "`aggregate_gradients`: aggregate these too, and pass `skip_gradients_aggregation=True` with the result."
             )
         for _, variable in known:
             del memory[id(variable)]
@@ -102,8 +102,8 @@ def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tup
     others = [v for g, v in pairs if g is not None and id(v) not in memory]
     if others:
         raise ValueError(
-            f"`apply_gradients` was given gradients of {_names(known)}, which `aggregate_gradients` aggregated, and of "
-            f"{[checks.name_of(v) for v in others]}, which it did not: give all of them to `aggregate_gradients`."
+            f"`apply_gradients` received gradients of {_names(known)}, which `aggregate_gradients` aggregated, and of "
+            f"{[checks.name_of(v) for v in others]}, which it did not: pass all of them to `aggregate_gradients`."
         )
     again = [(g, v) for g, v in known if memory[id(v)].applied]
     if again:

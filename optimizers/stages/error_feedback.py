@@ -123,8 +123,8 @@ def _error(optimizer: Any, gradient: Any, variable: Any) -> Any:
     errors = optimizer.__dict__.get("carried_errors")
     if errors is None:
         raise ValueError(
-            f"`gradient_aggregator` of {optimizer.name} carries errors over, but was given when the optimizer was built "
-            "already: give it to the constructor."
+            f"`gradient_aggregator` of {optimizer.name} carries errors over, but was set after the optimizer was built: "
+            "pass it to the constructor."
         )
     error = errors.get(id(raw_value(variable)))
     return None if error is None else local_copy(error)

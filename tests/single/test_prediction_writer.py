@@ -110,9 +110,9 @@ def test_outputs_and_places_that_cannot_be_written_are_refused(tmp_path):
         several.predict(X, callbacks=[PredictionWriter(tmp_path / "p.npy")], verbose=0)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
-    with pytest.raises(ValueError, match=r"`path` .* holds notes\.txt.*give a folder of its own"):
+    with pytest.raises(ValueError, match=r"`path` .* a folder with notes\.txt.*give a separate folder"):
         several.predict(X, callbacks=[PredictionWriter(tmp_path / "mine")], verbose=0)
-    with pytest.raises(SaveError, match=r"`path` of `PredictionWriter` cannot be made, because .* is a file"):
+    with pytest.raises(SaveError, match=r"`path` of `PredictionWriter` cannot be created, .* is a file"):
         several.predict(X, callbacks=[PredictionWriter(tmp_path / "mine/notes.txt/p")], verbose=0)
 
     class Rows(unisono.Sequential):
@@ -130,7 +130,7 @@ def test_outputs_and_places_that_cannot_be_written_are_refused(tmp_path):
     for kind, size, message in (
         (Rows, 23, "is a RaggedTensor.*to_tensor"),
         (Text, 23, "is text"),
-        (Wider, 5, r"after samples \[5\] of float32 the model gave \[3\]"),
+        (Wider, 5, r"after samples \[5\] of float32 the model returned \[3\]"),
     ):
         model = kind([keras.Input((3,)), keras.layers.Dense(1)])
         model.compile(steps_per_execution=1)

@@ -348,7 +348,7 @@ def test_level_after_the_variables_exist_is_rejected(level):
         if level != "weights":
             sharded(helpers.mirrored(2), level)
             optimizer.build(layer.trainable_variables)
-    with pytest.raises(ValueError, match=rf"level='{level}'\)` comes too late: '.*kernel.*' exists already"):
+    with pytest.raises(ValueError, match=rf"level='{level}'\)` was called too late: .*kernel.*' exists"):
         sharded(strategy, level)
     sharded(other, level)
     del layer, optimizer

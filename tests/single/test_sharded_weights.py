@@ -243,7 +243,7 @@ def test_xla_for_all_of_a_step_and_exports_are_refused(tmp_path):
     with sharded(helpers.mirrored(2), "weights").scope():
         model = unisono.Sequential([keras.Input((4,)), layers.Dense(2)])
         model.compile("sgd", "mse", jit_compile=True)
-    with pytest.raises(ValueError, match=r"is sharded, which a SavedModel cannot hold: save the model with"):
+    with pytest.raises(ValueError, match=r"is sharded, so the model cannot be exported: save it with"):
         model.export(tmp_path / "exported", verbose=False)
     with pytest.raises(ValueError, match="`jit_compile=True` does not work with sharded weights"):
         model.fit(X, Y, verbose=0)

@@ -110,8 +110,8 @@ def test_owner_elsewhere_is_judged_by_its_sign_of_life(tmp_path, capsys, clock):
     clock.sleep, silent = sleep, False
     with pytest.raises(FolderInUseError, match="on far since"):
         FolderOwner(tmp_path, beat=1.0, patience=PATIENCE).acquire()
-    assert slept == [0.5] * 3, "the first sign of life decides"
-    assert "waiting up to 10000 s for a sign of life" in capsys.readouterr().out
+    assert slept == [0.5] * 3, "the first heartbeat decides"
+    assert "waiting up to 10000 s for its heartbeat" in capsys.readouterr().out
     silent, clock.now = True, began
     with owning(tmp_path, patience=PATIENCE):
         assert read_owner(tmp_path).token != "t"

@@ -68,7 +68,7 @@ def test_rendezvous_returns_when_all_have_come():
 
 def test_rendezvous_names_the_worker_that_does_not_come():
     workers = addresses(2)
-    with pytest.raises(TimeoutError, match=rf"worker 1 \({workers[1]}\) did not come within 0.5 s"):
+    with pytest.raises(TimeoutError, match=rf"worker 1 \({workers[1]}\) did not start within 0.5 s"):
         rendezvous(Cluster({"worker": workers}, "worker", 0), 0.5)
 
 
@@ -161,7 +161,7 @@ def test_rendezvous_takes_nobody_for_a_peer_who_does_not_say_so(words):
     workers = addresses(2)
     with (
         Peer(workers[1], words),
-        pytest.raises(TimeoutError, match=r"worker 1 \(.*\) did not come within 1 s"),
+        pytest.raises(TimeoutError, match=r"worker 1 \(.*\) did not start within 1 s"),
     ):
         rendezvous(Cluster({"worker": workers}, "worker", 0), 1.0)
 

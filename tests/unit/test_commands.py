@@ -65,7 +65,7 @@ def test_profile_refuses_a_file_as_its_folder(tmp_path, capsys):
         ),
         (
             ["launch", "--log-dir", "/proc/no/x", __file__],
-            "--log-dir: the folder '/proc/no/x' cannot be made (No such",
+            "--log-dir: the folder '/proc/no/x' cannot be created (No such",
         ),
         (
             ["launch", "--log-dir", __file__, __file__],

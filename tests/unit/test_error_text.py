@@ -12,11 +12,11 @@ SENTENCES = [
         (),
     ),
     (
-        "worker 1 (127.0.0.1:1234), worker 2 (h:5) did not come within 3 s: find out why it does not start",
+        "worker 1 (127.0.0.1:1234), worker 2 (h:5) did not start within 3 s: find out why",
         ("worker 1", "worker 2"),
         (),
     ),
-    ("worker 2 did not come to fit within 12 s: every worker must run", ("worker 2",), ()),
+    ("worker 2 did not reach fit within 12 s: every worker must run", ("worker 2",), ()),
     ("Collective ops is aborted by: worker 0 failed: ValueError: my own mistake", (), ("worker 0",)),
     (
         "Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped sending heartbeats):\n"

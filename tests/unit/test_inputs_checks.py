@@ -84,7 +84,7 @@ REFUSED = {
     "empty dataset": (dict(x=dataset(X).take(0)), ValueError, r"without any batch"),
     "endless dataset": (dict(x=dataset(X).repeat()), ValueError, r"steps_per_epoch \(None\) must be given"),
     "generator with y": (dict(x=iter([(X,)]), y=Y), ValueError, r"y \(ndarray\) must not be given"),
-    "empty generator": (dict(x=iter([])), ValueError, r"gave no batch"),
+    "empty generator": (dict(x=iter([])), ValueError, r"yielded no batch"),
     "generator of numbers": (dict(x=iter([1, 2])), ValueError, r"Batch 0 of the generator is a int"),
     "generator of unequal rows": (dict(x=iter([(X, Y[:2])])), ValueError, r"Batch 0 .*x: 6, y: 2"),
     "generator that changes": (dict(x=iter([(X,), (X, Y)])), ValueError, r"Batch 1 of the generator"),
@@ -93,7 +93,7 @@ REFUSED = {
     "generator function": (
         dict(x=lambda: iter([(X,)])),
         TypeError,
-        r"function without argument.*Call a generator function",
+        r"function without arguments.*call it and pass the generator",
     ),
 }
 

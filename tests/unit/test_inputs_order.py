@@ -176,9 +176,9 @@ def test_batch_size_follows_from_steps_as_in_keras():
 
 def test_restore_refuses_other_data_or_batches():
     position = make_source(X, batch_size=4).state()
-    with pytest.raises(ValueError, match=r"batch_rows=4, but batch_size gives batch_rows=5"):
+    with pytest.raises(ValueError, match=r"4 samples in each batch, but this one has 5"):
         make_source(X, batch_size=5).restore(position)
-    with pytest.raises(ValueError, match=r"rows=22, but x gives rows=20"):
+    with pytest.raises(ValueError, match=r"22 samples in each epoch, but this one has 20"):
         make_source(X[:20], batch_size=4).restore(position)
     with pytest.raises(ValueError, match=r"has only 2 batches"):
         make_source(iter([(X,), (X,)])).restore({"epoch": 1, "step": 0, "passes": 0, "taken": 5})

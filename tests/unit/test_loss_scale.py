@@ -108,8 +108,8 @@ def test_make_rule_defaults():
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ((0, 1), ValueError, "initial_scale must be positive.*received 0"),
-        ((-1.0, 1), ValueError, "initial_scale must be positive.*received -1.0"),
+        ((0, 1), ValueError, "`initial_scale` must be positive.*Received: 0"),
+        ((-1.0, 1), ValueError, "`initial_scale` must be positive.*Received: -1.0"),
         ((float("nan"), 1), ValueError, "initial_scale.*nan"),
         ((float("inf"), 1), ValueError, "initial_scale.*inf"),
         ((1e39, 1), ValueError, "initial_scale.*float32"),
@@ -119,9 +119,9 @@ def test_make_rule_defaults():
         ((1.0, 2.5), ValueError, "dynamic_growth_steps.*2.5"),
         ((1.0, None), ValueError, "dynamic_growth_steps.*None"),
         ((1.0, 1, 0.0), ValueError, "min_scale.*0.0"),
-        ((1.0, 1, 2.0), ValueError, r"initial_scale \(1\) must be between min_scale \(2\)"),
-        ((8.0, 1, 1.0, 4.0), ValueError, r"max_scale \(4\)"),
-        ((8.0, 1, 16.0, 4.0), ValueError, r"min_scale \(16\) and max_scale \(4\)"),
+        ((1.0, 1, 2.0), ValueError, r"`initial_scale` \(1\) must be between `min_scale` \(2\)"),
+        ((8.0, 1, 1.0, 4.0), ValueError, r"max_scale` \(4\)"),
+        ((8.0, 1, 16.0, 4.0), ValueError, r"`min_scale` \(16\) and `max_scale` \(4\)"),
     ],
 )
 def test_make_rule_refuses_with_the_argument_and_its_value(arguments, error, words):

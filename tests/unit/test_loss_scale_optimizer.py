@@ -184,11 +184,11 @@ def test_accumulation_without_overflow_moves_the_scale_once_an_update():
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"initial_scale": 0.0}, ValueError, r"initial_scale must be positive.*0\.0"),
-        ({"initial_scale": -8}, ValueError, "initial_scale must be positive.*-8"),
-        ({"min_scale": 2.0**16}, ValueError, r"initial_scale \(32768\) must be between min_scale \(65536\)"),
+        ({"initial_scale": 0.0}, ValueError, r"initial_scale` must be positive.*0\.0"),
+        ({"initial_scale": -8}, ValueError, "initial_scale` must be positive.*-8"),
+        ({"min_scale": 2.0**16}, ValueError, r"`initial_scale` \(32768\) must be between `min_scale`"),
         ({"min_scale": 8.0, "max_scale": 4.0}, ValueError, "min_scale.*max_scale"),
-        ({"max_scale": -1.0}, ValueError, "max_scale must be positive"),
+        ({"max_scale": -1.0}, ValueError, "max_scale` must be positive"),
         (
             {"dynamic_growth_steps": 0},
             ValueError,
@@ -204,7 +204,7 @@ def test_arguments_that_cannot_be_used_are_refused(arguments, error, words):
 
 
 def test_inner_optimizer_must_be_a_plain_one():
-    with pytest.raises(TypeError, match="inner_optimizer must be a Keras optimizer; received 'adam'"):
+    with pytest.raises(TypeError, match="`inner_optimizer` must be a Keras optimizer, not 'adam'"):
         LossScaleOptimizer("adam")
     with pytest.raises(TypeError, match="scales the loss itself"):
         LossScaleOptimizer(LossScaleOptimizer(keras.optimizers.SGD()))

@@ -75,7 +75,7 @@ def test_checkpoint_keeps_a_file_of_the_users_under_another_name(file, tmp_path,
     for number, text in enumerate(texts):
         (tmp_path / file).write_bytes(text)
         kept = f"{file}.old{number or ''}"
-        with pytest.warns(UserWarning, match=f"did not write: .*{file} is now .*{kept}. Remove"):
+        with pytest.warns(UserWarning, match=f"renamed .*{file}, which it did not write, to .*{kept}"):
             fit(model, make())
         assert (tmp_path / kept).read_bytes() == text
         assert callbacks.verify_checkpoint(tmp_path / file) and fit.steps == 3
@@ -122,7 +122,7 @@ def test_predictions_replace_predictions_alone(tmp_path, model):
         mine.unlink()
     model.predict(X, verbose=0, callbacks=[callbacks.PredictionWriter(folder)])
     copy = shutil.copy(folder / "0.npy", folder / "kept.npy")
-    with pytest.raises(ValueError, match=r"holds kept\.npy, which it did not write"):
+    with pytest.raises(ValueError, match=r"with kept\.npy, which it did not write"):
         model.predict(X, verbose=0, callbacks=[callbacks.PredictionWriter(folder)])
     np.testing.assert_array_equal(np.load(copy, mmap_mode="r"), np.load(folder / "0.npy"))
 

@@ -232,7 +232,7 @@ def test_connect_without_addresses_or_answer_is_refused_in_time(monkeypatch):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # and does not listen
         address = f"127.0.0.1:{held.getsockname()[1]}"
-        with pytest.raises(TimeoutError, match=rf"no stage answers at '{address}' within 0.2 s"):
+        with pytest.raises(TimeoutError, match=rf"No stage answers at '{address}' within 0.2 s"):
             connect([address], timeout=0.2)
 
 
@@ -296,7 +296,7 @@ def test_memory_limit_moves_the_cut_and_is_refused_where_it_cannot_be_met():
 def test_summary_and_timeline_say_what_is_expected(tmp_path):
     model = chain_of(8, 8, 8, 8)
     pipeline = Pipeline(["CPU:0", "CPU:1"], 4, schedule="1f1b", rematerialize=True)
-    with pytest.raises(ValueError, match="model must be given"):
+    with pytest.raises(ValueError, match="`model` is None"):
         pipeline.summary()
     text = pipeline.summary(model)
     assert "2: d0 to d1" in text and "CPU:1" in text and "4 micro-batches" in text and "bubble" in text

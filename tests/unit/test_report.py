@@ -258,7 +258,7 @@ def test_command_names_a_page_that_cannot_be_written(tmp_path, capsys):
     path = str(write(tmp_path / "report.jsonl", LINES))
     for output, said in (
         (tmp_path, "must be a file"),
-        ("/proc/no/x.html", "'/proc/no' cannot be made (No such"),
+        ("/proc/no/x.html", "'/proc/no' cannot be created (No such"),
     ):
         with pytest.raises(SystemExit):
             command.main([path, "--output", str(output)])

@@ -56,9 +56,9 @@ for _name, _argument in (
     _suffix = {"ModelCheckpoint": ".keras", "TrainingReport": ".html"}.get(_name, "")
     PLACES[f"{_name} below a file"] = made(
         lambda b, n=_name, s=_suffix: getattr(callbacks, n)(str(_below_file(b)) + s),
-        f"`{_argument}` of `{_name}` cannot be made",
+        f"`{_argument}` of `{_name}` cannot be created",
         "is a file",
-        "another place",
+        "another path",
     )
     if _name != "CSVLogger":
         PLACES[f"{_name} in a number"] = made(
@@ -69,13 +69,13 @@ PLACES |= {
         lambda b: callbacks.ModelCheckpoint(_folder(b, "m.keras")),
         "`filepath`",
         "is a folder",
-        "name of a file",
+        "path of a file",
     ),
     "JSONLines in a folder": made(
-        lambda b: callbacks.JSONLines(b.folder), "`path`", "is a folder", "name of a file"
+        lambda b: callbacks.JSONLines(b.folder), "`path`", "is a folder", "path of a file"
     ),
     "TrainingReport in a folder": made(
-        lambda b: callbacks.TrainingReport(_folder(b, "r.html")), "`path`", "is a folder", "name of a file"
+        lambda b: callbacks.TrainingReport(_folder(b, "r.html")), "`path`", "is a folder", "path of a file"
     ),
     "TrainingReport as a PDF": made(
         lambda b: callbacks.TrainingReport("r.pdf"), "`path`", "end in .html", "r.pdf"
@@ -106,7 +106,7 @@ PLACES |= {
         lambda b: keras.callbacks.BackupAndRestore(str(_below_file(b))),
         "`backup_dir`",
         "is a file",
-        "another place",
+        "another path",
     ),
     "ModelCheckpoint of an unknown log": made(
         lambda b: callbacks.ModelCheckpoint(b.folder / "{val_acc}.keras"),

@@ -123,7 +123,7 @@ DATA: dict[str, Use] = {
         lambda b: b.new(loss=CLASSES).fit(Labels(), verbose=0),
         ("Batch 0 of the PyDataset", "`y` holds the label 2", "0 to 1"),
     ),
-    "validation_data of a used generator": validated(iter([]), "gave no batch", "make a new one"),
+    "validation_data of a used generator": validated(iter([]), "yielded no batch", "create a new one"),
     "validation_data never ends": validated(
         rows(X, Y).batch(2).repeat(), r"validation_steps \(None\) must be given"
     ),

@@ -207,7 +207,7 @@ PRECISION: dict[str, Use] = {
             (("mixed_float16", -1), ("loss_scale", "-1", "positive")),
             (("mixed_float16", NAN), ("loss_scale", "nan", "positive")),
             (("mixed_float16", True), ("loss_scale", "True", "positive")),
-            (("mixed_bfloat16", 8.0), ("loss_scale=8", "leave loss_scale out")),
+            (("mixed_bfloat16", 8.0), ("loss_scale=8", "leave `loss_scale` out")),
         )
     },
     "policy_scope of a number": (

@@ -42,10 +42,8 @@ INPUTS: dict[str, Use] = {
     "x has an axis too many": fit("`x`", r"\(None, 3, 2\)", "takes in", x=np.ones((6, 3, 2))),
     "x is a class": fit("`?x`?", "Dataset", "instance", x=tf.data.Dataset, y=None),
     "x is symbolic": fit("`?x`?", "KerasTensor", "arrays", x=keras.Input((3,))),
-    "x is a generator function": fit(
-        "`x` is a function", "Call a generator function", x=lambda: iter([V]), y=None
-    ),
-    "x is used up": fit("generator gave no batch", "make a new one", x=iter([]), y=None),
+    "x is a generator function": fit("`x` is a function", "pass the generator", x=lambda: iter([V]), y=None),
+    "x is used up": fit("generator yielded no batch", "create a new one", x=iter([]), y=None),
     "x is single rows": fit("dataset", BATCHED, x=rows(X, Y), y=None),
     "x is single numbers": fit(
         "x is a dataset of single samples", "batch it first", x=tf.data.Dataset.range(6), y=None
@@ -69,7 +67,7 @@ INPUTS: dict[str, Use] = {
     "x has a length of text": fit("PyDataset|__len__", "'3'|str", x=Batches("3"), y=None),
     "x dataset, with y": fit(r"y \(ndarray\) must not be given", "tuples", x=rows(X, Y).batch(2)),
     "x dataset, with weights": fit(
-        "sample_weight", "let x give tuples", x=rows(X, Y).batch(2), y=None, sample_weight=np.ones(6)
+        "sample_weight", "let x yield tuples", x=rows(X, Y).batch(2), y=None, sample_weight=np.ones(6)
     ),
     "x dataset, with batch_size": fit(
         r"batch_size \(2\)", "own batches", x=rows(X, Y).batch(2), y=None, batch_size=2

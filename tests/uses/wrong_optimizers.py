@@ -66,7 +66,7 @@ OPTIMIZERS: dict[str, Use] = {
         learning_rate=schedules.ExponentialDecay(-0.1, 10, 0.1),
     ),
     "schedule of text": optimizer(
-        "SGD", "`learning_rate`", "'0.1'", "numbers", learning_rate=schedules.ExponentialDecay("0.1", 10, 0.1)
+        "SGD", "`learning_rate`", "'0.1'", "check", learning_rate=schedules.ExponentialDecay("0.1", 10, 0.1)
     ),
     "Keras' own, negative": compiled(
         "`learning_rate`", "-1.0", "at least 0", optimizer=keras.optimizers.SGD(-1.0)
@@ -188,7 +188,7 @@ PIECES: dict[str, Use] = {
     "minimize without a tape": model(
         lambda b: b.model.optimizer.minimize(tf.constant(1.0), b.model.trainable_variables),
         "`tape` is missing",
-        "give",
+        "pass",
     ),
     "minimize no variables": model(
         lambda b: b.model.optimizer.minimize(lambda: tf.constant(1.0), None),

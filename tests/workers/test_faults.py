@@ -29,7 +29,7 @@ def test_worker_that_never_comes_is_named(start_workers):
     workers = start_workers("faults", arguments=["none"], start=1, timeout=3)
     (ended,) = workers.wait()
     assert ended.code == 1
-    assert re.search(r"TimeoutError: worker 1 \(127.0.0.1:\d+\) did not come within 3 s", ended.err)
+    assert re.search(r"TimeoutError: worker 1 \(127.0.0.1:\d+\) did not start within 3 s", ended.err)
 
 
 def test_workers_that_differ_are_refused_with_a_sentence_on_each(start_workers):

@@ -76,7 +76,7 @@ def sample_count(structure: Any) -> Any:
         _one_tensor(leaf) for leaf in tf.nest.flatten(structure) if leaf is not None and not is_scalar(leaf)
     ]
     if not leaves:
-        raise ValueError("The batch has no tensor, so it has no samples: give at least one array.")
+        raise ValueError("The batch has no tensor, so it has no samples: pass at least one array.")
     known = (_static_rows(leaf) for leaf in leaves)
     number = next((rows for rows in known if rows is not None), None)
     if number is not None:

@@ -201,7 +201,7 @@ def alone(kind: str, y: Any = None, sample_weight: Any = None, **batch_size: int
     ):
         if value is not None:
             raise ValueError(
-                f"{name} ({type(value).__name__}) must not be given when x is a {kind}; let x give tuples {tuples}."
+                f"{name} ({type(value).__name__}) must not be given when x is a {kind}; let x yield tuples {tuples}."
             )
     for name, size in batch_size.items():
         if size is not None:

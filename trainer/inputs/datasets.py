@@ -191,7 +191,7 @@ class DatasetSource(Source):
             self._open()
             self._skip(taken)
             if taken:
-                _log.warning("Resumed the input by drawing and dropping %d batches.", taken)
+                _log.warning("Resumed the input by skipping %d batches.", taken)
 
     def _skip(self, batches: int) -> None:
         for number in range(batches * self._parts):

@@ -220,20 +220,20 @@ def _from_dataset(
 def _called_with(context: tf.distribute.InputContext, function: Any) -> tf.data.Dataset:
     if not takes_arguments(function, 1):
         raise TypeError(
-            "`x` is a function without argument, but it is called with a tf.distribute.InputContext. Call a generator "
-            f"function, and give its result. Received: {shown(function)}"
+            "`x` is a function without arguments, but it is called with a tf.distribute.InputContext. If it is a generator "
+            f"function, call it and pass the generator. Received: {shown(function)}"
         )
     try:
         dataset = function(context)
     except TypeError as error:
         error.add_note(
-            "x is a function, so it was called with a tf.distribute.InputContext, and failed. Call a generator function."
+            "`x` is a function, so it was called with a tf.distribute.InputContext. If it is a generator function, call it."
         )
         raise
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
-            f"x is a function that returned a {type(dataset).__name__}; a function of tf.distribute.InputContext must "
-            "return a tf.data.Dataset, and a generator function must be called."
+            f"`x` is a function that returned a {type(dataset).__name__}, but a function of tf.distribute.InputContext must "
+            "return a tf.data.Dataset. If it is a generator function, call it and pass the generator."
         )
     return dataset
 

@@ -194,11 +194,11 @@ class SampleOrder(Position):
         Raises:
             ValueError: the arrays or the batches differ.
         """
-        for key, here, word in (("rows", self.samples, "x"), ("batch_rows", self.batch_size, "batch_size")):
+        for key, here, word in (("rows", self.samples, "epoch"), ("batch_rows", self.batch_size, "batch")):
             if int(state[key]) != here:
                 raise ValueError(
-                    f"The position to resume at was saved with {key}={int(state[key])}, but {word} gives "
-                    f"{key}={here}; resume with the data and the global batch of the first run."
+                    f"The saved position belongs to a fit with {int(state[key])} samples in each {word}, but this one has "
+                    f"{here}: resume with the data and the global batch of the first run."
                 )
         self._seed = int(state["seed"])
         self.begin(state["epoch"], state["step"])

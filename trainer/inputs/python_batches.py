@@ -62,7 +62,7 @@ class PythonSource(FedSource):
         with notes_drawn_numbers(given) as drawn_from:
             self._unused = list(first)
         if not self._unused:
-            raise ValueError(f"The {kind} gave no batch; it is empty or has been used up, make a new one.")
+            raise ValueError(f"The {kind} yielded no batch: it is empty or exhausted; create a new one.")
         batches = [self._standard(item, number) for number, item in enumerate(self._unused)]
         super().__init__(_common_spec(batches, kind), steady)
         self.usual_batch_size = layout_of(batches[0]).size
@@ -148,7 +148,7 @@ class PythonSource(FedSource):
                     continue
                 raise ValueError(
                     f"{where} of batch {number} of the {self._kind} is {found}, but the first batches have {spec}; "
-                    "every batch must have the same dtypes and, but for the samples, the same shapes (a dimension may "
+                    "every batch must have the same dtypes and, except for the samples, the same shapes (a dimension may "
                     "vary if the first two batches differ in it)."
                 )
 

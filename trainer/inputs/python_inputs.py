@@ -109,7 +109,7 @@ class StreamSource(PythonSource):
                 )
         self.position.restore({**state, "ended": False})
         if dropped:
-            _log.warning("Resumed the %s by drawing and dropping %d batches.", self._kind, len(dropped))
+            _log.warning("Resumed the %s by skipping %d batches.", self._kind, len(dropped))
 
     def _start_passes(self, passes: int, saved: list[dict[str, str]]) -> None:
         """Starts the passes again, so that an order drawn from a random generator is the one of this pass."""

@@ -103,7 +103,7 @@ class Chain:
         self.output_ids = [id(tensor) for tensor in graph.outputs]
         self.blocks = _blocks(nodes_in_order(graph))
         if not self.blocks:
-            raise ValueError(f"model {model.name!r} has no layers to cut into stages; add layers")
+            raise ValueError(f"`model` {model.name!r} has no layers to cut into stages: add layers.")
         self.shared = _shared(self.blocks)
 
     def sizes_of(self, partition: Sequence[Any]) -> list[int]:

@@ -97,4 +97,4 @@ class Parser(argparse.ArgumentParser):
         except FileExistsError:
             self.error(f"{argument} must be a folder. Received the file {str(folder)!r}")
         except OSError as error:
-            self.error(f"{argument}: the folder {str(folder)!r} cannot be made ({error.strerror})")
+            self.error(f"{argument}: the folder {str(folder)!r} cannot be created ({error.strerror})")
