@@ -138,7 +138,7 @@ def test_doctor_says_what_a_driver_says_that_lists_no_gpu(machine, said, problem
 
 def test_too_few_gpus_are_an_error_that_tells_of_the_lost_one(machine):
     machine(FOUR.replace("2, GPU-cc, NVIDIA A100, 40960, 3, 0, 8.0, 00000000:A3:00.0\n", LOST))
-    with pytest.raises(ValueError, match=r"are visible \(3, 1 more is lost"):
+    with pytest.raises(ValueError, match=r"visible GPUs \(3, 1 more is lost"):
         plan(Layout(workers=2, replicas_per_worker=2), ["train.py"])
 
 

@@ -65,7 +65,7 @@ def test_plan_shares_gpus_out_and_refuses_more_than_there_are(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     tasks = plan(Layout(workers=2), ["t.py"])
     assert [t.env["CUDA_VISIBLE_DEVICES"] for t in tasks] == ["4,5", "6,7"]
-    with pytest.raises(ValueError, match=r"workers \(3\) \* replicas per worker \(2\) .* visible \(4\)"):
+    with pytest.raises(ValueError, match=r"workers \(3\) \* replicas per worker \(2\) .* visible GPUs \(4\)"):
         plan(Layout(workers=3, replicas_per_worker=2), ["t.py"])
 
 
