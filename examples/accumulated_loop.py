@@ -1,7 +1,7 @@
-"""A loop of your own with gradient accumulation and loss scaling, on two replicas: eight batches of 16 are one of 128.
+"""A custom loop with gradient accumulation and loss scaling, on two replicas: eight batches of 16 equal one of 128.
 
-The training runs twice from the same weights: with batches of 128 rows, and with batches of 16 rows of which eight make
-one update. The weights agree to rounding, although one row of the last group is far outside of float16's range: the whole
+The program trains twice from the same weights: with batches of 128 samples, and with batches of 16 samples, eight per
+update. The weights agree to rounding, although one sample of the last group is far outside of float16's range: the whole
 group is skipped on both replicas, and the loss scale is halved.
 """
 
@@ -21,7 +21,7 @@ import tensorflow as tf
 import unisono
 
 GROUP = 128
-"""Rows of one update."""
+"""Samples of one update."""
 
 
 class Training:
@@ -60,7 +60,7 @@ class Training:
         batches = self.strategy.experimental_distribute_dataset(dataset)
         losses = [float(self.step(batch)) for batch in batches]
         print(
-            f"{len(losses):3} calls with {rows:3} rows: {self.optimizer.iterations.numpy()} updates, "
+            f"{len(losses):3} calls with {rows:3} samples: {self.optimizer.iterations.numpy()} updates, "
             f"{self.optimizer.skipped_steps.numpy()} skipped, loss scale {self.optimizer.dynamic_scale.numpy():g}"
         )
 

@@ -1,4 +1,4 @@
-"""A custom training loop on handwritten digits: loop, evaluation, metrics, checkpoint. Two replicas, the numbers of one.
+"""A custom training loop on handwritten digits: loop, evaluation, metrics, checkpoint. Two replicas match one device.
 
 Trains a small network on the 1,797 real digits of scikit-learn with `strategy.run`, on one device and on two logical
 ones, and compares every weight, then goes on from the checkpoint in the middle and ends with the same bits. Run it with
@@ -24,13 +24,13 @@ import unisono
 
 EPOCHS, TEST_ROWS = 4, 360
 BATCH = 51
-"""Rows of a global batch. They do not divide by two; the last batch of an epoch has 9."""
+"""Samples of a global batch. They do not divide by two; the last batch of an epoch has 9."""
 LARGEST_DIFFERENCE = 1e-4
 """Of any weight at the end, in float32: sums are added in another order on two replicas."""
 
 
 def load_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Images of shape (rows, 64) with values from 0 to 1, and their labels, for training and for testing."""
+    """Images of shape (samples, 64) with values from 0 to 1, and their labels, for training and for testing."""
     digits = sklearn.datasets.load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
     images, labels = (digits.data[order] / 16.0).astype("float32"), digits.target[order].astype("int32")
@@ -57,7 +57,7 @@ class Training:
 
     @tf.function
     def train_step(self, batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """One step on a distributed batch: (loss of the global batch, its rows)."""
+        """One step on a distributed batch: (loss of the global batch, its samples)."""
 
         @unisono.replica_step
         def replica_step(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

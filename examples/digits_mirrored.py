@@ -1,7 +1,7 @@
-"""Handwritten digits on one device and on two replicas: the same numbers.
+"""Handwritten digits on one device and on two replicas, with the same result.
 
 Trains a small convolutional network on the 1,797 real digits of scikit-learn, first on one device, then from the same
-initial weights under `MirroredStrategy` on two logical devices. The batch of 51 rows does not divide by two, and the
+initial weights under `MirroredStrategy` on two logical devices. The batch of 51 samples does not divide by two, and the
 last batch of an epoch is smaller still. Run it with `make demo`, or `python examples/digits_mirrored.py [FOLDER]`.
 """
 
@@ -29,7 +29,7 @@ LARGEST_DIFFERENCE = 1e-4
 
 
 def load_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Images of shape (rows, 8, 8, 1) with values from 0 to 1, and their labels, for training and for testing."""
+    """Images of shape (samples, 8, 8, 1) with values from 0 to 1, and their labels, for training and for testing."""
     digits = sklearn.datasets.load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
     images = (digits.images[order, ..., None] / 16.0).astype("float32")
@@ -62,7 +62,7 @@ def make_model() -> unisono.Sequential:
 def train(
     strategy: tf.distribute.Strategy, train_data: Any, test_data: Any
 ) -> tuple[Any, dict[str, list[float]]]:
-    """Trains one model under `strategy`; the seed, and so the initial weights and the order of rows, is always the same."""
+    """Trains one model under `strategy`, with the same seed, initial weights and order of samples each time."""
     keras.utils.set_random_seed(7)
     with strategy.scope():
         model = make_model()

@@ -1,8 +1,8 @@
 """Handwritten digits in mixed precision: float16 by one call, in `fit` and in a custom loop.
 
 Trains a small network on the 1,797 real digits of scikit-learn three times, from the same initial weights: with `fit` in
-float32, with `fit` in mixed_float16 under `MirroredStrategy` on two logical devices, and in mixed_float16 with a loop
-of its own. In the second epoch of the mixed run one image is far out of float16's range: that step is skipped on both
+float32, with `fit` in mixed_float16 under `MirroredStrategy` on two logical devices, and in mixed_float16 with a
+custom loop. In the second epoch of the mixed run one image is far out of float16's range: that step is skipped on both
 replicas, the loss scale is halved, and training goes on. Run it with `python examples/digits_mixed_float16.py`.
 """
 
@@ -28,7 +28,7 @@ LEAST_ACCURACY = 0.93
 
 
 def load_digits():
-    """Rows of 64 pixels from 0 to 1 and their labels, for training and for testing."""
+    """Images of 64 pixels from 0 to 1 and their labels, for training and for testing."""
     digits = sklearn.datasets.load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
     images = (digits.data[order] / 16.0).astype("float32")
@@ -68,7 +68,7 @@ def fit(train_data, strategy):
 
 
 def custom_loop(train_data):
-    """The same training written out: scale, gradients, unscale, verdict and update in one call of `minimize`."""
+    """The same training written out: scale, gradients, unscale, finite check and update in one call of `minimize`."""
     model = make_model()
     optimizer = unisono.mixed_precision.LossScaleOptimizer(unisono.optimizers.Adam())
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

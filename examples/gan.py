@@ -96,7 +96,7 @@ def make_generator() -> keras.Model:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--steps", type=int, help="steps of an epoch; default: all rows")
+    parser.add_argument("--steps", type=int, help="steps of an epoch; default: all samples")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("demo"))
     options = parser.parse_args()
     keras.utils.set_random_seed(1)

@@ -1,7 +1,7 @@
-"""A GPT on text: its own `train_step`, mixed precision, and a run that is stopped in its middle and continues to the bit.
+"""A GPT on text: its own `train_step`, mixed precision, and an interrupted run that resumes bit-for-bit.
 
 The text is that of the docstrings of Keras' layers, which are installed anyway; the model reads and writes characters. The
-same training runs twice, once in one go and once stopped in the middle of an epoch: the weights are equal to the bit.
+program trains twice, once without and once with an interruption in mid-epoch: the weights are bitwise identical.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def main() -> None:
         resumed.fit(**data, verbose=2, callbacks=[backup])
     pairs = zip(whole.get_weights(), resumed.get_weights(), strict=True)
     equal = all(np.array_equal(one, other) for one, other in pairs)
-    print(f"\nthe weights of both runs are {'equal to the bit' if equal else 'DIFFERENT'}")
+    print(f"\nthe weights of both runs are {'bitwise identical' if equal else 'DIFFERENT'}")
     print(write(resumed, "Example", alphabet, min(steps, 60)))
 
 

@@ -1,7 +1,7 @@
 """An image classifier: augmentation inside of the model, averaged weights, early stopping, and a rate that follows the loss.
 
-The averages (EMA) are used for validation and are what remains at the end. All of it is Keras; on several devices the
-numbers are those of one.
+Validation uses the averages (EMA), and the model has them at the end. All of it is Keras; several devices give the
+single-device result.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def make_model() -> unisono.Sequential:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, help="steps of an epoch; default: all rows")
+    parser.add_argument("--steps", type=int, help="steps of an epoch; default: all samples")
     parser.add_argument("--epochs", type=int, default=60, help="at most")
     options = parser.parse_args()
     keras.utils.set_random_seed(1)
@@ -67,7 +67,7 @@ def main() -> None:
     )
     _, accuracy = model.evaluate(x_test, y_test, verbose=0)
     print(
-        f"\n{len(history.epoch)} epochs; {accuracy:.1%} of {len(y_test)} digits that training never saw are told right"
+        f"\n{len(history.epoch)} epochs; {accuracy:.1%} of {len(y_test)} unseen digits are classified correctly"
     )
 
 

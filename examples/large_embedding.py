@@ -2,9 +2,9 @@
 
     python -m unisono launch --workers 2 --parameter-servers 2 large_embedding.py
 
-The table is split by rows over the servers. A worker asks for the rows of its batch and sends back gradients of these rows
-alone, so that a step costs the same however large the table is. Run alone, `python large_embedding.py`, the program
-trains on one device.
+The table is split by rows over the servers. A worker reads the rows of the table for its batch, and sends gradients of
+these rows of the table alone. So the cost of a step does not depend on the size of the table. Run alone, `python
+large_embedding.py`, the program trains on one device.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
     accuracy = model.evaluate(x_new, y_new, verbose=0, return_dict=True)["accuracy"]
     size = 4 * options.words * 16 / 1e6
     print(f"{model.optimizer.iterations.numpy()} updates of a table of {size:.0f} MB")
-    print(f"{accuracy:.1%} of {len(y_new)} new texts are told right")
+    print(f"{accuracy:.1%} of {len(y_new)} new texts are classified correctly")
 
 
 if __name__ == "__main__":

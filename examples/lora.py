@@ -1,4 +1,4 @@
-"""Fine-tuning a language model of KerasHub with LoRA: the pretrained weights stay, small matrices beside them learn.
+"""Fine-tuning a language model of KerasHub with LoRA: the pretrained weights are frozen, and small matrices are trained.
 
 Needs KerasHub (`pip install keras-hub`). Nothing is downloaded: a small GPT-2 with random weights first learns to count,
 which stands for the pretraining; then LoRA teaches it to count in threes. For a real one take

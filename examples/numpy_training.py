@@ -1,4 +1,4 @@
-"""Training with NumPy code: preprocessing, a layer, the loss, a metric and a gradient transformer, in NumPy's words.
+"""Training with NumPy code: preprocessing, a layer, the loss, a metric and a gradient transformer, with NumPy functions.
 
 `tf.experimental.numpy` has NumPy's functions as TensorFlow operations: they run in graphs, on any device, have gradients
 and can be compiled by XLA. Here a model learns to tell the 1,797 real handwritten digits of scikit-learn from each other,
@@ -20,7 +20,7 @@ import unisono
 
 tnp = tf.experimental.numpy
 
-BATCH = 50  # 1,437 rows: the last batch of an epoch has 37, and neither divides by two
+BATCH = 50  # 1,437 samples: the last batch of an epoch has 37, and neither divides by two
 
 
 def preprocess(image: Any, label: Any) -> tuple[Any, Any]:
@@ -44,7 +44,7 @@ class Rings(keras.layers.Layer):
         )
 
     def call(self, inputs: Any) -> Any:
-        """How near each row is to each point."""
+        """The distance of each sample to each point."""
         points = tf.convert_to_tensor(self.points)
         far = tnp.sum(tnp.square(inputs[:, None, :] - points[None, :, :]), axis=-1)
         return tnp.exp(-far / (2.0 * inputs.shape[-1]))
@@ -52,7 +52,7 @@ class Rings(keras.layers.Layer):
 
 @unisono.rowwise
 def cross_entropy(y_true: Any, y_pred: Any) -> Any:
-    """Of one-hot labels and scores, one number a row. `rowwise` says that no row looks at another."""
+    """The loss of one-hot labels and scores for each sample. `rowwise` declares that samples are independent."""
     scores = y_pred - tnp.max(y_pred, axis=-1, keepdims=True)
     log_total = tnp.log(tnp.sum(tnp.exp(scores), axis=-1))
     wanted = tf.one_hot(tf.reshape(tf.cast(y_true, tf.int32), [-1]), 10)
@@ -61,7 +61,7 @@ def cross_entropy(y_true: Any, y_pred: Any) -> Any:
 
 @unisono.rowwise
 def in_top_two(y_true: Any, y_pred: Any) -> Any:
-    """Whether the right digit is one of the two best: a metric, one number a row."""
+    """A metric for each sample: whether the right digit is one of the two best."""
     best = tnp.argsort(-y_pred, axis=-1)[:, :2]
     right = tnp.any(
         tnp.equal(tf.cast(best, tf.int32), tf.reshape(tf.cast(y_true, tf.int32), [-1, 1])), axis=-1

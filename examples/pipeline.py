@@ -40,13 +40,13 @@ def make_model() -> unisono.Model:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--steps", type=int, help="steps of an epoch; default: all rows")
+    parser.add_argument("--steps", type=int, help="steps of an epoch; default: all samples")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("demo"))
     options = parser.parse_args()
     devices = unisono.distribute.simulate_devices(4)  # with GPUs: ["GPU:0", "GPU:1", "GPU:2", "GPU:3"]
     x, y = sklearn.datasets.load_digits(return_X_y=True)
     x = (x / 16).astype("float32")
-    # The last of 15 batches has five rows, which are fewer than there are micro-batches.
+    # The last of 15 batches has five samples, fewer than there are micro-batches.
     how = {"batch_size": 128, "epochs": options.epochs, "steps_per_epoch": options.steps, "verbose": 2}
 
     print("one device")

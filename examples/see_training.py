@@ -1,4 +1,4 @@
-"""See what training does: two trainings on two replicas with a report each, and one page with both side by side.
+"""Reports: two training runs on two replicas with a report each, and one page that compares them.
 
 Run it with `python examples/see_training.py [FOLDER]`, then open FOLDER/report.html in a browser.
 """

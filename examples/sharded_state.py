@@ -1,4 +1,4 @@
-"""The state of an optimizer in parts: each of four replicas holds a quarter of Adam's slots, with the numbers of one device.
+"""Sharded optimizer state: each of four replicas stores a quarter of Adam's state, with the single-device result.
 
 Both models train on the same batches. What changes is only the strategy, and what each replica keeps in memory.
 """
@@ -40,7 +40,7 @@ def make_model(strategy: tf.distribute.Strategy) -> unisono.Sequential:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--steps", type=int, help="steps of an epoch; default: all rows")
+    parser.add_argument("--steps", type=int, help="steps of an epoch; default: all samples")
     options = parser.parse_args()
     devices = unisono.distribute.simulate_devices(4)  # with GPUs: all of them, without this line
     x, y = sklearn.datasets.load_digits(return_X_y=True)
@@ -51,16 +51,18 @@ def main() -> None:
     one = make_model(tf.distribute.get_strategy())
     one.fit(x, y, **how)
 
-    print("\nfour replicas, each with a quarter of the slots")
+    print("\nfour replicas, each with a quarter of the optimizer state")
     strategy = unisono.distribute.sharded(tf.distribute.MirroredStrategy(devices))
     four = make_model(strategy)
     four.fit(x, y, **how)
-    four.save("sharded.keras")  # whole slots: plain Keras opens it, and so does any other number of replicas
+    four.save(
+        "sharded.keras"
+    )  # the full state: plain Keras opens it, and so does any other number of replicas
     again = unisono.load_model("sharded.keras")
 
     weights = sum(int(np.prod(weight.shape)) for weight in four.trainable_weights)
     print(
-        f"slots of {weights:,} weights: {8 * weights / 1e6:.2f} MB on one device, {2 * weights / 1e6:.2f} MB on each replica"
+        f"state of {weights:,} weights: {8 * weights / 1e6:.2f} MB on one device, {2 * weights / 1e6:.2f} MB on each replica"
     )
     for name, model in (("one device and four replicas", one), ("saved and loaded", again)):
         pairs = zip(four.get_weights(), model.get_weights(), strict=True)

@@ -1,7 +1,7 @@
 """Which library is this sentence from? A small text classifier on two replicas, with masks and an uneven batch.
 
-The sentences are those of the docstrings of NumPy and of Keras, which are installed anyway. Padding is masked, so every
-sentence has another number of words that count, and the mean over two replicas is exact all the same.
+The sentences come from the docstrings of NumPy and Keras. Padding is masked, so each sentence has a different number of
+valid words. The mean over two replicas is still exact.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main() -> None:
         class_weight={label: len(labels) / 2 / count for label, count in enumerate(counts)},
     )
     _, accuracy = model.evaluate(numbers[:test_rows], labels[:test_rows, None], verbose=0)
-    print(f"\n{accuracy:.1%} of {test_rows} sentences that training never saw are told right")
+    print(f"\n{accuracy:.1%} of {test_rows} unseen sentences are classified correctly")
     for sentence, answer in zip(sentences[:5], model.predict(numbers[:5], verbose=0)[:, 0], strict=True):
         print(f"{list(MODULES)[int(answer > 0)]:6} {sentence[:90]}")
 

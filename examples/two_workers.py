@@ -1,4 +1,4 @@
-"""Two workers, one of which is killed in the middle: both are started again and end with the bits of an undisturbed run.
+"""Two workers, one of which is killed in the middle: both are started again and end bitwise as an undisturbed run.
 
     python -m unisono launch --workers 2 --restarts 1 two_workers.py
     python -m unisono launch --workers 2 --restarts 1 two_workers.py --kill-at 25
@@ -65,7 +65,7 @@ def main() -> None:
     callbacks = [unisono.callbacks.BackupAndRestore(folder / "backup", save_freq=10)]
     if options.kill_at:
         callbacks.append(KilledOnce(options.kill_at, folder / "was-killed"))
-    # The last of the 18 batches has 62 rows.
+    # The last of the 18 batches has 62 samples.
     model.fit(x, y, batch_size=103, epochs=2, verbose=2, callbacks=callbacks)
 
     fingerprint = hashlib.sha256(b"".join(weight.tobytes() for weight in model.get_weights())).hexdigest()

@@ -26,11 +26,11 @@ FEWER = {  # arguments that make an example short; without them it takes up to t
 }
 NEEDS = {"lora.py": "keras_hub"}
 SAID = {
-    "accumulated_loop.py": "16 calls with  16 rows: 1 updates, 1 skipped, loss scale 2048",
+    "accumulated_loop.py": "16 calls with  16 samples: 1 updates, 1 skipped, loss scale 2048",
     "fine_tune.py": "the frozen body is unchanged",
     "digits_custom_loop.py": "0.0e+00 between uninterrupted and resumed",
     "gan.py": "digits out of noise",
-    "gpt.py": "the weights of both runs are equal to the bit",
+    "gpt.py": "the weights of both runs are bitwise identical",
     "image_classifier.py": "of 450 digits that training never saw",
     "lora.py": "the pretrained weights are unchanged",
     "pipeline.py": "schedule 1f1b, 8 micro-batches of 16 samples",

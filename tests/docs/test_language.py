@@ -53,7 +53,16 @@ PAGES = sorted(
     + [ROOT / "examples" / "README.md", *(ROOT / "docs").rglob("*.md")]
 )
 # Their docstrings, comments and messages are read.
-PACKAGES = ("callbacks", "compat", "distribute", "mixed_precision", "optimizers", "trainer", "unisono")
+PACKAGES = (
+    "callbacks",
+    "compat",
+    "distribute",
+    "examples",
+    "mixed_precision",
+    "optimizers",
+    "trainer",
+    "unisono",
+)
 
 
 def prose(text):
