@@ -18,9 +18,9 @@ COMMANDS = {
     "profile": "capture a profile of running workers from another process",
     "report": "rewrite the report of a training run, or compare several runs on one page",
     "plan": "estimate what a training run needs to fit into the memory of its devices",
-    "explain": "show what the replicas of a script communicate in a training step, and which lines cause it",
-    "doctor": "show what this machine offers for training, and what is wrong with it",
-    "completion": "print the script with which a shell completes these commands and their options",
+    "explain": "list the collectives of a training step of a script, and the lines that cause them",
+    "doctor": "show the versions, devices and cluster of this machine, and its problems",
+    "completion": "print a shell script that completes these commands and their options",
 }
 _USAGE = "\n".join(
     [

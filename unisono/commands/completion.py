@@ -19,7 +19,7 @@ def parser() -> Parser:
     """The arguments."""
     parser = Parser(
         "completion",
-        "Print the script with which a shell completes the commands of `unisono`, their options and file names.",
+        "Print a shell script that completes the commands of `unisono`, their options and file names.",
         examples=["bash", "fish > ~/.config/fish/completions/unisono.fish"],
         exit_codes={0: "the script was printed", 2: "an argument is wrong, or argcomplete is not installed"},
         details=_HELP,

@@ -16,7 +16,7 @@ def parser() -> Parser:
     """The arguments."""
     parser = Parser(
         "doctor",
-        "Show what this machine offers for training, and what is wrong with it.",
+        "Show the versions, devices and cluster of this machine, and its problems.",
         examples=["--json > findings.json", "--firewall > rules.txt"],
         exit_codes={0: "nothing is wrong", 1: "a problem was found"},
     )
@@ -27,7 +27,7 @@ def parser() -> Parser:
         type=at_least(float, 1, LONGEST_TIMEOUT),
         default=PROBE_SECONDS,
         metavar="SECONDS",
-        help="how long TensorFlow may take to start and to sum over the devices (default: %(default)g)",
+        help="time for TensorFlow to start and to run an all-reduce (default: %(default)g)",
     )
     add(
         "--firewall",

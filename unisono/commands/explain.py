@@ -17,7 +17,7 @@ def parser() -> Parser:
     """The arguments."""
     parser = Parser(
         "explain",
-        "Show what the replicas of a script communicate in its first training step, and the lines that cause it.",
+        "List the collectives in the first training step of a script, and the lines that cause them.",
         examples=["train.py", "train.py --replicas 4 -- --batch-size 64"],
         exit_codes={
             0: "the step is partitioned over the replicas",
@@ -28,9 +28,9 @@ def parser() -> Parser:
     )
     parser.add_argument("script", type=local, help="a Python script that calls `fit`")
     parser.add_argument(
-        "-n", "--replicas", type=at_least(int, 2, 64), default=2, help="that share a batch (default: 2)"
+        "-n", "--replicas", type=at_least(int, 2, 64), default=2, help="number of replicas (default: 2)"
     )
-    parser.add_argument("arguments", nargs="*", help="of the script, after `--`")
+    parser.add_argument("arguments", nargs="*", help="arguments of the script, after `--`")
     return parser
 
 

@@ -41,36 +41,36 @@ def parser() -> Parser:
         metavar="M",
         help="start M parameter servers; the script then runs on a coordinator, and workers wait for its steps",
     )
-    add("--stages", type=_COUNT, default=1, metavar="K", help="stages of the pipeline, each its own process")
+    add("--stages", type=_COUNT, default=1, metavar="K", help="pipeline stages, one process each")
     add = parser.add_argument_group("failures and logs").add_argument
     add(
         "--restarts",
         type=at_least(int, 0),
         default=0,
         metavar="K",
-        help="after a failure restart all processes, up to K times (default: 0)",
+        help="restarts of all processes after a failure, at most (default: 0)",
     )
     add("--log-dir", type=local, metavar="DIR", help="write the output of each process to a file in DIR too")
     add(
         "--timeout",
         type=at_least(float, 1, LONGEST_TIMEOUT),
         metavar="SECONDS",
-        help="after which a peer that died, hangs or never came is an error (default: UNISONO_TIMEOUT, or 60)",
+        help="time after which a missing or hanging process is an error (default: UNISONO_TIMEOUT, or 60)",
     )
     add(
         "--grace",
         type=at_least(float, 0),
         default=30.0,
         metavar="SECONDS",
-        help="for the workers to end after SIGINT, SIGTERM or SIGHUP, before they are killed (default: 30)",
+        help="time between SIGINT, SIGTERM or SIGHUP and the kill of workers that still run (default: 30)",
     )
     add = parser.add_argument_group("network").add_argument
     add(
         "--network",
         choices=("own", "host"),
         default="own",
-        help="own (default): nothing outside reaches the processes and they reach nothing outside, where the kernel allows "
-        "it; host: they share this machine's network, for downloads, logging services, or a profile from outside",
+        help="own (default): a private network without access from or to the outside, if the kernel allows it; "
+        "host: this machine's network, for downloads, logging services, or a profile from outside",
     )
     return parser
 

@@ -29,7 +29,7 @@ def parser() -> Parser:
     """The arguments."""
     parser = Parser(
         "plan",
-        "Report which of accumulation, sharded state, half precision and a pipeline a training run needs.",
+        "Estimate memory, and the accumulation, sharding, half precision or pipeline that a training run needs.",
         examples=["model.py:make_model -b 64 -n 8 -m 80GiB", "model.keras -b 256"],
         exit_codes={
             0: "the training run fits, perhaps with changes",
@@ -44,9 +44,9 @@ def parser() -> Parser:
         help="a .keras file; or FILE.py:FUNCTION or MODULE:FUNCTION, which returns model, (model, x) or (model, x, y)",
     )
     add("-b", "--batch-size", type=_count, required=True, metavar="N", help="samples of the global batch")
-    add("-n", "--devices", type=_count, default=1, metavar="N", help="how many, in all machines (default: 1)")
+    add("-n", "--devices", type=_count, default=1, metavar="N", help="devices, in all machines (default: 1)")
     memory_help = (
-        "of one device, as 80GiB; G, M and K are powers of 1024 (default: that of this machine's GPUs)"
+        "memory of one device, as 80GiB; G, M and K are powers of 1024 (default: that of this machine's GPUs)"
     )
     add("-m", "--memory", type=_bytes, metavar="SIZE", help=memory_help)
     return parser

@@ -28,9 +28,9 @@ def parser() -> Parser:
         metavar="HOST:PORT,...",
         help="addresses of the workers' profilers: worker i listens at the port of the callback + i",
     )
-    add("--log-dir", type=local, default=Path("logs"), metavar="DIR", help="where to write (default: logs)")
+    add("--log-dir", type=local, default=Path("logs"), metavar="DIR", help="output folder (default: logs)")
     seconds = at_least(float, 0.001, 86400)
-    add("--seconds", type=seconds, default=2.0, metavar="SECONDS", help="how long to capture (default: 2)")
+    add("--seconds", type=seconds, default=2.0, metavar="SECONDS", help="length of profile (default: 2)")
     return parser
 
 
