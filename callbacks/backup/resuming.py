@@ -178,5 +178,5 @@ def _drawn_by_several(model: CompiledModel, fit_state: FitState) -> str | None:
 def _shared(place: str, user: str, name: str) -> str:
     return (
         f"{place} and {user} draw from the same random numbers ({name}), in an order that depends on how far the input is "
-        "read ahead: a resumed run cannot be exact; give each a generator of its own."
+        "read ahead: a resumed run cannot be exact; give each a separate generator."
     )

@@ -139,7 +139,7 @@ def check(
     found = differences(content["fingerprint"], now_is)
     workers, now = len(content["workers"]), place_among_workers(model.distribute_strategy)[1]
     if getattr(fit_state.source, "per_worker", False) and workers != now:
-        found.append(f"workers, each with an input of its own: {workers} in the backup, {now} now")
+        found.append(f"workers with separate inputs: {workers} in the backup, {now} now")
     found = next(filter(None, gather_json(found, model.distribute_strategy)), None)
     if found:
         listed = "".join(f"\n  - {item}" for item in found)

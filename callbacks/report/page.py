@@ -23,7 +23,7 @@ _PARTS = {
     "validation": "validation",
     "other": "building, beginning of epochs",
     "report": "this report",
-    "unaccounted": "outside of what is measured",
+    "unaccounted": "outside of the measurement",
 }
 _NEWS_SECONDS = 60.0  # a run that is at work and has written nothing for so long is said to be without news
 _MOST_REPLICAS = 4096  # of a worker: no real file has more
@@ -135,12 +135,12 @@ def _time(run: Run) -> str:
     for part, label in _PARTS.items():
         amount = seconds.get(part, 0.0)
         if part == "compute" and waited is not None and not run.restarts and waited < amount:
-            parts.append(("waiting for the sum of gradients", waited, duration(waited)))
+            parts.append(("waiting for gradient synchronization", waited, duration(waited)))
             amount -= waited
         if amount > 0:
             parts.append((label, amount, duration(amount)))
     included = waited is None and run.facts["strategy"]["replicas"] > 1
-    note = "The sums over replicas are part of compute." if included else ""
+    note = "Gradient synchronization is part of compute." if included else ""
     return shares("where the time went", parts, note)
 
 
@@ -170,7 +170,7 @@ def _workers(run: Run) -> str:
             for replica in range(replicas)
         ]
     heads = ["worker", "replica", "samples per second", "compute", "input", "callbacks"]
-    heads += ["waiting for sums (whole run)", "memory"]
+    heads += ["waiting for synchronization (whole run)", "memory"]
     return _section("Workers and replicas, last epoch", _table(heads, rows, "numbers"))
 
 

@@ -180,7 +180,7 @@ def _lost(lost: ProcessState, survivor: ProcessState, now: float) -> Failure:
     if record is not None:
         since = min(since, record.since or since)
         if now - record.alive > 5:
-            what = f"hangs, and has given no sign of life for {now - record.alive:.0f} s, as {survivor.task.name} found"
+            what = f"hangs, and has sent no heartbeat for {now - record.alive:.0f} s, as {survivor.task.name} found"
         if record.place:
             what += f", in {record.place}"
     return Failure(lost.task.name, what + _position(lost), since, 1, hangs=True, sure=False)

@@ -99,7 +99,7 @@ class LaunchedTask(NamedTuple):
             f"{self.launcher} started this process as task {self.rank} of {self.size} ({self.rank_name}={self.rank}, "
             f"{self.size_name}={self.size}) without TF_CONFIG, so each task trains a separate model: "
             + (
-                "make the model under unisono.distribute.auto_strategy()"
+                "create the model under unisono.distribute.auto_strategy()"
                 if self.size_name == _SLURM_STEP
                 else f"use `python -m unisono launch --workers {self.size}` instead, or set TF_CONFIG for each task"
             )

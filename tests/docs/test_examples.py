@@ -31,7 +31,7 @@ SAID = {
     "digits_custom_loop.py": "0.0e+00 between uninterrupted and resumed",
     "gan.py": "digits out of noise",
     "gpt.py": "the weights of both runs are bitwise identical",
-    "image_classifier.py": "of 450 digits that training never saw",
+    "image_classifier.py": "of 450 unseen digits",
     "lora.py": "the pretrained weights are unchanged",
     "pipeline.py": "schedule 1f1b, 8 micro-batches of 16 samples",
     "search.py": "demo/search/report.html: 2 training runs",

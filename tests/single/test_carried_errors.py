@@ -115,7 +115,7 @@ def test_aggregator_that_is_given_too_late_is_refused():
     variable = keras.Variable([0.0])
     optimizer.build([variable])
     optimizer.gradient_aggregator = HalfPrecisionAggregation("bfloat16", carry_error=True)
-    with pytest.raises(ValueError, match="give it to the constructor"):
+    with pytest.raises(ValueError, match="pass it to the constructor"):
         optimizer.apply_gradients([(tf.constant([1.0]), variable)])
 
 

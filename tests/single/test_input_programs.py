@@ -120,6 +120,6 @@ def test_targets_with_more_rows_than_inputs_are_refused(known, replicas):
     data = data.map(lambda x, y: (x, tf.concat([y, y], 0)))
     error = ValueError if known else tf.errors.InvalidArgumentError
     with pytest.raises(
-        error, match="different numbers of samples" if known else "`y` must have the samples of `x`"
+        error, match="different numbers of samples" if known else "`y` must have as many samples as `x`"
     ):
         fit(dense(unisono), data, strategy=mirrored(2) if replicas == 2 else None)

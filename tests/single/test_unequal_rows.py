@@ -153,7 +153,9 @@ def test_graphs_with_targets_of_their_nodes_train_on_one_device(kind):
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_graphs_are_refused_on_several_replicas(kind):
     counts = r"(?:\[9\] \[3\]|9 samples in .* 3 in)"
-    message = rf"`x.*nodes.*` must have the samples of `x.*graph.*2 replicas.*{counts}|samples.*\b3\b.*\b9\b"
+    message = (
+        rf"`x.*nodes.*` must have as many samples as `x.*graph.*2 replicas.*{counts}|samples.*\b3\b.*\b9\b"
+    )
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=message):
         fitted(lambda: graphs(unisono), GRAPHS[kind](), mirrored(2))
 
@@ -164,5 +166,5 @@ def test_predictions_for_graphs_are_refused_on_several_replicas():
     with mirrored(2).scope():
         model = graphs(unisono)
     errors = tf.errors.InvalidArgumentError, ValueError  # where batches are looked at, their rows are known
-    with pytest.raises(errors, match=r"x.*nodes.*must have the samples of"):
+    with pytest.raises(errors, match=r"x.*nodes.*must have as many samples as"):
         model.predict(dataset_of_graphs(), verbose=0)

@@ -83,7 +83,7 @@ def test_hung_worker_is_named_by_the_survivors_with_the_place_where_it_was_seen(
 def test_hung_worker_that_gives_no_sign_of_life_is_said_to_give_none():
     lost = recorded(error(LOST_1, lost=["worker 1"]))
     failure = the_first(worker(0, record=lost), worker(1, record=recorded(alive=NOW - 12)))
-    assert "has given no sign of life for 12 s" in failure.what
+    assert "has sent no heartbeat for 12 s" in failure.what
 
 
 @pytest.mark.parametrize("lost", [0, 1])

@@ -318,7 +318,7 @@ def test_pipeline_without_seeds_is_named(monkeypatch):
         tf.data.Dataset.range(9).map(lambda n: n + tf.random.uniform([], 0, 9, "int64")),
     ):
         source = make_source(dataset.batch(2))
-        assert "from no seed" in source.inexact and "set_random_seed" in source.inexact
+        assert "without a seed" in source.inexact and "set_random_seed" in source.inexact
         source.close()
 
 

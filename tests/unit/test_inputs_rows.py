@@ -206,7 +206,7 @@ def test_parts_of_unequal_arrays_have_the_same_share_of_each(counts, units, know
 def test_workers_that_read_arrays_of_different_rows_are_refused():
     with pytest.raises(
         ValueError,
-        match=r"`y` must have the samples of `x`, because each worker.*: 6 samples in `y`, 2 in `x`",
+        match=r"`y` must have as many samples as `x`, because each worker.*: 6 samples in `y`, 2 in `x`",
     ):
         check_equal_samples((tf.zeros([2, 1]), tf.zeros([6, 1])))
     assert not check_equal_samples((tf.zeros([2, 1]), None, tf.zeros([2, 3]), tf.zeros([])))

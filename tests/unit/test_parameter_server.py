@@ -42,7 +42,7 @@ def test_cluster_that_cannot_train_is_refused_in_one_sentence(jobs, task, words)
 def test_strategy_in_a_worker_is_refused_before_it_connects(monkeypatch):
     config = {"cluster": GOOD, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    with pytest.raises(ClusterError, match="run by the coordinator"):
+    with pytest.raises(ClusterError, match="only the coordinator"):
         ParameterServerStrategy()
     monkeypatch.delenv("TF_CONFIG")
     with pytest.raises(ClusterError, match="unisono launch"):

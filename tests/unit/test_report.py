@@ -182,7 +182,7 @@ def test_times_add_up_to_those_of_the_run(tmp_path):
     seconds = read_run(write(tmp_path / "r.jsonl", lines)).seconds()
     assert seconds == {"compute": 3.0, "input": 0.5, "callbacks": 0.375, "report": 0.125, "unaccounted": 6.0}
     page = render([read_run(tmp_path / "r.jsonl")])
-    assert "this report" in page and "outside of what is measured" in page
+    assert "this report" in page and "outside of the measurement" in page
 
 
 def test_page_of_a_run_under_way_says_when_it_had_its_last_news(tmp_path):
@@ -220,7 +220,7 @@ def test_commit_of_a_folder_below_a_repository_of_a_work_tree_and_of_none(tmp_pa
 
 def test_time_is_shared_out_between_compute_and_waiting_for_sums(tmp_path):
     page = render([read_run(write(tmp_path / "r.jsonl", LINES))])
-    assert "waiting for the sum of gradients" in page and "waiting for input" in page
+    assert "waiting for gradient synchronization" in page and "waiting for input" in page
 
 
 def test_chart_without_points_is_empty_and_with_none_finite_says_so():

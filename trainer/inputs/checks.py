@@ -115,7 +115,7 @@ def check_samples(batch: Any, replicas: int, inputs_alone: bool = False) -> list
     checks = []
     if replicas > 1:
         sentence = (
-            f"`{{}}` must have the samples of `{{}}`, because {replicas} replicas share the samples of a batch: train on "
+            f"`{{}}` must have as many samples as `{{}}`, because {replicas} replicas share a batch: train on "
             "one replica, or use such batches in a custom `train_step`. Received"
         )
         checks += _check_equal(inputs, sentence)
@@ -127,7 +127,7 @@ def check_samples(batch: Any, replicas: int, inputs_alone: bool = False) -> list
     for path, leaf in () if inputs_alone else named_arrays((None, *others)):
         given = sample_count(leaf)
         sentence = (
-            f"`{path}` must have the samples of `x`: give one of it for each sample of the inputs. Received"
+            f"`{path}` must have as many samples as `x`: give one for each sample of the inputs. Received"
         )
         fits = given == expected if replicas > 1 else given <= expected
         checks += _check(fits, sentence, path, "x", given, expected)
@@ -140,7 +140,7 @@ def check_equal_samples(batch: Any) -> list[Any]:
     Returns and raises as `check_samples`.
     """
     sentence = (
-        "`{}` must have the samples of `{}`, because each worker reads its own samples: give every worker the whole "
+        "`{}` must have as many samples as `{}`, because each worker reads its own: give every worker the whole "
         "batches, for instance as a tf.data.Dataset. Received"
     )
     return _check_equal(named_arrays(batch), sentence)

@@ -189,18 +189,18 @@ def _why_inexact(dataset: tf.data.Dataset, steps: list[Transformation]) -> str |
                     " and ".join(generators) if generators else "random operations, a generator or a variable"
                 )
                 return (
-                    f"x is a tf.data pipeline in which {step.name.strip('_')} uses {what} in parallel, and in which order "
-                    f"is another in every run: {_ADVICE}give num_parallel_calls=None, or draw with tf.random.stateless_* "
+                    f"x is a tf.data pipeline in which {step.name.strip('_')} uses {what} in parallel, in an order that "
+                    f"differs in every run: {_ADVICE}give num_parallel_calls=None, or draw with tf.random.stateless_* "
                     "functions from a seed in the data, or call tf.config.experimental.enable_op_determinism()."
                 )
         if dataset.options().deterministic is False:
             return (
-                "x is a tf.data pipeline with options().deterministic=False, whose order is another in every run: "
+                "x is a tf.data pipeline with options().deterministic=False, whose order differs in every run: "
                 f"{_ADVICE}set it to True."
             )
     if any(step.unseeded for step in steps):
         return (
-            f"x is a tf.data pipeline that draws random numbers from no seed, others in every process: {_ADVICE}call "
-            "keras.utils.set_random_seed before it is made."
+            f"x is a tf.data pipeline that draws random numbers without a seed, different in every process: {_ADVICE}call "
+            "keras.utils.set_random_seed before you create it."
         )
     return None

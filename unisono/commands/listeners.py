@@ -116,7 +116,7 @@ def _problem(listener: Listener) -> str:
     if not listener.runs_tensorflow:
         return ""
     return (
-        f"TensorFlow's servers run whatever they are sent, and this one (process {listener.pid}) can be reached from other "
+        f"TensorFlow's servers run any graph they receive, and this one (process {listener.pid}) can be reached from other "
         "machines: start it with `python -m unisono launch`, or close the port to all but the cluster; "
         "`python -m unisono doctor --firewall` prints the rules."
     )
