@@ -49,7 +49,7 @@ def backup_directory(directory: str | os.PathLike | None, backup_dir: str | os.P
             f"directory={shown(directory)} and backup_dir={shown(backup_dir)}"
         )
     directory = backup_dir if directory is None else directory
-    if directory in (None, ""):
+    if directory is None or (isinstance(directory, str) and not directory):
         raise ValueError(
             f"Empty `backup_dir` argument passed: `directory` is {directory!r}; give a directory."
         )
