@@ -56,14 +56,12 @@ def read_dataset(x: Any) -> Any:
     )
 
 
-def shards_of(dataset: tf.data.Dataset) -> list[list[Any]]:
-    """`[num_shards, index]` of each `shard` of a pipeline that has several shards, without those in functions."""
-    own = [tf.get_static_value(getattr(dataset, name, None)) for name in ("_num_shards", "_index")]
-    numbers = [None if number is None else int(number) for number in own]
-    several = type(dataset).__name__ == "_ShardDataset" and numbers[0] != 1
+def numbers_of(dataset: tf.data.Dataset, *names: str) -> list[list[int]]:
+    """These attributes of each transformation of a pipeline that has all of them, without those in functions."""
+    own = [tf.get_static_value(getattr(dataset, name, None)) for name in names]
     return [
-        *([numbers] if several else ()),
-        *(each for part in dataset._inputs() for each in shards_of(part)),
+        *([] if any(number is None for number in own) else [[int(number) for number in own]]),
+        *(each for part in dataset._inputs() for each in numbers_of(part, *names)),
     ]
 
 

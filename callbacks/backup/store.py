@@ -43,16 +43,15 @@ class BackupInfo:
 
 def backup_directory(directory: str | os.PathLike | None, backup_dir: str | os.PathLike | None) -> Path:
     """The local directory that is given as `directory` or as `backup_dir`, its name in Keras; a ValueError without one."""
-    if directory is not None and backup_dir is not None:
+    if directory is None:
+        directory = backup_dir
+    elif backup_dir is not None:
         raise ValueError(
             "Give either `directory` or `backup_dir`, its name in Keras. Received: "
             f"directory={shown(directory)} and backup_dir={shown(backup_dir)}"
         )
-    directory = backup_dir if directory is None else directory
-    if directory is None or (isinstance(directory, str) and not directory):
-        raise ValueError(
-            f"Empty `backup_dir` argument passed: `directory` is {directory!r}; give a directory."
-        )
+    if isinstance(directory, str | None) and not directory:
+        raise ValueError(f"Empty `backup_dir` argument passed: give a `directory`. Received: {directory!r}")
     return local_path("directory", directory)
 
 

@@ -6,6 +6,7 @@ import threading
 import keras
 import numpy as np
 import tensorflow as tf
+from own_step import OwnStep
 
 import unisono
 from unisono.compat.equal_operations import made_once
@@ -143,26 +144,17 @@ def test_backward_passes_and_sums_of_a_step_name_each_shape_once(monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
-class OwnStep(unisono.Sequential):
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
-        variables = self.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
-        return {"loss": loss}
-
-
 def test_step_of_two_replicas_has_twice_the_operations_of_one_device():
     def operations_under(strategy):
         with strategy.scope():
             layers = [make() for make in (lambda: keras.layers.Dense(3), keras.layers.LayerNormalization) * 3]
-            model = OwnStep([keras.Input((3,)), *layers])
+            inputs = keras.Input((3,))
+            model = OwnStep(inputs, keras.Sequential(layers)(inputs))
             return sum(trained(model, unisono.optimizers.SGD(0.01))[0].values())
 
     one = operations_under(tf.distribute.get_strategy())
     two = operations_under(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
-    assert two < 2.1 * one  # it adds collectives, and leaves out copies of equal constants
+    assert two < 2.3 * one  # 2.1: it adds collectives; with reshapes that change nothing 3.0
 
 
 def test_tape_in_a_transformer_tells_equal_constants_apart():

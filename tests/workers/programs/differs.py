@@ -66,10 +66,16 @@ def of_this_worker(context):
 off = tf.data.Options()
 off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
 attempt("sharded", dataset(0, 16, [(2, me)]))
+any_order = tf.data.Options()
+any_order.deterministic = False
+attempt("unseeded", dataset(0, 16).shuffle(4))
+attempt("seed of the worker", dataset(0, 16).shuffle(4, seed=1 + me))
+attempt("any order", dataset(0, 16).with_options(any_order))
 attempt("sharded and distributed", strategy.experimental_distribute_dataset(dataset(0, 16, [(2, me)])))
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     attempt("part for validation", dataset(0, 16, [(2, 1)]))
+    attempt("seeded", dataset(0, 16).shuffle(4, seed=1))
     attempt("function", of_this_worker)
     kept = dataset(0, 16, [(2, me)]).with_options(off)
     attempt("sharding turned off", strategy.experimental_distribute_dataset(kept))

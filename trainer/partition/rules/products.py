@@ -80,24 +80,16 @@ def _einsum(view: View) -> Ruling:
     return contraction(view, terms, result)
 
 
-@rule("BiasAdd")
+@rule("BiasAdd", "BiasAddGrad")
 def _bias(view: View) -> Ruling:
     label, rank = view.labels[0], view.rank(0)
     channels = 1 if view.attr("data_format") == "NCHW" else (rank or 0) - 1
+    of_gradient: Ruling = [None], [PARTIAL_SUM]
+    if view.type == "BiasAddGrad" and label == PARTIAL_SUM:
+        return of_gradient
     if not is_sharded(label) or rank is None or label.axis == channels:
         return view.gathered()
-    return [None, REPLICATED], [label]
-
-
-@rule("BiasAddGrad")
-def _bias_gradient(view: View) -> Ruling:
-    label, rank = view.labels[0], view.rank(0)
-    channels = 1 if view.attr("data_format") == "NCHW" else (rank or 0) - 1
-    if label == PARTIAL_SUM:
-        return [None], [PARTIAL_SUM]
-    if not is_sharded(label) or rank is None or label.axis == channels:
-        return view.gathered()
-    return [None], [PARTIAL_SUM]
+    return of_gradient if view.type == "BiasAddGrad" else ([None, REPLICATED], [label])
 
 
 EACH_SAMPLE = {  # numbers of the inputs that have samples along axis 0
@@ -114,11 +106,11 @@ _SPATIAL = ("MatrixInverse", "Cholesky", "MatrixDeterminant", "Qr", "MatrixDiagP
             "MatrixTriangularSolve", "FFT", "IFFT", "FFT2D", "IFFT2D", "RFFT", "IRFFT")  # fmt: skip
 
 
-@rule(*EACH_SAMPLE[0,].split())
+@rule(*" ".join(EACH_SAMPLE.values()).split())
 def _each_sample(view: View) -> Ruling:
     if view.type in _SPATIAL and (view.rank(0) or 0) < 3:
         return view.gathered()
-    return rows_together(view, (0,))
+    return rows_together(view, next(n for n, types in EACH_SAMPLE.items() if view.type in types.split()))
 
 
 @rule("ImageProjectiveTransformV3")
@@ -126,18 +118,6 @@ def _projected(view: View) -> Ruling:
     one, other = view.shapes(1)  # a transform for each sample, or one for all
     of_each = one is None or other is None or one[0] != other[0]
     return rows_together(view, (0, 1) if of_each else (0,))
-
-
-@rule(*EACH_SAMPLE[0, 1].split())
-def _each_pair(view: View) -> Ruling:
-    if view.type in _SPATIAL and (view.rank(0) or 0) < 3:
-        return view.gathered()
-    return rows_together(view, (0, 1))
-
-
-@rule(*EACH_SAMPLE[0, 1, 2].split())
-def _each_triple(view: View) -> Ruling:
-    return rows_together(view, (0, 1, 2))
 
 
 @rule("SpaceToBatchND", "BatchToSpaceND")
