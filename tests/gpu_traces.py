@@ -18,7 +18,7 @@ import unisono
 from unisono.compat.graphs import graph_function
 from unisono.distribute.data_placement import keep_data_on
 from unisono.trainer.inputs.make_source import make_source
-from unisono.trainer.run.compiled import XLA
+from unisono.trainer.run.loops.compiled import XLA
 from unisono.trainer.runner import runner_of
 
 L = keras.layers

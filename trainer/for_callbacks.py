@@ -8,7 +8,7 @@ from .. import mixed_precision
 from ..mixed_precision.skipped_steps import step_logs
 from ..optimizers.held_optimizers import optimizers_of
 from .run.batch_statistics import check_renewal, renew_batch_statistics
-from .run.overflow import explanation
+from .run.checks.overflow import explanation
 
 
 class ForCallbacks:

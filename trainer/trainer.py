@@ -1,7 +1,7 @@
 """`Trainer`: Keras' training methods, exact under every strategy. A base of every model class of ours.
 
 `compile` and the functions that it resets are in `compilation.py`, the step is in `step/train_step.py`, the loop over
-steps in `run/step_function.py`, and the loop over epochs in `run/fit_loop.py`.
+steps in `run/loops/step_function.py`, and the loop over epochs in `run/fit_loop.py`.
 """
 
 from __future__ import annotations

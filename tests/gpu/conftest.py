@@ -15,9 +15,9 @@ _KNOWS_GPUS = (
     "unisono.distribute.data_placement",
     "unisono.distribute.replicas",
     "unisono.optimizers.stages.user_code",
-    "unisono.trainer.run.step_function",
-    "unisono.trainer.run.xla_choice",
-    "unisono.trainer.run.xla_loops",
+    "unisono.trainer.run.loops.step_function",
+    "unisono.trainer.run.xla.xla_choice",
+    "unisono.trainer.run.xla.xla_loops",
 )
 
 

@@ -11,7 +11,7 @@ from gpu_copies import equal_copies
 import unisono
 from unisono.distribute.data_placement import keep_data_on
 from unisono.distribute.device_memory import PeakMemory
-from unisono.trainer.run.compiled import XLA
+from unisono.trainer.run.loops.compiled import XLA
 
 TOLERANCE = 2e-5  # float32 without TensorFloat-32: sums are added in another order
 RANDOM = np.random.default_rng(0)

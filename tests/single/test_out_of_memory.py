@@ -9,7 +9,7 @@ import tensorflow as tf
 from helpers import mirrored
 
 import unisono
-from unisono.trainer.run.out_of_memory import step_memory
+from unisono.trainer.run.checks.out_of_memory import step_memory
 
 X = np.ones((64, 8), "float32")
 

@@ -11,8 +11,8 @@ from helpers import FLOAT32, Clock, assert_close, mirrored
 import unisono
 from unisono.callbacks.call_schedule import steps_until_call
 from unisono.trainer.inputs import Chunk
-from unisono.trainer.run import predict_loop
-from unisono.trainer.run.compiled_calls import CallLength
+from unisono.trainer.run.loops import predict_loop
+from unisono.trainer.run.loops.compiled_calls import CallLength
 from unisono.trainer.step import xla_random
 
 ROWS, BATCH = (

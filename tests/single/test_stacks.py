@@ -7,9 +7,9 @@ import tensorflow as tf
 from helpers import FLOAT32, assert_close, mirrored, scope
 
 import unisono
-from unisono.trainer.run import batch_stacks as stacks
-from unisono.trainer.run.compiled import GRAPH, XLA
-from unisono.trainer.run.xla_choice import XlaChoice
+from unisono.trainer.run.loops.compiled import GRAPH, XLA
+from unisono.trainer.run.xla import batch_stacks as stacks
+from unisono.trainer.run.xla.xla_choice import XlaChoice
 
 ROWS, BATCH = 70, 8
 RANDOM = np.random.default_rng(0)

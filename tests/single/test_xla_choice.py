@@ -12,9 +12,9 @@ from xla_trials import Plan, Stop, StopAt, try_eagerly
 
 import unisono
 from unisono.trainer.inputs import make_source
-from unisono.trainer.run import row_layouts, xla_choice
-from unisono.trainer.run.compiled import GRAPH, XLA
-from unisono.trainer.run.xla_choice import Measured, XlaChoice
+from unisono.trainer.run.loops.compiled import GRAPH, XLA
+from unisono.trainer.run.xla import xla_choice
+from unisono.trainer.run.xla.xla_choice import Measured, XlaChoice
 
 ROWS, BATCH, EPOCHS = 70, 8, 20
 STEPS = 9 * EPOCHS  # the last of each epoch has six rows
@@ -111,7 +111,7 @@ def test_choice_stays_in_the_graph_where_xla_cannot_compile(eager_to_try, monkey
     def fails(self, chunk):
         raise tf.errors.InvalidArgumentError(None, None, "no kernel")
 
-    monkeypatch.setattr("unisono.trainer.run.xla_loops.compile_only", fails)
+    monkeypatch.setattr("unisono.trainer.run.xla.xla_loops.compile_only", fails)
     model, plan = compiled(), Plan()
     found = fit(model, plan)
     assert plan.plan["way"] == model.train_function.way == GRAPH and plan.plan["settled"]
@@ -158,7 +158,7 @@ def test_choice_by_a_clock_is_not_made_in_a_short_fit(monkeypatch):
 
 
 def test_choice_counts_the_steps_of_fits_in_a_loop(eager_to_try, monkeypatch):
-    monkeypatch.setattr(row_layouts, "FEWEST_STEPS", 20)
+    monkeypatch.setattr("unisono.trainer.run.loops.row_layouts.FEWEST_STEPS", 20)
     model = compiled()
     ways = []
     for _ in range(12):
@@ -181,7 +181,7 @@ def test_choice_by_a_clock_is_not_made_where_it_must_not(eager_to_try, monkeypat
         callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)]
     plan = Plan()
     monkeypatch.setattr(XlaChoice, "_decide", lambda *args: pytest.fail("a clock decides"))
-    monkeypatch.setattr(row_layouts, "FEWEST_STEPS", 10)
+    monkeypatch.setattr("unisono.trainer.run.loops.row_layouts.FEWEST_STEPS", 10)
     fit(model, plan, *callbacks, epochs=2)
     assert choices(plan.plan) == {"way": GRAPH, "settled": True, "switches": []}
 

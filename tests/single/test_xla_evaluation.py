@@ -8,9 +8,9 @@ from helpers import FLOAT32, assert_close, mirrored
 from xla_trials import Plan, Stop, StopAt, try_eagerly
 
 import unisono
-from unisono.trainer.run import row_layouts, xla_choice
-from unisono.trainer.run.compiled import GRAPH, XLA
-from unisono.trainer.run.xla_choice import Measured, XlaChoice
+from unisono.trainer.run.loops.compiled import GRAPH, XLA
+from unisono.trainer.run.xla import xla_choice
+from unisono.trainer.run.xla.xla_choice import Measured, XlaChoice
 
 ROWS, BATCH = 70, 8  # the last of nine batches has six rows
 RANDOM = np.random.default_rng(0)
@@ -92,7 +92,7 @@ def test_evaluation_stays_in_the_graph_where_no_clock_may_decide(eager_to_try, m
     monkeypatch.setattr(XlaChoice, "_decide", lambda *args: pytest.fail("a clock decides"))
     options = {"jit_compile": False} if why == "jit_compile=False" else {"run_eagerly": why == "run_eagerly"}
     if why == "few steps":
-        monkeypatch.setattr(row_layouts, "FEWEST_STEPS", 1000)
+        monkeypatch.setattr("unisono.trainer.run.loops.row_layouts.FEWEST_STEPS", 1000)
     hooks = [keras.callbacks.LambdaCallback()]
     if why == "every batch":
         hooks[0].on_test_batch_end = lambda batch, logs: None

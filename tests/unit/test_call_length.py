@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from unisono.trainer.run.compiled_calls import CallLength
+from unisono.trainer.run.loops.compiled_calls import CallLength
 
 
 class Clock:

@@ -10,7 +10,7 @@ from tensorflow.python.eager import context
 
 import unisono
 from unisono.compat.graph_optimizer import optimized_briefly
-from unisono.trainer.run import step_function
+from unisono.trainer.run.loops import step_function
 
 
 def rewriter():

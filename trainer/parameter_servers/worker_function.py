@@ -17,7 +17,7 @@ from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext, step_scope
 from ..inputs import Chunk
 from ..inputs.batch import sample_count
-from ..run.compiled_calls import CompiledCall
+from ..run.loops.compiled_calls import CompiledCall
 from ..step.collected_writes import CollectedWrites
 from .pieces import HOST, Piece, WorkerMemory, pieces_of
 

@@ -20,7 +20,7 @@ from ...compat.parameter_servers import scheduling
 from ...distribute.parameter_servers.updates import FIRST_SERVER
 from ...distribute.step_context import StepContext, WeightTotals
 from ..inputs.batch import sample_count
-from ..run.compiled_calls import CompiledCall
+from ..run.loops.compiled_calls import CompiledCall
 from ..step.variable_placement import accumulates
 from .pieces import HOST, Piece
 from .schedule import MOST_STEPS

@@ -108,7 +108,8 @@ def loop(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
     if body is None or condition is None:
         raise NotPartitioned(f"the functions of {op.name} have no graphs")
     changed = [n for n, (a, b) in enumerate(zip(body.inputs, body.outputs)) if not _is_same(a, b)]
-    carried = [_carried(outer.program.values[number]) for number in inputs]
+    values = [outer.program.values[number] for number in inputs]
+    carried = [dataclasses.replace(value, label=value.label._replace(counts=False)) for value in values]
     for _ in range(_MOST_ROUNDS):
         given = [outer.add(_checked(outer.label(n), value, op)) for n, value in zip(inputs, carried)]
         builder, outputs = outer.body(body, given, changed)
@@ -138,11 +139,6 @@ def loop(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
     ]
     outer.program.nodes.append(copy)
     return copy.outputs
-
-
-def _carried(value: Value) -> Value:
-    """The initial values of a loop's variables."""
-    return dataclasses.replace(value, label=value.label._replace(counts=False))
 
 
 def _checked(have: Label, value: Value, op: tf.Operation) -> Value:

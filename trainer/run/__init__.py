@@ -1,1 +1,1 @@
-"""The compilation and the loops of steps, and the loop over epochs: read `fit_loop.py` first."""
+"""The loops of `fit`, `evaluate` and `predict` over epochs and compiled calls: read `fit_loop.py` first."""

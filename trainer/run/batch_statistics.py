@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import keras
@@ -15,9 +14,9 @@ from ...compat.shared_change import shared_attributes
 from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ..step.train_step import forward
-from .compiled_calls import compiled_calls
-from .loop_choice import loop_for
-from .step_function import StepFunction
+from .loops.compiled_calls import compiled_calls
+from .loops.loop_choice import loop_for
+from .loops.step_function import StepFunction
 from .worker_settlement import Workers
 
 
@@ -57,7 +56,8 @@ def renew_batch_statistics(model: TrainedModel) -> None:
         forward(model, unpack_x_y_sample_weight(data)[0], training=True)
         return {}
 
-    with _of_one_batch(layers), model._strategy_scope():
+    of_one_batch = shared_attributes("momentum", [(layer, lambda _: 0.0) for layer in layers])
+    with of_one_batch, model._strategy_scope():
         function = StepFunction(model, False, step, loop_for)
         state.source.begin_epoch(state.epoch)
         workers = Workers(model, "stop_evaluating")
@@ -78,8 +78,3 @@ def renew_batch_statistics(model: TrainedModel) -> None:
 def _layers(model: TrainedModel) -> list[Any]:
     kind = keras.layers.BatchNormalization
     return [layer for layer in layers_of(model) if isinstance(layer, kind) and layer.trainable]
-
-
-def _of_one_batch(layers: list[Any]) -> contextlib.AbstractContextManager[None]:
-    """Makes statistics forget all batches except the last."""
-    return shared_attributes("momentum", [(layer, lambda _: 0.0) for layer in layers])

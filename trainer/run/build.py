@@ -32,7 +32,7 @@ from ...optimizers.held_optimizers import optimizers_of
 from .. import checks
 from ..step.first_call import placeholder
 from ..step.global_metrics import metrics_of
-from .argument_errors import explained
+from .checks.argument_errors import explained
 
 
 def build_for(model: TrainedModel, spec: Any, training: bool = True) -> None:
@@ -107,7 +107,7 @@ def _build_by_own_step(
             ensure_built(optimizer, variables)
         used.clear()
         missing, before = unbuilt(), missing
-    if _unbuilt(model) and _can_be_called(model):
+    if _unbuilt(model) and type(model).call is not keras.Model.call:
         with contextlib.suppress(Exception):
             otherwise(model, spec)
 
@@ -180,10 +180,6 @@ def _build_with_placeholders(model: TrainedModel, spec: Any) -> None:
         return y_pred
 
     compute_output_spec(call_everything)
-
-
-def _can_be_called(model: TrainedModel) -> bool:
-    return type(model).call is not keras.Model.call
 
 
 def _symbolic(spec: Any) -> Any:

@@ -20,22 +20,15 @@ def callback_list(
     add_history: bool = False,
 ) -> keras.callbacks.CallbackList:
     """Keras' list, with callbacks that must run after the others (backups) at its end."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks.sort(key=lambda callback: bool(getattr(callback, "runs_last", False)))
-        return callbacks
-    callbacks = keras.tree.flatten(callbacks) if callbacks else []
-    if verbose != 0 and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in callbacks):
-        callbacks = [*callbacks, ProgressBar()]
-    result = keras.callbacks.CallbackList(
-        callbacks,
-        add_history=add_history,
-        verbose=verbose,
-        epochs=epochs,
-        steps=steps,
-        model=model,
-    )
-    result.callbacks.sort(key=lambda callback: bool(getattr(callback, "runs_last", False)))
-    return result
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = keras.tree.flatten(callbacks) if callbacks else []
+        if verbose != 0 and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in callbacks):
+            callbacks = [*callbacks, ProgressBar()]
+        callbacks = keras.callbacks.CallbackList(
+            callbacks, add_history=add_history, verbose=verbose, epochs=epochs, steps=steps, model=model
+        )
+    callbacks.callbacks.sort(key=lambda callback: getattr(callback, "runs_last", False))
+    return callbacks
 
 
 def log_names(model: TrainedModel, callbacks: list[Any], validates: bool) -> Callable[[], set[str]] | None:

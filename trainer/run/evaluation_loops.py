@@ -14,10 +14,10 @@ from ...compat.shared_change import shared_attribute
 from ...compat.training import convert_to_np_if_not_ragged, potentially_ragged_concat, pythonify_logs
 from ...distribute.devices import wait_for_accelerators
 from ..inputs import Source
-from .argument_errors import check_labels, explained
 from .callback_list import callback_list
-from .compiled_calls import CallLength, compiled_calls
-from .row_layouts import open_rows
+from .checks.argument_errors import check_labels, explained
+from .loops.compiled_calls import CallLength, compiled_calls
+from .loops.row_layouts import open_rows
 from .runner import Passes, Runner
 from .worker_settlement import Workers
 

@@ -25,16 +25,16 @@ from .. import checks
 from ..inputs import Source, make_source
 from ..inputs.checks import named
 from ..inputs.derived_inputs import copied_input, first_batches
-from .argument_errors import check_labels, check_validation, explained
 from .callback_list import callback_list, log_names
-from .compiled_calls import CallLength, compiled_calls
-from .determinism import say_what_determinism_costs
+from .checks.argument_errors import check_labels, check_validation, explained
+from .checks.determinism import say_what_determinism_costs
+from .checks.out_of_memory import with_advice
+from .checks.overflow import check_progress
 from .evaluation_loops import evaluate
 from .fit_inputs import FitArguments, draw_seed, sources
-from .out_of_memory import with_advice
-from .overflow import check_progress
+from .logs.step_logs import StepLogs
+from .loops.compiled_calls import CallLength, compiled_calls
 from .runner import Passes, Runner
-from .step_logs import StepLogs
 from .untouched import untouched
 from .worker_settlement import Workers, check_same_begin, check_same_fit
 

@@ -15,9 +15,9 @@ from ..inputs.batch import batch_spec, sample_count, unpack
 from ..inputs.make_source import kind_of
 from ..partition.explain import StepExplanation
 from ..partition.step_partition import ModelPartition, shared_by_replicas
-from .argument_errors import explained
-from .compiled_calls import CompiledCall
-from .overflow import check_progress
+from .checks.argument_errors import explained
+from .checks.overflow import check_progress
+from .loops.compiled_calls import CompiledCall
 from .runner import Runner
 
 

@@ -15,12 +15,12 @@ from ...compat.replaced import replaced_functions
 from ..inputs import Source
 from ..step.variable_placement import place_with_model
 from . import build, evaluation_loops, fit_loop
-from .loop_choice import loop_for
-from .predict_function import PredictFunction
+from .logs.step_logs import record_steps
+from .loops.loop_choice import loop_for
+from .loops.predict_function import PredictFunction
+from .loops.step_function import StepFunction
 from .runner import Passes
-from .step_function import StepFunction
-from .step_logs import record_steps
-from .xla_choice import XlaChoice
+from .xla.xla_choice import XlaChoice
 
 
 class PlainRunner:

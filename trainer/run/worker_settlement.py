@@ -97,10 +97,10 @@ def _leaves(what: str, settings: Any) -> Iterator[tuple[str, Any]]:
         yield what, settings
         return
     for key, value in settings.items():
-        items = enumerate(value) if isinstance(value, list) else ()
-        for number, item in items:
-            yield from _leaves(f"{key}[{number}] of {what}", item)
-        if not isinstance(value, list):
+        if isinstance(value, list):
+            for number, item in enumerate(value):
+                yield from _leaves(f"{key}[{number}] of {what}", item)
+        else:
             yield from _leaves(f"{key} of {what}", value)
 
 

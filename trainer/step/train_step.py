@@ -2,7 +2,7 @@
 
     batch -> forward -> loss -> gradients -> optimizer -> metrics -> writes
 
-`partition/` splits it over several replicas; how steps are compiled and looped is in `run/step_function.py`.
+`partition/` splits it over several replicas; how steps are compiled and looped is in `run/loops/step_function.py`.
 """
 
 from __future__ import annotations

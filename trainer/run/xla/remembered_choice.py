@@ -9,12 +9,12 @@ import pathlib
 
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
-from ...compat.layers import layers_of
-from ...distribute.storage import local_path
-from ...optimizers.held_optimizers import optimizers_of
-from ..inputs import Source
-from .compiled import GRAPH, XLA
+from ....callbacks.trained_model import TrainedModel
+from ....compat.layers import layers_of
+from ....distribute.storage import local_path
+from ....optimizers.held_optimizers import optimizers_of
+from ...inputs import Source
+from ..loops.compiled import GRAPH, XLA
 
 
 def file_of(model: TrainedModel, training: bool, source: Source) -> pathlib.Path | None:

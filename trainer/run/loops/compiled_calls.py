@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...callbacks.call_schedule import steps_until_call
-from ..inputs import Chunk, Source
-from .worker_settlement import Workers
+from ....callbacks.call_schedule import steps_until_call
+from ...inputs import Chunk, Source
+from ..worker_settlement import Workers
 
 UNKNOWN = -1  # number of completed steps, where it is not known
 _SHARE_OF_CALLS = 0.05  # the overhead's share of the time of compiled calls

@@ -14,18 +14,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
-from ...compat.functional import paired_inputs
-from ...compat.training import (
-    compute_loss,
-    compute_output_spec,
-    given_metrics,
-    overrides_compute_loss,
-)
-from ...distribute.arguments import shown
-from ..compile_checks import output_names
-from ..inputs.batch import is_standard, unpack
-from ..inputs.values import holds_text
+from ....callbacks.trained_model import TrainedModel
+from ....compat.functional import paired_inputs
+from ....compat.training import compute_loss, compute_output_spec, given_metrics, overrides_compute_loss
+from ....distribute.arguments import shown
+from ...compile_checks import output_names
+from ...inputs.batch import is_standard, unpack
+from ...inputs.values import holds_text
 
 _BOLD = re.compile(r"\x1b\[1m(.*?)\x1b\[0m", re.DOTALL)  # Keras prints the reason of a layer's error in bold
 # Keras' phrases for an input of another kind than the layer was built for, or accepts.

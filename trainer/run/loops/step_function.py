@@ -14,28 +14,28 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
-from ...compat.graph_optimizer import optimized_briefly
-from ...compat.graphs import effects, first_graph, graph_for, only_graph
-from ...compat.random_state import thread_state
-from ...compat.variables import plain_variable
-from ...distribute.devices import is_gpu
-from ...distribute.replicas import copies_of, runs_in_threads
-from ...distribute.workers.peer_monitor import monitored_collective
-from ...optimizers.held_optimizers import optimizers_of
-from ...optimizers.stages.accumulation import CallsOnHost
-from ..inputs.checks import check_equal_samples, check_samples
-from ..inputs.source import Chunk
-from ..partition.step_partition import ModelPartition
-from ..partition.whole_step import WholeStep
-from ..step.global_metrics import losses_count_samples
-from ..step.replica_slices import ReplicaSlices
-from ..step.train_step import Tracing, run_on_replica
-from ..step.variable_placement import accumulates
-from .carried_logs import CarriedLogs
+from ....callbacks.trained_model import TrainedModel
+from ....compat.graph_optimizer import optimized_briefly
+from ....compat.graphs import effects, first_graph, graph_for, only_graph
+from ....compat.random_state import thread_state
+from ....compat.variables import plain_variable
+from ....distribute.devices import is_gpu
+from ....distribute.replicas import copies_of, runs_in_threads
+from ....distribute.workers.peer_monitor import monitored_collective
+from ....optimizers.held_optimizers import optimizers_of
+from ....optimizers.stages.accumulation import CallsOnHost
+from ...inputs.checks import check_equal_samples, check_samples
+from ...inputs.source import Chunk
+from ...partition.step_partition import ModelPartition
+from ...partition.whole_step import WholeStep
+from ...step.global_metrics import losses_count_samples
+from ...step.replica_slices import ReplicaSlices
+from ...step.train_step import Tracing, run_on_replica
+from ...step.variable_placement import accumulates
+from ..logs.carried_logs import CarriedLogs
+from ..logs.step_recorder import StepRecorder
 from .compiled import GRAPH, XLA, Compiled
 from .compiled_calls import UNKNOWN, CompiledCall, noted
-from .step_recorder import StepRecorder
 
 LARGE = 100  # variables: saved inputs slow down an MLP's step by 4 %, but not the steps of larger models
 _EACH_INPUT = 5e-6  # seconds for TensorFlow to pass one variable to a graph

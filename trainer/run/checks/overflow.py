@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import keras
 
-from ... import mixed_precision
-from ...callbacks.trained_model import TrainedModel
-from ...mixed_precision import skipped_steps
-from ...optimizers.held_optimizers import optimizers_of
-from ..inputs import Chunk
+from .... import mixed_precision
+from ....callbacks.trained_model import TrainedModel
+from ....mixed_precision import skipped_steps
+from ....optimizers.held_optimizers import optimizers_of
+from ...inputs import Chunk
 
 
 def check_progress(model: TrainedModel, chunk: Chunk, done: int) -> None:

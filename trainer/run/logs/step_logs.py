@@ -6,18 +6,18 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...callbacks.call_schedule import (
+from ....callbacks.call_schedule import (
     ends_at_bad_loss,
     logs_of_one_step,
     only_reads_logs,
     replay_steps,
     takes_step_logs,
 )
-from ...callbacks.fit_state import FitState
-from ...callbacks.trained_model import TrainedModel
-from ...distribute.workers.agreement import exchange
-from .compiled_calls import CompiledCall
-from .step_function import StepFunction
+from ....callbacks.fit_state import FitState
+from ....callbacks.trained_model import TrainedModel
+from ....distribute.workers.agreement import exchange
+from ..loops.compiled_calls import CompiledCall
+from ..loops.step_function import StepFunction
 from .step_recorder import MOST_STEPS, StepRecorder
 
 

@@ -13,14 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
-from ...compat.functional import graph_of
-from ...compat.training import (
-    losses_of_classes,
-    overrides_compute_loss,
-)
-from ..inputs import Source
-from ..inputs.values import LabelRule, at, label_sentence, sentence_in
+from ....callbacks.trained_model import TrainedModel
+from ....compat.functional import graph_of
+from ....compat.training import losses_of_classes, overrides_compute_loss
+from ...inputs import Source
+from ...inputs.values import LabelRule, at, label_sentence, sentence_in
 from .mismatch import mismatch
 
 _ERRORS = (

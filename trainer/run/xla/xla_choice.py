@@ -20,18 +20,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
-from ...compat.graphs import operations_are_deterministic
-from ...compat.layers import computes_again, layers_of
-from ...distribute.devices import is_gpu
-from ...distribute.sharding.sharded import level_of
-from ...distribute.workers.agreement import spans_workers
-from ..inputs import Chunk, Source
-from . import row_layouts, xla_loops
-from .compiled import GRAPH, XLA
-from .compiled_calls import CompiledCall
+from ....callbacks.trained_model import TrainedModel
+from ....compat.graphs import operations_are_deterministic
+from ....compat.layers import computes_again, layers_of
+from ....distribute.devices import is_gpu
+from ....distribute.sharding.sharded import level_of
+from ....distribute.workers.agreement import spans_workers
+from ...inputs import Chunk, Source
+from ..loops import row_layouts
+from ..loops.compiled import GRAPH, XLA
+from ..loops.compiled_calls import CompiledCall
+from ..loops.step_function import StepFunction
+from . import xla_loops
 from .remembered_choice import file_of, remember, remembered
-from .step_function import StepFunction
 
 # Operations that communicate with the host.
 _EFFECTS = (

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
-from ...compat.graphs import operations_are_deterministic
-from ...compat.pipelines import transformations
+from ....callbacks.trained_model import TrainedModel
+from ....compat.graphs import operations_are_deterministic
+from ....compat.pipelines import transformations
 
 _said: set[str] = set()
 
@@ -32,8 +32,7 @@ def say_what_determinism_costs(model: TrainedModel, x: Any) -> None:
 
 
 def _costs(model: TrainedModel, x: Any) -> Iterator[str]:
-    gpus = tf.config.list_logical_devices("GPU")
-    untried = ", chosen without trying which is fastest" if gpus else ""
+    untried = ", chosen without trying which is fastest" if tf.config.list_logical_devices("GPU") else ""
     yield f"slower kernels of some operations, such as the gradients of convolutions and scatters{untried}"
     if model._auto_jit and not model.run_eagerly:
         yield 'steps in the plain graph, where `jit_compile="auto"` would take XLA if that is faster: give True to have it'

@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...distribute.replicas import all_reduce_sum, local_replica_index
-from ...distribute.workers.agreement import place_among_workers
-from ..inputs.batch import sample_count
-from ..inputs.source import Chunk
+from ....distribute.replicas import all_reduce_sum, local_replica_index
+from ....distribute.workers.agreement import place_among_workers
+from ...inputs.batch import sample_count
+from ...inputs.source import Chunk
 
 
 class Batches:
@@ -70,7 +70,7 @@ class WorkerBatches(Batches):
 
     def take(self, read: Any, before: Any = None) -> tuple[Any, tf.Tensor]:
         """This worker's batch, borrowed from the step before where the data has ended, and the samples of all workers."""
-        borrowed = _empty_batch(read.element_spec) if before is None else before[0]
+        borrowed = tf.nest.map_structure(_empty, read.element_spec) if before is None else before[0]
         batch = tf.cond(read.has_value(), read.get_value, lambda: borrowed)
         rows = tf.where(read.has_value(), tf.cast(sample_count(batch), tf.int32), 0)
         return batch, self._count(rows)
@@ -108,16 +108,12 @@ def rows_of_workers(strategy: tf.distribute.Strategy, rows: tf.Tensor) -> tf.Ten
     return strategy.experimental_local_results(strategy.run(on_replica))[0]
 
 
-def _empty_batch(spec: Any) -> Any:
-    """A batch of one sample of zeros, for a worker that never had any data.
+def _empty(spec: Any) -> Any:
+    """A part of a batch of one sample of zeros, for a worker that never had any data.
 
     Args:
-        spec: nest of `tf.TensorSpec`, `tf.RaggedTensorSpec` and `tf.SparseTensorSpec`.
+        spec: `tf.TensorSpec`, `tf.RaggedTensorSpec` or `tf.SparseTensorSpec`.
     """
-    return tf.nest.map_structure(_empty, spec)
-
-
-def _empty(spec: Any) -> Any:
     if spec == tf.type_spec_from_value(None):
         return None
     shape = [1 if size is None else size for size in spec.shape]

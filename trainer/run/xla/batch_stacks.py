@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.graphs import graph_function, only_graph
-from ...compat.variables import plain_variable
-from ..inputs.batch import sample_counts
-from ..inputs.source import Chunk
-from .compiled_calls import UNKNOWN
+from ....compat.graphs import graph_function, only_graph
+from ....compat.variables import plain_variable
+from ...inputs.batch import sample_counts
+from ...inputs.source import Chunk
+from ..loops.compiled_calls import UNKNOWN
 
 MOST_STEPS = 1024
 MOST_BYTES = 64 * 2**20  # of a stack, where it is more than one batch
@@ -130,7 +130,9 @@ class Stacks:
                 batch = tf.experimental.Optional.from_value(batch)
             full = tf.cond(
                 batch.has_value(),
-                lambda: self._is_usual(batch.get_value()),
+                lambda: tf.reduce_all(
+                    [tf.equal(rows, self._rows) for rows in sample_counts(batch.get_value())]
+                ),
                 lambda: tf.constant(False),
             )
             tf.cond(full, lambda: self._keep(i, batch.get_value()), lambda: tf.constant(0))
@@ -140,9 +142,6 @@ class Stacks:
         start = (tf.constant(0), tf.constant(True), empty)
         _, full, batch = tf.while_loop(lambda i, full, batch: tf.logical_and(i < count, full), body, start)
         return full, batch
-
-    def _is_usual(self, batch: Any) -> tf.Tensor:
-        return tf.reduce_all([tf.equal(rows, self._rows) for rows in sample_counts(batch)])
 
     def _keep(self, i: tf.Tensor, batch: Any) -> tf.Tensor:
         leaves = tf.nest.flatten(batch)

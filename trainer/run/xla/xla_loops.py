@@ -9,14 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.graphs import first_graph, graph_function, only_graph
-from ...distribute.devices import is_gpu
-from ..inputs.readers import for_xla
-from ..inputs.source import Chunk
+from ....compat.graphs import first_graph, graph_function, only_graph
+from ....distribute.devices import is_gpu
+from ...inputs.readers import for_xla
+from ...inputs.source import Chunk
+from ..loops.compiled import XLA, Compiled, present, signed, taking_present
+from ..loops.compiled_calls import UNKNOWN
+from ..loops.step_function import StepFunction
 from .batch_stacks import Stacks
-from .compiled import XLA, Compiled, present, signed, taking_present
-from .compiled_calls import UNKNOWN
-from .step_function import StepFunction
 
 # XLA's loops on CPUs run these on one thread.
 _SLOW_LOOPS_ON_CPU = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpropInput")

@@ -8,7 +8,7 @@ long fit uses one for full batches, and one for the rest.
 
 from __future__ import annotations
 
-from ...callbacks.trained_model import TrainedModel
+from ....callbacks.trained_model import TrainedModel
 from . import predict_loop
 
 FEWEST_STEPS = 400  # for which steps are compiled for a fixed batch size
