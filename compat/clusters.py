@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 
-from .replaced import wrap
+from .patches import wrap
 
 
 def _context() -> Any:

@@ -127,7 +127,7 @@ OVERRIDDEN = {
 
 def missing_attributes() -> list[str]:
     """The names of the tables, and those that are replaced, that the installed versions lack, as `Owner.name`."""
-    from .replaced import REPLACED, WRAPPED
+    from .patches import REPLACED, WRAPPED
 
     tables = [(pkgutil.resolve_name(owner), names.split()) for owner, names in ATTRIBUTES.items()]
     tables += [(pkgutil.resolve_name(owner), list(names)) for owner, names in OVERRIDDEN.items()]

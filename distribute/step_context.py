@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..compat.replaced import replaced_functions
+from ..compat.patches import replaced_functions
 from ..compat.thread_value import ThreadValue
 
 

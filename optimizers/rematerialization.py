@@ -31,7 +31,7 @@ from ..compat.edges import (
     number_of,
     read_instead,
 )
-from ..compat.replaced import wrap
+from ..compat.patches import wrap
 from ..distribute.replicas import local_replica_index
 from ..distribute.step_context import current_step
 

@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 
 import keras
 
-from ..compat.replaced import wrap
+from ..compat.patches import wrap
 from ..compat.serialization import our_classes, pickled, save_as, save_under, unpickle
 from ..compat.training import KerasFunctional, TensorFlowTrainer
 from ..distribute.arguments import shown, truth

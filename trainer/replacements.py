@@ -1,4 +1,4 @@
-"""The replacements of functions: `compat/replaced.py` has the list, with reasons."""
+"""The replacements of functions: `compat/patches.py` has the list, with reasons."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import tensorflow as tf
 from ..compat.equal_operations import once_where_asked
 from ..compat.graphs import gradient_of_graph
 from ..compat.host_memory import compares_on_host, keep_sizes_on_host, widened
+from ..compat.patches import provide
 from ..compat.random_state import drawn_seed, noise_shape_of
-from ..compat.replaced import provide
 from ..compat.variables import direct_writes, raw_value, stateless_scope
 from ..distribute.devices import computes_on_gpu, runs_on_gpu
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers

@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from ..compat.replaced import wrap_within
+from ..compat.patches import wrap_within
 from ..compat.training import TensorFlowTrainer
 
 

@@ -2,7 +2,7 @@
 
 They are created, looked up and differentiated shard by shard; callers see one variable with one gradient. In every `run` of
 a `ParameterServerStrategy`, TensorFlow's own class included, `keras.ops.take` and `tape.gradient` do the same for unaware
-code. `compat/replaced.py` lists the replaced functions, with reasons.
+code. `compat/patches.py` lists the replaced functions, with reasons.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.parameter_servers import ShardedVariable
-from ...compat.replaced import provide, replaced_functions, wrap
+from ...compat.patches import provide, replaced_functions, wrap
 from ...compat.variables import autocast, raw_value
 from ..devices import computes_on_gpu
 from ..step_context import current_step

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.parameter_servers import ShardedVariable
-from ...compat.replaced import wrap
+from ...compat.patches import wrap
 from ...compat.variables import is_plain, put_inside, raw_value
 
 _DEVICES = "state_devices"  # attribute of a Keras variable

@@ -18,7 +18,7 @@ from ...compat.optimizers import (
     own_variables,
     trained_variables,
 )
-from ...compat.replaced import wrap
+from ...compat.patches import wrap
 from ...compat.thread_value import ThreadValue
 from ...compat.variables import put_inside, raw_value
 from ..arguments import one_of, shown

@@ -99,7 +99,7 @@ def test_plain_keras_computes_the_same_bits_before_during_and_after_a_fit_of_our
 def bits_during_a_fit():
     """What plain Keras computes in another thread in the middle of a step, and at the end of an epoch."""
     import unisono
-    from unisono.compat import replaced
+    from unisono.compat import patches
 
     OtherThread.found = None
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -112,5 +112,5 @@ def bits_during_a_fit():
     seen = []
     watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(names["bits"]()))
     ours.fit(np.ones((6, 3)), np.ones((6, 1)), batch_size=3, verbose=0, callbacks=[watch])
-    assert not replaced._installed
+    assert not patches._installed
     return [OtherThread.found, *seen]

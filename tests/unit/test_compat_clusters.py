@@ -9,7 +9,7 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import Collecti
 from tensorflow.python.eager import context
 
 from unisono.compat import clusters
-from unisono.compat.replaced import WRAPPED
+from unisono.compat.patches import WRAPPED
 
 SERVICE = {
     "configure_coordination_service": {

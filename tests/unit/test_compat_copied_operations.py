@@ -12,7 +12,7 @@ import tensorflow as tf
 import unisono
 from unisono.compat import copied_operations
 from unisono.compat.copied_operations import TracedOnce
-from unisono.compat.replaced import replaced_functions
+from unisono.compat.patches import replaced_functions
 from unisono.trainer import replacements
 
 assert replacements  # once imported, it says what is replaced

@@ -10,7 +10,7 @@ from own_step import OwnStep
 
 import unisono
 from unisono.compat.equal_operations import made_once
-from unisono.compat.replaced import replaced_functions
+from unisono.compat.patches import replaced_functions
 from unisono.trainer import replacements
 
 assert replacements  # once imported, it says what is replaced

@@ -11,7 +11,7 @@ import keras
 from ...callbacks.call_schedule import steps_until_call
 from ...callbacks.fit_state import FitState
 from ...callbacks.trained_model import TrainedModel
-from ...compat.replaced import replaced_functions
+from ...compat.patches import replaced_functions
 from ..inputs import Source
 from ..step.variable_placement import place_with_model
 from . import build, evaluation_loops, fit_loop

@@ -12,8 +12,8 @@ from keras.src.backend.tensorflow import random as backend_random
 
 import unisono
 import unisono.trainer  # provides what stands in for the functions
-from unisono.compat import replaced
-from unisono.compat.replaced import ADDED, REPLACED, replaced_functions
+from unisono.compat import patches
+from unisono.compat.patches import ADDED, REPLACED, replaced_functions
 from unisono.compat.strategies import pretending_replicas
 from unisono.distribute.step_context import StepContext, step_scope
 
@@ -142,7 +142,7 @@ def test_originals_are_back_after_every_method_of_a_model():
     model.train_on_batch(x, y)
     model.test_on_batch(x, y)
     model.predict_on_batch(x)
-    assert seen == [True] and are_originals(now()) and not replaced._installed
+    assert seen == [True] and are_originals(now()) and not patches._installed
 
 
 def test_handle_of_a_variable_is_the_property_by_which_tapes_know_it():
@@ -159,7 +159,7 @@ def test_synchronized_moments_are_looked_up_where_they_are_replaced():
 
 @pytest.mark.parametrize("added", ADDED, ids=lambda each: each.key)
 def test_added_methods_are_ours_because_tensorflow_lacks_them(added):
-    assert vars(added.owner)[added.name].__module__ == "unisono.compat.replaced"
+    assert vars(added.owner)[added.name].__module__ == "unisono.compat.patches"
 
 
 def test_scalar_of_a_mirrored_variable_is_a_number():
@@ -208,7 +208,7 @@ def test_thread_without_a_step_calls_the_original_while_another_computes_one(key
 
     given = [types.SimpleNamespace(dtype="float32", built=False, reduction="sum") for _ in ARGUMENTS[key]]
     given = given[:3] if key.startswith("while_loop") else given[:2] if key.startswith("cond") else given
-    function = replaced._makers[key](original)
+    function = patches._makers[key](original)
     for own_step in (False, True):
         with Elsewhere(in_a_step):
             if own_step:

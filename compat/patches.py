@@ -1,4 +1,4 @@
-"""Changes to Keras and TensorFlow from outside: functions that are replaced, and names that are added.
+"""The register of changes to Keras and TensorFlow: functions that are replaced, and names that are added.
 
 - `REPLACED`: functions of Keras, and some of TensorFlow, that are replaced while a step of ours is computed, in any
     thread; at any other time each is the original. The package that defines a replacement passes it to `provide`. In a
