@@ -15,6 +15,7 @@ import tensorflow as tf
 from ...callbacks.backup.settings import plain
 from ...compat.dataset_graph import held_data, numbers_of, pipeline_checksum, read_dataset
 from ...distribute.workers.agreement import gather_json, spans_workers
+from ...distribute.workers.cluster import worker_index
 
 MOST_BYTES = 2**26
 """This many bytes of each array are read: all of a small one, 64 blocks spread over a large one."""
@@ -98,46 +99,44 @@ def check_same_pipeline(dataset: Any, strategy: tf.distribute.Strategy) -> None:
         strategy: whose workers.
 
     Raises:
-        ValueError: `shard` of the pipeline or the order of a `shuffle` differs between workers: samples would be lost.
+        ValueError: `shard` of the pipeline differs between workers: samples would be lost.
 
     Warns:
-        UserWarning: the pipelines differ otherwise, for instance in their files.
+        UserWarning: the pipelines differ otherwise, for instance in their files or in the order of a `shuffle`.
     """
     original = read_dataset(dataset)
     if original is None or not spans_workers(strategy):
         return
     distributed = original is not dataset
-    # TensorFlow shards files before a shuffle. Two seeds of 0 are no seed: each process draws its own order.
-    seeds = numbers_of(original, "_seed", "_seed2") + [[0, 0]] * (original.options().deterministic is False)
+    sharer = "TensorFlow shards it" if distributed else "each replica takes its part of a batch"
+    # TensorFlow shards files before a shuffle. Two seeds of 0 are no seed: each process draws another order.
+    seeds = numbers_of(original, "_seed", "_seed2") + [[]] * (original.options().deterministic is False)
     mine = [
         [each for each in numbers_of(original, "_num_shards", "_index") if each[0] != 1],
-        [] if distributed else seeds,
+        [] if distributed else [sum(each) or worker_index() for each in seeds],
         pipeline_checksum(original, text_of_function) or checksum(held_data(original)),
     ]
     everyone = gather_json(mine, strategy)
-    unlike = [i for i, each in enumerate(everyone) if each != everyone[0] or (i and [0, 0] in each[1])]
-    if not unlike:
+    other = next((number for number, each in enumerate(everyone) if each != everyone[0]), None)
+    if other is None:
         return
-    other = unlike[0]
     (first, order, _), (second, other_order, _) = everyone[0], everyone[other]
-    sharer = "TensorFlow shards it again" if distributed else "each replica takes its part of a batch"
     if first != second:
         raise ValueError(
             f"`x` has {_shown(first)} on worker 0 and {_shown(second)} on worker {other}, but {sharer}: samples would be "
             f"lost. {_TURN_OFF if distributed else _KEEP}"
         )
-    if order != other_order or [0, 0] in order:
-        raise ValueError(
-            f"`x` has another random order on worker {other} than on worker 0, but {sharer}: samples would be lost. Give "
-            "`shuffle` the same seed on all workers, or call keras.utils.set_random_seed(seed) before the dataset is made; "
-            "leave options.deterministic at its default."
+    if order != other_order:
+        problem = (
+            f"has another random order on worker {other} than on worker 0, but {sharer}: samples are lost. Give `shuffle` "
+            "one seed on all workers, or call keras.utils.set_random_seed; leave options.deterministic unset."
         )
-    warnings.warn(
-        f"`x` is another tf.data pipeline on worker {other} than on worker 0 (data, files, constants or functions), but "
-        f"{'TensorFlow shards it' if distributed else 'each replica takes its part of a batch'}: samples are lost if "
-        "each worker gives its own. Give the same pipeline everywhere, or a function of tf.distribute.InputContext.",
-        stacklevel=2,
-    )
+    else:
+        problem = (
+            f"is another tf.data pipeline on worker {other} than on worker 0 (data, files, constants or functions), but "
+            f"{sharer}: samples are lost if each gives its own. Give one, or a function of tf.distribute.InputContext."
+        )
+    warnings.warn(f"`x` {problem}", stacklevel=2)
 
 
 def _shown(shards: list[list[int]]) -> str:
