@@ -51,7 +51,7 @@ def backup_directory(directory: str | os.PathLike | None, backup_dir: str | os.P
             f"directory={shown(directory)} and backup_dir={shown(backup_dir)}"
         )
     if isinstance(directory, str | None) and not directory:
-        raise ValueError(f"Empty `backup_dir` argument passed: give a directory. Received: {directory!r}")
+        raise ValueError(f"Empty `backup_dir` argument passed, `directory` {directory!r}: give a directory.")
     return local_path("directory", directory)
 
 
