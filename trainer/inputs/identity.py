@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from ...callbacks.backup.settings import plain
 from ...compat.dataset_graph import held_data, numbers_of, pipeline_checksum, read_dataset
-from ...distribute.workers.agreement import gather_json, spans_workers
-from ...distribute.workers.cluster import worker_index
+from ...distribute.workers.agreement import gather_json, place_among_workers, spans_workers
 
 MOST_BYTES = 2**26
 """This many bytes of each array are read: all of a small one, 64 blocks spread over a large one."""
@@ -109,11 +108,11 @@ def check_same_pipeline(dataset: Any, strategy: tf.distribute.Strategy) -> None:
         return
     distributed = original is not dataset
     sharer = "TensorFlow shards it" if distributed else "each replica takes its part of a batch"
-    # TensorFlow shards files before a shuffle. Two seeds of 0 are no seed: each process draws another order.
+    # TensorFlow shards files before a shuffle. Seeds of 0 are no seed, and each process draws another order.
     seeds = numbers_of(original, "_seed", "_seed2") + [[]] * (original.options().deterministic is False)
     mine = [
         [each for each in numbers_of(original, "_num_shards", "_index") if each[0] != 1],
-        [] if distributed else [sum(each) or worker_index() for each in seeds],
+        [] if distributed else [sum(each) or place_among_workers(strategy)[0] for each in seeds],
         pipeline_checksum(original, text_of_function) or checksum(held_data(original)),
     ]
     everyone = gather_json(mine, strategy)

@@ -222,7 +222,7 @@ class Builder:
                 op.inputs[0].set_shape(op.outputs[0].shape)
         else:
             same = op.type == "Sum" and values[1].constant is not None and not values[1].constant[0].size
-        return [self.read(op.inputs[0], inputs[0], op)] if same else []
+        return inputs[:1] if same and id(op.inputs[0]) not in self.states else []
 
     def _rewritten(self, op: tf.Operation, inputs: list[int]) -> list[int]:
         if self.replicated or self._inside or self.is_local(op):
