@@ -19,7 +19,7 @@ def capture(held: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The state of each generator that exists; a few kilobytes of plain values and arrays. Context: host.
 
     Args:
-        held: those that the program holds itself, see `found_generators`.
+        held: those that the program holds itself, see `found_generators`; the global ones among them are not repeated.
     """
     state: dict[str, Any] = {"python": _python_state(random.getstate()), "numpy": np.random.get_state()}
     seed = global_seed_generator_state()
@@ -31,9 +31,8 @@ def capture(held: Mapping[str, Any] | None = None) -> dict[str, Any]:
     generator = global_generator()
     if generator is not None:
         state["tensorflow"] = {"state": generator.state.numpy(), "algorithm": int(generator.algorithm)}
-    if held:
-        state["held"] = {name: text_of(generator) for name, generator in held.items()}
-    return state
+    own = {name: text_of(each) for name, each in (held or {}).items() if name not in GLOBAL_GENERATORS}
+    return {**state, "held": own} if own else state
 
 
 def check(state: dict[str, Any]) -> None:

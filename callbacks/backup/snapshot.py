@@ -21,7 +21,7 @@ from . import callback_state, container, random_state, variable_state
 from .callback_state import named
 from .container import BackupMismatchError
 from .fingerprint import differences, fingerprint
-from .generators import GLOBAL_GENERATORS, found_generators
+from .generators import found_generators
 from .shard_files import held_here
 
 _LARGE, _SAME_AS = "iterator", "same_iterator_as"  # what may be large in a source's position
@@ -112,10 +112,9 @@ def validation_start(model: CompiledModel, fit_state: FitState) -> dict[str, Any
 
 
 def held_generators(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
-    """The generators of NumPy and Python that layers, the loss and callbacks hold or draw from, but for the global ones."""
+    """The generators of NumPy and Python that layers, the loss and callbacks hold or draw from."""
     callbacks = {f"callback {name}": each for name, each in named(fit_state.callbacks)}
-    found = found_generators({**variable_state.held_by(model), **callbacks})
-    return {name: generator for name, generator in found.items() if name not in GLOBAL_GENERATORS}
+    return found_generators({**variable_state.held_by(model), **callbacks})
 
 
 def _position_for_validation(fit_state: FitState) -> dict[str, Any]:

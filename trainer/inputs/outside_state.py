@@ -101,7 +101,7 @@ def _states(held: Mapping[str, Any]) -> dict[str, str]:
     state = random_state.capture(held)
     named = {"numpy.random": state["numpy"], "random": state["python"], "keras.random": state.get("keras")}
     named["tf.random"] = [state.get("tensorflow"), state.get("tensorflow_seeds")]
-    named.update({name: text for name, text in state.get("held", {}).items() if name not in named})
+    named.update(state.get("held", {}))
     return {name: json.dumps(part, default=lambda array: array.tolist()) for name, part in named.items()}
 
 

@@ -31,7 +31,6 @@ class Value:
     Attributes:
         shapes: the single-device shape for each of `PROBES`; None where the rank is not known. That of a list of tensors
             is the shape of its elements.
-            is the shape of its elements.
         label: how it is distributed.
         constant: None, or the value of a small integer tensor for each of `PROBES`.
         elements: None, or the constant value of each element of a list.
@@ -159,7 +158,7 @@ class Program:
 
     def fixed(self, node: Node) -> list[np.ndarray] | None:
         """The outputs of an operation on sizes that does not depend on the batch."""
-        if not isinstance(node, Copy) or node.op.type == "Placeholder" or node.op.op_def.is_stateful:
+        if not isinstance(node, Copy) or node.op.op_def.is_stateful:
             return None
         pairs = [pair for number in node.outputs if (pair := self.values[number].constant)]
         known = len(pairs) == len(node.outputs) and all(itertools.starmap(np.array_equal, pairs))

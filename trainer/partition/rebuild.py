@@ -65,6 +65,9 @@ def _is_for_xla(node: Node) -> bool:
         return True
     if not isinstance(node, Copy) or (node.op.op_def.is_stateful and node.op.type not in _WITHOUT_EFFECTS):
         return False
+    around = [t.op for t in node.op.inputs] + [op for t in node.op.outputs for op in t.consumers()]
+    if node.op.type in BRANCHES and any(op.type in BRANCHES for op in around):
+        return False  # the intermediates of a branch that is not taken are empty, and XLA needs their shapes
     return all(tensor.dtype != tf.string for tensor in [*node.op.inputs, *node.op.outputs])
 
 
@@ -180,8 +183,8 @@ class _Copier:
             self.values[node.target] = local(self.values[node.source], have, want, self._replica)
             return
         if (fixed := self._program.fixed(node)) is not None:
-            known = [tf.constant(number, t.dtype) for number, t in zip(fixed, node.op.outputs)]
-            self.values.update(zip(node.outputs, known))
+            for number, value in zip(node.outputs, fixed):
+                self.values[number] = tf.constant(value, values[number].dtype)
             return
         given = [self.values[number] for number in node.inputs]
         given += self._replica.unknown if node.bodies else []

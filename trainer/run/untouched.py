@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...callbacks.backup import random_state, variable_state
-from ...callbacks.backup.generators import GLOBAL_GENERATORS, found_generators
+from ...callbacks.backup.generators import found_generators
 from ...callbacks.trained_model import TrainedModel
 from ...compat.random_state import forget_generators
 from ..inputs.outside_state import PipelineState
@@ -65,9 +65,8 @@ def untouched_generators(model: TrainedModel, inputs: Any) -> Iterator[None]:
     """
     leaves = tf.nest.flatten(inputs)
     pipelines = [PipelineState(x) for x in leaves if isinstance(x, tf.data.Dataset)]
-    roots = {**variable_state.held_by(model), **{f"input {i}": x for i, x in enumerate(leaves)}}
-    found = found_generators(roots)
-    held = {name: generator for name, generator in found.items() if name not in GLOBAL_GENERATORS}
+    given = {f"input {i}": x for i, x in enumerate(leaves)}
+    held = found_generators({**variable_state.held_by(model), **given})
     drawn = random_state.capture(held)
     try:
         yield
