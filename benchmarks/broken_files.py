@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import broken_files
 from backup_content import SUMMARY, backup_content
 
-from unisono.callbacks.backup import container
+from unisono.callbacks.backup.files import container
 
 
 def main() -> int:

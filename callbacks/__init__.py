@@ -17,9 +17,8 @@ from keras.callbacks import (
 )
 
 from .backup.backup_and_restore import BackupAndRestore
-from .backup.container import BackupMismatchError, DamagedFileError, NewerFormatError
-from .backup.store import BackupInfo, latest_backup, list_backups, read_backup
-from .checkpoint_files import verify_checkpoint
+from .backup.files.container import BackupMismatchError, DamagedFileError, NewerFormatError
+from .backup.files.store import BackupInfo, latest_backup, list_backups, read_backup
 from .diagnosis.anomaly_report import AnomalyReport, AnomalyWarning
 from .diagnosis.slow_training import (
     Diagnosis,
@@ -28,15 +27,16 @@ from .diagnosis.slow_training import (
     SlowInputWarning,
     StragglerWarning,
 )
-from .json_lines import JSONLines
-from .model_checkpoint import ModelCheckpoint
-from .prediction_writer import PredictionWriter
-from .profiler import Profiler
-from .progress import ProgressBar
+from .monitoring.json_lines import JSONLines
+from .monitoring.profiler import Profiler
+from .monitoring.progress import ProgressBar
+from .monitoring.tensorboard import TensorBoard
 from .report.training_report import TrainingReport
 from .safe_file import SaveError
+from .saving.checkpoint_files import verify_checkpoint
+from .saving.model_checkpoint import ModelCheckpoint
+from .saving.prediction_writer import PredictionWriter
 from .stochastic_weight_averaging import StochasticWeightAveraging
-from .tensorboard import TensorBoard
 
 __all__ = [
     "AnomalyReport",

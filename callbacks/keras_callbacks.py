@@ -81,9 +81,8 @@ def _check_hooks(callback: Any) -> None:
     for name, value in vars(callback).items():
         if not name.startswith("on_"):
             continue
-        known = hasattr(_CALLBACKS.Callback, name)
         arguments = 2 if "epoch" in name or "batch" in name else 1
-        if not known:
+        if not hasattr(_CALLBACKS.Callback, name):
             hooks = [each for each in dir(_CALLBACKS.Callback) if each.startswith("on_")]
             raise ValueError(f"`{name}` of `LambdaCallback` is no hook: use one of {', '.join(hooks)}.")
         if not callable(value) or (inspect.isfunction(value) and not takes_arguments(value, arguments)):

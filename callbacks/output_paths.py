@@ -24,8 +24,8 @@ from ..distribute.workers.agreement import spans_workers
 from ..distribute.workers.cluster import ClusterError, launched_task, read_cluster, worker_index
 from .backup.backup_and_restore import BackupAndRestore
 from .diagnosis.anomaly_report import AnomalyReport
-from .json_lines import JSONLines
-from .profiler import Profiler
+from .monitoring.json_lines import JSONLines
+from .monitoring.profiler import Profiler
 from .report.training_report import TrainingReport
 from .safe_file import SaveError
 
@@ -177,7 +177,7 @@ def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
         return
     with contextlib.ExitStack() as stack:
         for number, callback in enumerate(callbacks):
-            if _is_logger(callback):
+            if any(kind.__module__.partition(".")[0] in _LOGGERS for kind in type(callback).__mro__):
                 stack.enter_context(_silenced(callback))
                 continue
             for kind in _ON_ALL_WORKERS:
@@ -200,10 +200,6 @@ def _keep_profiles(written: str, log_dir: str) -> None:
         folder = f"{log_dir}/plugins/profile/{session}"
         tf.io.gfile.makedirs(folder)
         tf.io.gfile.copy(path, f"{folder}/worker-{worker_index()}.{file}", overwrite=True)
-
-
-def _is_logger(callback: Any) -> bool:
-    return any(kind.__module__.partition(".")[0] in _LOGGERS for kind in type(callback).__mro__)
 
 
 @contextlib.contextmanager

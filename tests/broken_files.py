@@ -17,9 +17,9 @@ from backup_content import SUMMARY, backup_content
 from disk import Disk, after_power_cut, rng_of
 
 from unisono.callbacks import ModelCheckpoint, SaveError, verify_checkpoint
-from unisono.callbacks.backup import container
-from unisono.callbacks.backup.owner import OWNER_FILE, FolderOwner
-from unisono.callbacks.backup.store import BackupStore, backup_paths, read_backup
+from unisono.callbacks.backup.files import container
+from unisono.callbacks.backup.files.owner import OWNER_FILE, FolderOwner
+from unisono.callbacks.backup.files.store import BackupStore, backup_paths, read_backup
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EINTR)
 KEEP = 2

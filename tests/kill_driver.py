@@ -134,7 +134,7 @@ class Driver:
 
 def read_result(path: Path) -> dict[str, Any]:
     """What a finished training has left: weights, slots, History, the logs of every step, the rows of the CSV file."""
-    from unisono.callbacks.backup import container
+    from unisono.callbacks.backup.files import container
 
     return container.read(path)[1]
 
@@ -198,7 +198,7 @@ def train(order: dict[str, Any], strategy: Any) -> None:
 
     from unisono import callbacks
     from unisono.callbacks import safe_file
-    from unisono.callbacks.backup import container
+    from unisono.callbacks.backup.files import container
 
     folder = Path(order["directory"])
     folder.mkdir(parents=True, exist_ok=True)

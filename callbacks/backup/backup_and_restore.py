@@ -16,10 +16,13 @@ from ...distribute.arguments import truth, whole_number
 from ...distribute.workers.agreement import exchange, spans_workers
 from ..custom_loop import CustomLoopSupport
 from ..fit_state import FitState
-from . import interruption, shard_files
+from . import interruption
 from . import snapshot as fit_snapshot
+from .files import shard_files
+from .files.owner import FolderOwner
+from .files.store import BackupStore, Found, backup_directory
+from .files.writer_thread import BackgroundWriter
 from .fingerprint import identity
-from .owner import FolderOwner
 from .resuming import (
     announce,
     build_optimizer,
@@ -29,9 +32,7 @@ from .resuming import (
     warn_of_own_states,
 )
 from .save_schedule import SaveSchedule
-from .store import BackupStore, Found, backup_directory
 from .variable_state import HostBuffers
-from .writer_thread import BackgroundWriter
 
 
 class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):

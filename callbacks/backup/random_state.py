@@ -77,9 +77,10 @@ def restore(state: dict[str, Any], held: Mapping[str, Any] | None = None, owned:
         np.random.set_state(state["numpy"])
     if id(GLOBAL_GENERATORS["random"]) not in kept:
         random.setstate(_python_tuple(state["python"]))
+    held = held or {}
     for name, text in state.get("held", {}).items():
-        if name in (held or {}) and id((held or {})[name]) not in kept:
-            set_from_text((held or {})[name], text)
+        if name in held and id(held[name]) not in kept:
+            set_from_text(held[name], text)
 
 
 def _restore_global(saved: dict[str, Any], kept: set[int]) -> None:

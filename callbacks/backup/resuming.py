@@ -16,10 +16,10 @@ from ..fit_state import FitState
 from ..safe_file import SaveError
 from ..trained_model import CompiledModel
 from .callback_state import named
-from .container import WRONG, BackupMismatchError, DamagedFileError, NewerFormatError
+from .files.container import WRONG, BackupMismatchError, DamagedFileError, NewerFormatError
+from .files.shard_files import own_are_enough
+from .files.store import Found, read_checked
 from .generators import found_generators
-from .shard_files import own_are_enough
-from .store import Found, read_checked
 from .variable_state import held_by, variables_of
 
 _ONE_WAY = (
@@ -85,8 +85,7 @@ def build_optimizer(model: CompiledModel, scope: Any) -> None:
         raise RuntimeError(
             "BackupAndRestore in a custom loop or Keras' `fit` needs a model that is built, and compiled with the optimizer "
             "of the loop: build it first, or call unisono.adopt(model) and train with its `fit`. Received: the model "
-            f"{model.name!r}, "
-            f"{'not compiled' if optimizer is None else 'not built'}."
+            f"{model.name!r}, {'not compiled' if optimizer is None else 'not built'}."
         )
     if not optimizer.built:
         with scope:

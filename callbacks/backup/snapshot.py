@@ -17,12 +17,13 @@ import tensorflow as tf
 from ...distribute.workers.agreement import gather_bytes, gather_json, place_among_workers, spans_workers
 from ..fit_state import FitState
 from ..trained_model import CompiledModel
-from . import callback_state, container, random_state, variable_state
+from . import callback_state, random_state, variable_state
 from .callback_state import named
-from .container import BackupMismatchError
+from .files import container
+from .files.container import BackupMismatchError
+from .files.shard_files import held_here
 from .fingerprint import differences, fingerprint
 from .generators import found_generators
-from .shard_files import held_here
 
 _LARGE, _SAME_AS = "iterator", "same_iterator_as"  # what may be large in a source's position
 

@@ -26,8 +26,8 @@ from ...distribute.sharding.sharded_value import ShardedValue
 from ...optimizers.held_optimizers import optimizers_of
 from ...optimizers.stages.error_feedback import errors_of
 from ..trained_model import CompiledModel
+from .files.shard_files import whole
 from .generators import reached
-from .shard_files import whole
 
 
 class HostBuffers:

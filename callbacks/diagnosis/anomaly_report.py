@@ -18,7 +18,7 @@ from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.storage import local_path
 from ...optimizers.stages.gradient_watch import GradientWatch, watch_gradients
 from ..custom_loop import CustomLoopSupport
-from ..json_lines import jsonable
+from ..monitoring.json_lines import jsonable
 from ..safe_file import begins_with_json, check_overwrite
 from ..step_hooks import add_step_hook, remove_step_hook
 

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 
-from ..formatting import short_number
+from ..monitoring.formatting import short_number
 from .runs import Points
 
 _WIDTH, _HEIGHT = 480, 270

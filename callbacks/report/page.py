@@ -7,7 +7,7 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..formatting import bytes_text, duration, number
+from ..monitoring.formatting import bytes_text, duration, number
 from ..safe_file import open_plain
 from .charts import breakable, shares
 from .curves import metric_curves, other_curves, unique
@@ -215,7 +215,9 @@ def _text(value: str) -> str:
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
     """An HTML table. With heads, each cell also has that of its column, for narrow windows."""
     head = "".join(f"<th>{_text(h)}</th>" for h in heads)
-    labels = [f' data-label="{html.escape(_label(h))}"' for h in heads]
+    # Without the mark of a run's colour.
+    names = [h.rpartition(">")[2] if isinstance(h, Html) else h for h in heads]
+    labels = [f' data-label="{html.escape(name)}"' for name in names]
     body = "".join(
         "<tr>"
         + "".join(f"<td{labels[i] if heads else ''}>{_text(cell)}</td>" for i, cell in enumerate(row))
@@ -225,11 +227,6 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") 
     kind = " ".join(filter(None, ["stacked" if heads else "", kind]))
     opening = f'<table class="{kind}">' if kind else "<table>"
     return f"{opening}{f'<thead><tr>{head}</tr></thead>' if heads else ''}<tbody>{body}</tbody></table>"
-
-
-def _label(text: str) -> str:
-    """Without the mark of a run's colour."""
-    return text.rpartition(">")[2] if isinstance(text, Html) else text
 
 
 def _section(title: str, body: str, kind: str = "scroll") -> str:

@@ -16,7 +16,7 @@ from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.storage import local_path
 from ...distribute.workers.agreement import gather_json
 from ..custom_loop import CustomLoopSupport
-from ..json_lines import LineFile
+from ..monitoring.json_lines import LineFile
 from ..safe_file import begins_with_json, check_overwrite, write_safely
 from . import Run, is_page, read_run, render
 from .facts import facts_of, memory_bytes
@@ -225,7 +225,11 @@ def running_means(model: Any, logs: Mapping[str, Any]) -> set[str]:
     for method in ("train_step", "compute_metrics"):
         if getattr(type(model), method).__module__.partition(".")[0] not in ("unisono", "keras"):
             return set()
-    kinds = {metric.name: _is_mean(metric) for metric in _all_metrics(model.metrics)}
+    # Whether the result is the mean itself; that of RootMeanSquaredError, say, is not.
+    mean = keras.metrics.Mean
+    kinds = {
+        m.name: isinstance(m, mean) and type(m).result is mean.result for m in _all_metrics(model.metrics)
+    }
     found = set()
     for log in logs:
         # An output's name comes before that of its metric.
@@ -233,11 +237,6 @@ def running_means(model: Any, logs: Mapping[str, Any]) -> set[str]:
         if fitting and all(kinds[name] for name in fitting):
             found.add(log)
     return found
-
-
-def _is_mean(metric: Any) -> bool:
-    """Whether its result is the mean itself; that of RootMeanSquaredError, say, is not."""
-    return isinstance(metric, keras.metrics.Mean) and type(metric).result is keras.metrics.Mean.result
 
 
 def _all_metrics(metrics: Any) -> list[Any]:

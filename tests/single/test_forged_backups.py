@@ -16,7 +16,7 @@ from disk import rng_of
 import unisono
 from unisono import callbacks
 from unisono.callbacks import BackupMismatchError
-from unisono.callbacks.backup import store
+from unisono.callbacks.backup.files import store
 
 X = np.ones((12, 2), "float32")
 WRONG = [

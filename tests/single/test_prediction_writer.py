@@ -99,7 +99,7 @@ def test_failed_predict_leaves_the_old_files_and_nothing_else(tmp_path, monkeypa
             if name == "fsync":
                 patch.setattr(os, "fsync", full)
             else:
-                patch.setattr("unisono.callbacks.prediction_writer._ArrayFile.append", full)
+                patch.setattr("unisono.callbacks.saving.prediction_writer._ArrayFile.append", full)
             model.predict(X + 1, callbacks=[writer], verbose=0)
     assert os.listdir(tmp_path) == ["p"] and (tmp_path / "p" / "b.0.npy").read_bytes() == before
 

@@ -18,7 +18,7 @@ import pytest
 from helpers import Clock
 
 import unisono
-from unisono.callbacks import profiler
+from unisono.callbacks.monitoring import profiler
 from unisono.compat import profiles
 from unisono.distribute.workers.addresses import free_ports
 

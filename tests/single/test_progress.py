@@ -12,7 +12,7 @@ import tensorflow as tf
 import unisono
 from unisono.callbacks.call_schedule import steps_until_call
 from unisono.callbacks.fit_state import FitState
-from unisono.callbacks.progress import ProgressBar, Rate
+from unisono.callbacks.monitoring.progress import ProgressBar, Rate
 
 
 class Terminal(io.StringIO):

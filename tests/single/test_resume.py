@@ -17,8 +17,8 @@ from helpers import Stop, StopAt
 
 import unisono
 from unisono import callbacks
-from unisono.callbacks.backup import container
-from unisono.callbacks.backup import store as backup_store
+from unisono.callbacks.backup.files import container
+from unisono.callbacks.backup.files import store as backup_store
 
 ROWS, BATCH = (
     48,

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from unisono.callbacks.backup import container
+from unisono.callbacks.backup.files import container
 
 
 def written(content, summary=None):

@@ -18,18 +18,18 @@ from helpers import Clock
 
 from unisono.callbacks import (
     BackupMismatchError,
-    checkpoint_files,
     latest_backup,
     list_backups,
     process_identity,
     safe_file,
     verify_checkpoint,
 )
-from unisono.callbacks.backup import container, shard_files
-from unisono.callbacks.backup.container import NewerFormatError
-from unisono.callbacks.backup.store import BackupStore, backup_paths, read_checked
-from unisono.callbacks.backup.writer_thread import BackgroundWriter
+from unisono.callbacks.backup.files import container, shard_files
+from unisono.callbacks.backup.files.container import NewerFormatError
+from unisono.callbacks.backup.files.store import BackupStore, backup_paths, read_checked
+from unisono.callbacks.backup.files.writer_thread import BackgroundWriter
 from unisono.callbacks.process_identity import this_process
+from unisono.callbacks.saving import checkpoint_files
 from unisono.commands.backups import main
 from unisono.distribute.sharding.sharded_value import ShardedValue
 
@@ -284,7 +284,7 @@ def test_all_damaged_gives_none_and_the_names(tmp_path, capsys):
 def test_newer_version_is_refused_by_name(tmp_path, monkeypatch):
     store = store_with(tmp_path, 1)
     with monkeypatch.context() as patch:
-        patch.setattr("unisono.callbacks.backup.container.VERSION", 2)
+        patch.setattr("unisono.callbacks.backup.files.container.VERSION", 2)
         store.write({"i": "newer"}, {})
     with pytest.raises(NewerFormatError, match=r"backup-000002\.unisono.*Install the newer unisono"):
         store.newest_good()
@@ -292,7 +292,7 @@ def test_newer_version_is_refused_by_name(tmp_path, monkeypatch):
 
 
 def test_latest_backup_is_a_path_with_the_facts(tmp_path, monkeypatch):
-    monkeypatch.setattr("unisono.callbacks.backup.store.time", Clock(123.0))
+    monkeypatch.setattr("unisono.callbacks.backup.files.store.time", Clock(123.0))
     store_with(tmp_path, 2)
     info = latest_backup(tmp_path)
     assert os.path.getsize(info) == info.size

@@ -13,9 +13,9 @@ import pytest
 from helpers import Clock
 
 from unisono.callbacks import SaveError, process_identity
-from unisono.callbacks.backup import owner as owner_module
-from unisono.callbacks.backup.owner import OWNER_FILE, FolderInUseError, FolderOwner, read_owner
-from unisono.callbacks.backup.store import BackupStore
+from unisono.callbacks.backup.files import owner as owner_module
+from unisono.callbacks.backup.files.owner import OWNER_FILE, FolderInUseError, FolderOwner, read_owner
+from unisono.callbacks.backup.files.store import BackupStore
 from unisono.callbacks.process_identity import ProcessIdentity, this_process
 from unisono.commands.backups import main
 

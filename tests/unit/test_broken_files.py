@@ -8,8 +8,8 @@ import pytest
 from backup_content import SUMMARY, backup_content
 
 from unisono.callbacks import list_backups
-from unisono.callbacks.backup import container
-from unisono.callbacks.backup.store import BackupStore
+from unisono.callbacks.backup.files import container
+from unisono.callbacks.backup.files.store import BackupStore
 from unisono.commands.backups import main
 
 

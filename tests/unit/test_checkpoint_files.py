@@ -15,8 +15,8 @@ import tensorflow as tf
 from broken_files import value_in
 
 from unisono.callbacks import ModelCheckpoint, SaveError, verify_checkpoint
-from unisono.callbacks.checkpoint_files import Saved, checkpoint_checksum
 from unisono.callbacks.process_identity import this_process
+from unisono.callbacks.saving.checkpoint_files import Saved, checkpoint_checksum
 
 
 class Saver:

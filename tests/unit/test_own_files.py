@@ -12,8 +12,8 @@ import pytest
 import unisono
 from unisono import callbacks
 from unisono.callbacks import SaveError
-from unisono.callbacks.backup.owner import OWNER_FILE
-from unisono.callbacks.profiler import _unused
+from unisono.callbacks.backup.files.owner import OWNER_FILE
+from unisono.callbacks.monitoring.profiler import _unused
 from unisono.commands import main
 
 X, Y = np.ones((4, 1), "float32"), np.ones((4, 1), "float32")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from unisono.callbacks.json_lines import LineFile, jsonable
+from unisono.callbacks.monitoring.json_lines import LineFile, jsonable
 from unisono.callbacks.report import facts, find_runs, read_run, render
 from unisono.callbacks.report.charts import Line, line_chart, shares
 from unisono.callbacks.report.facts import git_commit

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from ...callbacks.progress import ProgressBar
+from ...callbacks.monitoring.progress import ProgressBar
 from ...callbacks.trained_model import TrainedModel
 
 

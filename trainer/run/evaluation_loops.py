@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from ...callbacks.prediction_writer import PredictionWriter
+from ...callbacks.saving.prediction_writer import PredictionWriter
 from ...callbacks.trained_model import TrainedModel
 from ...compat.shared_change import shared_attribute
 from ...compat.training import convert_to_np_if_not_ragged, potentially_ragged_concat, pythonify_logs
@@ -125,7 +125,5 @@ def _pass(
 
 def joined(outputs: list[Any]) -> Any:
     """The concatenated outputs of several batches."""
-    leaves = zip(*[keras.tree.flatten(output) for output in outputs])
-    return keras.tree.pack_sequence_as(
-        outputs[0], [potentially_ragged_concat(list(parts)) for parts in leaves]
-    )
+    leaves = [potentially_ragged_concat(list(parts)) for parts in zip(*map(keras.tree.flatten, outputs))]
+    return keras.tree.pack_sequence_as(outputs[0], leaves)

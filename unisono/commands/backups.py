@@ -40,8 +40,8 @@ def main(argv: list[str]) -> int:
         print(f"There is no directory {directory}.")
         return NO_DIRECTORY
     from ..callbacks import list_backups  # imports TensorFlow, which `--help` need not wait for
-    from ..callbacks.backup.owner import read_owner
-    from ..callbacks.checkpoint_files import checkpoints_in
+    from ..callbacks.backup.files.owner import read_owner
+    from ..callbacks.saving.checkpoint_files import checkpoints_in
     from ..distribute.device_memory import in_words
 
     owner = read_owner(directory)
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 
 def _state(path: Path) -> str:
     """Whether a checkpoint is "good", "damaged" or "missing"."""
-    from ..callbacks.checkpoint_files import verify_checkpoint
+    from ..callbacks.saving.checkpoint_files import verify_checkpoint
 
     try:
         return "good" if verify_checkpoint(path) else "damaged"

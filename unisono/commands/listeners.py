@@ -82,8 +82,10 @@ def reachable_listeners(proc: Path = Path("/proc")) -> list[Listener]:
             for line in (proc / "net" / name).read_text().splitlines()[1:]:
                 words = line.split()
                 address, _, port = words[1].rpartition(":")
-                if words[3] == _LISTEN and not _is_loopback(where := _address(address)):
-                    found[words[9]] = (int(port, 16), str(where))
+                if words[3] == _LISTEN:
+                    where = _address(address)
+                    if not (getattr(where, "ipv4_mapped", None) or where).is_loopback:
+                        found[words[9]] = (int(port, 16), str(where))
     owners = dict(_owners(proc, set(found)))
     listeners = set()
     for inode, (port, address) in found.items():
@@ -133,10 +135,6 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """An address as the kernel writes it: 32-bit words in the machine's byte order."""
     words = [int(text[i : i + 8], 16) for i in range(0, len(text), 8)]
     return ipaddress.ip_address(b"".join(struct.pack("=I", word) for word in words))
-
-
-def _is_loopback(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _owners(proc: Path, inodes: set[str]) -> Iterator[tuple[str, int]]:

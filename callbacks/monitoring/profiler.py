@@ -18,18 +18,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..compat.callbacks import profiler_has_begun, profiler_has_ended
-from ..compat.patches import wrap
-from ..compat.profiles import can_be_written_in_fork, discard, write_in_fork
-from ..distribute.arguments import shown, whole_number
-from ..distribute.environment import peer_timeout
-from ..distribute.launcher.guard import stat_of
-from ..distribute.storage import local_path
-from ..distribute.workers.addresses import why_taken
-from ..distribute.workers.agreement import from_chief
-from ..distribute.workers.cluster import num_workers, worker_index
-from ..distribute.workers.ticker import ended_in_time
-from .custom_loop import CustomLoopSupport
+from ...compat.callbacks import profiler_has_begun, profiler_has_ended
+from ...compat.patches import wrap
+from ...compat.profiles import can_be_written_in_fork, discard, write_in_fork
+from ...distribute.arguments import shown, whole_number
+from ...distribute.environment import peer_timeout
+from ...distribute.launcher.guard import stat_of
+from ...distribute.storage import local_path
+from ...distribute.workers.addresses import why_taken
+from ...distribute.workers.agreement import from_chief
+from ...distribute.workers.cluster import num_workers, worker_index
+from ...distribute.workers.ticker import ended_in_time
+from ..custom_loop import CustomLoopSupport
 
 
 class Profiler(CustomLoopSupport, keras.callbacks.Callback):

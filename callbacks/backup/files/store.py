@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...distribute.arguments import shown
-from ...distribute.storage import local_path
-from ..safe_file import remove_leftovers, rename_safely, save_error, temporary_path, write_safely
+from ....distribute.arguments import shown
+from ....distribute.storage import local_path
+from ...safe_file import remove_leftovers, rename_safely, save_error, temporary_path, write_safely
 from . import container, schema, shard_files
 
 _NAME = re.compile(r"^backup-(?:fit([0-9]+)-)?([0-9]+)\.unisono$")

@@ -37,7 +37,7 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
-from ..safe_file import open_plain
+from ...safe_file import open_plain
 from .json_encoding import Arrays, count, decode, encode
 
 MAGIC = b"UNISONO\n"

@@ -14,11 +14,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..distribute.arguments import function
-from ..distribute.storage import local_path
-from .backup.save_schedule import SaveSchedule
-from .custom_loop import CustomLoopSupport
-from .safe_file import begins_with_json, check_overwrite
+from ...distribute.arguments import function
+from ...distribute.storage import local_path
+from ..backup.save_schedule import SaveSchedule
+from ..custom_loop import CustomLoopSupport
+from ..safe_file import begins_with_json, check_overwrite
 
 
 class LineFile:

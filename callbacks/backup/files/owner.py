@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...distribute.workers.ticker import Ticker
-from ..process_identity import ProcessIdentity, this_process
-from ..safe_file import SaveError, check_overwrite, open_plain, save_error, temporary_path, write_safely
+from ....distribute.workers.ticker import Ticker
+from ...process_identity import ProcessIdentity, this_process
+from ...safe_file import SaveError, check_overwrite, open_plain, save_error, temporary_path, write_safely
 
 OWNER_FILE = "owner.json"
 _MOST_BYTES = 4096

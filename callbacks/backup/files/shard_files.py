@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...compat.clusters import get_value, set_value
-from ...compat.variables import raw_value
-from ...distribute.environment import peer_timeout
-from ...distribute.sharding.sharded_value import ShardedValue
-from ...distribute.workers.agreement import from_chief, place_among_workers
-from ..safe_file import SaveError, write_safely
+from ....compat.clusters import get_value, set_value
+from ....compat.variables import raw_value
+from ....distribute.environment import peer_timeout
+from ....distribute.sharding.sharded_value import ShardedValue
+from ....distribute.workers.agreement import from_chief, place_among_workers
+from ...safe_file import SaveError, write_safely
 from . import container
 
 _LONGEST = 10  # times the timeout of peers: writing a part takes longer than a sign of life

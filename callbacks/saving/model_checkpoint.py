@@ -12,16 +12,16 @@ from typing import Any
 
 import keras
 
-from ..compat.callbacks import choose_monitor_op, path_to_save, should_save
-from ..distribute.arguments import number, truth, whole_number
-from ..distribute.sharding.sharded_value import read_together
-from ..distribute.storage import local_path
-from ..optimizers.held_optimizers import optimizers_of
-from .backup.save_schedule import SaveSchedule
+from ...compat.callbacks import choose_monitor_op, path_to_save, should_save
+from ...distribute.arguments import number, truth, whole_number
+from ...distribute.sharding.sharded_value import read_together
+from ...distribute.storage import local_path
+from ...optimizers.held_optimizers import optimizers_of
+from ..backup.save_schedule import SaveSchedule
+from ..custom_loop import CustomLoopSupport
+from ..output_paths import check_template
+from ..safe_file import remove_leftovers
 from .checkpoint_files import CheckpointFolder, Saved, write_checkpoint
-from .custom_loop import CustomLoopSupport
-from .output_paths import check_template
-from .safe_file import remove_leftovers
 
 
 class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):

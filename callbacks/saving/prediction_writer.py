@@ -13,11 +13,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..distribute.arguments import shown
-from ..distribute.storage import local_path
-from ..distribute.workers.cluster import is_chief
-from .output_paths import check_output_path
-from .safe_file import (
+from ...distribute.arguments import shown
+from ...distribute.storage import local_path
+from ...distribute.workers.cluster import is_chief
+from ..output_paths import check_output_path
+from ..safe_file import (
     check_overwrite,
     open_plain,
     remove_leftovers,
@@ -26,7 +26,7 @@ from .safe_file import (
     save_error,
     temporary_path,
 )
-from .trained_model import CompiledModel
+from ..trained_model import CompiledModel
 
 
 class PredictionWriter(keras.callbacks.Callback):

@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..distribute.arguments import function, shown
-from ..distribute.workers.cluster import is_chief, num_workers
+from ...distribute.arguments import function, shown
+from ...distribute.workers.cluster import is_chief, num_workers
 from .formatting import duration, short_number
 
 _WIDTH = 20

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from ..distribute.storage import local_path
-from .safe_file import open_plain, rename_safely, temporary_path
+from ...distribute.storage import local_path
+from ..safe_file import open_plain, rename_safely, temporary_path
 
 _LAST_LINE = re.compile(rb"BLAKE2b of all bytes before this line: ([0-9a-f]{128})\n")
 _LAST_LINE_BYTES = len(b"BLAKE2b of all bytes before this line: \n") + 128

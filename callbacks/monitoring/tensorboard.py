@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.callbacks import (
+from ...compat.callbacks import (
     close_writers,
     is_profiling,
     profiled_steps,
@@ -19,11 +19,11 @@ from ..compat.callbacks import (
     train_writer,
     validation_writer,
 )
-from ..distribute.arguments import truth, whole_number
-from ..distribute.parameter_servers.updates import on_parameter_servers
-from ..distribute.storage import tensorflow_path
-from .custom_loop import CustomLoopSupport
-from .step_hooks import add_step_hook, remove_step_hook
+from ...distribute.arguments import truth, whole_number
+from ...distribute.parameter_servers.updates import on_parameter_servers
+from ...distribute.storage import tensorflow_path
+from ..custom_loop import CustomLoopSupport
+from ..step_hooks import add_step_hook, remove_step_hook
 
 
 class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):

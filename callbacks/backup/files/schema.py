@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from . import container, random_state
+from .. import random_state
+from . import container
 from .container import DamagedFileError
 from .shard_files import fit_together
 

@@ -1,0 +1,1 @@
+"""The files of backups: their content as bytes, the directory that has them, its owner, and the thread that writes."""

@@ -1,0 +1,1 @@
+"""Callbacks that show a running fit: the progress bar, TensorBoard, lines of JSON, profiles."""

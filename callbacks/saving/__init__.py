@@ -1,0 +1,1 @@
+"""Callbacks that write models and predictions to files."""
