@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.tables import publish, spread
-from unisono.trainer.inputs import make_source
+from unisono.trainer.inputs.sources import make_source
 
 BATCH = 64
 STEPS = 50

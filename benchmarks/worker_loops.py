@@ -157,8 +157,8 @@ def bare(
 ) -> float:
     """Sums of the gradients' bytes with nothing before or after them, sent in strings of `piece` bytes."""
     tf = one_core()
-    from unisono.compat.clusters import send_in_pieces
-    from unisono.compat.collectives import all_gather, all_to_all, launchers_of
+    from unisono.compat.tensorflow_private.clusters import send_in_pieces
+    from unisono.compat.tensorflow_private.collectives import all_gather, all_to_all, launchers_of
 
     send_in_pieces(piece)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()

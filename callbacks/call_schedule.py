@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..compat.callbacks import batches_since_saving, is_default_hook, profiled_steps
+from ..compat.keras_private.callbacks import batches_since_saving, is_default_hook, profiled_steps
 from .fit_state import FitState
 
 _BATCH_HOOKS = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..compat.training import plain_fit, still_runs
+from ..compat.keras_private.training import plain_fit, still_runs
 from ..distribute.workers.cluster import is_chief
 from ..optimizers.stages.gradient_watch import GradientWatch, watch_gradients
 from .fit_state import FitState

@@ -9,7 +9,7 @@ import pkgutil
 from .versions import missing_attributes, unsupported
 
 try:
-    for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
         importlib.import_module(_module.name)
     _missing = missing_attributes()
 except (ImportError, AttributeError, KeyError) as _error:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .automatic import auto_strategy, cluster_resolver
-    from .data_placement import keep_data_on
-    from .device_memory import grow_gpu_memory
-    from .devices import simulate_devices
     from .gathering import gather
+    from .hardware.data_placement import keep_data_on
+    from .hardware.device_memory import grow_gpu_memory
+    from .hardware.devices import simulate_devices
+    from .hardware.memory_plan import MemoryPlan, ModelMemory, memory_plans
+    from .hardware.scaling import ScaledStep, simulate_scaling
     from .means import global_batch_size, global_mean
-    from .memory_plan import MemoryPlan, ModelMemory, memory_plans
     from .parameter_servers import ParameterServerError, ParameterServerStrategy
     from .pipeline import Pipeline, StageError
-    from .scaling import ScaledStep, simulate_scaling
     from .sharding.sharded import sharded
     from .workers.cluster import is_chief, num_workers, worker_index
     from .workers.peer_monitor import meeting, monitored_collective
@@ -51,15 +51,15 @@ __all__ = [
 
 _NAMES_OF = {
     "automatic": ("auto_strategy", "cluster_resolver"),
-    "data_placement": ("keep_data_on",),
-    "devices": ("simulate_devices",),
+    "hardware.data_placement": ("keep_data_on",),
+    "hardware.devices": ("simulate_devices",),
     "gathering": ("gather",),
     "means": ("global_batch_size", "global_mean"),
-    "device_memory": ("grow_gpu_memory",),
-    "memory_plan": ("MemoryPlan", "ModelMemory", "memory_plans"),
+    "hardware.device_memory": ("grow_gpu_memory",),
+    "hardware.memory_plan": ("MemoryPlan", "ModelMemory", "memory_plans"),
     "parameter_servers": ("ParameterServerError", "ParameterServerStrategy"),
     "pipeline": ("Pipeline", "StageError"),
-    "scaling": ("ScaledStep", "simulate_scaling"),
+    "hardware.scaling": ("ScaledStep", "simulate_scaling"),
     "sharding.sharded": ("sharded",),
     "workers.cluster": ("is_chief", "num_workers", "worker_index"),
     "workers.peer_monitor": ("meeting", "monitored_collective"),

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from .arguments import shown
-from .devices import simulate_replicas
+from .hardware.devices import simulate_replicas
 from .parameter_servers.strategy import ParameterServerStrategy
 from .workers import cluster_start
 from .workers.addresses import split_address

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.layers import get_keras_mask, in_symbolic_scope, set_keras_mask
+from ..compat.keras_private.layers import get_keras_mask, in_symbolic_scope, set_keras_mask
 from .arguments import shown
 from .replicas import all_reduce_sum_packed, carried_as, num_replicas
 from .step_context import StepContext, current_step, this_step

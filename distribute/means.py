@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
-from ..compat.layers import in_symbolic_scope
+from ..compat.keras_private.layers import in_symbolic_scope
 from .arguments import shown, whole_number
 from .replicas import all_reduce_sum, num_replicas
 from .step_context import current_step

@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..compat.graphs import graph_function
-from ..compat.strategies import bytes_per_pack, give_collectives_a_group, traced_replica
-from .devices import is_gpu
+from ..compat.tensorflow_graphs.graphs import graph_function
+from ..compat.tensorflow_private.strategies import bytes_per_pack, give_collectives_a_group, traced_replica
+from .hardware.devices import is_gpu
 from .parameter_servers.updates import on_parameter_servers, update_on_servers
 from .step_context import current_step
 

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.keras_private.variables import added_to, make_again, raw_value
 from ..compat.patches import wrap
-from ..compat.variables import added_to, make_again, raw_value
 from .replicas import in_replica_context, shares_variables
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from ..compat.layers import layers_of, own_weights, watch_calls
+from ..compat.keras_private.layers import layers_of, own_weights, watch_calls
 from ..distribute.arguments import function, shown
 from ..optimizers.loss_scale.scale_rule import positive_scale
 

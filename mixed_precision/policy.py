@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeAlias
 
 import keras
 
-from ..compat.layers import layers_of
-from ..compat.optimizers import scope_of
+from ..compat.keras_private.layers import layers_of
+from ..compat.keras_private.optimizers import scope_of
 from ..distribute.arguments import shown
 from ..optimizers.adoption import adopt
 from ..optimizers.loss_scale.loss_scale_optimizer import LossScaleOptimizer

@@ -5,12 +5,11 @@ from typing import Any as _Any
 
 import keras as _keras
 
-from ..compat.serialization import our_classes as _our_classes
+from ..compat.keras_private.serialization import our_classes as _our_classes
 from . import multi_optimizer as _multi_optimizer  # noqa: F401  (registers its class)
 from . import schedules
 from .adoption import adopt
 from .adoption import publish as _publish
-from .call_options import updates_so_far
 from .loss_scale.loss_scale_optimizer import LossScaleOptimizer
 from .optimizer import Optimizer
 from .stages.aggregators import (
@@ -19,6 +18,7 @@ from .stages.aggregators import (
     all_reduce_sum_pairs,
     no_aggregation,
 )
+from .stages.call_options import updates_so_far
 from .stages.transformers import (
     AdaptiveClip,
     AddDecayedWeights,

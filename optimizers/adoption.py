@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from ..compat.serialization import our_classes, save_as, unpickle
+from ..compat.keras_private.serialization import our_classes, save_as, unpickle
 from .settings import check_optimizer, with_checked_arguments
 
 _classes: dict[type, type] = {}

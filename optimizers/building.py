@@ -10,9 +10,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.graphs import left_as_written
-from ..compat.optimizers import call_count, own_learning_rate, own_variables, set_strategy, wrapped_optimizers
-from ..compat.variables import stateless_scope
+from ..compat.keras_private.optimizers import (
+    call_count,
+    own_learning_rate,
+    own_variables,
+    set_strategy,
+    wrapped_optimizers,
+)
+from ..compat.keras_private.variables import stateless_scope
+from ..compat.tensorflow_graphs.graphs import left_as_written
 from ..distribute.variables import move_variables
 
 _lock = threading.RLock()

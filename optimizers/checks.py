@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..compat.optimizers import trained_variables
+from ..compat.keras_private.optimizers import trained_variables
 from ..distribute.arguments import shown, takes_arguments
 
 Pairs = list[tuple[Any, Any]]

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from ..compat.layers import layers_of
+from ..compat.keras_private.layers import layers_of
 
 
 def optimizers_of(model: Any, of_layers: bool = False) -> list[Any]:

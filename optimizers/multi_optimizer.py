@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from ..compat.optimizers import index_of_optimizer, wrapped_optimizers
+from ..compat.keras_private.optimizers import index_of_optimizer, wrapped_optimizers
 from ..distribute.arguments import shown, takes_arguments
 from .adoption import adopt, register_class
 from .optimizer import Optimizer

@@ -8,22 +8,22 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.optimizers import accumulator_of, call_count, own_learning_rate
+from ..compat.keras_private.optimizers import accumulator_of, call_count, own_learning_rate
 from ..distribute.parameter_servers.shards import created_beside
 from ..distribute.replicas import local_copy, shares_variables
 from ..distribute.sharding.row_sharding import created_in_rows
 from ..distribute.variables import add_to_shared_counts
 from . import checks
 from .adoption import register_class
-from .call_options import CallOptions, call_options, current_options, frozen_count, gradients_are_taken
 from .gradients import compute_gradients
 from .replica_rule import ReplicaRule
 from .saved_state import SavedState
 from .settings import CheckedSettings
-from .shard_updates import register_shards
+from .sharding.shard_updates import register_shards
 from .sharding.stages import created_as_shards, stages_of
 from .stages import accumulation
 from .stages.aggregated_gradients import after_aggregation, aggregate_alone
+from .stages.call_options import CallOptions, call_options, current_options, frozen_count, gradients_are_taken
 from .stages.error_feedback import create_errors
 from .stages.run_stages import run_stages
 

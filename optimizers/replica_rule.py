@@ -9,14 +9,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.copied_operations import TracedOnce
-from ..compat.equal_operations import made_once
-from ..compat.guarded_writes import writes_only_where
-from ..compat.optimizers import averages_of, decays, state_of, trained_variables
-from ..compat.variables import direct_writes
+from ..compat.keras_private.optimizers import averages_of, decays, state_of, trained_variables
+from ..compat.keras_private.variables import direct_writes
+from ..compat.tensorflow_graphs.copied_operations import TracedOnce
+from ..compat.tensorflow_graphs.equal_operations import made_once
+from ..compat.tensorflow_graphs.guarded_writes import writes_only_where
 from ..distribute.replicas import in_replica_context, local_copy
 from ..distribute.sharding.sharded_value import own_copy
-from .shard_updates import updates_of
+from .sharding.shard_updates import updates_of
 from .stages import clipping
 from .stages.user_code import is_of_keras, needs_no_names, skips_by_selecting
 

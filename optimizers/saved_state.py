@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..compat.optimizers import own_variables
-from ..compat.serialization import pickled
+from ..compat.keras_private.optimizers import own_variables
+from ..compat.keras_private.serialization import pickled
 from .adoption import rebuild
 
 _STAGES = ("gradient_transformers", "gradient_aggregator")

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..compat.optimizers import own_learning_rate
+from ..compat.keras_private.optimizers import own_learning_rate
 from ..distribute.arguments import number, shown, takes_arguments, truth, whole_number
 
 _number, _whole_number = (functools.partial(functools.partial, check) for check in (number, whole_number))

@@ -15,9 +15,9 @@ from own_step import OwnStep
 from tensorflow.python.framework import kernels
 
 import unisono
-from unisono.compat.graphs import graph_function
-from unisono.distribute.data_placement import keep_data_on
-from unisono.trainer.inputs.make_source import make_source
+from unisono.compat.tensorflow_graphs.graphs import graph_function
+from unisono.distribute.hardware.data_placement import keep_data_on
+from unisono.trainer.inputs.sources.make_source import make_source
 from unisono.trainer.run.loops.compiled import XLA
 from unisono.trainer.runner import runner_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from unisono.compat.one_device import subgraphs, traced_on_one_device
+from unisono.compat.tensorflow_graphs.one_device import subgraphs, traced_on_one_device
 from unisono.trainer.partition.conversions import Replica, Request
 from unisono.trainer.partition.labels import REPLICATED, is_sharded
 from unisono.trainer.partition.partition import partitioned

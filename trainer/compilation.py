@@ -9,8 +9,14 @@ import keras
 import tensorflow as tf
 
 from ..callbacks.fit_state import FitState
-from ..compat.serialization import deserialize_keras_object, our_classes
-from ..compat.training import KerasTrainer, TensorFlowTrainer, compile_config, filter_traceback, strategy_of
+from ..compat.keras_private.serialization import deserialize_keras_object, our_classes
+from ..compat.keras_private.training import (
+    KerasTrainer,
+    TensorFlowTrainer,
+    compile_config,
+    filter_traceback,
+    strategy_of,
+)
 from ..mixed_precision.policy import check_policy_order, wrap_optimizer
 from . import compile_checks
 from .compile_checks import optimizer_from

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from ..callbacks.trained_model import TrainedModel
-from ..compat.training import KerasFunctional
+from ..compat.keras_private.training import KerasFunctional
 from ..distribute.arguments import shown, takes_arguments, truth, whole_number
 
 _SHORT_NAMES = ("accuracy", "mae", "mape", "mse", "msle")

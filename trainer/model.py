@@ -12,9 +12,9 @@ from typing import Any, Self, cast
 
 import keras
 
+from ..compat.keras_private.serialization import our_classes, pickled, save_as, save_under, unpickle
+from ..compat.keras_private.training import KerasFunctional, TensorFlowTrainer
 from ..compat.patches import wrap
-from ..compat.serialization import our_classes, pickled, save_as, save_under, unpickle
-from ..compat.training import KerasFunctional, TensorFlowTrainer
 from ..distribute.arguments import shown, truth
 from ..distribute.storage import is_url, path_text
 from .pipeline import step as pipeline_step

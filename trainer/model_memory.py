@@ -7,13 +7,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.functional import declared_inputs
-from ..compat.graphs import bytes_kept_for_backward, scratch_graph
-from ..compat.layers import layers_of
-from ..compat.variables import stored_dtype
-from ..compat.weightless import variables_without_memory
+from ..compat.keras_private.functional import declared_inputs
+from ..compat.keras_private.layers import layers_of
+from ..compat.keras_private.variables import stored_dtype
+from ..compat.keras_private.weightless import variables_without_memory
+from ..compat.tensorflow_graphs.graphs import bytes_kept_for_backward, scratch_graph
 from ..distribute.arguments import shown
-from ..distribute.memory_plan import ModelMemory
+from ..distribute.hardware.memory_plan import ModelMemory
 
 _HALF = ("float16", "bfloat16")
 _ROWS = 2, 4  # samples of two graphs, whose difference is the bytes of a sample

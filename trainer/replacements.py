@@ -7,13 +7,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.equal_operations import once_where_asked
-from ..compat.graphs import gradient_of_graph
-from ..compat.host_memory import compares_on_host, keep_sizes_on_host, widened
+from ..compat.keras_private.random_state import drawn_seed, noise_shape_of
+from ..compat.keras_private.variables import direct_writes, raw_value, stateless_scope
 from ..compat.patches import provide
-from ..compat.random_state import drawn_seed, noise_shape_of
-from ..compat.variables import direct_writes, raw_value, stateless_scope
-from ..distribute.devices import computes_on_gpu, runs_on_gpu
+from ..compat.tensorflow_graphs.equal_operations import once_where_asked
+from ..compat.tensorflow_graphs.graphs import gradient_of_graph
+from ..compat.tensorflow_graphs.host_memory import compares_on_host, keep_sizes_on_host, widened
+from ..distribute.hardware.devices import computes_on_gpu, runs_on_gpu
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
 from ..distribute.replicas import once_per_copy, shares_variables
 from ..distribute.step_context import current_step, drawing_step

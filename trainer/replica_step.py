@@ -17,10 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 from ..callbacks.backup.generators import reached
-from ..compat.graphs import control_status_ctx, converted, left_as_written
-from ..compat.layers import layers_of
-from ..compat.parameter_servers import num_workers_of
-from ..compat.random_state import thread_state
+from ..compat.keras_private.layers import layers_of
+from ..compat.keras_private.random_state import thread_state
+from ..compat.tensorflow_graphs.graphs import control_status_ctx, converted, left_as_written
+from ..compat.tensorflow_private.parameter_servers import num_workers_of
 from ..distribute.arguments import shown
 from ..distribute.gathering import gather_for_step
 from ..distribute.parameter_servers.updates import on_parameter_servers
@@ -37,9 +37,9 @@ from ..distribute.workers.agreement import spans_workers
 from .inputs.batch import batch_spec, sample_count
 from .parameter_servers.step_results import ReadOnce, write_state
 from .partition.labels import SHARES
-from .partition.step import Step
-from .partition.step_partition import StepPartition
-from .partition.whole_step import WholeStep
+from .partition.steps.step import Step
+from .partition.steps.step_partition import StepPartition
+from .partition.steps.whole_step import WholeStep
 from .step.collected_writes import CollectedWrites, make_writes
 from .step.train_step import Tracing, run_on_replica
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import keras
 
+from ..compat.keras_private.training import TensorFlowTrainer
 from ..compat.patches import wrap_within
-from ..compat.training import TensorFlowTrainer
 
 
 class SeenByTools:

@@ -13,8 +13,8 @@ import keras
 import tensorflow as tf
 
 from ..callbacks.trained_model import TrainedModel
-from ..compat.functional import calls_as_keras
-from ..compat.training import (
+from ..compat.keras_private.functional import calls_as_keras
+from ..compat.keras_private.training import (
     KerasTrainer,
     TensorFlowTrainer,
     check_compiled,
@@ -25,13 +25,14 @@ from ..distribute.arguments import whole_number
 from ..distribute.replicas import in_replica_context
 from ..distribute.step_context import current_step
 from ..mixed_precision.policy import check_policy_order
-from . import checks, compile_checks
+from . import compile_checks
 from .compilation import Compilation
 from .for_callbacks import ForCallbacks
 from .inputs import make_source
 from .inputs.checks import named
 from .replica_step import draws_of_replica
 from .run import fit_loop
+from .run.checks import fit_arguments as checks
 from .run.evaluation_loops import evaluate, predict
 from .run.fit_inputs import FitArguments
 from .runner import runner_of

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from ...compat.training import begin_with_epoch
+from ...compat.keras_private.training import begin_with_epoch
 from ...distribute.arguments import truth, whole_number
 from ...distribute.workers.agreement import exchange, spans_workers
 from ..custom_loop import CustomLoopSupport

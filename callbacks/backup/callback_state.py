@@ -23,7 +23,7 @@ from typing import Any
 
 import keras
 
-from ...compat.callbacks import CALLBACK_ATTRIBUTES
+from ...compat.keras_private.callbacks import CALLBACK_ATTRIBUTES
 from ..safe_file import write_safely
 
 # Attributes of Keras' callbacks, and by habit of a user's own, that say what a callback is for.

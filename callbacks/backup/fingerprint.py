@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.random_state import seeds_as_set
+from ...compat.keras_private.random_state import seeds_as_set
 from ..fit_state import FitState
 from ..trained_model import CompiledModel
 from . import settings, variable_state

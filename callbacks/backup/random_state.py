@@ -10,8 +10,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...compat.random_state import eager_seed_source, global_generator, global_seed_generator_state
-from ...compat.variables import raw_value
+from ...compat.keras_private.random_state import (
+    eager_seed_source,
+    global_generator,
+    global_seed_generator_state,
+)
+from ...compat.keras_private.variables import raw_value
 from .generators import GLOBAL_GENERATORS, set_from_text, text_of
 
 

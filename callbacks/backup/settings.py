@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...compat.layers import layers_within
-from ...compat.training import compile_config
+from ...compat.keras_private.layers import layers_within
+from ...compat.keras_private.training import compile_config
 from ...optimizers.held_optimizers import optimizers_of
 
 # Names that say where a class is defined or that Keras numbers; and what follows from the rest.

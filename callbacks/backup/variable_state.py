@@ -20,8 +20,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...compat.layers import layers_of
-from ...compat.variables import is_read_together, raw_value, sums_on_read
+from ...compat.keras_private.layers import layers_of
+from ...compat.keras_private.variables import is_read_together, raw_value, sums_on_read
 from ...distribute.sharding.sharded_value import ShardedValue
 from ...optimizers.held_optimizers import optimizers_of
 from ...optimizers.stages.error_feedback import errors_of

@@ -18,9 +18,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...compat.callbacks import profiler_has_begun, profiler_has_ended
+from ...compat.keras_private.callbacks import profiler_has_begun, profiler_has_ended
 from ...compat.patches import wrap
-from ...compat.profiles import can_be_written_in_fork, discard, write_in_fork
+from ...compat.tensorflow_private.profiles import can_be_written_in_fork, discard, write_in_fork
 from ...distribute.arguments import shown, whole_number
 from ...distribute.environment import peer_timeout
 from ...distribute.launcher.guard import stat_of

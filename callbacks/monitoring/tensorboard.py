@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.callbacks import (
+from ...compat.keras_private.callbacks import (
     close_writers,
     is_profiling,
     profiled_steps,

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...compat.strategies import devices_of
+from ...compat.tensorflow_private.strategies import devices_of
 from ..fit_state import FitState
 from ..trained_model import CompiledModel
 

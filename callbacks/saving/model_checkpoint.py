@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from ...compat.callbacks import choose_monitor_op, path_to_save, should_save
+from ...compat.keras_private.callbacks import choose_monitor_op, path_to_save, should_save
 from ...distribute.arguments import number, truth, whole_number
 from ...distribute.sharding.sharded_value import read_together
 from ...distribute.storage import local_path

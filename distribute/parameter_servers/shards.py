@@ -14,10 +14,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.parameter_servers import ShardedVariable
+from ...compat.keras_private.variables import autocast, raw_value
 from ...compat.patches import provide, replaced_functions, wrap
-from ...compat.variables import autocast, raw_value
-from ..devices import computes_on_gpu
+from ...compat.tensorflow_private.parameter_servers import ShardedVariable
+from ..hardware.devices import computes_on_gpu
 from ..step_context import current_step
 from .updates import beside, on_parameter_servers, shards_of
 

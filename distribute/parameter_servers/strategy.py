@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.parameter_servers import resolver_of
+from ...compat.tensorflow_private.parameter_servers import resolver_of
 from ..arguments import number, shown, whole_number
 from ..environment import peer_timeout
 from ..workers.cluster import ClusterError, read_tf_config

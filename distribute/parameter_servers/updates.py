@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.graphs import effects
-from ...compat.parameter_servers import ShardedVariable
-from ...compat.variables import raw_value
+from ...compat.keras_private.variables import raw_value
+from ...compat.tensorflow_graphs.graphs import effects
+from ...compat.tensorflow_private.parameter_servers import ShardedVariable
 
 _locks: weakref.WeakKeyDictionary[Any, tf.Tensor] = weakref.WeakKeyDictionary()
 FIRST_SERVER = "/job:ps/replica:0/task:0/device:CPU:0"

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.parameter_servers import (
+from ...compat.tensorflow_private.parameter_servers import (
     current_worker,
     join_for,
     recover_in_part,
@@ -23,8 +23,8 @@ from ...compat.parameter_servers import (
     schedule_python,
     scheduled_error,
 )
-from ..server_watch import ServerWatch, answers
 from ..workers.addresses import listens
+from ..workers.server_watch import ServerWatch, answers
 
 _TICK = 0.2  # seconds between two checks for errors
 _QUIET = 3.0  # seconds without a result until the servers are checked

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from ..arguments import number, one_of, shown, truth, whole_number
-from ..devices import resolve_devices
+from ..hardware.devices import resolve_devices
 from . import remote
 from .schedule import SCHEDULES
 from .timeline import Timeline

@@ -16,9 +16,9 @@ from typing import Any
 import tensorflow as tf
 
 from ..environment import STAGES, peer_timeout, stage_addresses
-from ..server_watch import ServerWatch, answers
 from ..workers.addresses import connect as connect_to
 from ..workers.addresses import free_ports, join_address, split_address
+from ..workers.server_watch import ServerWatch, answers
 from ..workers.ticker import ended_in_time
 
 JOB = "worker"

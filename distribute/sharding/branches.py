@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.guarded_writes import writes_only_where_here
+from ...compat.tensorflow_graphs.guarded_writes import writes_only_where_here
 from ..step_context import current_step, step_scope
 
 

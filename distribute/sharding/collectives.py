@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ...compat.collectives import all_gather as gather_on
-from ...compat.collectives import all_to_all, launchers_of, per_replica
-from ...compat.graphs import graph_function
-from ..devices import computes_on_gpu
+from ...compat.tensorflow_graphs.graphs import graph_function
+from ...compat.tensorflow_private.collectives import all_gather as gather_on
+from ...compat.tensorflow_private.collectives import all_to_all, launchers_of, per_replica
+from ..hardware.devices import computes_on_gpu
 from ..replicas import bytes_of_packs, num_replicas, replica_id
 from ..step_context import current_step
 from ..workers.agreement import place_among_workers

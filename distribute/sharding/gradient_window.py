@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.edges import (
+from ...compat.tensorflow_graphs.edges import (
     first_of_a_gradient,
     graph_of_replica,
     is_of_a_gradient,

@@ -14,9 +14,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.parameter_servers import ShardedVariable
+from ...compat.keras_private.variables import is_plain, put_inside, raw_value
 from ...compat.patches import wrap
-from ...compat.variables import is_plain, put_inside, raw_value
+from ...compat.tensorflow_private.parameter_servers import ShardedVariable
 
 _DEVICES = "state_devices"  # attribute of a Keras variable
 

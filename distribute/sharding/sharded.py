@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 import keras
 import tensorflow as tf
 
-from ...compat.optimizers import (
+from ...compat.keras_private.optimizers import (
     call_count,
     overwritten_by_gradient,
     own_learning_rate,
     own_variables,
     trained_variables,
 )
+from ...compat.keras_private.variables import put_inside, raw_value
 from ...compat.patches import wrap
 from ...compat.thread_value import ThreadValue
-from ...compat.variables import put_inside, raw_value
 from ..arguments import one_of, shown
 from ..pipeline.pipeline import Pipeline
 from .sharded_value import ShardedValue, sharded_weight

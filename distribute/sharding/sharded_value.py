@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...compat.tapes import record_as_read, variable_without_value
+from ...compat.keras_private.variables import VariableStandIn, plain_variable, put_inside, raw_value
+from ...compat.tensorflow_private.tapes import record_as_read, variable_without_value
 from ...compat.thread_value import ThreadValue
-from ...compat.variables import VariableStandIn, plain_variable, put_inside, raw_value
 from ..replicas import copies_of, in_replica_context, local_copy, local_replica_index
 from ..workers.agreement import first_local_replica
 from ..workers.peer_monitor import monitored_collective

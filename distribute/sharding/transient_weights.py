@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.edges import (
+from ...compat.tensorflow_graphs.edges import (
     collectives_in,
     graph_of_replica,
     is_of_a_gradient,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...compat.clusters import get_value, set_value
+from ...compat.tensorflow_private.clusters import get_value, set_value
 from ..environment import peer_timeout
 from .cluster import cluster_of
 from .peer_monitor import monitored_collective

@@ -14,9 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...compat.clusters import configure_coordination, guard_multi_worker_strategies, send_in_pieces
-from ..devices import simulate_replicas
+from ...compat.tensorflow_private.clusters import (
+    configure_coordination,
+    guard_multi_worker_strategies,
+    send_in_pieces,
+)
 from ..environment import RECORDS, peer_timeout, replicas_per_worker
+from ..hardware.devices import simulate_replicas
 from . import peer_monitor, records
 from .agreement import check_same_variable
 from .cluster import ClusterError, cluster_of, read_tf_config

@@ -15,7 +15,13 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from ...compat.clusters import abort_collectives, delete_value, get_value, report_error, set_value
+from ...compat.tensorflow_private.clusters import (
+    abort_collectives,
+    delete_value,
+    get_value,
+    report_error,
+    set_value,
+)
 from .cluster import Cluster
 from .error_text import essence
 from .fatal_errors import at_fatal_error

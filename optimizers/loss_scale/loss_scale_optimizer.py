@@ -8,25 +8,25 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.guarded_writes import writes_only_where
-from ...compat.optimizers import (
+from ...compat.keras_private.optimizers import (
     accumulators_of,
     build_base_optimizer,
     call_count,
     own_variables,
     trained_variables,
 )
-from ...compat.serialization import save_under_keras_name
+from ...compat.keras_private.serialization import save_under_keras_name
+from ...compat.tensorflow_graphs.guarded_writes import writes_only_where
 from ...distribute.arguments import shown
 from ...distribute.replicas import in_replica_context, local_copy, once_per_copy
 from ...distribute.sharding.sharded_value import own_copy
 from ..adoption import adopt, register_class
 from ..building import ensure_built
-from ..call_options import current_options, gradients_are_taken
 from ..checks import built_variables
 from ..optimizer import Optimizer
 from ..stages.accumulation import if_true, update_is_due
 from ..stages.aggregated_gradients import after_aggregation, aggregate_alone, forget_applied
+from ..stages.call_options import current_options, gradients_are_taken
 from ..stages.run_stages import run_stages
 from ..stages.sparse_gradients import map_values
 from ..stages.user_code import skips_by_selecting

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...compat.optimizers import scope_of
+from ...compat.keras_private.optimizers import scope_of
 from ...distribute.replicas import local_copy
 from ...distribute.step_context import current_step
 from ..building import move_to_strategy, run_in_thread

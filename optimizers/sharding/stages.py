@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.optimizers import overwritten_by_gradient
-from ...compat.variables import raw_value
+from ...compat.keras_private.optimizers import overwritten_by_gradient
+from ...compat.keras_private.variables import raw_value
 from ...distribute.replicas import all_reduce_sum
 from ...distribute.sharding.branches import if_all
 from ...distribute.sharding.collectives import own_shard, reduce_scatter
@@ -18,8 +18,8 @@ from ...distribute.sharding.sharded import level_of, unsharded_state
 from ...distribute.sharding.sharded_value import created_in_shards, own_copy, shard_variable
 from ...distribute.sharding.transient_weights import BackwardPass
 from ..building import inner_optimizers, run_in_thread
-from ..call_options import CallOptions
 from ..stages.aggregators import aggregate
+from ..stages.call_options import CallOptions
 from ..stages.run_stages import Stages
 from ..stages.sparse_gradients import Pairs, fit_to_send, is_sparse
 from .update import cut, transform_and_apply

@@ -11,14 +11,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.optimizers import (
+from ...compat.keras_private.optimizers import (
     averages_of,
     overwritten_by_gradient,
     own_variables,
     trained_variables,
     variable_key,
 )
-from ...compat.variables import raw_value, with_shapes
+from ...compat.keras_private.variables import raw_value, with_shapes
 from ...distribute.replicas import all_reduce_sum, function_of_its_own, local_copy
 from ...distribute.sharding.collectives import all_gather, own_shard
 from ...distribute.sharding.sharded_value import (
@@ -29,10 +29,10 @@ from ...distribute.sharding.sharded_value import (
     own_shards,
     seen_through,
 )
-from ..call_options import frozen_iterations
 from ..replica_rule import ReplicaRule
 from ..stages import clipping, transformers
 from ..stages.aggregators import without_overwriting
+from ..stages.call_options import frozen_iterations
 from ..stages.run_stages import constrain, once_there_is_one, transform
 from ..stages.sparse_gradients import Pairs, is_sparse
 from ..stages.user_code import has_user_code, is_elementwise

@@ -16,9 +16,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.graphs import is_inside
-from ...compat.optimizers import call_count, overwritten_by_gradient, track_apart, variable_key
-from ...compat.variables import plain_variable
+from ...compat.keras_private.optimizers import call_count, overwritten_by_gradient, track_apart, variable_key
+from ...compat.keras_private.variables import plain_variable
+from ...compat.tensorflow_graphs.graphs import is_inside
 from ...distribute.replicas import copies_of, local_copy
 from ...distribute.step_context import current_step
 from ..building import inner_optimizers

@@ -19,8 +19,8 @@ import tensorflow as tf
 from ...distribute.replicas import in_replica_context, local_replica_index, num_replicas, of_first_replica
 from ...distribute.step_context import NOT_AGGREGATED, current_step
 from .. import checks
-from ..call_options import CallOptions, current_options
 from .aggregators import aggregate
+from .call_options import CallOptions, current_options
 from .error_feedback import with_errors
 from .run_stages import unscale
 from .sparse_gradients import Pairs, is_on_gpu, map_values, unique_rows, values_of

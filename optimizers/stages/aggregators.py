@@ -13,13 +13,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.equal_operations import made_once
-from ...compat.optimizers import overwritten_by_gradient
+from ...compat.keras_private.optimizers import overwritten_by_gradient
+from ...compat.tensorflow_graphs.equal_operations import made_once
 from ...distribute.arguments import one_of, truth, whole_number
 from ...distribute.replicas import all_reduce_sum, num_replicas, replica_id
 from ...distribute.step_context import current_step
-from ..call_options import CallOptions
 from ..checks import as_pairs, same_variables
+from .call_options import CallOptions
 from .sparse_gradients import (
     Pairs,
     fit_to_send,

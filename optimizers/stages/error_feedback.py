@@ -20,13 +20,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.optimizers import overwritten_by_gradient
-from ...compat.variables import raw_value
+from ...compat.keras_private.optimizers import overwritten_by_gradient
+from ...compat.keras_private.variables import raw_value
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.replicas import local_copy, num_replicas
 from ..building import inner_optimizers
-from ..call_options import CallOptions
 from .aggregators import HalfPrecisionAggregation
+from .call_options import CallOptions
 from .sparse_gradients import Pairs, is_sparse
 
 

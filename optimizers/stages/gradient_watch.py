@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...compat.optimizers import trained_variables
+from ...compat.keras_private.optimizers import trained_variables
 from ...distribute.replicas import local_copy, num_replicas, once_per_copy, shares_variables
 from .sparse_gradients import Pairs, values_of
 

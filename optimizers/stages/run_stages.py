@@ -22,19 +22,24 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.guarded_writes import writes_only_where
-from ...compat.optimizers import call_count, check_known, overwritten_by_gradient, trained_variables
-from ...compat.variables import direct_writes, stateless_scope
+from ...compat.keras_private.optimizers import (
+    call_count,
+    check_known,
+    overwritten_by_gradient,
+    trained_variables,
+)
+from ...compat.keras_private.variables import direct_writes, stateless_scope
+from ...compat.tensorflow_graphs.guarded_writes import writes_only_where
 from ...distribute.parameter_servers.updates import send_to_servers
 from ...distribute.replicas import all_reduce_sum, local_copy, num_replicas, replica_id
 from ...distribute.step_context import current_step
 from .. import checks
 from ..building import ensure_built
-from ..call_options import CallOptions, call_options, current_options, frozen_iterations
-from ..rematerialization import rematerialize
 from .accumulation import accumulate, if_true, only_counted_on_device
 from .aggregators import aggregate, without_overwriting
+from .call_options import CallOptions, call_options, current_options, frozen_iterations
 from .error_feedback import with_errors
+from .rematerialization import rematerialize
 from .sparse_gradients import Pairs, divided, map_values, values_of
 from .user_code import once_per_variable_copy, skips_by_selecting
 

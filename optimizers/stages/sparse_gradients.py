@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...distribute.devices import computes_on_gpu
+from ...distribute.hardware.devices import computes_on_gpu
 from ...distribute.replicas import all_reduce_sum, num_replicas
 from ...distribute.sharding.collectives import gather_dense, sizes_are_known
 from ...distribute.step_context import current_step

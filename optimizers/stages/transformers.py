@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from ...distribute.arguments import number, whole_number
 from ...distribute.replicas import local_copy
-from ..call_options import updates_so_far
 from ..checks import as_pairs
 from . import clipping
 from .aggregators import Piece, piece
+from .call_options import updates_so_far
 from .sparse_gradients import Pairs, dense, map_values
 
 GradsAndVars = Iterable[tuple[Any, Any]]

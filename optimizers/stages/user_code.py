@@ -12,8 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.optimizers import own_learning_rate
-from ...distribute.devices import is_gpu
+from ...compat.keras_private.optimizers import own_learning_rate
+from ...distribute.hardware.devices import is_gpu
 from ...distribute.replicas import function_of_its_own, once_per_copy
 from ...distribute.sharding.sharded_value import own_copy
 from ..building import inner_optimizers

@@ -12,7 +12,7 @@ import pytest
 ASKED = os.environ.get("UNISONO_TEST_GPUS", "")
 STAND_INS = ["/device:CPU:2", "/device:CPU:3"]
 _KNOWS_GPUS = (
-    "unisono.distribute.data_placement",
+    "unisono.distribute.hardware.data_placement",
     "unisono.distribute.replicas",
     "unisono.optimizers.stages.user_code",
     "unisono.trainer.run.loops.step_function",

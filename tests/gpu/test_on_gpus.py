@@ -9,8 +9,8 @@ import tensorflow as tf
 from gpu_copies import equal_copies
 
 import unisono
-from unisono.distribute.data_placement import keep_data_on
-from unisono.distribute.device_memory import PeakMemory
+from unisono.distribute.hardware.data_placement import keep_data_on
+from unisono.distribute.hardware.device_memory import PeakMemory
 from unisono.trainer.run.loops.compiled import XLA
 
 TOLERANCE = 2e-5  # float32 without TensorFloat-32: sums are added in another order

@@ -20,7 +20,7 @@ from keras.src import saving
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
 import unisono
-from unisono.compat.serialization import our_classes
+from unisono.compat.keras_private.serialization import our_classes
 from unisono.trainer.trainer import Trainer
 
 

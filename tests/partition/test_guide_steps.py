@@ -9,9 +9,9 @@ import tensorflow as tf
 from helpers import FLOAT32, FLOAT64, assert_close, mirrored, scope
 from partition.guide_steps import IMAGES, STEPS, TOKENS, ConnectionistTemporal, Normalized, RaggedText, T
 
-from unisono.trainer.partition import step_partition
 from unisono.trainer.partition.labels import is_sharded
-from unisono.trainer.partition.traced_step import TracedStep
+from unisono.trainer.partition.steps import step_partition
+from unisono.trainer.partition.steps.traced_step import TracedStep
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -8,7 +8,8 @@ from helpers import FLOAT32, assert_close, mirrored
 from own_step import OwnStep
 
 import unisono
-from unisono.distribute import devices, replicas
+from unisono.distribute import replicas
+from unisono.distribute.hardware import devices
 from unisono.optimizers.stages import aggregators, user_code
 
 RANDOM = np.random.default_rng(7)

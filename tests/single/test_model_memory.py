@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import unisono
 from unisono.commands.plan import main
-from unisono.distribute.device_memory import PeakMemory
+from unisono.distribute.hardware.device_memory import PeakMemory
 
 NUMBER = 4  # bytes
 

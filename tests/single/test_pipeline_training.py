@@ -18,8 +18,8 @@ import unisono
 from unisono.distribute.pipeline import Pipeline
 from unisono.distribute.pipeline.schedule import SCHEDULES
 from unisono.trainer.pipeline.engine import PipelinedStep
-from unisono.trainer.pipeline.graph import Chain
 from unisono.trainer.pipeline.micro_batches import micro_steps
+from unisono.trainer.pipeline.planning.graph import Chain
 
 layers = keras.layers
 ROWS, FEATURES, CLASSES = 13, 6, 3

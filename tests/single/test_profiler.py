@@ -19,7 +19,7 @@ from helpers import Clock
 
 import unisono
 from unisono.callbacks.monitoring import profiler
-from unisono.compat import profiles
+from unisono.compat.tensorflow_private import profiles
 from unisono.distribute.workers.addresses import free_ports
 
 ROOT = Path(__file__).parents[2]

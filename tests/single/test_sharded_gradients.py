@@ -8,10 +8,10 @@ import tensorflow as tf
 from keras import layers
 
 import unisono
-from unisono.compat.edges import is_of_a_gradient
+from unisono.compat.tensorflow_graphs.edges import is_of_a_gradient
 from unisono.distribute import replicas, sharded
-from unisono.optimizers.call_options import CallOptions
 from unisono.optimizers.sharding import stages
+from unisono.optimizers.stages.call_options import CallOptions
 
 
 def test_gradient_of_unknown_shape_is_cut_as_its_variable():

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import unisono
-from unisono.compat.variables import raw_value
-from unisono.trainer.pipeline.placement import follow_inputs
+from unisono.compat.keras_private.variables import raw_value
+from unisono.trainer.pipeline.planning.placement import follow_inputs
 
 layers, optimizers = keras.layers, keras.optimizers
 rng = np.random.default_rng(3)

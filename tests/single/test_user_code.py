@@ -12,7 +12,7 @@ from keras import ops
 import unisono
 from tests.helpers import mirrored
 from unisono.distribute import gather
-from unisono.trainer.partition import traced_step
+from unisono.trainer.partition.steps import traced_step
 
 pytestmark = pytest.mark.usefixtures("float64")
 L = keras.layers

@@ -21,10 +21,11 @@ import unisono
 from unisono import callbacks
 from unisono.callbacks.diagnosis.slow_training import slow_input_text, straggler_text
 from unisono.callbacks.output_paths import check_launched_alone
-from unisono.compat import datasets
+from unisono.compat.tensorflow_private import datasets
 from unisono.distribute import automatic
 from unisono.mixed_precision import hardware
-from unisono.trainer.inputs import identity, make_source
+from unisono.trainer.inputs import identity
+from unisono.trainer.inputs.sources import make_source
 
 ROOT = Path(unisono.trainer.__file__).parents[1]
 PACKAGES = ("callbacks", "compat", "distribute", "mixed_precision", "optimizers", "trainer", "unisono")
@@ -33,7 +34,7 @@ WARNING_CALLS = ("warn", "warning", "_warn")
 NEIGHBOURS = {
     "fit to every limit": [
         "trainer/inputs/position.py end_epoch",
-        "trainer/inputs/make_source.py make_source",
+        "trainer/inputs/sources/make_source.py make_source",
         "trainer/run/fit_loop.py _cap",
         "trainer/compile_checks.py _check_outputs",
         "callbacks/stochastic_weight_averaging.py on_train_end",
@@ -46,7 +47,7 @@ NEIGHBOURS = {
         "callbacks/saving/checkpoint_files.py _keep_foreign_file",
         "callbacks/call_schedule.py _renamed",
         "distribute/workers/peer_monitor.py meeting",
-        "compat/datasets.py _wait_for_ends",
+        "compat/tensorflow_private/datasets.py _wait_for_ends",
     ],
     "workers at the limits of the diagnosis": [
         "callbacks/diagnosis/slow_training.py on_epoch_end",
@@ -60,13 +61,13 @@ NEIGHBOURS = {
         "callbacks/backup/callback_state.py _set_csv_state",
     ],
     "inputs at the position they are at": [
-        "trainer/inputs/python_inputs.py restore",
-        "trainer/inputs/datasets.py restore",
+        "trainer/inputs/sources/python_inputs.py restore",
+        "trainer/inputs/sources/datasets.py restore",
     ],
     "one pipeline made by two workers": ["trainer/inputs/identity.py check_same_pipeline"],
     "custom step on two replicas": [
-        "trainer/partition/step_partition.py _trace",
-        "trainer/partition/step_partition.py _warn",
+        "trainer/partition/steps/step_partition.py _trace",
+        "trainer/partition/steps/step_partition.py _warn",
         "trainer/parameter_servers/synchronous.py __init__",
     ],
     "one process, devices of one kind": [

@@ -11,7 +11,7 @@ from helpers import FLOAT32, assert_close, mirrored
 from xla_trials import Plan, Stop, StopAt, try_eagerly
 
 import unisono
-from unisono.trainer.inputs import make_source
+from unisono.trainer.inputs.sources import make_source
 from unisono.trainer.run.loops.compiled import GRAPH, XLA
 from unisono.trainer.run.xla import xla_choice
 from unisono.trainer.run.xla.xla_choice import Measured, XlaChoice
@@ -194,7 +194,7 @@ def test_choice_of_the_user_is_obeyed(eager_to_try, jit, way):
 
 
 def test_operations_are_deterministic_where_they_were_asked_to_be():
-    from unisono.compat.graphs import operations_are_deterministic
+    from unisono.compat.tensorflow_graphs.graphs import operations_are_deterministic
 
     assert not operations_are_deterministic()
 

@@ -8,10 +8,14 @@ import pytest
 import tensorflow as tf
 
 import unisono
-from unisono.compat.callbacks import CALLBACK_ATTRIBUTES
-from unisono.compat.layers import layers_of
-from unisono.compat.random_state import eager_seed_source, global_generator, global_seed_generator_state
-from unisono.compat.variables import is_read_together, sums_on_read
+from unisono.compat.keras_private.callbacks import CALLBACK_ATTRIBUTES
+from unisono.compat.keras_private.layers import layers_of
+from unisono.compat.keras_private.random_state import (
+    eager_seed_source,
+    global_generator,
+    global_seed_generator_state,
+)
+from unisono.compat.keras_private.variables import is_read_together, sums_on_read
 
 
 def test_global_seed_generator_is_the_one_behind_seed_none():

@@ -8,8 +8,8 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.eager import context
 
-from unisono.compat import clusters
 from unisono.compat.patches import WRAPPED
+from unisono.compat.tensorflow_private import clusters
 
 SERVICE = {
     "configure_coordination_service": {

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import unisono
-from unisono.compat import copied_operations
-from unisono.compat.copied_operations import TracedOnce
 from unisono.compat.patches import replaced_functions
+from unisono.compat.tensorflow_graphs import copied_operations
+from unisono.compat.tensorflow_graphs.copied_operations import TracedOnce
 from unisono.trainer import replacements
 
 assert replacements  # once imported, it says what is replaced

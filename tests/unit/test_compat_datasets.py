@@ -6,15 +6,15 @@ import time
 import pytest
 import tensorflow as tf
 
-from unisono.compat import datasets
-from unisono.compat.datasets import (
+from unisono.compat.tensorflow_private import datasets
+from unisono.compat.tensorflow_private.datasets import (
     LIVE_SHUFFLE,
     _wait_for_ends,
     copied_dataset,
     count_shuffles,
     end_iterator,
 )
-from unisono.trainer.inputs.datasets import DatasetSource, save_iterator
+from unisono.trainer.inputs.sources.datasets import DatasetSource, save_iterator
 
 
 def test_shuffles_of_a_pipeline_are_found():

@@ -9,8 +9,8 @@ import tensorflow as tf
 from own_step import OwnStep
 
 import unisono
-from unisono.compat.equal_operations import made_once
 from unisono.compat.patches import replaced_functions
+from unisono.compat.tensorflow_graphs.equal_operations import made_once
 from unisono.trainer import replacements
 
 assert replacements  # once imported, it says what is replaced
@@ -124,9 +124,10 @@ def test_bias_corrections_of_adam_are_computed_once_for_all_variables(monkeypatc
 
     found, state = on_one_device()
     assert found["Pow"] == 2
-    monkeypatch.setattr("unisono.compat.equal_operations._PURE", frozenset())
+    monkeypatch.setattr("unisono.compat.tensorflow_graphs.equal_operations._PURE", frozenset())
     monkeypatch.setattr(
-        "unisono.compat.copied_operations.TracedOnce.__call__", lambda self, make, places: make()
+        "unisono.compat.tensorflow_graphs.copied_operations.TracedOnce.__call__",
+        lambda self, make, places: make(),
     )
     plain, alone = on_one_device()
     assert plain["Pow"] == 12
@@ -136,7 +137,7 @@ def test_bias_corrections_of_adam_are_computed_once_for_all_variables(monkeypatc
 
 def test_backward_passes_and_sums_of_a_step_name_each_shape_once(monkeypatch):
     found, state = on_two_replicas()
-    monkeypatch.setattr("unisono.compat.equal_operations._PURE", frozenset())
+    monkeypatch.setattr("unisono.compat.tensorflow_graphs.equal_operations._PURE", frozenset())
     plain, alone = on_two_replicas()
     assert found["Const"] < 0.6 * plain["Const"]
     assert found["Reshape"] == plain["Reshape"] and found["MatMul"] == plain["MatMul"]

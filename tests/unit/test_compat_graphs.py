@@ -5,7 +5,8 @@ import warnings
 import numpy as np
 import tensorflow as tf
 
-from unisono.compat.graphs import (
+from unisono.compat.keras_private.variables import plain_variable
+from unisono.compat.tensorflow_graphs.graphs import (
     bytes_kept_for_backward,
     effects,
     first_graph,
@@ -13,7 +14,6 @@ from unisono.compat.graphs import (
     graph_function,
     only_graph,
 )
-from unisono.compat.variables import plain_variable
 
 
 def test_many_functions_of_one_line_are_not_warned_about(caplog):

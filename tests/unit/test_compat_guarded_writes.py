@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from unisono.compat.guarded_writes import writes_only_where
+from unisono.compat.tensorflow_graphs.guarded_writes import writes_only_where
 
 OLD = np.array([[1.0, -0.0], [np.nan, np.inf], [1e-45, -3.0]], "float32")
 ROWS = tf.IndexedSlices(tf.constant([[2.0, 5.0], [np.nan, 1.0]]), tf.constant([2, 0]), tf.constant([3, 2]))

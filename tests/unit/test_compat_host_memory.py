@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from unisono.distribute import devices
+from unisono.distribute.hardware import devices
 from unisono.distribute.step_context import StepContext, step_scope
 
 VALUES = np.random.default_rng(3).normal(size=(3, 4, 5))

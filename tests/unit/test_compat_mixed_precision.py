@@ -6,9 +6,9 @@ import keras
 import numpy as np
 
 from unisono import mixed_precision, optimizers
-from unisono.compat.layers import layers_of, own_weights, watch_calls
-from unisono.compat.optimizers import optimizer_strategy
-from unisono.compat.variables import make_again
+from unisono.compat.keras_private.layers import layers_of, own_weights, watch_calls
+from unisono.compat.keras_private.optimizers import optimizer_strategy
+from unisono.compat.keras_private.variables import make_again
 from unisono.mixed_precision import policy
 
 

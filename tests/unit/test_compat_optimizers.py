@@ -7,8 +7,8 @@ from keras.src import api_export
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-from unisono.compat.optimizers import overwritten_by_gradient
-from unisono.compat.variables import direct_writes, stateless_scope
+from unisono.compat.keras_private.optimizers import overwritten_by_gradient
+from unisono.compat.keras_private.variables import direct_writes, stateless_scope
 
 
 def test_stateless_scope_is_found_and_can_be_left():

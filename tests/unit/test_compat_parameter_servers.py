@@ -1,4 +1,4 @@
-"""Each name of TensorFlow that `compat/parameter_servers.py` touches is there and means what we take it for."""
+"""Each name of TensorFlow that `tensorflow_private/parameter_servers.py` touches is there and means what we take it for."""
 
 import inspect
 import types
@@ -9,8 +9,8 @@ import tensorflow as tf
 from tensorflow.python.distribute import parameter_server_strategy_v2
 from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
 
-from unisono.compat.graphs import effects
-from unisono.compat.parameter_servers import ShardedVariable, _PartialRecovery
+from unisono.compat.tensorflow_graphs.graphs import effects
+from unisono.compat.tensorflow_private.parameter_servers import ShardedVariable, _PartialRecovery
 
 
 def source(function):

@@ -14,7 +14,7 @@ import unisono
 import unisono.trainer  # provides what stands in for the functions
 from unisono.compat import patches
 from unisono.compat.patches import ADDED, REPLACED, replaced_functions
-from unisono.compat.strategies import pretending_replicas
+from unisono.compat.tensorflow_private.strategies import pretending_replicas
 from unisono.distribute.step_context import StepContext, step_scope
 
 ARGUMENTS = {

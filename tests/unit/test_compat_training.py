@@ -11,10 +11,13 @@ from keras.src.backend.common import global_state
 from keras.src.losses import loss as loss_module
 
 import unisono
-from unisono.compat.graphs import scratch_graph
-from unisono.compat.layers import get_keras_mask, set_keras_mask, without_layer_losses
-from unisono.compat.random_state import global_seed_generator_state, is_random_state, thread_state
-from unisono.compat.training import (
+from unisono.compat.keras_private.layers import get_keras_mask, set_keras_mask, without_layer_losses
+from unisono.compat.keras_private.random_state import (
+    global_seed_generator_state,
+    is_random_state,
+    thread_state,
+)
+from unisono.compat.keras_private.training import (
     CompileLoss,
     CompileMetrics,
     Mean,
@@ -22,6 +25,7 @@ from unisono.compat.training import (
     flat_losses,
     pretending_built,
 )
+from unisono.compat.tensorflow_graphs.graphs import scratch_graph
 from unisono.trainer.step import global_loss as exact_loss
 
 

@@ -4,9 +4,9 @@ import pytest
 import tensorflow as tf
 
 from unisono.distribute import grow_gpu_memory, keep_data_on
-from unisono.distribute.data_placement import data_home
-from unisono.distribute.device_memory import free_memory, in_words
-from unisono.distribute.memory_plan import ModelMemory, less_memory
+from unisono.distribute.hardware.data_placement import data_home
+from unisono.distribute.hardware.device_memory import free_memory, in_words
+from unisono.distribute.hardware.memory_plan import ModelMemory, less_memory
 
 GIB = 2**30
 TWO = ["/device:GPU:0", "/device:GPU:1"]

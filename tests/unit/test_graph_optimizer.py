@@ -9,7 +9,7 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from tensorflow.python.eager import context
 
 import unisono
-from unisono.compat.graph_optimizer import optimized_briefly
+from unisono.compat.tensorflow_graphs.graph_optimizer import optimized_briefly
 from unisono.trainer.run.loops import step_function
 
 

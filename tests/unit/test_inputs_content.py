@@ -12,9 +12,9 @@ import resumed_inputs
 import tensorflow as tf
 from helpers import next_batch
 
-from unisono.compat.dataset_graph import held_data, pipeline_checksum
+from unisono.compat.tensorflow_private.dataset_graph import held_data, pipeline_checksum
 from unisono.trainer.inputs import identity as content
-from unisono.trainer.inputs import make_source
+from unisono.trainer.inputs.sources import make_source
 
 
 def arrays(change=None):
@@ -400,14 +400,14 @@ def test_iterator_that_cannot_be_saved_later_is_not_asked_again(monkeypatch):
         asked.append(iterator)
         raise tf.errors.FailedPreconditionError(None, None, "PyFunc is stateful.")
 
-    monkeypatch.setattr("unisono.trainer.inputs.datasets.save_iterator", refused)
+    monkeypatch.setattr("unisono.trainer.inputs.sources.datasets.save_iterator", refused)
     assert "iterator" not in source.state() and "iterator" not in source.state()
     assert source.resume_by == "skip" and len(asked) == 1
     source.close()
 
 
 def test_pipeline_that_holds_much_is_known_by_parts_of_it(monkeypatch):
-    monkeypatch.setattr("unisono.compat.dataset_graph._MOST_HELD", 100)
+    monkeypatch.setattr("unisono.compat.tensorflow_private.dataset_graph._MOST_HELD", 100)
     known = identity(pipeline(arrays()), batch_size=None)
     assert known["pipeline graph"] is None
     assert known["content"] != identity(pipeline(arrays((0, 0))), batch_size=None)["content"]

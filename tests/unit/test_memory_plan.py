@@ -5,7 +5,13 @@ import dataclasses
 import pytest
 
 from unisono.commands.plan import code_of
-from unisono.distribute.memory_plan import MemoryPlan, ModelMemory, _plan, memory_plans, micro_batches
+from unisono.distribute.hardware.memory_plan import (
+    MemoryPlan,
+    ModelMemory,
+    _plan,
+    memory_plans,
+    micro_batches,
+)
 
 WEIGHTS = 1_000_000
 ADAM = ModelMemory(weights=4 * WEIGHTS, trained=4 * WEIGHTS, slots=8 * WEIGHTS, activations=1000.0)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from unisono import optimizers
-from unisono.optimizers.call_options import CallOptions, call_options
+from unisono.optimizers.stages.call_options import CallOptions, call_options
 from unisono.optimizers.stages.run_stages import run_stages
 
 

@@ -10,15 +10,15 @@ import pytest
 import tensorflow as tf
 
 import unisono
-from unisono.compat.functional import flat_inputs, graph_of, nodes_in_order
-from unisono.compat.layers import layers_of
-from unisono.compat.variables import move_to_device, raw_value
-from unisono.distribute.devices import resolve_devices
+from unisono.compat.keras_private.functional import flat_inputs, graph_of, nodes_in_order
+from unisono.compat.keras_private.layers import layers_of
+from unisono.compat.keras_private.variables import move_to_device, raw_value
+from unisono.distribute.hardware.devices import resolve_devices
 from unisono.distribute.pipeline import Pipeline, current_pipeline
 from unisono.distribute.pipeline.remote import connect
-from unisono.trainer.pipeline.costs import estimate, measure
-from unisono.trainer.pipeline.graph import Chain
-from unisono.trainer.pipeline.placement import follow_inputs
+from unisono.trainer.pipeline.planning.costs import estimate, measure
+from unisono.trainer.pipeline.planning.graph import Chain
+from unisono.trainer.pipeline.planning.placement import follow_inputs
 
 layers = keras.layers
 

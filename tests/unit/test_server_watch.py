@@ -9,9 +9,9 @@ import threading
 import pytest
 from helpers import Clock
 
-from unisono.distribute import server_watch
-from unisono.distribute.server_watch import ServerWatch, answers
+from unisono.distribute.workers import server_watch
 from unisono.distribute.workers.addresses import end_connections, keep_alive
+from unisono.distribute.workers.server_watch import ServerWatch, answers
 
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # the first bytes of a gRPC server: an empty SETTINGS frame of HTTP/2
 

@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from ...distribute.arguments import number
-from ...distribute.device_memory import PeakMemory
+from ...distribute.hardware.device_memory import PeakMemory
 from ...distribute.workers.agreement import exchange
 from ..inputs import checks as input_checks
 from ..inputs.convert import standard_arrays
-from ..inputs.make_source import kind_of
+from ..inputs.sources.make_source import kind_of
 from .trial import check_model, trial
 
 _SHARE = 0.9  # of the memory: the rest is for fragmentation and for other parts of a training run

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from ...compat.optimizers import own_learning_rate
+from ...compat.keras_private.optimizers import own_learning_rate
 from ...distribute.arguments import number, shown, whole_number
-from .. import checks
+from ..run.checks import fit_arguments as checks
 from .trial import check_model, trial
 
 _SMOOTHING = 0.9  # the share of the average that is kept at every step

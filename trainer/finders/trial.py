@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.layers import layers_of
-from ...compat.training import check_compiled
+from ...compat.keras_private.layers import layers_of
+from ...compat.keras_private.training import check_compiled
 from ...distribute.arguments import shown
-from ..inputs.derived_inputs import copied_input
+from ..inputs.sources.derived_inputs import copied_input
 from ..run import fit_loop
 from ..run.fit_inputs import FitArguments, sources
 from ..run.untouched import untouched, untouched_generators

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ...distribute.arguments import shown
 from .batch import is_standard, unpack
-from .readers import map_optional
+from .sources.readers import map_optional
 
 
 class ClassWeights(NamedTuple):

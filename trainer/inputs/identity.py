@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...callbacks.backup.settings import plain
-from ...compat.dataset_graph import held_data, numbers_of, pipeline_checksum, read_dataset
+from ...compat.tensorflow_private.dataset_graph import held_data, numbers_of, pipeline_checksum, read_dataset
 from ...distribute.workers.agreement import gather_json, place_among_workers, spans_workers
 
 MOST_BYTES = 2**26

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from ...callbacks.backup import random_state
 from ...callbacks.backup.generators import GLOBAL_GENERATORS, found_generators, set_from_text, text_of
-from ...compat.graphs import operations_are_deterministic
-from ...compat.pipelines import Transformation, transformations
+from ...compat.tensorflow_graphs.graphs import operations_are_deterministic
+from ...compat.tensorflow_private.pipelines import Transformation, transformations
 
 _ADVICE = "a resumed run cannot be exact; "
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from ..inputs import Chunk
 from ..inputs.batch import batch_spec, concat_samples, is_scalar, sample_count, sample_counts
-from ..inputs.readers import ArrayReader, WholeReader
+from ..inputs.sources.readers import ArrayReader, WholeReader
 
 HOST = "/job:chief/replica:0/task:0/device:CPU:0"
 """The coordinator."""

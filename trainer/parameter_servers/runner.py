@@ -11,8 +11,8 @@ import keras
 from ...callbacks.call_schedule import logs_of_one_step, replay_steps
 from ...callbacks.fit_state import FitState
 from ...callbacks.trained_model import TrainedModel
-from ...compat.optimizers import call_count
-from ...compat.training import pythonify_logs
+from ...compat.keras_private.optimizers import call_count
+from ...compat.keras_private.training import pythonify_logs
 from ...distribute.parameter_servers.strategy import mode_of, pool_of
 from ...distribute.parameter_servers.worker_pool import ParameterServerError
 from ...mixed_precision import skipped_steps

@@ -23,13 +23,13 @@ import numpy as np
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.graphs import graph_function
+from ...compat.keras_private.variables import raw_value
 from ...compat.shared_change import shared_attributes
-from ...compat.variables import raw_value
+from ...compat.tensorflow_graphs.graphs import graph_function
 from ...distribute.parameter_servers.updates import beside
 from ...distribute.replicas import local_copy, once_per_copy
 from ...distribute.step_context import StepContext, step_scope
-from ..checks import checked_logs
+from ..run.checks.fit_arguments import checked_logs
 from ..step.collected_writes import CollectedWrites
 from ..step.global_metrics import as_tensors, leaf_metrics
 

@@ -21,16 +21,16 @@ import numpy as np
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.graphs import graph_function
-from ...compat.parameter_servers import scheduling
-from ...compat.training import loss_tracker
+from ...compat.keras_private.training import loss_tracker
+from ...compat.tensorflow_graphs.graphs import graph_function
+from ...compat.tensorflow_private.parameter_servers import scheduling
 from ...distribute.parameter_servers.updates import FIRST_SERVER, beside
 from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope
 from ...distribute.write_rules import reduce_parts
-from ...optimizers.call_options import CallOptions, call_options
+from ...optimizers.stages.call_options import CallOptions, call_options
 from ..inputs.batch import sample_count, slice_samples
-from ..partition.step_partition import has_user_code
+from ..partition.steps.step_partition import has_user_code
 from ..step.collected_writes import CollectedWrites
 from ..step.global_metrics import metrics_of, numbers_of_part
 from ..step.replica_slices import replica_bounds

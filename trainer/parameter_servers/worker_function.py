@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.graphs import graph_function
-from ...compat.parameter_servers import scheduling
+from ...compat.tensorflow_graphs.graphs import graph_function
+from ...compat.tensorflow_private.parameter_servers import scheduling
 from ...distribute.parameter_servers.strategy import pool_of
 from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext, step_scope

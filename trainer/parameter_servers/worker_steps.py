@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.graphs import effects, scratch_graph
-from ...compat.parameter_servers import scheduling
+from ...compat.tensorflow_graphs.graphs import effects, scratch_graph
+from ...compat.tensorflow_private.parameter_servers import scheduling
 from ...distribute.parameter_servers.updates import FIRST_SERVER
 from ...distribute.step_context import StepContext, WeightTotals
 from ..inputs.batch import sample_count

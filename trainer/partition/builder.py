@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.one_device import called_graph, inner_graph, with_static_shapes
+from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph, with_static_shapes
 from . import control_flow
 from .constants import MOST_ELEMENTS, constant, depends_on_sizes, holds_for_all_sizes
 from .errors import ListIsGathered, NeedsCollective, NotPartitioned

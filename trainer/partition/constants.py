@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...compat.one_device import constant_of
+from ...compat.tensorflow_graphs.one_device import constant_of
 from .program import PROBES
 
 MOST_ELEMENTS = 64

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from ...compat.one_device import inner_graph, subgraphs
+from ...compat.tensorflow_graphs.one_device import inner_graph, subgraphs
 from .errors import NeedsCollective, NotPartitioned
 from .labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, needs_collective
 from .program import Copy, Program, Shape, Value

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ...compat.host_memory import size_on_host
+from ...compat.tensorflow_graphs.host_memory import size_on_host
 from .labels import (
     MEAN_OF_STATISTICS,
     OWN,

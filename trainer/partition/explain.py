@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.one_device import line_of_user
-from ...distribute.device_memory import in_words
+from ...compat.tensorflow_graphs.one_device import line_of_user
+from ...distribute.hardware.device_memory import in_words
 from .labels import (
     MEAN_OF_STATISTICS,
     PARTIAL_MAX,

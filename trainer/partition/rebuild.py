@@ -8,9 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.equal_operations import made_once
-from ...compat.graphs import graph_function
-from ...compat.one_device import body_of, copied_into_graph, new_function, on_replica, subgraphs
+from ...compat.tensorflow_graphs.equal_operations import made_once
+from ...compat.tensorflow_graphs.graphs import graph_function
+from ...compat.tensorflow_graphs.one_device import (
+    body_of,
+    copied_into_graph,
+    new_function,
+    on_replica,
+    subgraphs,
+)
 from .conversions import Exchange, Replica, after, exchanged, local, where
 from .labels import PARTIAL_SUM, Label, is_sharded
 from .operation_labels import READS

@@ -19,11 +19,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.functional import flat_inputs, pack_outputs
+from ...compat.keras_private.functional import flat_inputs, pack_outputs
 from ...distribute.pipeline.schedule import Job, rematerialized
 from ...distribute.step_context import StepContext, step_scope
-from .graph import Chain, Stage
 from .micro_batches import concat_micro_batches
+from .planning.graph import Chain, Stage
 from .stage_pass import Pass, run_stage
 from .state import MicroBatchStates
 from .tensors import add_gradients, cotangents_of, flatten, identity, watch, zero_unless_alive

@@ -10,13 +10,13 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.layers import without_layer_losses
-from ...compat.training import compiled_loss, compute_loss, flat_losses, overrides_compute_loss
+from ...compat.keras_private.layers import without_layer_losses
+from ...compat.keras_private.training import compiled_loss, compute_loss, flat_losses, overrides_compute_loss
 from ...distribute.step_context import StepContext, WeightTotals, step_scope
 from ..step import global_loss as exact_loss
 from .engine import Head, PipelinedStep
 from .micro_batches import micro_slices
-from .plan import Plan
+from .planning.plan import Plan
 
 
 def head_of(

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.layers import get_keras_mask, set_keras_mask
+from ...compat.keras_private.layers import get_keras_mask, set_keras_mask
 from ...distribute.step_context import StepContext
 from ..inputs.batch import concat_samples, is_scalar, sample_count, slice_samples
 from ..step.replica_slices import replica_bounds

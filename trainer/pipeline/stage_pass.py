@@ -13,10 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.functional import run_node
-from ...compat.layers import is_own, losses_of_layers
+from ...compat.keras_private.functional import run_node
+from ...compat.keras_private.layers import is_own, losses_of_layers
 from ..step.collected_writes import CollectedWrites
-from .graph import Stage
+from .planning.graph import Stage
 from .tensors import watch
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.layers import is_own, layers_of, own_state
-from ...compat.random_state import global_seed_generator_state, is_random_state
-from ...compat.variables import raw_value
+from ...compat.keras_private.layers import is_own, layers_of, own_state
+from ...compat.keras_private.random_state import global_seed_generator_state, is_random_state
+from ...compat.keras_private.variables import raw_value
 from ...distribute.step_context import StepContext
 from ...distribute.write_rules import declared, first_of, reduce_parts
 from ..step.collected_writes import CollectedWrites
-from .graph import Stage
+from .planning.graph import Stage
 
 State = dict[int, tuple[Any, Any]]  # a variable's id -> the variable and its value
 

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.training import unpack_x_y_sample_weight
+from ...compat.keras_private.training import unpack_x_y_sample_weight
 from ...distribute.pipeline.pipeline import current_pipeline
 from ...distribute.step_context import StepContext, this_step
 from ...optimizers.held_optimizers import optimizers_of
@@ -23,8 +23,8 @@ from ..step.train_step import default_train_step, track_loss
 from .engine import PipelinedStep, Result
 from .loss import head_of, own_loss, track_single_losses
 from .micro_batches import micro_slices, micro_steps
-from .placement import follow_inputs, move_slots
-from .plan import Plan
+from .planning.placement import follow_inputs, move_slots
+from .planning.plan import Plan
 
 
 def attach(model: TrainedModel) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.layers import layers_of
+from ...compat.keras_private.layers import layers_of
+from ...compat.keras_private.training import unpack_x_y_sample_weight
 from ...compat.shared_change import shared_attributes
-from ...compat.training import unpack_x_y_sample_weight
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ..step.train_step import forward
 from .loops.compiled_calls import compiled_calls

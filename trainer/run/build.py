@@ -11,10 +11,8 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.graphs import scratch_graph
-from ...compat.layers import layers_of
-from ...compat.one_device import as_on_one_device
-from ...compat.training import (
+from ...compat.keras_private.layers import layers_of
+from ...compat.keras_private.training import (
     build_symbolically,
     compiled_loss,
     compiled_metrics,
@@ -24,14 +22,16 @@ from ...compat.training import (
     pretending_built,
     unpack_x_y_sample_weight,
 )
-from ...compat.variables import raw_value
+from ...compat.keras_private.variables import raw_value
+from ...compat.tensorflow_graphs.graphs import scratch_graph
+from ...compat.tensorflow_graphs.one_device import as_on_one_device
 from ...distribute.sharding.sharded_value import ShardedValue, read_together
 from ...distribute.step_context import StepContext, step_scope
 from ...optimizers.building import ensure_built
 from ...optimizers.held_optimizers import optimizers_of
-from .. import checks
 from ..step.first_call import placeholder
 from ..step.global_metrics import metrics_of
+from .checks import fit_arguments as checks
 from .checks.argument_errors import explained
 
 

@@ -10,9 +10,13 @@ import keras
 
 from ...callbacks.saving.prediction_writer import PredictionWriter
 from ...callbacks.trained_model import TrainedModel
+from ...compat.keras_private.training import (
+    convert_to_np_if_not_ragged,
+    potentially_ragged_concat,
+    pythonify_logs,
+)
 from ...compat.shared_change import shared_attribute
-from ...compat.training import convert_to_np_if_not_ragged, potentially_ragged_concat, pythonify_logs
-from ...distribute.devices import wait_for_accelerators
+from ...distribute.hardware.devices import wait_for_accelerators
 from ..inputs import Source
 from .callback_list import callback_list
 from .checks.argument_errors import check_labels, explained

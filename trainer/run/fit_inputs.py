@@ -7,12 +7,12 @@ import random
 from typing import Any
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.training import unpack_x_y_sample_weight
-from .. import checks
+from ...compat.keras_private.training import unpack_x_y_sample_weight
 from ..inputs import Source, make_source, split_for_validation
 from ..inputs.checks import named
-from ..inputs.derived_inputs import first_batches
-from ..inputs.make_source import kind_of
+from ..inputs.sources.derived_inputs import first_batches
+from ..inputs.sources.make_source import kind_of
+from .checks import fit_arguments as checks
 from .worker_settlement import same_random
 
 

@@ -16,16 +16,16 @@ from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...callbacks.fit_state import FitState
 from ...callbacks.output_paths import check_launched_alone, check_output_paths, only_chief_writes
 from ...callbacks.trained_model import TrainedModel
-from ...compat.training import epoch_to_begin_with, evaluates_after, pythonify_logs
-from ...distribute.devices import wait_for_accelerators
+from ...compat.keras_private.training import epoch_to_begin_with, evaluates_after, pythonify_logs
+from ...distribute.hardware.devices import wait_for_accelerators
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.cluster import is_chief
 from ...distribute.workers.records import reporting_position
-from .. import checks
 from ..inputs import Source, make_source
 from ..inputs.checks import named
-from ..inputs.derived_inputs import copied_input, first_batches
+from ..inputs.sources.derived_inputs import copied_input, first_batches
 from .callback_list import callback_list, log_names
+from .checks import fit_arguments as checks
 from .checks.argument_errors import check_labels, check_validation, explained
 from .checks.determinism import say_what_determinism_costs
 from .checks.out_of_memory import with_advice

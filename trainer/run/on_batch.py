@@ -7,14 +7,14 @@ from typing import Any
 import keras
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.training import convert_to_np_if_not_ragged, logs_in_order, pythonify_logs
+from ...compat.keras_private.training import convert_to_np_if_not_ragged, logs_in_order, pythonify_logs
 from ...distribute.arguments import shown
 from ..inputs import Chunk, make_source
-from ..inputs.arrays import ArraySource
 from ..inputs.batch import batch_spec, sample_count, unpack
-from ..inputs.make_source import kind_of
+from ..inputs.sources.arrays import ArraySource
+from ..inputs.sources.make_source import kind_of
 from ..partition.explain import StepExplanation
-from ..partition.step_partition import ModelPartition, shared_by_replicas
+from ..partition.steps.step_partition import ModelPartition, shared_by_replicas
 from .checks.argument_errors import explained
 from .checks.overflow import check_progress
 from .loops.compiled_calls import CompiledCall

@@ -10,9 +10,9 @@ from typing import Any
 from ...callbacks.backup.settings import settings_of
 from ...callbacks.trained_model import TrainedModel
 from ...distribute.workers.agreement import check_same_everywhere, exchange, from_chief, spans_workers
-from ..inputs.arrays import ArraySource
-from ..inputs.datasets import DatasetSource
-from ..inputs.source import Source
+from ..inputs.sources.arrays import ArraySource
+from ..inputs.sources.datasets import DatasetSource
+from ..inputs.sources.source import Source
 
 
 class Workers:

@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.graphs import is_inside, made_in_this_graph
-from ...compat.layers import forget_losses
-from ...compat.variables import raw_value, stored_dtype
+from ...compat.keras_private.layers import forget_losses
+from ...compat.keras_private.variables import raw_value, stored_dtype
+from ...compat.tensorflow_graphs.graphs import is_inside, made_in_this_graph
 from ...distribute.replicas import local_copy, once_per_copy
 from ...distribute.step_context import StepContext
 

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.layers import arguments_of
-from ...compat.random_state import thread_state
-from ...compat.training import compute_output_spec
+from ...compat.keras_private.layers import arguments_of
+from ...compat.keras_private.random_state import thread_state
+from ...compat.keras_private.training import compute_output_spec
 from ...optimizers.building import run_in_thread
 
 

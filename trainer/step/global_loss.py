@@ -22,11 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.training import (
-    entries_of,
-    settings_of,
-    squeeze_or_expand_to_same_rank,
-)
+from ...compat.keras_private.training import entries_of, settings_of, squeeze_or_expand_to_same_rank
 from ...distribute.arguments import shown
 from ...distribute.step_context import this_step
 

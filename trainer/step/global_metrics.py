@@ -15,9 +15,16 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.layers import layers_of
+from ...compat.keras_private.layers import layers_of
+from ...compat.keras_private.training import (
+    CompileMetrics,
+    Mean,
+    MetricsList,
+    Sum,
+    compiled_loss,
+    held_metrics,
+)
 from ...compat.shared_change import shared_attributes
-from ...compat.training import CompileMetrics, Mean, MetricsList, Sum, compiled_loss, held_metrics
 from ...distribute.step_context import StepContext, current_step
 
 

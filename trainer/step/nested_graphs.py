@@ -19,8 +19,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.graphs import compiled_apart, inlined, scratch_graph
-from ...compat.variables import raw_value, stateless_scope
+from ...compat.keras_private.variables import raw_value, stateless_scope
+from ...compat.tensorflow_graphs.graphs import compiled_apart, inlined, scratch_graph
 from ...distribute.step_context import StepContext, current_step
 from .collected_writes import CollectedWrites, WriteInNestedGraph
 

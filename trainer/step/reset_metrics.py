@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.training import CompileMetrics, MetricsList
-from ...compat.variables import is_plain, raw_value, stateless_scope
+from ...compat.keras_private.training import CompileMetrics, MetricsList
+from ...compat.keras_private.variables import is_plain, raw_value, stateless_scope
 
 _TO_ZERO = (keras.metrics.Mean.reset_state, keras.metrics.Sum.reset_state, keras.metrics.Metric.reset_state)
 

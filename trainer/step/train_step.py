@@ -14,9 +14,14 @@ from typing import Any, cast
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
-from ...compat.equal_operations import made_once
-from ...compat.layers import takes_training
-from ...compat.training import TensorFlowTrainer, compute_loss, loss_tracker, unpack_x_y_sample_weight
+from ...compat.keras_private.layers import takes_training
+from ...compat.keras_private.training import (
+    TensorFlowTrainer,
+    compute_loss,
+    loss_tracker,
+    unpack_x_y_sample_weight,
+)
+from ...compat.tensorflow_graphs.equal_operations import made_once
 from ...distribute.parameter_servers.shards import gradient
 from ...distribute.step_context import (
     ReplicaRows,
@@ -25,7 +30,7 @@ from ...distribute.step_context import (
     current_step,
     step_scope,
 )
-from ...optimizers.call_options import CallOptions, call_options
+from ...optimizers.stages.call_options import CallOptions, call_options
 from .collected_writes import CollectedWrites, make_writes
 
 

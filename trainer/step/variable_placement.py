@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from ... import optimizers
 from ...callbacks.trained_model import TrainedModel
-from ...compat.layers import layers_of
-from ...compat.optimizers import optimizer_strategy, set_strategy, wrapped_optimizers
-from ...compat.training import set_strategy_of, strategy_of
-from ...compat.variables import raw_value
+from ...compat.keras_private.layers import layers_of
+from ...compat.keras_private.optimizers import optimizer_strategy, set_strategy, wrapped_optimizers
+from ...compat.keras_private.training import set_strategy_of, strategy_of
+from ...compat.keras_private.variables import raw_value
 from ...distribute.variables import move_variables
 from ...optimizers.held_optimizers import optimizers_of
-from ..checks import check_home
+from ..run.checks.fit_arguments import check_home
 from .global_metrics import metrics_of
 
 

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     from ..callbacks import list_backups  # imports TensorFlow, which `--help` need not wait for
     from ..callbacks.backup.files.owner import read_owner
     from ..callbacks.saving.checkpoint_files import checkpoints_in
-    from ..distribute.device_memory import in_words
+    from ..distribute.hardware.device_memory import in_words
 
     owner = read_owner(directory)
     if owner is not None:
@@ -83,7 +83,7 @@ def _print_backups(backups: list[BackupInfo]) -> int:
 
 
 def _row(info: BackupInfo) -> tuple[str, ...]:
-    from ..distribute.device_memory import in_words
+    from ..distribute.hardware.device_memory import in_words
 
     when = "" if info.time is None else f"{datetime.datetime.fromtimestamp(info.time):%Y-%m-%d %H:%M:%S}"
     epoch = None if info.epoch is None else info.epoch + 1  # as in the lines of `fit`

@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         return parser().failed(f"script: there is no file {str(script)!r}", 2)
     import tensorflow as tf
 
-    from ..distribute.devices import simulate_devices
+    from ..distribute.hardware.devices import simulate_devices
 
     simulate_devices(options.replicas)
     strategy = tf.distribute.MirroredStrategy([f"CPU:{number}" for number in range(options.replicas)])

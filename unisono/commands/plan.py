@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .parser import Parser, columns
 
 if TYPE_CHECKING:
-    from ..distribute.memory_plan import MemoryPlan, ModelMemory
+    from ..distribute.hardware.memory_plan import MemoryPlan, ModelMemory
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _MOST_BYTES = 1 << 28  # of a model's configuration
@@ -55,7 +55,9 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Prints the plans; returns 0 if one fits, 1 if none does, 2 for a model that cannot be read."""
     options = parser().parse_args(argv)
-    from ..distribute.memory_plan import memory_plans  # imports NumPy, which `--help` need not wait for
+    from ..distribute.hardware.memory_plan import (
+        memory_plans,  # imports NumPy, which `--help` need not wait for
+    )
 
     try:
         memory = smallest_memory() if options.memory is None else options.memory
@@ -92,7 +94,7 @@ def read_model(place: str) -> ModelMemory:
     """
     import keras
 
-    from ..compat.weightless import variables_without_memory
+    from ..compat.keras_private.weightless import variables_without_memory
     from ..trainer.model_memory import model_memory
 
     with variables_without_memory():
@@ -159,7 +161,7 @@ def smallest_memory() -> int:
     """
     import tensorflow as tf
 
-    from ..distribute.device_memory import PeakMemory
+    from ..distribute.hardware.device_memory import PeakMemory
 
     gpus = [f"GPU:{index}" for index, _ in enumerate(tf.config.list_logical_devices("GPU"))]
     if not gpus:
@@ -173,7 +175,7 @@ def as_text(
     name: str, model: ModelMemory, plans: Sequence[MemoryPlan], memory: float, samples: int, devices: int
 ) -> str:
     """What is printed: the model, a line for each plan, and what to put into the program."""
-    from ..distribute.device_memory import in_words
+    from ..distribute.hardware.device_memory import in_words
 
     precision = "half precision" if model.half_precision else "full precision"
     each = "on one device" if devices == 1 else f"on {devices} devices"
@@ -230,7 +232,7 @@ def _nothing_fits(plain: MemoryPlan, devices: int) -> str:
 
 def code_of(plan: MemoryPlan, samples: int, devices: int) -> list[str]:
     """The lines of a program that trains by a plan."""
-    from ..distribute.memory_plan import micro_batches
+    from ..distribute.hardware.memory_plan import micro_batches
 
     lines = []
     if plan.half_precision:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ....compat.clusters import get_value, set_value
-from ....compat.variables import raw_value
+from ....compat.keras_private.variables import raw_value
+from ....compat.tensorflow_private.clusters import get_value, set_value
 from ....distribute.environment import peer_timeout
 from ....distribute.sharding.sharded_value import ShardedValue
 from ....distribute.workers.agreement import from_chief, place_among_workers

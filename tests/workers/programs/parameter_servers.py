@@ -81,8 +81,9 @@ import numpy as np
 import tensorflow as tf
 
 import unisono
-from unisono.distribute import ParameterServerError, server_watch
+from unisono.distribute import ParameterServerError
 from unisono.distribute.parameter_servers.strategy import ParameterServerStrategy, pool_of
+from unisono.distribute.workers import server_watch
 
 FOUND = {}
 RNG = np.random.default_rng(0)

@@ -15,8 +15,8 @@ import keras
 import numpy as np
 
 import unisono
-from unisono.distribute import server_watch
 from unisono.distribute.pipeline import StageError, connect
+from unisono.distribute.workers import server_watch
 
 OUT = Path(sys.argv[1])
 START = int(os.environ["UNISONO_RESTART"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ....compat.one_device import graph_of
+from ....compat.tensorflow_graphs.one_device import graph_of
 from ..labels import REPLICATED, is_sharded
 from ..program import Value
 

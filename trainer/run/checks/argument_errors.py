@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from ....callbacks.trained_model import TrainedModel
-from ....compat.functional import graph_of
-from ....compat.training import losses_of_classes, overrides_compute_loss
+from ....compat.keras_private.functional import graph_of
+from ....compat.keras_private.training import losses_of_classes, overrides_compute_loss
 from ...inputs import Source
 from ...inputs.values import LabelRule, at, label_sentence, sentence_in
 from .mismatch import mismatch

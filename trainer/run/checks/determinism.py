@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from ....callbacks.trained_model import TrainedModel
-from ....compat.graphs import operations_are_deterministic
-from ....compat.pipelines import transformations
+from ....compat.tensorflow_graphs.graphs import operations_are_deterministic
+from ....compat.tensorflow_private.pipelines import transformations
 
 _said: set[str] = set()
 

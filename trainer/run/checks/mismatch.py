@@ -15,8 +15,13 @@ import keras
 import tensorflow as tf
 
 from ....callbacks.trained_model import TrainedModel
-from ....compat.functional import paired_inputs
-from ....compat.training import compute_loss, compute_output_spec, given_metrics, overrides_compute_loss
+from ....compat.keras_private.functional import paired_inputs
+from ....compat.keras_private.training import (
+    compute_loss,
+    compute_output_spec,
+    given_metrics,
+    overrides_compute_loss,
+)
 from ....distribute.arguments import shown
 from ...compile_checks import output_names
 from ...inputs.batch import is_standard, unpack

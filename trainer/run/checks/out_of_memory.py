@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from ....callbacks.trained_model import TrainedModel
-from ....compat.graphs import bytes_kept_for_backward
-from ....compat.strategies import devices_of
-from ....distribute.memory_plan import ModelMemory, less_memory
+from ....compat.tensorflow_graphs.graphs import bytes_kept_for_backward
+from ....compat.tensorflow_private.strategies import devices_of
+from ....distribute.hardware.memory_plan import ModelMemory, less_memory
 from ....distribute.sharding.sharded import SHARDABLE, level_of
 from ....optimizers.held_optimizers import optimizers_of
 from ...model_memory import bytes_of, bytes_of_vectors, largest_layer

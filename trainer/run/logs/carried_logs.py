@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ....compat.graphs import graph_function
+from ....compat.tensorflow_graphs.graphs import graph_function
 
 
 class CarriedLogs:

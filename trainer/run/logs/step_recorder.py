@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ....callbacks.trained_model import TrainedModel
-from ....compat.variables import plain_variable
+from ....compat.keras_private.variables import plain_variable
 from ....mixed_precision.skipped_steps import step_values
 from ....optimizers.held_optimizers import optimizers_of
 

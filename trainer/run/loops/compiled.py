@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ....compat.graphs import graph_function
-from ...inputs.source import Chunk
+from ....compat.tensorflow_graphs.graphs import graph_function
+from ...inputs.sources.source import Chunk
 
 GRAPH, XLA = "graph", "xla"  # the backends
 

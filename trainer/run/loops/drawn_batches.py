@@ -15,7 +15,7 @@ import tensorflow as tf
 from ....distribute.replicas import all_reduce_sum, local_replica_index
 from ....distribute.workers.agreement import place_among_workers
 from ...inputs.batch import sample_count
-from ...inputs.source import Chunk
+from ...inputs.sources.source import Chunk
 
 
 class Batches:

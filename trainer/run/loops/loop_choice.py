@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ....compat.graphs import graph_function
-from ...inputs.source import Chunk
+from ....compat.tensorflow_graphs.graphs import graph_function
+from ...inputs.sources.source import Chunk
 from ..xla import xla_loops
 from .compiled import GRAPH, XLA, Compiled, signed
 from .other_loops import drawn_loop, eager_loop

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ....compat.graphs import effects
-from ...inputs.source import Chunk
+from ....compat.tensorflow_graphs.graphs import effects
+from ...inputs.sources.source import Chunk
 from .drawn_batches import batches_of
 from .step_function import StepFunction
 

@@ -11,19 +11,19 @@ import keras
 import tensorflow as tf
 
 from ....callbacks.trained_model import TrainedModel
-from ....compat.graphs import graph_for, graph_function
-from ....compat.random_state import thread_state
-from ....distribute.devices import wait_for_accelerators
+from ....compat.keras_private.random_state import thread_state
+from ....compat.tensorflow_graphs.graphs import graph_for, graph_function
 from ....distribute.gathering import gather_outputs
+from ....distribute.hardware.devices import wait_for_accelerators
 from ....distribute.replicas import runs_in_threads
 from ....distribute.step_context import this_step
 from ....distribute.workers.agreement import spans_workers
 from ....distribute.workers.peer_monitor import monitored_collective
 from ...inputs.batch import concat_samples
 from ...inputs.checks import check_samples
-from ...inputs.source import Chunk
-from ...partition.step_partition import ModelPartition
-from ...partition.whole_step import WholeStep
+from ...inputs.sources.source import Chunk
+from ...partition.steps.step_partition import ModelPartition
+from ...partition.steps.whole_step import WholeStep
 from ...step.replica_slices import ReplicaSlices
 from ...step.train_step import Tracing, run_on_replica
 from .compiled import has_absent

@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ....compat.graphs import graph_function, only_graph
-from ...inputs.source import Chunk
+from ....compat.tensorflow_graphs.graphs import graph_function, only_graph
+from ...inputs.sources.source import Chunk
 
 FEWEST_STEPS = 8  # shorter loops, because of callbacks or slow steps, gain nothing
 

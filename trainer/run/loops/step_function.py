@@ -15,19 +15,19 @@ from typing import Any
 import tensorflow as tf
 
 from ....callbacks.trained_model import TrainedModel
-from ....compat.graph_optimizer import optimized_briefly
-from ....compat.graphs import effects, first_graph, graph_for, only_graph
-from ....compat.random_state import thread_state
-from ....compat.variables import plain_variable
-from ....distribute.devices import is_gpu
+from ....compat.keras_private.random_state import thread_state
+from ....compat.keras_private.variables import plain_variable
+from ....compat.tensorflow_graphs.graph_optimizer import optimized_briefly
+from ....compat.tensorflow_graphs.graphs import effects, first_graph, graph_for, only_graph
+from ....distribute.hardware.devices import is_gpu
 from ....distribute.replicas import copies_of, runs_in_threads
 from ....distribute.workers.peer_monitor import monitored_collective
 from ....optimizers.held_optimizers import optimizers_of
 from ....optimizers.stages.accumulation import CallsOnHost
 from ...inputs.checks import check_equal_samples, check_samples
-from ...inputs.source import Chunk
-from ...partition.step_partition import ModelPartition
-from ...partition.whole_step import WholeStep
+from ...inputs.sources.source import Chunk
+from ...partition.steps.step_partition import ModelPartition
+from ...partition.steps.whole_step import WholeStep
 from ...step.global_metrics import losses_count_samples
 from ...step.replica_slices import ReplicaSlices
 from ...step.train_step import Tracing, run_on_replica

@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ....compat.graphs import graph_function, only_graph
-from ....compat.variables import plain_variable
+from ....compat.keras_private.variables import plain_variable
+from ....compat.tensorflow_graphs.graphs import graph_function, only_graph
 from ...inputs.batch import sample_counts
-from ...inputs.source import Chunk
+from ...inputs.sources.source import Chunk
 from ..loops.compiled_calls import UNKNOWN
 
 MOST_STEPS = 1024

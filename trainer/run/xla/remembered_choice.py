@@ -10,7 +10,7 @@ import pathlib
 import tensorflow as tf
 
 from ....callbacks.trained_model import TrainedModel
-from ....compat.layers import layers_of
+from ....compat.keras_private.layers import layers_of
 from ....distribute.storage import local_path
 from ....optimizers.held_optimizers import optimizers_of
 from ...inputs import Source

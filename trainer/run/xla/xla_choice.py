@@ -21,9 +21,9 @@ from typing import Any
 import tensorflow as tf
 
 from ....callbacks.trained_model import TrainedModel
-from ....compat.graphs import operations_are_deterministic
-from ....compat.layers import computes_again, layers_of
-from ....distribute.devices import is_gpu
+from ....compat.keras_private.layers import computes_again, layers_of
+from ....compat.tensorflow_graphs.graphs import operations_are_deterministic
+from ....distribute.hardware.devices import is_gpu
 from ....distribute.sharding.sharded import level_of
 from ....distribute.workers.agreement import spans_workers
 from ...inputs import Chunk, Source

@@ -9,10 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ....compat.graphs import first_graph, graph_function, only_graph
-from ....distribute.devices import is_gpu
-from ...inputs.readers import for_xla
-from ...inputs.source import Chunk
+from ....compat.tensorflow_graphs.graphs import first_graph, graph_function, only_graph
+from ....distribute.hardware.devices import is_gpu
+from ...inputs.sources.readers import for_xla
+from ...inputs.sources.source import Chunk
 from ..loops.compiled import XLA, Compiled, present, signed, taking_present
 from ..loops.compiled_calls import UNKNOWN
 from ..loops.step_function import StepFunction

@@ -1,0 +1,1 @@
+"""Private names of Keras: its layers, optimizers, variables, trainer, callbacks and random state."""

@@ -1,0 +1,171 @@
+"""The layers of a model, their masks and the losses that they add."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend import get_keras_mask, set_keras_mask
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+
+from ..shared_change import shared_attribute
+from .functional import graph_of, nodes_in_order
+
+__all__ = ["get_keras_mask", "in_symbolic_scope", "set_keras_mask"]
+
+
+# Elementwise operations of Keras.
+_ARITHMETIC = ("Absolute", "Add", "Divide", "Multiply", "Negative", "Power", "Subtract", "TrueDivide")
+_CURVES = ("Exp", "Gelu", "LeakyRelu", "Log", "Relu", "Sigmoid", "Silu", "Sqrt", "Square", "Tanh")
+_COMPARISONS = (
+    "Equal",
+    "NotEqual",
+    "Greater",
+    "GreaterEqual",
+    "Less",
+    "LessEqual",
+    "LogicalAnd",
+    "LogicalOr",
+    "LogicalNot",
+)
+_OF_EACH_NUMBER = frozenset([*_ARITHMETIC, *_CURVES, *_COMPARISONS, "Cast", "Clip", "Maximum", "Minimum"])
+_ALONG_AXES = ("Any", "All", "Max", "Mean", "Min", "Sum")
+_OF_COMPILE = ("loss", "optimizer")
+
+
+def is_own(layer: Any) -> bool:
+    """Whether the class of a layer is custom."""
+    return not type(layer).__module__.startswith(("keras.src.", "unisono."))
+
+
+def holds_own_code(layer: Any) -> bool:
+    """Whether a layer's computation is custom: its class, a function, operations between layers, or an axis of samples."""
+    if is_own(layer) or isinstance(layer, keras.layers.Lambda):
+        return True
+    settings = [value for name, value in vars(layer).items() if name not in _OF_COMPILE]
+    if any(map(_is_users, settings)) or _is_along_rows(getattr(layer, "axis", None)):
+        return True
+    graph = graph_of(layer)
+    nodes = [] if graph is None else nodes_in_order(graph)
+    return any(not isinstance(node.operation, keras.layers.Layer) and not _is_rowwise(node) for node in nodes)
+
+
+def _is_users(value: Any) -> bool:
+    """Whether this is a custom function; Keras' own functions in layers treat each sample independently."""
+    if not isinstance(value, types.FunctionType):
+        return isinstance(value, functools.partial)
+    module = value.__module__ or ""
+    return not module.startswith(("keras.src.", "tensorflow.")) or module.startswith("keras.src.ops.")
+
+
+def _is_along_rows(axis: Any) -> bool:
+    return 0 in axis if isinstance(axis, list | tuple) else isinstance(axis, int) and axis == 0
+
+
+def _is_rowwise(node: Any) -> bool:
+    """Whether an operation of a functional model certainly treats every sample independently."""
+    kind = type(node.operation).__name__
+    if kind == "GetItem":
+        key = node.arguments.args[1] if len(node.arguments.args) > 1 else None
+        return isinstance(key, tuple) and key[0] in (slice(None), Ellipsis)
+    if kind in _ALONG_AXES:
+        axes, rank = node.operation.axis, len(node.arguments.args[0].shape)
+        axes = axes if isinstance(axes, list | tuple) else [axes]
+        return all(axis is not None and axis not in (0, -rank) for axis in axes)
+    return kind in _OF_EACH_NUMBER
+
+
+def layers_of(model: Any) -> list[Any]:
+    """The model and every layer in it, at any depth, in a fixed order; empty for objects that are no layers."""
+    return list(model._flatten_layers()) if isinstance(model, keras.layers.Layer) else []
+
+
+def layers_within(layer: Any) -> list[Any]:
+    """The direct sublayers of a layer, without nested ones."""
+    if not isinstance(layer, keras.layers.Layer):
+        return []
+    return list(layer._flatten_layers(recursive=False, include_self=False))
+
+
+def computes_again(layer: Any) -> bool:
+    """Whether a layer was made under `keras.RematScope`."""
+    return getattr(getattr(layer, "_remat_mode", None), "mode", None) is not None
+
+
+def takes_training(layer: Any) -> bool:
+    """Whether `layer.call` has the argument `training`."""
+    return layer._call_has_training_arg
+
+
+def arguments_of(layer: Any, call_spec: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call of `layer`, as positions and names, from Keras' call specification."""
+    given, parameters = call_spec.user_arguments_dict, layer._call_signature.parameters
+    kinds = {name: parameter.kind for name, parameter in parameters.items()}
+    starred = any(kind == inspect.Parameter.VAR_POSITIONAL for kind in kinds.values())
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for name, value in given.items():
+        kind = kinds.get(name)
+        if kind == inspect.Parameter.VAR_POSITIONAL:
+            args += value
+        elif kind == inspect.Parameter.VAR_KEYWORD:
+            kwargs |= value
+        elif starred and kind == inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            args.append(value)
+        else:
+            kwargs[name] = value
+    return args, kwargs
+
+
+def own_weights(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """The trainable variables of `layer` itself, without those of its sublayers."""
+    return [v for v in layer._trainable_variables if layer.trainable]
+
+
+def own_state(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """The non-trainable variables of `layer` itself, without random state."""
+    return list(layer._non_trainable_variables)
+
+
+def losses_of_layers(layer: Any) -> list[tuple[keras.layers.Layer, int, Any]]:
+    """The losses that `layer` and its sublayers have added with `add_loss`: each layer, the index of its loss, the loss."""
+    each = [(part, part._get_own_losses()) for part in layers_of(layer)]
+    return [(part, number, loss) for part, losses in each for number, loss in enumerate(losses)]
+
+
+def forget_losses(model: Any, losses: list[Any]) -> None:
+    """Drops the added losses of a traced step from the layers (their ids may be reused for other tensors)."""
+    ids = {id(loss) for loss in losses}
+    for layer in model._flatten_layers():
+        layer._loss_ids.difference_update(ids)
+
+
+def without_layer_losses(model: Any) -> contextlib.AbstractContextManager[None]:
+    """Within it `model.losses` is a single zero (Keras reads an empty override as none)."""
+    return shared_attribute(model, "_losses_override", lambda _: [tf.zeros((), keras.config.floatx())])
+
+
+def watch_calls(
+    layer: keras.layers.Layer, watcher: Callable[[str, keras.layers.Layer, Any], None]
+) -> contextlib.AbstractContextManager[None]:
+    """Calls `watcher("start", layer, inputs)` and `watcher("end", layer, outputs)` at every call.
+
+    Keras calls `layer.call` by attribute, so an attribute of the instance comes first.
+    """
+
+    def watched(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            watcher("start", layer, (args, kwargs))
+            outputs = original(*args, **kwargs)
+            watcher("end", layer, outputs)
+            return outputs
+
+        return call
+
+    return shared_attribute(layer, "call", watched)

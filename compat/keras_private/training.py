@@ -1,0 +1,195 @@
+"""The parts of Keras' trainer that ours uses, and their state in a model."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+import keras
+from keras.src.backend import compute_output_spec, get_keras_mask
+from keras.src.backend.tensorflow.trainer import (
+    TensorFlowTrainer,
+    convert_to_np_if_not_ragged,
+    potentially_ragged_concat,
+)
+from keras.src.losses.loss import squeeze_or_expand_to_same_rank
+from keras.src.metrics.reduction_metrics import Mean, Sum
+from keras.src.models.functional import Functional as KerasFunctional
+from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics, MetricsList
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
+from keras.src.trainers.trainer import Trainer as KerasTrainer
+from keras.src.utils import traceback_utils
+from keras.src.utils.python_utils import pythonify_logs
+
+from ..shared_change import shared_attribute
+from .functional import known_outputs
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def filter_traceback(function: Function) -> Function:
+    """Keras' decorator, typed: editors and type checkers still see the arguments of the decorated function."""
+    return cast(Function, traceback_utils.filter_traceback(function))
+
+
+def compiled_loss(model: Any) -> Any | None:
+    """The compiled loss: callable as `loss(y, y_pred, sample_weight)`; None without a loss."""
+    return model._compile_loss
+
+
+def flat_losses(model: Any) -> list[Any]:
+    """The compiled loss functions of all outputs. Only after the first call of the compiled loss."""
+    loss = model._compile_loss
+    return [] if loss is None else [entry.loss for entry in loss._flat_losses]
+
+
+def entries_of(loss: Any, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
+    """The result of `loss.call`, and the mask of its entries or None: `Loss.__call__` before the reduction."""
+    in_mask = get_keras_mask(y_pred)
+    with keras.name_scope(loss.name):
+        y_true, y_pred = (
+            keras.tree.map_structure(lambda t: keras.ops.convert_to_tensor(t, dtype=loss.dtype), each)
+            for each in (y_true, y_pred)
+        )
+        entries = loss.call(y_true, y_pred)
+    masks = [mask for mask in (in_mask, get_keras_mask(entries)) if mask is not None]
+    return entries, (masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None)
+
+
+def pretending_built(optimizer: Any) -> contextlib.AbstractContextManager[None]:
+    """Keeps Keras' symbolic build from creating optimizer variables that a custom step may never use."""
+    return shared_attribute(optimizer, "built", lambda _: True)
+
+
+def compiled_metrics(model: Any) -> Any | None:
+    """The compiled arguments `metrics` and `weighted_metrics`; None without any."""
+    return model._compile_metrics
+
+
+def given_metrics(model: Any) -> Any:
+    """The argument `metrics` of `compile`, as given; None without any."""
+    metrics = compiled_metrics(model)
+    return None if metrics is None else metrics._user_metrics
+
+
+def loss_tracker(model: Any) -> Any:
+    """The metric with the mean of the loss; None before `compile`."""
+    return model._loss_tracker
+
+
+def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """`model.compute_loss`, with or without the argument `training`, as the user wrote it."""
+    return model._compute_loss(*args, **kwargs)
+
+
+def overrides_compute_loss(model: Any) -> bool:
+    """Whether the model has a custom `compute_loss`."""
+    return type(model).compute_loss is not KerasTrainer.compute_loss or "compute_loss" in vars(model)
+
+
+def compile_config(model: Any) -> dict[str, Any]:
+    """The arguments of `compile` as saved in a file; removed ones take their defaults."""
+    return model._compile_config.config
+
+
+def check_compiled(model: Any, method: str) -> None:
+    """Raises for a model without `compile`; the message names the method that was called."""
+    model._assert_compile_called(method)
+
+
+def logs_in_order(model: Any, logs: dict[str, Any]) -> Any:
+    """The results in the order of the model's metrics: a number, or a list of them."""
+    return model._flatten_metrics_in_order(logs)
+
+
+def strategy_of(model: Any) -> Any | None:
+    """The strategy that the model was built under; None for one that was built outside of any scope."""
+    return model._distribute_strategy
+
+
+def set_strategy_of(model: Any, strategy: Any) -> None:
+    """Assigns the model to `strategy`."""
+    model._distribute_strategy = strategy
+
+
+def build_symbolically(model: Any, batch: Any) -> None:
+    """Makes the variables of the model, its loss, metrics and optimizer from a nest of `keras.KerasTensor`.
+
+    Keras calls the whole model to get the outputs for losses and metrics: a second trace of its forward pass. Where the
+    model's graph already has them, losses and metrics are built before.
+    """
+    x, y, sample_weight = unpack_x_y_sample_weight(batch)
+    y_pred = known_outputs(model, x)
+    if y_pred is not None:
+        if model._compile_metrics is not None and not model._compile_metrics.built:
+            compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=sample_weight)
+        if model._compile_loss is not None and not model._compile_loss.built:
+            options = {"sample_weight": sample_weight, "training": False}
+            compute_output_spec(model._compute_loss, x, y, y_pred, **options)
+    model._symbolic_build(data_batch=batch)
+
+
+def epoch_to_begin_with(model: Any) -> int | None:
+    """The initial epoch that a callback of Keras has set."""
+    return model._initial_epoch
+
+
+def begin_with_epoch(model: Any, epoch: int) -> None:
+    """Sets the initial epoch of plain Keras' `fit`; called in `on_train_begin`."""
+    model._initial_epoch = epoch
+
+
+def plain_fit() -> weakref.ref[Any] | None:
+    """The innermost `fit` of plain Keras in this thread, for `still_runs`; None without one. Called in `on_train_begin`.
+
+    It is the list of callbacks, which lives in the frame of `fit`: when that ends by an error, Keras calls no hook.
+    """
+    return next((weakref.ref(frame.f_locals["callbacks"]) for frame in _plain_fits(sys._getframe())), None)
+
+
+def still_runs(fit: weakref.ref[Any]) -> bool:
+    """Whether the result of `plain_fit` still runs, in any thread. After an error a traceback may keep its list alive."""
+    callbacks = fit()
+    frames = (frame for top in sys._current_frames().values() for frame in _plain_fits(top))
+    return callbacks is not None and any(frame.f_locals.get("callbacks") is callbacks for frame in frames)
+
+
+def _plain_fits(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+    """The frames of Keras' own `fit` among `frame` and its callers."""
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and frame.f_globals.get("__name__", "").startswith("keras.src."):
+            yield frame
+        frame = frame.f_back
+
+
+def evaluates_after(model: Any, epoch: int, validation_freq: Any) -> bool:
+    """Whether `fit` evaluates after this epoch."""
+    return model._should_eval(epoch, validation_freq)
+
+
+def losses_of_classes(model: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """(position in the outputs, ignored class or None) of each loss whose targets are class numbers."""
+    fn = keras.losses.sparse_categorical_crossentropy
+    losses = getattr(model._compile_loss, "_flat_losses", None) or ()
+    of_classes = [entry for entry in losses if getattr(entry.loss, "fn", None) is fn]
+    settings = [(entry.path, settings_of(entry.loss)) for entry in of_classes]
+    return [(path, given.get("ignore_class")) for path, given in settings if given.get("axis", -1) == -1]
+
+
+def settings_of(loss: Any) -> dict[str, Any]:
+    """The arguments that a loss or metric class of Keras passes to its function."""
+    return getattr(loss, "_fn_kwargs", {})
+
+
+def held_metrics(owner: Any) -> list[Any]:
+    """The metrics that a layer or a metric holds directly, in attributes, lists and dicts."""
+    return list(getattr(owner, "_metrics", ()))
+
+
+def makes_variables_late(metric: Any) -> bool:
+    """Whether the metric creates its variables later, when it knows the shape of the targets (`F1Score`)."""
+    return not getattr(metric, "_built", True)

@@ -1,0 +1,226 @@
+"""Keras variables, the TensorFlow variables in them, and the scopes that collect writes to them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+from ..shared_change import shared_attributes
+
+_SCOPE = "stateless_scope"
+
+
+def raw_value(variable: Any) -> Any:
+    """The TensorFlow variable in a Keras variable, even where a scope records another value; else `variable` itself."""
+    return getattr(variable, "_value", variable)
+
+
+def stored_dtype(variable: Any) -> Any:
+    """The dtype of a Keras variable in memory; reads in a layer with a mixed policy have another dtype."""
+    return getattr(raw_value(variable), "dtype", None) or variable.dtype
+
+
+def is_plain(variable: Any) -> bool:
+    """Whether it is a TensorFlow variable with one copy, on one device."""
+    return type(variable) is ResourceVariable
+
+
+def autocast(variable: keras.Variable, value: Any) -> Any:
+    """`value` in the dtype that a read of `variable` has here."""
+    return variable._maybe_autocast(value)
+
+
+def stateless_scope() -> keras.StatelessScope | None:
+    """The `keras.StatelessScope` in which this thread collects writes, or None."""
+    return global_state.get_global_attribute(_SCOPE)
+
+
+@contextlib.contextmanager
+def direct_writes() -> Iterator[None]:
+    """Writes to Keras variables reach the variables, even where a `keras.StatelessScope` would collect them."""
+    scope = stateless_scope()
+    global_state.set_global_attribute(_SCOPE, None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(_SCOPE, scope)
+
+
+def make_again(variable: keras.Variable) -> None:
+    """Recreates the TensorFlow variable inside `variable`, with its value and id, under the current strategy."""
+    old, value = variable._value, variable.numpy()
+    variable._value = None
+    variable._initialize(tf.constant(value, variable.dtype))
+    getattr(variable._value, "_primary", variable._value)._unique_id = old._unique_id
+
+
+def move_to_device(variable: Any, device: str) -> None:
+    """Recreates the TensorFlow variable inside a Keras variable on `device`, with its value and id.
+
+    Optimizers that were built earlier know their variables by that id.
+    """
+    old = variable._value
+    if isinstance(old, tf.Variable) and old.device == device:
+        return
+    with tf.init_scope(), tf.device(device):
+        variable._value = tf.Variable(
+            old,
+            dtype=old.dtype,
+            trainable=old.trainable,
+            name=variable.name,
+            aggregation=old.aggregation,
+            synchronization=old.synchronization,
+        )
+    variable._value._unique_id = old._unique_id
+
+
+@contextlib.contextmanager
+def holding(variable: keras.Variable, value: Any) -> Iterator[None]:
+    """While this is entered the Keras variable stands for another TensorFlow variable."""
+    own = variable._value
+    variable._value = value
+    try:
+        yield
+    finally:
+        variable._value = own
+
+
+def with_shapes(
+    variables: Sequence[tuple[keras.Variable, Any]],
+) -> contextlib.AbstractContextManager[None]:
+    """Inside, each Keras variable reports the paired shape, which Keras' functions read."""
+    return shared_attributes("_shape", [(v, lambda _, shape=shape: tuple(shape)) for v, shape in variables])
+
+
+def put_inside(variable: keras.Variable, value: Any, keeps_id: bool = True) -> None:
+    """Makes `value` the variable inside a Keras variable, with the id of the previous one, by which optimizers know it."""
+    old = getattr(variable, "_value", None)
+    if old is not None and keeps_id:
+        value._unique_id = getattr(old, "_primary", old)._unique_id
+    variable._value = value
+
+
+class VariableStandIn:
+    """A value that Keras variables and optimizers accept as a `tf.Variable`; a subclass reads and writes it.
+
+    Args:
+        strategy: its strategy, as `variable_created_in_scope` reports; None: none.
+        unique_id: the id by which optimizers know it.
+    """
+
+    shape: Any
+    dtype: Any
+    name: str
+    device = ""
+    trainable = False
+    aggregation = tf.VariableAggregation.NONE
+    synchronization = tf.VariableSynchronization.AUTO
+
+    def __init__(self, strategy: Any, unique_id: str) -> None:
+        self._distribute_strategy = strategy
+        self._unique_id = self._shared_name = unique_id
+
+    def read_value(self) -> tf.Tensor:
+        """The value as a tensor."""
+        raise NotImplementedError
+
+    def assign(self, value: Any) -> Any:
+        """Writes it."""
+        raise NotImplementedError
+
+    @property
+    def key(self) -> Any:
+        """The id by which optimizers know it."""
+        return self._unique_id
+
+    @property
+    def value(self) -> VariableStandIn:
+        """Itself: a Keras variable reads the variable inside as a value, while `tf.Variable.value` is called."""
+        return self
+
+    def __call__(self) -> tf.Tensor:
+        """The value as a tensor: `variable.value()`."""
+        return self.read_value()
+
+    def assign_add(self, value: Any) -> Any:
+        """Adds to it."""
+        return self.assign(self.read_value() + tf.cast(value, self.dtype))
+
+    def assign_sub(self, value: Any) -> Any:
+        """Subtracts from it."""
+        return self.assign(self.read_value() - tf.cast(value, self.dtype))
+
+    def scatter_add(self, slices: tf.IndexedSlices) -> Any:
+        """Adds to the slices of a sparse update."""
+        return self._scattered(tf.tensor_scatter_nd_add, slices)
+
+    def scatter_sub(self, slices: tf.IndexedSlices) -> Any:
+        """Subtracts from the slices of a sparse update."""
+        return self._scattered(tf.tensor_scatter_nd_sub, slices)
+
+    def scatter_update(self, slices: tf.IndexedSlices) -> Any:
+        """Replaces slices."""
+        return self._scattered(tf.tensor_scatter_nd_update, slices)
+
+    def _scattered(self, scatter: Any, slices: tf.IndexedSlices) -> Any:
+        return self.assign(scatter(self.read_value(), slices.indices[:, None], slices.values))
+
+    def numpy(self) -> Any:
+        """The value as an array. Context: eager."""
+        return self.read_value().numpy()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.numpy().astype(dtype) if dtype is not None else self.numpy()
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        value = self.read_value()
+        return value if dtype is None else tf.cast(value, dtype)
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return {"VARIABLE_VALUE": self.read_value()}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> Any:
+        return self.assign(restored_tensors["VARIABLE_VALUE"])
+
+
+def _operator(name: str) -> Any:
+    def of_values(self: Any, *others: Any) -> Any:
+        return getattr(self.read_value(), name)(*others)
+
+    return of_values
+
+
+for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
+    setattr(VariableStandIn, _name, _operator(_name))
+
+
+def added_to(variable: Any, value: tf.Tensor) -> tf.Tensor:
+    """The number that, added to a variable, gives `value`: that of the graph, if it is `variable + number` there."""
+    op = None if hasattr(value, "numpy") else value.op
+    while op is not None and op.type == "Identity":
+        op = op.inputs[0].op
+    if op is not None and op.type == "AddV2" and op.inputs[0].op.type == "ReadVariableOp":
+        return op.inputs[1]
+    return value - tf.cast(variable, value.dtype)
+
+
+def plain_variable(value: Any) -> Any:
+    """A variable of this process alone, in any strategy's scope: it holds no part of a model."""
+    return ResourceVariable(value, trainable=False)
+
+
+def is_read_together(value: Any) -> bool:
+    """Whether each replica writes its own copy of a variable, and reads aggregate the copies."""
+    return getattr(value, "synchronization", None) == tf.VariableSynchronization.ON_READ
+
+
+def sums_on_read(value: Any) -> bool:
+    """Whether the copies of a distributed variable are parts of a sum."""
+    aggregation = getattr(value, "aggregation", None)
+    return is_read_together(value) and aggregation == tf.VariableAggregation.SUM

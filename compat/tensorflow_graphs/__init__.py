@@ -1,0 +1,1 @@
+"""Graphs of TensorFlow: reading, copying and rewriting their operations."""

@@ -1,0 +1,311 @@
+"""Tracing a step as the program of one device, and copying its operations into the graphs of replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pathlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import OptionalXlaContext
+from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
+from tensorflow.python.ops import control_flow_util_v2
+from tensorflow.python.ops.handle_data_util import (
+    copy_handle_data,
+    get_resource_handle_data,
+    set_handle_data,
+)
+from tensorflow.python.saved_model import save_context
+
+from .edges import OF_A_GRADIENT, is_of_a_gradient
+
+_LEFT_OUT = (
+    "_class",
+    "_gradient_op_type",
+)  # of other operations of the traced graph; of a traced backward pass
+
+
+_graphs_of_definitions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_LIBRARIES = (
+    "/keras/src/",
+    "/tensorflow/python/",
+    "<frozen",
+    "/threading.py",
+    "/contextlib.py",
+    "/functools.py",
+)
+_OURS = str(pathlib.Path(__file__).parents[2])
+_BETWEEN_SEEDS = 1_000_003
+_numbers = itertools.count()
+
+
+def traced_on_one_device(
+    fn: Callable[..., Any], specs: Sequence[tf.TensorSpec], name: str = "step", for_xla: bool = False
+) -> Any:
+    """The graph of `fn(*tensors)` traced under the default strategy: distributed variables are read from their first copy.
+
+    Args:
+        fn: called once with placeholders; returns a list of tensors.
+        specs: of the tensors.
+        name: of the graph.
+        for_xla: whether XLA will compile it, so that loops know the size of their lists.
+
+    Returns:
+        A `FuncGraph` whose `inputs` begin with the placeholders and whose `outputs` are the results of `fn`.
+    """
+    with tf.init_scope():  # its outer graph; inside of the scope tapes would not record
+        graph: Any = tf.__internal__.FuncGraph(name)
+    with (
+        graph.as_default(),
+        as_on_one_device(),
+        graph.control_dependencies(None),
+        OptionalXlaContext(for_xla),
+    ):
+        inputs = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
+        graph.inputs.extend(inputs)
+        outputs = fn(*inputs)
+        graph.outputs = [graph.capture(tensor) for tensor in outputs]
+    return graph
+
+
+def graph_of(fn: Callable[..., list[Any]], like: Sequence[tf.Tensor]) -> Any:
+    """The `FuncGraph` of a function of tensors with these specs, which has no captures."""
+    graph: Any = tf.__internal__.FuncGraph("function")
+    with graph.as_default():
+        graph.inputs = [tf.compat.v1.placeholder(tensor.dtype, tensor.shape) for tensor in like]
+        graph.outputs = fn(*graph.inputs)
+    return graph
+
+
+@contextlib.contextmanager
+def as_on_one_device() -> Iterator[None]:
+    """Inside, the current graph is traced under the default strategy: distributed variables are read as their first copy."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    around, graph._distribution_strategy_stack = graph._distribution_strategy_stack, []
+    none = tf.saved_model.SaveOptions(
+        experimental_variable_policy=tf.saved_model.experimental.VariablePolicy.NONE
+    )
+    try:
+        with save_context.save_context(none):
+            yield
+    finally:
+        graph._distribution_strategy_stack = around
+
+
+def inner_graph(op: tf.Operation, attribute: str) -> Any:
+    """The `FuncGraph` of the function that an attribute of an operation names; None where it is not known."""
+    return _graph_of(op, op.get_attr(attribute).name)
+
+
+def called_graph(op: tf.Operation) -> Any:
+    """The graph of the function that an operation's type names, as a `Defun` calls others; None without one."""
+    return None if op.graph._get_function(op.type) is None else _graph_of(op, op.type)
+
+
+def _graph_of(op: tf.Operation, name: str) -> Any:
+    found: Any = op.graph._get_function(name)
+    if found is None or hasattr(found, "graph"):
+        return getattr(found, "graph", None)
+    if found not in _graphs_of_definitions:  # made by a `Defun`, like those of CTC
+        with op.graph.as_default():
+            _graphs_of_definitions[found] = function_def_to_graph(found.definition)
+    return _graphs_of_definitions[found]
+
+
+def body_of(op: tf.Operation) -> str:
+    """The name of a loop's body function; empty for other operations."""
+    return op.get_attr("body").name if "body" in op.node_def.attr else ""
+
+
+def distributed_variable(captured: Any) -> Any:
+    """The variable whose first copy a graph has captured; None for other captures."""
+    container = getattr(captured, "_distributed_container", None)
+    return container() if container is not None else None
+
+
+def on_replica(captured: Any, replica: int) -> Any:
+    """The capture of a variable's first copy, replaced by the copy of another replica of this worker."""
+    variable = distributed_variable(captured)
+    return captured if variable is None else variable.values[replica].handle
+
+
+def copied_into_graph(
+    op: tf.Operation,
+    inputs: Sequence[Any],
+    functions: dict[str, str],
+    controls: Sequence[Any] = (),
+    seed: int = 0,
+    changed: Mapping[str, Sequence[int]] | None = None,
+) -> Any:
+    """A copy of an operation in the current graph.
+
+    Args:
+        op: of any graph.
+        inputs: of the copy; a branch or a loop may be given scalars in addition to the inputs of `op`.
+        functions: the names of functions that replace others that the operation names.
+        controls: operations that have to run before the copy.
+        seed: is added to the seed of an operation that draws random numbers.
+        changed: attributes, lists of int, that differ from those of `op`.
+    """
+    graph: Any = tf.compat.v1.get_default_graph()
+    attributes = {key: value for key, value in op.node_def.attr.items() if key not in _LEFT_OUT}
+    for key, value in attributes.items():
+        if value.HasField("func") or value.list.func:
+            attributes[key] = value = type(value).FromString(value.SerializeToString())
+            for each in [value.func] if value.HasField("func") else value.list.func:
+                _take_function(graph, op.graph, each, functions)
+    if seed and "seed2" in attributes and (attributes["seed"].i or attributes["seed2"].i):
+        attributes["seed2"] = tf.compat.v1.AttrValue(i=attributes["seed2"].i + _BETWEEN_SEEDS * seed)
+    for key, numbers in (changed or {}).items():
+        attributes[key] = tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue(i=numbers))
+    outputs = [tensor.dtype for tensor in op.outputs]
+    more = [tensor.dtype for tensor in inputs[len(op.inputs) :]]
+    is_loop = "T" in attributes
+    for name in (("T", "output_shapes") if is_loop else ("Tin",)) if more else ():
+        _append(attributes, name, more)
+    with (
+        graph.control_dependencies(list(controls)),
+        graph._original_op(op),
+    ):  # errors name the line of user code
+        return graph._create_op_internal(
+            op.type,
+            list(inputs),
+            [*outputs, *(more if is_loop else [])],
+            name=OF_A_GRADIENT * is_of_a_gradient(op) + (op.name.rpartition("/")[2].lstrip("_") or op.type),
+            attrs=attributes,
+        )
+
+
+def _append(attributes: dict[str, Any], name: str, dtypes: Sequence[tf.DType]) -> None:
+    """Adds scalars to the inputs of a branch or a loop; a loop passes them on."""
+    if name not in attributes:
+        return
+    value = attributes[name] = type(attributes[name]).FromString(attributes[name].SerializeToString())
+    if name != "output_shapes":
+        value.list.type.extend(dtype.as_datatype_enum for dtype in dtypes)
+    elif value.list.shape:
+        for _ in dtypes:
+            value.list.shape.add()
+
+
+def _take_function(graph: Any, source: Any, named: Any, functions: dict[str, str]) -> None:
+    if named.name in functions:
+        named.name = functions[named.name]
+    elif graph._get_function(named.name) is None:
+        graph._add_function_recursive(source._get_function(named.name))
+
+
+def new_function(
+    name: str,
+    like: Any,
+    build: Callable[[list[Any]], list[Any]],
+    shapes: Sequence[Any],
+    arguments: Sequence[Any],
+) -> str:
+    """Makes a function for a branch or a loop in the current graph; returns its name.
+
+    Args:
+        name: of it; made unique.
+        like: the `FuncGraph` that it replaces.
+        build: called with the inputs; returns the outputs.
+        shapes: of the inputs.
+        arguments: the first arguments of its calls, scalars added to the inputs of `like` included.
+    """
+    graph: Any = tf.__internal__.FuncGraph(f"{name}_{next(_numbers)}")
+    with graph.as_default():
+        inputs = []
+        for tensor, shape, argument in zip(like.inputs, shapes, arguments):
+            made = tf.compat.v1.placeholder(tensor.dtype, shape)
+            if tensor.dtype == tf.resource:
+                copy_handle_data(argument, made)
+            inputs.append(made)
+        inputs += [tf.compat.v1.placeholder(t.dtype, t.shape) for t in arguments[len(like.inputs) :]]
+        graph.inputs = inputs
+        outputs = build(inputs)
+        # As in TensorFlow's own functions: what comes after the function does not begin before it has read its variables.
+        graph.control_outputs = [op for op in graph.get_operations() if op.op_def.is_stateful]
+        with tf.control_dependencies(graph.control_outputs):
+            graph.outputs = [tf.identity(t) for t in outputs]
+    return control_flow_util_v2.create_new_tf_function(graph)
+
+
+def with_static_shapes(
+    graph: Any,
+    shapes: Sequence[Sequence[int | None] | None],
+    known: Mapping[str, tuple[Sequence[int | None] | None, np.ndarray | None]],
+) -> dict[str, Any]:
+    """The shapes of all tensors of a graph, as TensorFlow infers them from these input shapes.
+
+    The shape of a list of tensors is that of its elements.
+
+    Args:
+        graph: a `FuncGraph`.
+        shapes: of its inputs, captures included.
+        known: name of a tensor in it -> its shape, and its value; None: the value is not known.
+
+    Returns:
+        Name of the tensor -> `TensorShape`.
+    """
+    scratch = tf.Graph()
+    with scratch.as_default():
+        given = {t.name: _stand_in(t, shape, None) for t, shape in zip(graph.inputs, shapes)}
+        for name, (shape, value) in known.items():
+            given[name] = _stand_in(graph.get_tensor_by_name(name), shape, value)
+        definition = graph.as_graph_def()
+        for node in definition.node:
+            node.attr.pop("_class", None)  # can name operations of other graphs
+        tf.graph_util.import_graph_def(definition, input_map=given, name="")
+        found = {tensor.name: _shape(tensor) for op in scratch.get_operations() for tensor in op.outputs}
+    return found | {name: _shape(tensor) for name, tensor in given.items()}
+
+
+def _stand_in(tensor: Any, shape: Any, value: np.ndarray | None) -> Any:
+    """A tensor in the current graph with a shape, and with a value where it is known."""
+    if value is not None:
+        return tf.constant(value, tensor.dtype, name="known")
+    if tensor.dtype != tf.variant:
+        placeholder = tf.compat.v1.placeholder(tensor.dtype, shape, "given")
+        copy_handle_data(tensor, placeholder)
+        return placeholder
+    placeholder = tf.compat.v1.placeholder(tensor.dtype, [], "given")
+    described = get_resource_handle_data(tensor)
+    if shape is not None and len(described.shape_and_type) == 1:
+        described.shape_and_type[0].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+    set_handle_data(placeholder, described)
+    return placeholder
+
+
+def _shape(tensor: Any) -> tf.TensorShape:
+    """The shape of a tensor, or of the elements of a list."""
+    if tensor.dtype != tf.variant:
+        return tensor.shape
+    described = get_resource_handle_data(tensor).shape_and_type
+    return tf.TensorShape(described[0].shape if len(described) == 1 else None)
+
+
+def line_of_user(op: tf.Operation) -> tuple[str, str]:
+    """The line of user code that made an operation: `file.py:41` and its text; empty where none is known."""
+    for frame in reversed(op.traceback or ()):
+        if not any(part in frame.filename for part in _LIBRARIES) and not frame.filename.startswith(_OURS):
+            return f"{os.path.basename(frame.filename)}:{frame.lineno}", (frame.line or "").strip()
+    return "", ""
+
+
+def constant_of(op: tf.Operation) -> np.ndarray:
+    """The value of a `Const` operation."""
+    return tf.make_ndarray(op.get_attr("value"))
+
+
+def subgraphs(op: tf.Operation) -> Iterator[tuple[str, Any]]:
+    """The functions that an operation names: their names and graphs."""
+    for key in sorted(op.node_def.attr):
+        value = op.node_def.attr[key]
+        for each in [value.func] if value.HasField("func") else value.list.func:
+            graph = _graph_of(op, each.name)
+            if graph is not None:
+                yield each.name, graph

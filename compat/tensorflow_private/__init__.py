@@ -1,0 +1,1 @@
+"""Private names of TensorFlow outside of graphs: strategies, clusters, devices, data pipelines, profiles."""

@@ -1,0 +1,133 @@
+"""TensorFlow's coordination service for workers, and how a MultiWorkerMirroredStrategy starts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.eager import context
+
+from ..patches import wrap
+
+
+def _context() -> Any:
+    return context.context()
+
+
+def configure_coordination(
+    leader: str, jobs: Sequence[tuple[str, int]], heartbeat_seconds: float, shutdown_seconds: float
+) -> None:
+    """Sets the timeouts with which workers detect that a peer has died, before TensorFlow starts the coordination service.
+
+    Args:
+        leader: device name of the task that runs the service.
+        jobs: task types and the number of their tasks.
+        heartbeat_seconds: silence after which a task counts as dead.
+        shutdown_seconds: how long a task that ends waits for the others to end.
+    """
+    if _context().coordination_service is not None:
+        return
+    Job: Any = coordination_config_pb2.CoordinatedJob  # pyright: ignore[reportAttributeAccessIssue]
+    _context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=leader,
+        heartbeat_timeout_in_ms=int(1000 * heartbeat_seconds),
+        shutdown_barrier_timeout_in_ms=int(1000 * shutdown_seconds),
+        coordinated_jobs=[Job(name=n, num_tasks=k) for n, k in jobs],
+    )
+
+
+def send_in_pieces(size: int) -> None:
+    """Sends the data of collectives in chunks of `size` bytes, once this process has joined a cluster.
+
+    TensorFlow's chunks have 4,096 bytes, and sender and receiver allocate, copy and free each one. A `ConfigProto` of the
+    program takes precedence.
+    """
+    config = _context()._config or tf.compat.v1.ConfigProto()
+    if not config.experimental.recv_buf_max_chunk:
+        config.experimental.recv_buf_max_chunk = size
+    _context()._config = config
+
+
+def set_value(key: str, value: str) -> None:
+    """Stores a value on the coordination service; a key can be set once."""
+    _context().set_config_key_value(key, value)
+
+
+def get_value(key: str, timeout_seconds: float) -> str:
+    """Waits for a key to be set.
+
+    Raises:
+        tf.errors.DeadlineExceededError: it was not set in time.
+    """
+    return _context().get_config_key_value(key, max(1, int(1000 * timeout_seconds)))
+
+
+def delete_value(key: str) -> None:
+    """Deletes a key."""
+    _context().delete_config_key_value(key)
+
+
+def abort_collectives(message: str) -> None:
+    """Ends every collective of this process, now and later, with an UnavailableError with the text `message`."""
+    _context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
+
+
+def report_error(message: str) -> None:
+    """Ends the collectives of every worker, with an error with the text `message`."""
+    _context().report_error_to_cluster(tf.errors.INTERNAL, message)
+
+
+def guard_multi_worker_strategies(
+    check: Callable[[], object],
+    join: Callable[[Any, Callable[[], None]], None],
+    count_cpu_replicas: Callable[[], int],
+    creating: Callable[[], contextlib.AbstractContextManager[None]],
+    compare: Callable[[tf.distribute.Strategy, str, str], None],
+) -> None:
+    """Changes how every later MultiWorkerMirroredStrategy starts, whoever creates it.
+
+    Args:
+        check: called before TF_CONFIG is read.
+        join: `join(cluster_resolver, start)`, called instead of `start()`, which joins the cluster.
+        count_cpu_replicas: the replicas of a worker without accelerators, one on each of its logical CPU devices.
+        creating: entered while workers create a variable: the initial values come from the chief.
+        compare: `compare(strategy, name, "float32[3, 4]")`, called before a worker creates a variable.
+    """
+
+    def initialize_strategy(original: Any, self: Any, cluster_resolver: Any, devices: Any) -> None:
+        reads = isinstance(cluster_resolver, tf.distribute.cluster_resolver.TFConfigClusterResolver)
+        if not devices and reads:
+            check()
+        original(self, cluster_resolver, devices)
+
+    def initialize_multi_worker(original: Any, self: Any, cluster_resolver: Any) -> None:
+        join(cluster_resolver, lambda: original(self, cluster_resolver))
+
+    def initialize_local_devices(
+        original: Any, self: Any, cluster_resolver: Any, worker_device: str
+    ) -> tuple[tuple[str, ...], str]:
+        found, kind = original(self, cluster_resolver, worker_device)
+        if kind == "CPU":
+            found = tuple(f"{worker_device}/device:CPU:{i}" for i in range(count_cpu_replicas()))
+        return found, kind
+
+    def create_variable(original: Any, self: Any, next_creator: Any, **kwargs: Any) -> Any:
+        given, dtype, name = kwargs["initial_value"], kwargs.get("dtype"), str(kwargs.get("name"))
+
+        def initial_value() -> Any:
+            value = given() if callable(given) else given
+            tensor = tf.convert_to_tensor(getattr(value, "wrapped_value", value), dtype)
+            compare(self._container_strategy(), name, f"{tensor.dtype.name}{tensor.shape}")
+            return value
+
+        with creating():
+            return original(self, next_creator, **{**kwargs, "initial_value": initial_value})
+
+    wrap("_initialize_strategy", initialize_strategy)
+    wrap("_initialize_multi_worker", initialize_multi_worker)
+    wrap("_initialize_local_devices", initialize_local_devices)
+    wrap("_create_variable", create_variable)

@@ -1,0 +1,98 @@
+"""The coordinator of parameter servers: its workers, its queue, and sharded variables."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf import tensorflow_server_pb2
+from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
+from tensorflow.python.distribute.sharded_variable import ShardedVariable
+
+from ..shared_change import shared_attribute
+
+__all__ = ["ShardedVariable"]
+
+
+class _PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
+    """Reconnects to the available workers. TensorFlow's own version waits until all are available, possibly for ever."""
+
+    answers: Callable[[str, int], bool]
+    whole: Any
+
+    @property
+    def _server_def(self) -> Any:
+        """The cluster without unreachable workers. Read before each attempt to reconnect."""
+        definition = tensorflow_server_pb2.ServerDef()
+        definition.CopyFrom(self.whole)
+        for job in definition.cluster.job:
+            if job.name == "worker":
+                for index in [i for i in job.tasks if not self.answers("worker", i)]:
+                    del job.tasks[index]
+        return definition
+
+    def _validate_preemption_failure(self, e: Exception) -> None:
+        """Raises `e` unless it reports a lost worker. TensorFlow does not support a cluster with missing workers."""
+        queue = self._cluster.closure_queue
+        if not (_left_out(e) and not queue._cancellation_mgr.is_cancelled):
+            super()._validate_preemption_failure(e)
+
+
+def _left_out(error: Exception) -> bool:
+    """Whether an operation found its worker on the list of devices, but no longer on that of connections."""
+    return isinstance(error, tf.errors.InvalidArgumentError) and "Client for target /job:worker" in str(error)
+
+
+def recover_in_part(coordinator: Any, answers: Callable[[str, int], bool]) -> None:
+    """Lets the coordinator continue after a loss with the workers for which `answers("worker", index)` is true."""
+    handler = coordinator._cluster.failure_handler
+    if type(handler) is not cluster_coordinator.WorkerPreemptionHandler:
+        return
+    whole = handler.__dict__.pop("_server_def")
+    handler.__class__ = _PartialRecovery
+    handler.__dict__.update(whole=whole, answers=answers)
+
+
+def schedule_python(coordinator: Any, fn: Callable[[], None]) -> None:
+    """Calls `fn()` in the thread of some worker, with that worker as the default device.
+
+    The public `schedule` takes a `tf.function` only, which does not know the worker that runs it.
+    """
+    coordinator._cluster.schedule(fn, None, None)
+
+
+def current_worker() -> int:
+    """The number of this thread's worker. Context: host, in a function of `schedule_python`."""
+    dispatch: Any = coordinator_context.get_current_dispatch_context()
+    return int(dispatch.worker_index)
+
+
+def scheduled_error(coordinator: Any) -> BaseException | None:
+    """The error that ended a scheduled function, or None; `join` would raise it."""
+    return coordinator._cluster.closure_queue._error
+
+
+def join_for(coordinator: Any, seconds: float) -> bool:
+    """Waits until all scheduled functions have ended; False if they have not in `seconds`.
+
+    Raises:
+        Exception: the error of a scheduled function.
+    """
+    return bool(coordinator._cluster.closure_queue.wait(timeout=seconds))
+
+
+def scheduling(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[None]:
+    """Marks the code traced here as scheduled; without the mark the strategy warns."""
+    return shared_attribute(strategy.extended, "_being_scheduled", lambda _: True)
+
+
+def resolver_of(strategy: tf.distribute.Strategy) -> Any:
+    """The cluster resolver of a `ParameterServerStrategy`; its public property is None."""
+    return strategy.cluster_resolver or strategy._cluster_resolver
+
+
+def num_workers_of(strategy: tf.distribute.Strategy) -> int:
+    """The workers of a `ParameterServerStrategy`."""
+    return len(resolver_of(strategy).cluster_spec().as_dict()["worker"])

@@ -1,0 +1,102 @@
+"""Private state of a strategy and its replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute.values import PerReplica
+
+from ..shared_change import shared_change
+from ..thread_value import ThreadValue
+
+
+def bytes_per_pack(strategy: tf.distribute.Strategy) -> int:
+    """The `CommunicationOptions` of a MultiWorkerMirroredStrategy; 0: TensorFlow decides."""
+    return strategy.extended._communication_options.bytes_per_pack
+
+
+def devices_of(strategy: tf.distribute.Strategy) -> list[str]:
+    """The names of the replicas' compute devices."""
+    return getattr(strategy.extended, "_devices", None) or ["default device"]
+
+
+def traced_replica() -> int | None:
+    """The number of the replica in its worker, where each replica has a tracing thread; None where one trace serves all."""
+    index = getattr(tf.distribute.get_replica_context(), "_replica_id", None)
+    return index if isinstance(index, int) else None
+
+
+_first_group = itertools.count(1_000_000)
+_grouped: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def give_collectives_a_group(strategy: Any) -> None:
+    """Keeps the collectives of a `MirroredStrategy` separate from those of other strategies in this process.
+
+    TensorFlow numbers the groups of every strategy from 1, and a group has one size for the life of a process: collectives
+    of a second strategy with another number of replicas are aborted.
+    """
+    if not isinstance(strategy, tf.distribute.MirroredStrategy) or strategy in _grouped:
+        return
+    _grouped.add(strategy)
+    group, keys = next(_first_group), strategy.extended._collective_keys
+    for launcher in getattr(strategy.extended._collective_ops, "_launchers", ()):
+        keys._instance_key_table.setdefault(group, dict(keys._instance_key_table[launcher._group_key]))
+        launcher._group_key = group
+
+
+class LoneReplica(tf.distribute.ReplicaContext):
+    """The context of the replica that computes a step on the whole batch: a reduction over replicas is the identity.
+
+    A `tf.Variable` with an aggregation, assigned by a layer, is written this way in a graph that is then pruned.
+    """
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        """See `tf.distribute.ReplicaContext`."""
+        return value
+
+    def merge_call(self, merge_fn: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See `tf.distribute.ReplicaContext`."""
+        count = len(self.strategy.extended.worker_devices)
+
+        def of_all(value: Any) -> Any:
+            return PerReplica([value] * count) if isinstance(value, tf.Tensor) and count > 1 else value
+
+        args, kwargs = tf.nest.map_structure(of_all, (args, kwargs or {}))
+        return super().merge_call(merge_fn, args, kwargs)
+
+
+_pretended_replicas = ThreadValue()
+_owner: Any = next(c for c in tf.distribute.Strategy.__mro__ if "num_replicas_in_sync" in vars(c))
+_num_replicas_in_sync: Any = vars(_owner)["num_replicas_in_sync"]
+
+
+def _install() -> None:
+    _owner.num_replicas_in_sync = property(_pretended)
+
+
+def _restore() -> None:
+    _owner.num_replicas_in_sync = _num_replicas_in_sync
+
+
+def _pretended(strategy: Any) -> int:
+    return _pretended_replicas.value or _num_replicas_in_sync.fget(strategy)
+
+
+_replaced = shared_change(_install, _restore)
+
+
+@contextlib.contextmanager
+def pretending_replicas(count: int | None) -> Iterator[None]:
+    """In this thread `num_replicas_in_sync` of any strategy is `count`; None: the real number.
+
+    For code that computes like a single device. When the last such block of any thread ends, TensorFlow's property is
+    restored.
+    """
+    with _replaced(), _pretended_replicas.set_to(count):
+        yield

@@ -1,0 +1,93 @@
+"""The placement of the arrays given to `fit` during the steps: on the GPUs, or on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from ..arguments import one_of, shown
+from .device_memory import free_memory, in_words
+from .devices import is_gpu
+
+MEMORY_SHARE = 0.25
+"""The default share of a GPU's free memory for arrays: weights, state and activations need the rest."""
+
+
+@dataclasses.dataclass
+class _Setting:
+    place: str = "auto"
+    share: float = MEMORY_SHARE
+
+
+_setting = _Setting()
+
+
+def keep_data_on(place: str = "auto", memory_share: float = MEMORY_SHARE) -> None:
+    """Sets the placement of the arrays given to `fit`, `evaluate` and `predict`, from the next call on.
+
+    On a GPU the samples of a batch are selected from the arrays there, and nothing is copied between steps. On the host they
+    are selected there, each GPU receives its own samples, and the next batches are copied while a step runs. `fit` prints
+    one line with the choice. Without GPUs nothing changes.
+
+    Args:
+        place: "auto": on every GPU of this process where the arrays fit `memory_share` of its free memory, else on the host;
+            "device": on the GPUs in any case; "host": on the host in any case.
+        memory_share: above 0, at most 1.
+
+    Raises:
+        ValueError: another place, or a share that is out of range.
+        TypeError: the share is not a number.
+    """
+    one_of("place", place, ("auto", "device", "host"))
+    if isinstance(memory_share, bool) or not isinstance(memory_share, int | float):
+        raise TypeError(
+            f"`memory_share` must be a number above 0 and at most 1. Received: {shown(memory_share)}"
+        )
+    if not 0 < memory_share <= 1:
+        raise ValueError(f"`memory_share` must be above 0 and at most 1. Received: {memory_share}")
+    _setting.place, _setting.share = place, float(memory_share)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataHome:
+    """The placement of the arrays.
+
+    Attributes:
+        devices: of each replica of this process, in order; none: the host.
+        sentence: describes the choice; empty where there was nothing to choose.
+    """
+
+    devices: tuple[str, ...] = ()
+    sentence: str = ""
+
+
+def data_home(
+    size: int, devices: Sequence[str], dense: bool, free: Callable[[str], int | None] | None = None
+) -> DataHome:
+    """Chooses the placement of the arrays.
+
+    Args:
+        size: bytes of the arrays, those of tensors included.
+        devices: of the replicas of this process.
+        dense: whether GPUs can hold all of them (no strings, ragged or sparse tensors).
+        free: device -> its free bytes, None where they are not known; None: `free_memory`.
+    """
+    if not devices or not all(map(is_gpu, devices)):
+        return DataHome()
+    on_host = f"The arrays ({in_words(size)}) stay on the host, and batches are copied ahead"
+    where = f"{len(devices)} GPUs" if len(devices) > 1 else "the GPU"
+    on_devices = f"The arrays ({in_words(size)}) are on {where}"
+    if not dense:
+        return DataHome((), f"{on_host}: strings, ragged and sparse tensors cannot be on a GPU.")
+    if _setting.place == "host":
+        return DataHome((), f"{on_host}, as keep_data_on says.")
+    if _setting.place == "device":
+        return DataHome(tuple(devices), f"{on_devices}, as keep_data_on says.")
+    left = [(free or free_memory)(device) for device in devices]
+    known = [amount for amount in left if amount is not None]
+    if len(known) < len(left):
+        return DataHome((), f"{on_host}: the free memory of {where} is not known.")
+    limit = f"{100 * _setting.share:.0f} % of the {in_words(min(known))} that are free on {where}"
+    if size > _setting.share * min(known):
+        return DataHome((), f"{on_host}: they need more than {limit}.")
+    return DataHome(tuple(devices), f"{on_devices}: they need less than {limit}.")

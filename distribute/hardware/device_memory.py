@@ -1,0 +1,113 @@
+"""The memory of the devices of this process: total, free, and peak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tensorflow as tf
+
+from ...compat.tensorflow_private.devices import memory_limit
+from ..arguments import shown
+
+_STATUS, _CLEAR, _MACHINE = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
+_GROUP = Path("/sys/fs/cgroup")
+
+
+def grow_gpu_memory(enabled: bool = True) -> list[str]:
+    """Lets TensorFlow allocate the memory of every GPU on demand, instead of nearly all of it at the start.
+
+    For machines that several programs share, and to see a program's demand in `nvidia-smi`. Allocated memory is not returned
+    before the program ends, and fragments more. Call it before anything else uses TensorFlow's devices.
+
+    Args:
+        enabled: False: all of it at the start, as by default.
+
+    Returns:
+        The names of the GPUs; an empty list without GPUs.
+
+    Raises:
+        TypeError: `enabled` is not a bool.
+        RuntimeError: the GPUs are in use already.
+    """
+    if not isinstance(enabled, bool):
+        raise TypeError(f"`enabled` must be True or False. Received: {shown(enabled)}")
+    gpus = tf.config.list_physical_devices("GPU")
+    for gpu in gpus:
+        try:
+            tf.config.experimental.set_memory_growth(gpu, enabled)
+        except RuntimeError:
+            raise RuntimeError(
+                "grow_gpu_memory() was called too late: TensorFlow already uses the GPUs. Call it before other uses of "
+                "TensorFlow, or set TF_FORCE_GPU_ALLOW_GROWTH=true."
+            ) from None
+    return [gpu.name for gpu in gpus]
+
+
+def free_memory(device: str) -> int | None:
+    """The bytes that TensorFlow may still take on a GPU; None where that is not known."""
+    limit = memory_limit(device)
+    try:
+        taken = tf.config.experimental.get_memory_info(device)["current"]
+    except (ValueError, tf.errors.OpError):
+        return None
+    return None if limit is None else max(0, limit - taken)
+
+
+class PeakMemory:
+    """The peak memory of one device. All CPUs count as one device, with the memory of the process.
+
+    Args:
+        devices: names, of this process.
+
+    Raises:
+        RuntimeError: the operating system does not report a process's memory.
+    """
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        names = [tf.DeviceSpec.from_string(device) for device in devices]
+        self._gpus = sorted({f"GPU:{name.device_index}" for name in names if name.device_type == "GPU"})
+        self.reset()
+
+    def reset(self) -> None:
+        """Restarts the measurement."""
+        for gpu in self._gpus:
+            tf.config.experimental.reset_memory_stats(gpu)
+        if not self._gpus:
+            try:
+                _CLEAR.write_text("5")
+            except OSError as error:
+                raise RuntimeError(
+                    f"This operating system does not report a process's memory ({error}): use Linux, or a GPU."
+                ) from error
+
+    def most(self) -> int:
+        """Peak bytes since `reset`, of the device with the highest peak."""
+        if self._gpus:
+            return max(tf.config.experimental.get_memory_info(gpu)["peak"] for gpu in self._gpus)
+        return _kilobytes(_STATUS, "VmHWM") * 1024
+
+    def limit(self) -> int:
+        """Bytes of the smallest device; for the host, the memory of this process plus the free memory."""
+        if self._gpus:
+            return min(memory_limit(gpu) or 0 for gpu in self._gpus)
+        used = _kilobytes(_STATUS, "VmRSS") * 1024
+        free = [_kilobytes(_MACHINE, "MemAvailable") * 1024]
+        most, now = ((_GROUP / name) for name in ("memory.max", "memory.current"))
+        if most.exists() and (text := most.read_text().strip()).isdigit():
+            free.append(int(text) - int(now.read_text()))
+        return used + max(0, min(free))
+
+
+def _kilobytes(file: Path, name: str) -> int:
+    line = next(line for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1])
+
+
+def in_words(size: float) -> str:
+    """A number of bytes as readable text."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

@@ -1,0 +1,135 @@
+"""The devices of this process, and those of connected processes: created, and identified by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ...compat.tensorflow_private.devices import current_device
+from ..arguments import shown, whole_number
+from ..environment import replicas_per_worker
+
+_MOST = 4096  # devices of one process: TensorFlow makes threads for each
+_THIS_PROCESS = "localhost"  # the job of device names without one
+
+
+def simulate_devices(count: int) -> list[str]:
+    """Splits the CPU into `count` logical devices, to try several replicas on a machine without accelerators.
+
+    Call it before anything else uses TensorFlow's devices: they cannot be changed later. A second call with the same
+    count does nothing.
+
+    Args:
+        count: int >= 1.
+
+    Returns:
+        The names of the devices, for `tf.distribute.MirroredStrategy(names)`.
+
+    Raises:
+        ValueError: `count` is not a positive whole number.
+        RuntimeError: the devices are in use already.
+    """
+    count = whole_number("count", count)
+    if count > _MOST:
+        raise ValueError(f"`count` must be a whole number of at most {_MOST}. Received: {count}")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    wanted = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+    try:
+        tf.config.set_logical_device_configuration(cpu, wanted)
+    except RuntimeError:
+        found = len(tf.config.list_logical_devices("CPU"))
+        if found != count:
+            raise RuntimeError(
+                f"`count` ({count}) cannot be set any more: TensorFlow already uses {found} CPU device(s). Call "
+                f"simulate_devices before anything else that uses TensorFlow."
+            ) from None
+    return [f"/device:CPU:{index}" for index in range(count)]
+
+
+def simulate_replicas() -> None:
+    """Creates one device for each replica that the launcher requested, on a machine without GPUs."""
+    if replicas_per_worker() > 1 and not tf.config.list_physical_devices("GPU"):
+        simulate_devices(replicas_per_worker())
+
+
+@functools.cache  # called for each operation of a step
+def is_gpu(device: str) -> bool:
+    """Whether a device name belongs to a GPU."""
+    return tf.DeviceSpec.from_string(device or "CPU:0").device_type == "GPU"
+
+
+def computes_on_gpu() -> bool:
+    """Whether operations created here by this replica run on a GPU. Context: replica."""
+    return runs_on_gpu(current_device())
+
+
+def runs_on_gpu(device: str) -> bool:
+    """Whether an operation with this requested device, or with none, runs on a GPU."""
+    return is_gpu(device) if device else bool(tf.config.list_logical_devices("GPU"))
+
+
+def wait_for_accelerators() -> None:
+    """Waits until GPUs, which run ahead of Python, have finished all work: for reading a clock."""
+    if tf.config.list_physical_devices("GPU"):
+        tf.test.experimental.sync_devices()
+
+
+def resolve_devices(devices: Sequence[str]) -> list[str]:
+    """The full names of devices.
+
+    Args:
+        devices: names such as "GPU:0" (of this process) or "/job:worker/task:1/device:GPU:0".
+
+    Returns:
+        Names such as "/job:localhost/replica:0/task:0/device:GPU:0", in order.
+
+    Raises:
+        ValueError: a device does not exist; the message lists the existing ones.
+    """
+    if not isinstance(devices, list | tuple) or not devices:
+        raise ValueError(
+            f'`devices` must be a list of at least one name such as "GPU:0". Received: {shown(devices)}'
+        )
+    existing = [_full(tf.DeviceSpec.from_string(device.name)) for device in tf.config.list_logical_devices()]
+    return [_resolve(name, existing) for name in devices]
+
+
+def check_exist(argument: str, devices: Sequence[str]) -> None:
+    """Rejects devices of this process that do not exist: TensorFlow would silently use the CPU instead.
+
+    Raises:
+        ValueError: names the device, and those that exist.
+    """
+    there = [device.name for device in tf.config.list_logical_devices()]
+    existing = {_full(tf.DeviceSpec.from_string(name)) for name in there}
+    for name in devices:
+        spec = tf.DeviceSpec.from_string(name)
+        if spec.job in (None, _THIS_PROCESS) and spec.device_type and _full(spec) not in existing:
+            raise ValueError(
+                f"`{argument}` has the device {name!r}, which does not exist: there are {', '.join(there)}."
+            )
+
+
+def _resolve(name: Any, existing: list[tf.DeviceSpec]) -> str:
+    try:
+        wanted = _full(tf.DeviceSpec.from_string(name))
+    except (ValueError, AttributeError, TypeError):
+        wanted = None
+    if wanted is None or wanted not in existing:
+        raise ValueError(
+            f"`devices` names {shown(name)}, which does not exist: there are {[spec.to_string() for spec in existing]}; for "
+            "devices of other processes, start them with `python -m unisono launch --stages K`."
+        )
+    return wanted.to_string()
+
+
+def _full(spec: tf.DeviceSpec) -> tf.DeviceSpec:
+    return spec.replace(
+        job=spec.job or _THIS_PROCESS,
+        replica=spec.replica or 0,
+        task=spec.task or 0,
+        device_index=spec.device_index or 0,
+    )

@@ -1,0 +1,173 @@
+"""Scaling estimate: simulates any number of replicas from a measured step, its bytes and the speed of the links.
+
+A step of N replicas, of which `replicas_per_worker` are in one machine, takes the compute time of the slowest replica plus
+the part of the all-reduce of the gradients that does not overlap with the backward pass. With B bytes of gradients, n
+partners, bandwidth b and latency l an all-reduce takes
+
+============  ==========================================================================================================
+ring          2 (n - 1) l + 2 (n - 1) / n B / b: every byte goes around once to be summed, and once to be distributed
+tree          2 ceil(log2 n) l + 2 B / b: two trees, each with half of the bytes, in pieces so small that levels overlap
+hierarchical  a ring of the replicas of each machine over its own links, and a ring of the machines over the network
+============  ==========================================================================================================
+
+Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH" (2005); Patarasuk, Yuan,
+"Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009); Sanders, Speck, Traeff, "Two-tree algorithms
+for full bandwidth broadcast, reduction and scan" (2009). No tensors, no clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterable
+
+from ..arguments import number, one_of, shown, whole_number
+
+ALGORITHMS = ("ring", "tree", "hierarchical")
+_POWERS = tuple(2**n for n in range(13))
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledStep:
+    """A step on a number of replicas, each with as many samples as the measured replica.
+
+    Attributes:
+        replicas: int.
+        step_seconds: float; the whole step.
+        sum_seconds: float; the all-reduce of the gradients, including the part that overlaps with the backward pass.
+        speedup: float; samples a second, relative to one replica.
+        efficiency: float, 0 to 1; `speedup / replicas`.
+        sent_bytes: float; the bytes that each machine sends over the network in a step.
+        memory_bytes: float; the memory of each replica: weights, gradients, optimizer state, activations.
+    """
+
+    replicas: int
+    step_seconds: float
+    sum_seconds: float
+    speedup: float
+    efficiency: float
+    sent_bytes: float
+    memory_bytes: float
+
+
+def simulate_scaling(
+    step_seconds: float,
+    gradient_bytes: float,
+    link_bytes_per_second: float,
+    replicas: Iterable[int] = _POWERS,
+    *,
+    algorithm: str = "ring",
+    latency: float = 50e-6,
+    replicas_per_worker: int = 1,
+    local_bytes_per_second: float | None = None,
+    overlap: float = 0.0,
+    jitter: float = 0.0,
+    slots: int = 2,
+    activation_bytes: float = 0.0,
+) -> list[ScaledStep]:
+    """Estimates the step time of synchronous data parallelism, and each replica's memory, on other numbers of replicas.
+
+    The global batch grows with the replicas. Memory is that of `MirroredStrategy` and `MultiWorkerMirroredStrategy`: every
+    replica has all weights, gradients and optimizer state.
+
+    Args:
+        step_seconds: float; the measured step of one replica alone, on its own device.
+        gradient_bytes: float; bytes of all gradients: 4 times the number of weights in float32.
+        link_bytes_per_second: float; bandwidth between machines. A network of 10 Gbit/s has 1.25e9 at best.
+        replicas: ints; numbers of replicas. Beyond `replicas_per_worker`, machines are filled one after the other.
+        algorithm: "ring", "tree" or "hierarchical"; the all-reduce algorithm. TensorFlow's collectives are rings.
+        latency: float; seconds for one message.
+        replicas_per_worker: int; devices in one machine.
+        local_bytes_per_second: float or None; bandwidth between devices of a machine. None: as
+            `link_bytes_per_second`.
+        overlap: float, 0 to 1; share of the step that overlaps with all-reduces: 0 if they begin after the backward pass.
+        jitter: float; the standard deviation of a replica's step, as a share of it. All wait for the slowest.
+        slots: int; optimizer variables for each weight: 0 for SGD, 1 with momentum, 2 for Adam.
+        activation_bytes: float; other memory that a step needs on a device.
+
+    Returns:
+        A list of `ScaledStep`, one for each of `replicas`.
+
+    Raises:
+        ValueError: an argument is out of its range.
+
+    Example:
+        ```python
+        for step in unisono.distribute.simulate_scaling(0.23, 102e6, 1.25e9, replicas=[1, 8, 64], overlap=0.5):
+            print(step.replicas, f"{step.efficiency:.0%}")
+        ```
+    """
+    number("step_seconds", step_seconds, above=0)
+    number("gradient_bytes", gradient_bytes, least=0)
+    number("link_bytes_per_second", link_bytes_per_second, above=0)
+    if local_bytes_per_second is None:
+        local_bytes_per_second = link_bytes_per_second
+    number("local_bytes_per_second", local_bytes_per_second, above=0)
+    number("latency", latency, least=0)
+    number("overlap", overlap, least=0, most=1)
+    number("jitter", jitter, least=0)
+    number("activation_bytes", activation_bytes, least=0)
+    whole_number("slots", slots, least=0)
+    within = whole_number("replicas_per_worker", replicas_per_worker)
+    one_of("algorithm", algorithm, ALGORITHMS)
+    network = _Link(link_bytes_per_second, latency)
+    local = _Link(local_bytes_per_second, 0.0 if within == 1 else min(latency, _LOCAL_LATENCY))
+    if not isinstance(replicas, Iterable) or isinstance(replicas, str):
+        raise ValueError(
+            f"`replicas` must be a list of whole numbers, such as [1, 8, 64]. Received: {shown(replicas)}"
+        )
+    memory = gradient_bytes * (2 + slots) + activation_bytes
+    result = []
+    for count in replicas:
+        count = whole_number("replicas", count)
+        sums, sent = _sum_seconds(algorithm, count, within, gradient_bytes, network, local)
+        computing = step_seconds * (1 + jitter * _slowest(count))
+        step = computing + max(0.0, sums - overlap * computing)
+        speedup = count * step_seconds * (1 + jitter * _slowest(1)) / step
+        result.append(ScaledStep(count, step, sums, speedup, speedup / count, sent, memory))
+    return result
+
+
+_LOCAL_LATENCY = 10e-6  # seconds, between devices of a machine
+
+
+@dataclasses.dataclass(frozen=True)
+class _Link:
+    bytes_per_second: float
+    latency: float
+
+    def ring(self, partners: int, size: float) -> float:
+        """Seconds for an all-reduce of `size` bytes over a ring."""
+        return 2 * (partners - 1) * (self.latency + size / partners / self.bytes_per_second)
+
+    def tree(self, partners: int, size: float) -> float:
+        """Seconds for an all-reduce of `size` bytes over two trees."""
+        if partners == 1:
+            return 0.0
+        return 2 * (math.ceil(math.log2(partners)) * self.latency + size / self.bytes_per_second)
+
+
+def _sum_seconds(
+    algorithm: str, replicas: int, within: int, size: float, network: _Link, local: _Link
+) -> tuple[float, float]:
+    """Seconds for the all-reduce, and the bytes that each machine sends over the network."""
+    workers = -(-replicas // within)
+    inside = min(replicas, within)
+    sent = 2 * (workers - 1) / workers * size
+    if workers == 1:
+        return (local.tree if algorithm == "tree" else local.ring)(inside, size), sent
+    if algorithm == "hierarchical":
+        return local.ring(inside, size) + network.ring(workers, size), sent
+    slowest = _Link(
+        network.bytes_per_second if inside == 1 else min(network.bytes_per_second, local.bytes_per_second),
+        network.latency,
+    )
+    if algorithm == "tree":
+        return slowest.tree(replicas, size), 2 * size
+    return slowest.ring(replicas, size), 2 * (replicas - 1) / replicas * size
+
+
+def _slowest(replicas: int) -> float:
+    """The expected largest of so many draws of a normal distribution, in standard deviations (Blom, 1958)."""
+    return statistics.NormalDist().inv_cdf((replicas - 0.375) / (replicas + 0.25))

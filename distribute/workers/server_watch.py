@@ -1,0 +1,88 @@
+"""Detects servers that hang or are gone, so that everything that waits for them gets an error.
+
+TensorFlow waits without end for a stopped process or a lost machine. So a thread for each server connects to its gRPC
+port at intervals: a live server answers at once, even under load. After a timeout, the connections to a silent server
+are ended, which TensorFlow treats as the death of that process: everything that waits for it fails, in a function or
+outside of one.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping
+
+from .addresses import end_connections, first_words, is_grpc, keep_alive, listens
+from .ticker import Ticker
+
+_ANSWER = 2.0  # timeout in seconds for one answer
+_TICK = 2.0  # seconds between two connections, at most
+_AGAIN = 0.2  # seconds until a process that does not listen is asked once more
+
+
+def answers(address: str, seconds: float = _ANSWER) -> bool:
+    """Whether a gRPC server at "host:port" answers in time; a stopped process only accepts connections."""
+    return is_grpc(first_words(address, seconds))
+
+
+class ServerWatch:
+    """Owns the threads that connect to the servers. Context: host.
+
+    Args:
+        addresses: "host:port" of each server, by its number.
+        timeout: float; seconds without an answer after which a server is lost.
+    """
+
+    def __init__(self, addresses: Mapping[int, str], timeout: float) -> None:
+        self.addresses, self.timeout = dict(addresses), timeout
+        self._pause = min(_TICK, timeout / 4)
+        self._silent: set[int] = set()
+        self._silent_since: dict[int, float] = {}
+        self._tickers = [
+            Ticker(f"server-watch-{number}", functools.partial(self._check, number), lambda: self._pause)
+            for number in self.addresses
+        ]
+
+    def start(self) -> None:
+        """Starts the threads."""
+        for ticker in self._tickers:
+            ticker.start()
+
+    def stop(self) -> None:
+        """Ends the threads, in a bounded time."""
+        for ticker in self._tickers:
+            ticker.stop()
+        for ticker in self._tickers:
+            ticker.stop(_ANSWER + self._pause)
+
+    def lost(self) -> dict[int, str]:
+        """The problem of each lost server: it was silent for too long, or nothing listens at its address now."""
+        found = {}
+        for number, address in self.addresses.items():
+            if number in self._silent:
+                found[number] = (
+                    f"has not answered for {self.timeout:g} s (UNISONO_TIMEOUT): it hangs, or its machine is gone"
+                )
+            elif not self._listens(address):
+                found[number] = "does not answer: it has died, or its machine is gone"
+        return found
+
+    @staticmethod
+    def _listens(address: str) -> bool:
+        if listens(address, _ANSWER):
+            return True
+        time.sleep(_AGAIN)
+        return listens(address, _ANSWER)
+
+    def _check(self, number: int) -> bool:
+        """Connects to one server; ends the connections to it once it has been silent for too long."""
+        address, began = self.addresses[number], time.monotonic()
+        if number not in self._silent:
+            keep_alive(address, self.timeout)
+            if answers(address, min(_ANSWER, self.timeout / 2)):
+                self._silent_since.pop(number, None)
+            elif time.monotonic() - self._silent_since.setdefault(number, began) >= self.timeout:
+                self._silent.add(number)
+        if number in self._silent:
+            end_connections(address)  # also those that TensorFlow has made again since
+        return True

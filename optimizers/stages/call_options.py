@@ -1,0 +1,88 @@
+"""What one call of an optimizer says beyond (gradient, variable) pairs, and what its stages may ask.
+
+Between the call and the stages stand methods whose signatures are Keras' (`apply`, `update_step`, `_clip_gradients`),
+and which subclasses override; so the options are kept on the calling thread, next to the arguments, and end with the call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ...compat.thread_value import ThreadValue
+from ...distribute.step_context import current_step
+
+
+@dataclasses.dataclass(frozen=True)
+class CallOptions:
+    """One call of an optimizer."""
+
+    skip_aggregation: bool = False  # the gradients are the same on every replica already
+    # `aggregate_gradients` has divided the gradients by the loss scale already. Only with `skip_aggregation`.
+    unscaled: bool = False
+    # Scalar; what the loss of this micro-batch was divided by, over all replicas. None: the samples of the step, or 1 where
+    # there is no step. Only ratios between the micro-batches of one update matter.
+    weight_total: Any = None
+
+    def divisor(self) -> Any:
+        """The divisor of this micro-batch's loss, or what is proportional to it."""
+        if self.weight_total is not None:
+            return self.weight_total
+        step = current_step()
+        if step is None:
+            return 1
+        return step.global_rows if step.weight_total is None else step.weight_total
+
+
+_options, _counts = ThreadValue(CallOptions()), ThreadValue({})
+
+
+def current_options() -> CallOptions:
+    """The options of the call that this thread is in."""
+    return _options.value
+
+
+def call_options(options: CallOptions) -> contextlib.AbstractContextManager[None]:
+    """Calls of optimizers inside the block have these options."""
+    return _options.set_to(options)
+
+
+def frozen_iterations(optimizer: Any, count: Any) -> contextlib.AbstractContextManager[None]:
+    """`optimizer.iterations` is the tensor `count` inside the block: read once, not once for each variable."""
+    return _counts.set_to({**_counts.value, id(optimizer): count, 0: count})
+
+
+def frozen_count(optimizer: Any) -> Any:
+    """The count that `frozen_iterations` holds for the optimizer, or None."""
+    return _counts.value.get(id(optimizer))
+
+
+def updates_so_far() -> Any:
+    """How many updates the optimizer at work has applied before this one: int64 scalar tensor.
+
+    For gradient transformers that change with time (a noise that fades, say).
+
+    Raises:
+        RuntimeError: called outside of a transformer.
+
+    Context: inside a gradient transformer or a clipping method.
+    """
+    if not _counts.value:
+        raise RuntimeError(
+            "`updates_so_far` was called outside of a gradient transformer: call it inside of one."
+        )
+    return _counts.value[0]
+
+
+def gradients_are_taken(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
+    """Whether the current step collects the gradients, scaled as they are: then nothing is to be applied now.
+
+    So do the parts of a synchronous step on parameter servers: the sum of all parts is applied, once. Context: replica.
+    """
+    step = current_step()
+    if step is None or step.take_gradients is None:
+        return False
+    step.take_gradients(optimizer, zip(gradients, variables))
+    return True

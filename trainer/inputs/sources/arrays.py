@@ -1,0 +1,158 @@
+"""Batches from arrays: in the memory of a device, or read on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ....distribute.hardware.data_placement import DataHome
+from ..batch import batch_spec, gather_samples, slice_samples
+from ..convert import as_resident, cast_floats
+from ..identity import checksum
+from ..position import SampleOrder
+from .feed import FedSource, Layout, layout_of
+from .readers import HOST, ArrayReader
+from .source import Chunk, Source
+
+
+class ArraySource(Source):
+    """Batches from arrays that stay in the memory of the host, or of each replica's GPU.
+
+    Owns the tensors, except those that another source holds. A chunk is the tensors and the numbers of its samples, so its
+    size does not depend on the steps.
+
+    Args:
+        arrays: nest of NumPy arrays and tensors, in the structure of a batch.
+        order: the order of their samples.
+        home: where the tensors stay; None: on the host.
+        beside: another source of this fit: arrays that both get are held once.
+    """
+
+    resume_by = "index"
+
+    def __init__(
+        self, arrays: Any, order: SampleOrder, home: DataHome | None = None, beside: Source | None = None
+    ) -> None:
+        home = home or DataHome()
+        self.devices, self.home = home.devices or (HOST,), home.sentence
+        held = beside.held if isinstance(beside, ArraySource) and beside.devices == self.devices else {}
+        self.held: dict[int, tuple[Any, list[Any]]] = {}
+        for leaf in tf.nest.flatten(arrays):
+            self.held[id(leaf)] = held.get(id(leaf)) or (leaf, self._on_devices(leaf))
+        self._copies = [
+            tf.nest.map_structure(lambda leaf, n=n: self.held[id(leaf)][1][n], arrays)
+            for n in range(len(self.devices))
+        ]
+        self.position: SampleOrder = order
+        self.samples = self.held_samples = order.samples
+        self.batch_size = order.batch_size
+        self._order: tuple[np.ndarray, list[tf.Tensor]] | None = None
+        self._signature = batch_spec(self._copies[0])
+        self.spec = self._spec_of_batches()
+
+    def whole(self) -> Any:
+        """All samples as one batch; None where they must be read: with class weights, or for other tensor types."""
+        plain = self._class_weights is None and self.spec is self._signature
+        return self._copies[0] if plain else None
+
+    def _spec_of_batches(self) -> Any:
+        """The spec of the arrays; of one sample, where arrays are stored as another tensor type than batches."""
+        if all(isinstance(leaf, tf.TensorSpec | None) for leaf in tf.nest.flatten(self._signature)):
+            return self._signature
+        return batch_spec(ArrayReader("", 1)((self._copies, tf.constant(0, tf.int64)), tf.constant(0)))
+
+    def _read(self, steps: int) -> Chunk | None:
+        """The next chunk: batches of one size, or, where the reader does not know the size, of both sizes."""
+        run = self.position.next_run(steps)
+        if run is None:
+            return None
+        size: int | None = run.batch_size
+        batches, first = run.batches, run.first
+        place: Any = first
+        if self._leaves_open(run.batch_size):
+            size, batches = None, self.position.left(steps)
+            place = np.minimum(
+                first + self.position.batch_size * np.arange(batches + 1), self.position.samples
+            )
+        spec: Any = tf.TensorSpec([] if size else [None], tf.int64)
+        with tf.device(HOST):
+            place = tf.constant(place, tf.int64)
+        order = self.position.indices(run.a_pass)
+        if order is not None:
+            if self._order is None or self._order[0] is not order:  # created once for all chunks of a pass
+                self._order = order, self._on_devices(order)
+            place = (self._order[1], place)
+            spec = ([tf.TensorSpec([None], tf.int64)] * len(self.devices), spec)
+        reader = ArrayReader(str(self._signature), size, self.devices, order is not None)
+        return Chunk(
+            (self._copies, place),
+            batches,
+            size,
+            reader,
+            signature=([self._signature] * len(self.devices), spec),
+            part_reader=reader.read if len(self.devices) > 1 else None,
+        )
+
+    def _leaves_open(self, size: int) -> bool:
+        """Whether batches from here on, the next of `size` samples, are read by a reader that does not know their size."""
+        full = self.position.batch_size
+        if self.position.samples < full or self.position.samples % full == 0:
+            return False
+        return self.open_rows == "all" or (self.open_rows == "last" and size < full)
+
+    def _content(self) -> str | None:
+        return checksum(self._copies[0])
+
+    def _on_devices(self, leaf: Any) -> list[Any]:
+        """An array as a tensor on each device."""
+        copies = []
+        for device in self.devices:
+            with tf.device(device):
+                copies.append(as_resident(leaf))
+        return copies
+
+
+class StreamedArrays(FedSource):
+    """Arrays that are too large to be copied, or are in files: only the samples of the next batches are read.
+
+    Args:
+        arrays: nest of NumPy arrays and tensors, in the structure of a batch.
+        order: the order of their samples.
+        steady: see `FedSource`.
+    """
+
+    resume_by = "index"
+
+    def __init__(self, arrays: Any, order: SampleOrder, steady: bool) -> None:
+        self._arrays = arrays
+        self.position: SampleOrder = order
+        self.samples, self.batch_size = order.samples, order.batch_size
+        super().__init__(batch_spec(self._samples_from(0, 1, None)), steady)
+
+    def _content(self) -> str | None:
+        return checksum(self._arrays)
+
+    def _samples_from(self, start: int, count: int, order: np.ndarray | None) -> Any:
+        chosen: Any = slice(start, start + count) if order is None else order[start : start + count]
+
+        def read(leaf: Any) -> Any:
+            if leaf is None:
+                return None
+            if isinstance(leaf, np.ndarray):
+                return cast_floats(np.asarray(leaf[chosen]))
+            if order is None:
+                return cast_floats(slice_samples(leaf, start, start + count))
+            return cast_floats(gather_samples(leaf, tf.constant(chosen)))
+
+        with tf.device("CPU:0"):
+            return tf.nest.map_structure(read, self._arrays)
+
+    def _batches(self) -> Iterator[tuple[Any, Layout]]:
+        order = self.position.copy()
+        while (run := order.next_run(1)) is not None:
+            order.advance(1)
+            batch = self._samples_from(run.first, run.batch_size, order.indices(run.a_pass))
+            yield batch, layout_of(batch)

@@ -1,0 +1,296 @@
+"""`tf.data.Dataset`: batches that are drawn inside the compiled function."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import logging
+import os
+import tempfile
+import zipfile
+from typing import Any
+
+import tensorflow as tf
+
+from ....compat.tensorflow_private.dataset_graph import held_data, pipeline_checksum
+from ....compat.tensorflow_private.datasets import (
+    LIVE_SHUFFLE,
+    batch_size,
+    count_shuffles,
+    end_iterator,
+    saving_exactly,
+)
+from ..batch import batch_spec
+from ..identity import checksum, text_of_function
+from ..outside_state import PipelineState
+from ..position import Position
+from ..values import LabelRule
+from .readers import IteratorReader
+from .source import Chunk, Source
+
+_log = logging.getLogger("unisono")
+_FILES = ("iterator.index", "iterator.data-00000-of-00001")
+
+
+class DatasetSource(Source):
+    """Batches of a dataset, through one iterator for each pass. Owns the iterator.
+
+    The iterator's own checkpoint is its position, where every part of the pipeline can be saved; otherwise a
+    resumed run draws and drops the used batches.
+
+    Args:
+        dataset: its elements are the batches, or parts of them.
+        steps_per_epoch: int or None; the steps of an epoch.
+        parts: int; elements that make one batch (one for each replica of this worker).
+        per_worker: whether the elements are this worker's samples only.
+        by_replica: whether the elements depend on the number of replicas.
+        batches: int or None; of a pass, like the cardinality of a dataset; None: the cardinality of `dataset`.
+        resumable: whether its position will be requested.
+    """
+
+    _iterator: Any = None
+    _asked = 0
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        steps_per_epoch: int | None,
+        parts: int = 1,
+        per_worker: bool = False,
+        by_replica: bool = False,
+        batches: int | None = None,
+        resumable: bool = True,
+    ) -> None:
+        self._by_replica = by_replica
+        self._dataset = saving_exactly(dataset) if resumable else dataset
+        self._element_spec = dataset.element_spec
+        self._parts, self.per_worker = parts, per_worker
+        if batches is None:
+            elements = int(dataset.cardinality())
+            batches = -(-elements // parts) if elements > 0 else elements
+        known = _known_batches(batches, steps_per_epoch)
+        expected = known if steps_per_epoch else None
+        if per_worker:  # the worker with the most data ends the epoch
+            known = None
+        counted = parts == 1 and known is not None
+        layout = f"{'this worker: ' if per_worker else ''}{self._element_spec}"
+        self._reader = IteratorReader(layout, counted, parts)
+        self.position = Position(steps_per_epoch, known, expected)
+        self.spec = batch_spec(self._element_spec)
+        if parts == 1:
+            counts = _known_sizes(self._element_spec)
+            self.batch_size = next(iter(counts)) if len(counts) == 1 else None
+            if len(counts - {None}) < 2 and not per_worker and _is_dense(self.spec):
+                self.usual_batch_size = next(iter(counts - {None}), None) or batch_size(dataset)
+        if resumable:
+            self._outside = PipelineState(dataset)
+            self._saves: bool | None = False if self._outside.never_saved else None
+            self.inexact, self.owned = self._outside.inexact, self._outside.owned
+
+    @property
+    def resume_by(self) -> str:
+        """`"iterator"` where the pipeline can be saved, otherwise `"skip"`."""
+        if self._saves is None:
+            if self._iterator is None:  # a second iterator would change the order of a shuffled dataset
+                self._open()
+            self._saves = True
+            self._packed()
+        return "iterator" if self._saves else "skip"
+
+    def _packed(self) -> bytes | None:
+        """The iterator's checkpoint; None, from then on, where it cannot be saved at some moment."""
+        try:
+            return save_iterator(self._iterator)
+        except (tf.errors.OpError, ValueError) as error:
+            self._saves = False
+            _log.info("The input will be resumed by skipping: %s", str(error).splitlines()[0])
+            return None
+
+    def identity(self) -> dict[str, Any]:
+        """Includes the checksum of the pipeline, where it is the same for every number of replicas."""
+        known = super().identity()
+        if not self._by_replica:
+            known["pipeline graph"] = pipeline_checksum(self._dataset, text_of_function)
+        return known
+
+    def _content(self) -> str | None:
+        return None if self._by_replica else checksum(held_data(self._dataset))
+
+    def _open(self) -> None:
+        self.close()
+        self._iterator = iter(self._dataset)
+
+    def check_values(self, rules: tuple[LabelRule, ...]) -> None:
+        """Lets the reader check each batch."""
+        self._reader = dataclasses.replace(self._reader, rules=rules)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Starts an epoch: a new pass, or the next part of a pass that is split by `steps_per_epoch`."""
+        if self.position.begin(epoch) or self._iterator is None:
+            self._open()
+
+    def _read(self, steps: int) -> Chunk:
+        """The next chunk. Its batches are drawn when the compiled function runs."""
+        if self._iterator is None:
+            self._open()
+        self._asked = steps
+        return Chunk(
+            self._iterator,
+            steps,
+            self.batch_size,
+            self._reader,
+            open_ended=not self._reader.counted,
+            signature=tf.type_spec_from_value(self._iterator),
+            per_worker=self.per_worker,
+            usual_batch_size=self.usual_batch_size,
+            spec=self._element_spec,
+        )
+
+    def drawn(self, steps: int) -> None:
+        """The data ended after `steps` steps of the last chunk.
+
+        Raises:
+            ValueError: there was no batch at all.
+        """
+        if steps >= self._asked:
+            return
+        position = self.position
+        position.advance(steps - self._asked)
+        self._asked, position.ended = steps, True
+        if position.taken == position.passes == 0:
+            raise ValueError("x is a dataset that gave no batch; give one with at least one sample.")
+        position.learn()
+
+    def state(self) -> dict[str, Any]:
+        """The position after the last chunk, with the iterator's checkpoint where possible."""
+        state = {**super().state(), **self._outside.state()}
+        if self._iterator is not None and not self.position.is_over() and self.resume_by == "iterator":
+            packed = self._packed()
+            # The checkpoint lacks a shuffle at the end of its input, and with it the order of the next pass.
+            if packed is not None and packed.count(LIVE_SHUFFLE) >= count_shuffles(self._dataset):
+                state["iterator"] = packed
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes to a position of `state()`.
+
+        Raises:
+            ValueError: the pipeline differs, or has fewer batches than were used.
+        """
+        super().restore(state)
+        taken = self.position.taken
+        if "iterator" in state:
+            self._open()
+            load_iterator(self._iterator, state["iterator"])
+            _log.info("Resumed the input from its iterator's checkpoint, at batch %d of its pass.", taken)
+            return
+        self._outside.restore(state)
+        over = self.position.is_over()
+        # Each started pass gives a shuffle another order.
+        for number in range(self.position.passes + over):
+            self._open()
+            next(self._iterator, None)  # some parts of a pipeline start with the first element
+            if self._outside.draws_all or (self._outside.draws_first and number == 0):
+                for _ in self._iterator:
+                    pass
+        if not over:
+            self._open()
+            self._skip(taken)
+            if taken:
+                _log.warning("Resumed the input by skipping %d batches.", taken)
+
+    def _skip(self, batches: int) -> None:
+        for number in range(batches * self._parts):
+            try:
+                next(self._iterator)
+            except StopIteration:
+                if number > (batches - 1) * self._parts:
+                    return
+                raise ValueError(
+                    f"The dataset has only {number} elements, but the run to resume had used {batches} batches; resume "
+                    "with the data of the first run."
+                ) from None
+
+    def close(self) -> None:
+        """Releases the iterator."""
+        if self._iterator is not None:
+            end_iterator(self._iterator, self._dataset)
+        self._iterator = None
+
+
+def without_optionals(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The dataset with None instead of every `tf.experimental.Optional`, as in Keras."""
+    if not any(isinstance(leaf, tf.OptionalSpec) for leaf in tf.nest.flatten(dataset.element_spec)):
+        return dataset
+
+    def convert(*parts: Any) -> Any:
+        element = parts if type(dataset.element_spec) is tuple else parts[0]
+        return tf.nest.map_structure(
+            lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, element
+        )
+
+    return dataset.map(convert)
+
+
+def _known_batches(cardinality: int, steps_per_epoch: int | None) -> int | None:
+    """The number of batches of a pass, or None if it is not known.
+
+    Raises:
+        ValueError: there is none, or the dataset is infinite and `steps_per_epoch` is None.
+    """
+    if cardinality == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
+        raise ValueError("steps_per_epoch (None) must be given for a dataset that never ends.")
+    if cardinality == 0:
+        raise ValueError("x is a dataset without any batch; give one with at least one sample.")
+    return cardinality if cardinality > 0 else None
+
+
+def _known_sizes(spec: Any) -> set[int | None]:
+    """The numbers of samples of the arrays of an element; None for unknown ones."""
+    shapes = (getattr(leaf, "shape", None) for leaf in tf.nest.flatten(spec))
+    return {shape[0] for shape in shapes if shape is not None and shape.rank}
+
+
+def _is_dense(spec: Any) -> bool:
+    """Whether all leaves are tensors of numbers whose shapes are known except for the samples."""
+    return all(
+        isinstance(leaf, tf.TensorSpec)
+        and bool(leaf.shape.rank)
+        and leaf.shape[1:].is_fully_defined()
+        and leaf.dtype not in (tf.string, tf.variant, tf.resource)
+        for leaf in tf.nest.flatten(spec)
+    )
+
+
+def save_iterator(iterator: Any) -> bytes:
+    """The checkpoint of a `tf.data.Iterator` as the bytes of a ZIP file."""
+    with tempfile.TemporaryDirectory() as folder:
+        tf.train.Checkpoint(iterator=iterator).write(os.path.join(folder, "iterator"))
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
+            for name in _FILES:
+                with open(os.path.join(folder, name), "rb") as file:
+                    # Without a timestamp: the same bytes on all workers.
+                    archive.writestr(zipfile.ZipInfo(name), file.read())
+    return packed.getvalue()
+
+
+def load_iterator(iterator: Any, packed: Any) -> None:
+    """Goes to the position of `save_iterator`.
+
+    Raises:
+        ValueError: the bytes belong to another pipeline, or are damaged.
+    """
+    data = packed if isinstance(packed, bytes) else bytes(bytearray(packed))
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                for name in _FILES:
+                    with open(os.path.join(folder, name), "wb") as file:
+                        file.write(archive.read(name))
+            tf.train.Checkpoint(iterator=iterator).read(os.path.join(folder, "iterator"))
+        except (tf.errors.OpError, zipfile.BadZipFile, KeyError) as error:
+            raise ValueError(
+                "The saved position of the input does not fit x: resume with the pipeline of the first run "
+                f"({str(error).splitlines()[0]})."
+            ) from error

@@ -1,0 +1,265 @@
+"""Converts any input that Keras accepts to a `Source`."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ....compat.tensorflow_private.datasets import distributed_parts
+from ....distribute.arguments import shown, takes_arguments, whole_number
+from ....distribute.hardware.data_placement import data_home
+from ....distribute.replicas import shares_variables
+from .. import checks
+from ..batch import concat_samples, pack
+from ..class_weights import check_class_weight, class_weights
+from ..convert import host_bytes, is_array, resident_size, standard_arrays
+from ..identity import check_same_pipeline
+from ..position import SampleOrder
+from ..values import is_memory_mapped
+from .arrays import ArraySource, StreamedArrays
+from .datasets import DatasetSource, without_optionals
+from .python_inputs import PyDatasetSource, StreamSource
+from .source import Source
+
+RESIDENT_BYTES = 2**30
+DISTRIBUTED = "tf.distribute.DistributedDataset"
+FUNCTION = "function of tf.distribute.InputContext"
+
+
+def make_source(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int | None = None,
+    steps_per_epoch: int | None = None,
+    shuffle: bool | str = False,
+    class_weight: dict[int, float] | None = None,
+    seed: int = 0,
+    strategy: tf.distribute.Strategy | None = None,
+    resident_bytes: int = RESIDENT_BYTES,
+    beside: Source | None = None,
+    resumable: bool = True,
+    own_step: bool = False,
+) -> Source:
+    """Makes the source of global batches from the arguments of `fit`, `evaluate` or `predict`.
+
+    Args:
+        x: any input that the guide (docs/guides/input.md) lists.
+        y: targets, for arrays.
+        sample_weight: weights of the samples, for arrays.
+        batch_size: samples of a global batch, for arrays; by default 32, or the samples divided by `steps_per_epoch`.
+        steps_per_epoch: the batches of an epoch; by default one pass over the data.
+        shuffle: whether to read arrays in a new random order in every epoch; "batch" shuffles within each batch.
+        class_weight: weight of each class of `y`.
+        seed: int; the order of the samples is a function of it.
+        strategy: the strategy that will consume the batches; by default the current one.
+        resident_bytes: larger arrays are not copied to the host's tensors but read batch by batch.
+        beside: another source of the same fit: arrays that both get are held once.
+        resumable: whether its position will be requested: not in `evaluate` and `predict`.
+        own_step: whether a custom step gets the batches: their arrays may have different numbers of samples.
+
+    Returns:
+        The source, checked: unsupported inputs raise here, before the first step.
+
+    Raises:
+        ValueError: a value is not supported.
+        TypeError: a type is not supported.
+    """
+    batch_size = whole_number("batch_size", batch_size, optional=True)
+    steps_per_epoch = whole_number("steps_per_epoch", steps_per_epoch, optional=True)
+    most_steps = keras.config.max_steps_per_epoch()
+    if most_steps and (steps_per_epoch is None or most_steps < steps_per_epoch):
+        warnings.warn(f"Limiting steps_per_epoch to {most_steps}", stacklevel=4)
+        steps_per_epoch = most_steps
+    shuffle = checked_shuffle(shuffle)
+    weights = class_weights(class_weight)
+    strategy = strategy or tf.distribute.get_strategy()
+    replicas = 1 if strategy is None else strategy.num_replicas_in_sync
+    kind = kind_of(x)
+    if kind == "array":
+        arrays = standard_arrays(x, y, sample_weight)
+        samples = checks.same_samples(arrays)
+        if batch_size is None:
+            batch_size = math.ceil(samples / steps_per_epoch) if steps_per_epoch else 32
+        order = SampleOrder(samples, batch_size, shuffle, seed, steps_per_epoch)
+        source = _from_arrays(pack(*arrays), order, strategy, resident_bytes, beside)
+        source.targets = arrays[1]
+    else:
+        checks.alone(kind, y, sample_weight, batch_size=batch_size)
+        if shuffle == "batch":  # True is the default of `fit`, no request
+            warnings.warn(
+                f"`shuffle={shuffle}` was passed, but will be ignored since the data `x` was provided as a {kind}, which "
+                "is expected to already be shuffled.",
+                stacklevel=3,
+            )
+        sharing = checks.Sharing(own_step, replicas)
+        if kind == "PyDataset":
+            source = PyDatasetSource(x, shuffle, seed, steps_per_epoch, many_workers(strategy), sharing)
+        elif kind in ("generator", "iterable", "torch DataLoader"):
+            source = StreamSource(x, kind, steps_per_epoch, many_workers(strategy), sharing)
+        else:
+            source = _from_dataset(x, kind, steps_per_epoch, strategy, resumable, sharing)
+    if weights is not None:
+        check_class_weight(source.spec, class_weight)
+        source.weigh_classes(weights)
+    return source
+
+
+def checked_shuffle(shuffle: Any) -> Any:
+    """`shuffle`, if it is None, True, False or "batch"."""
+    if shuffle is None or (isinstance(shuffle, str) and shuffle == "batch"):
+        return shuffle
+    if not isinstance(shuffle, bool | np.bool_ | int) or shuffle not in (0, 1):
+        raise ValueError(f'`shuffle` must be True, False or "batch". Received: {shown(shuffle)}')
+    return bool(shuffle)
+
+
+def kind_of(x: Any) -> str:
+    """The kind of the input `x`, as named in messages.
+
+    Raises:
+        TypeError: it is not supported.
+    """
+    if isinstance(x, type):
+        raise TypeError(f"`x` must be an instance: give {x.__name__}(...). Received: {shown(x)}")
+    if isinstance(x, tf.data.Dataset):
+        return "tf.data.Dataset"
+    if isinstance(x, tf.distribute.DistributedDataset):
+        return DISTRIBUTED
+    if isinstance(x, keras.utils.PyDataset):
+        return "PyDataset"
+    if hasattr(x, "get_tf_dataset"):
+        return "Keras data adapter"
+    if isinstance(x, list | tuple | dict | str | bytes | keras.KerasTensor | np.generic) or is_array(x):
+        return "array"
+    if hasattr(x, "__next__"):
+        return "generator"
+    if any(kind.__module__.startswith("torch.utils.data") for kind in type(x).__mro__):
+        return "torch DataLoader"
+    if isinstance(x, Iterable):
+        return "iterable"
+    return FUNCTION if callable(x) else "array"
+
+
+def _from_arrays(
+    arrays: Any,
+    order: SampleOrder,
+    strategy: tf.distribute.Strategy,
+    resident_bytes: int,
+    beside: Source | None,
+) -> Source:
+    leaves = tf.nest.flatten(arrays)
+    mapped = any(is_memory_mapped(leaf) for leaf in leaves)
+    dense = not mapped and all(
+        leaf is None or (isinstance(leaf, np.ndarray | tf.Tensor) and tf.as_dtype(leaf.dtype) != tf.string)
+        for leaf in leaves
+    )
+    held = beside.held if isinstance(beside, ArraySource) else {}
+    home = data_home(
+        sum(resident_size(leaf) for leaf in leaves if id(leaf) not in held), _replica_devices(strategy), dense
+    )
+    size = sum(host_bytes(leaf) for leaf in leaves)
+    if mapped or (size > resident_bytes and not home.devices):
+        source: Source = StreamedArrays(arrays, order, many_workers(strategy))
+        source.home = home.sentence
+        return source
+    return ArraySource(arrays, order, home, beside)
+
+
+def _replica_devices(strategy: tf.distribute.Strategy) -> list[str]:
+    """The devices of this worker's replicas."""
+    if shares_variables(strategy):
+        return []
+    gpus = [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
+    return list(_local_devices(strategy)) or gpus[:1]
+
+
+def _from_dataset(
+    x: Any,
+    kind: str,
+    steps_per_epoch: int | None,
+    strategy: tf.distribute.Strategy,
+    resumable: bool,
+    sharing: checks.Sharing,
+) -> Source:
+    """The source of a `tf.data` pipeline, or of one that `tf.distribute` splits over replicas.
+
+    The elements of the latter are the samples of one replica; those of all replicas of this worker are concatenated.
+    """
+    parts, per_worker, batches = 1, False, None
+    if kind == "Keras data adapter":
+        x = x.get_tf_dataset()
+    if kind == FUNCTION:
+        context = input_context(strategy)
+        x = _called_with(context, x)
+        parts = max(1, strategy.num_replicas_in_sync // context.num_input_pipelines)
+        per_worker = context.num_input_pipelines > 1
+    if not per_worker:
+        check_same_pipeline(x, strategy)
+    if kind == DISTRIBUTED:
+        datasets, replicas, batches = distributed_parts(x)
+        per_worker = many_workers(strategy)
+        parts = max(1, replicas // input_context(strategy).num_input_pipelines)
+        x = datasets[0]
+        if len(datasets) > 1:  # one for each replica
+            x, parts = tf.data.Dataset.zip(*datasets).map(lambda *each: concat_samples(each)), 1
+    x = without_optionals(x)
+    checks.batched(x.element_spec, parts, sharing)
+    by_replica = kind in (FUNCTION, DISTRIBUTED)
+    return DatasetSource(x, steps_per_epoch, parts, per_worker, by_replica, batches, resumable)
+
+
+def _called_with(context: tf.distribute.InputContext, function: Any) -> tf.data.Dataset:
+    if not takes_arguments(function, 1):
+        raise TypeError(
+            "`x` is a function without arguments, but it is called with a tf.distribute.InputContext. If it is a generator "
+            f"function, call it and pass the generator. Received: {shown(function)}"
+        )
+    try:
+        dataset = function(context)
+    except TypeError as error:
+        error.add_note(
+            "`x` is a function, so it was called with a tf.distribute.InputContext. If it is a generator function, call it."
+        )
+        raise
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            f"`x` is a function that returned a {type(dataset).__name__}, but a function of tf.distribute.InputContext must "
+            "return a tf.data.Dataset. If it is a generator function, call it and pass the generator."
+        )
+    return dataset
+
+
+def input_context(strategy: tf.distribute.Strategy) -> tf.distribute.InputContext:
+    """The argument of a function of `tf.distribute.InputContext` on this worker."""
+    seen: list[tf.distribute.InputContext] = []
+
+    def keep(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        seen.append(context)
+        return tf.data.Dataset.range(1)
+
+    # Strategies without their own input (parameter servers outside of a coordinator) have one pipeline.
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+        strategy.distribute_datasets_from_function(keep)
+    return seen[0] if seen else tf.distribute.InputContext(1, 0, strategy.num_replicas_in_sync)
+
+
+def many_workers(strategy: tf.distribute.Strategy) -> bool:
+    """Whether the strategy has replicas in other processes."""
+    return strategy.num_replicas_in_sync > max(1, len(_local_devices(strategy)))
+
+
+def _local_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
+    """The devices of this worker's replicas; none where there is no strategy."""
+    try:
+        return tuple(strategy.extended.worker_devices)
+    except RuntimeError:  # the default strategy
+        return ()

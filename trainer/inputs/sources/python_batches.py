@@ -1,0 +1,198 @@
+"""Batches from Python code: their structure, and whether they match the first ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .. import checks
+from ..batch import named_parts, open_spec, unpack
+from ..convert import host_arrays, is_array
+from ..identity import checksum
+from ..outside_state import RecordedCalls, drawn_ahead, notes_drawn_numbers
+from ..values import LabelRule, check_finite, check_labels
+from .feed import FedSource, Layout, layout_of
+
+_END = object()
+
+
+def with_places(items: Iterator[Any], places: Iterable[str]) -> Iterator[Any]:
+    """`items`; an error of the code that gives one gets a note with the position in the input."""
+    for place in places:
+        try:
+            item = next(items, _END)
+        except Exception as error:
+            error.add_note(f"Raised by the input: {place} (counted from 0).")
+            raise
+        if item is _END:
+            return
+        yield item
+
+
+class PythonSource(FedSource):
+    """Batches from Python code: converted to one structure, and checked against the first ones.
+
+    Args:
+        given: the user's input.
+        calls: the calls of its code between batches.
+        kind: of the input, for messages.
+        first: at most two first items of the input, which are made and checked here.
+        steady: see `FedSource`.
+        sharing: whether the arrays of a batch may have different numbers of samples.
+
+    Raises:
+        ValueError, TypeError: an item is not a batch, or batches differ.
+    """
+
+    _rules: tuple[LabelRule, ...] | None = None
+
+    def __init__(
+        self,
+        given: Any,
+        calls: RecordedCalls,
+        kind: str,
+        first: Iterable[Any],
+        steady: bool,
+        sharing: checks.Sharing,
+    ) -> None:
+        self._calls, self._kind, self._sharing = calls, kind, sharing
+        with notes_drawn_numbers(given) as drawn_from:
+            self._unused = list(first)
+        if not self._unused:
+            raise ValueError(f"The {kind} yielded no batch: it is empty or exhausted; create a new one.")
+        batches = [self._standard(item, number) for number, item in enumerate(self._unused)]
+        super().__init__(_common_spec(batches, kind), steady)
+        self.usual_batch_size = layout_of(batches[0]).size
+        self.inexact = drawn_ahead(kind, drawn_from)
+        self._known_layouts: set[Any] = set()
+        # An iterator may come from an earlier call, and continue where that has ended.
+        self._checksum = checksum(self._unused) if self.rewinds and not drawn_from else None
+
+    def _content(self) -> str | None:
+        return self._checksum
+
+    def check_values(self, rules: tuple[LabelRule, ...]) -> None:
+        """Lets the thread check each batch."""
+        self._rules = rules
+
+    def state(self) -> dict[str, Any]:
+        """The position, with the calls of the user's code between batches."""
+        return {**super().state(), "calls": self._calls.state()}
+
+    def _checked(self, items: Iterator[Any], first: int) -> Iterator[tuple[Any, Layout]]:
+        """The batches of these items, of which the first is batch `first` of the epoch."""
+        for number, item in enumerate(items, first):
+            batch = self._standard(item, number)
+            layout = layout_of(batch)
+            if layout not in self._known_layouts:
+                self._check(batch, number)
+                if len(self._known_layouts) > 1000:
+                    self._known_layouts.clear()
+                self._known_layouts.add(layout)
+            yield batch, layout
+
+    def _standard(self, item: Any, number: int) -> Any:
+        """An item in the structure that Keras passes to a step: NumPy arrays and tensors, not yet cast, in tuples and dicts.
+
+        Args:
+            item: a tuple, a list where the input can be read again, a dict, or x alone as one array.
+            number: int; which batch of the epoch it is, from 0.
+
+        Raises:
+            ValueError: it is not a batch, or its arrays differ in samples or have none.
+            TypeError: a part of it is not an array.
+        """
+        name = f"Batch {number} of the {self._kind}"
+        if isinstance(item, list) and self.rewinds:
+            item = tuple(item)
+        if self._kind == "PyDataset" and is_array(item) and item is not None:
+            item = (item,)
+        if not (isinstance(item, tuple | dict) or is_array(item)) or item is None or len(item) == 0:
+            size = f" of length {len(item)}" if isinstance(item, tuple | list) else ""
+            raise ValueError(
+                f"{name} is a {type(item).__name__}{size}; a batch must be a tuple (inputs,), (inputs, targets) or "
+                "(inputs, targets, sample_weights)."
+            )
+        where = f"{name} has a {{kind}} as {{place}}; give arrays."
+        parts = [host_arrays(part, _joined_numbers(value), where) for part, value in named_parts(item)]
+        batch = parts[0] if not isinstance(item, tuple) else tuple(parts)
+        if hasattr(item, "_fields"):
+            batch = type(item)(*parts)
+        try:
+            self._sharing.check(batch)
+            if self._rules is not None:
+                _, y, sample_weight = unpack(batch)
+                check_finite("sample_weight", sample_weight)
+                check_labels(y, self._rules)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        return batch
+
+    def _check(self, batch: Any, number: int) -> None:
+        """Rejects a batch that differs in structure, dtype or shape from the first ones."""
+        try:
+            tf.nest.assert_same_structure(self._signature, batch)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"Batch {number} of the {self._kind} has another structure than the first: "
+                f"{_specs(batch)}, not {self._signature}."
+            ) from None
+        for (name, part), (_, specs) in zip(named_parts(_specs(batch)), named_parts(self._signature)):
+            leaves = tf.nest.flatten(part)
+            for index, (found, spec) in enumerate(zip(leaves, tf.nest.flatten(specs))):
+                where = name if len(leaves) == 1 else f"array {index} of {name}"
+                if found is spec is None or (spec is not None and spec.is_compatible_with(found)):
+                    continue
+                raise ValueError(
+                    f"{where} of batch {number} of the {self._kind} is {found}, but the first batches have {spec}; "
+                    "every batch must have the same dtypes and, except for the samples, the same shapes (a dimension may "
+                    "vary if the first two batches differ in it)."
+                )
+
+
+def _joined_numbers(part: Any) -> Any:
+    """A list or tuple of Python numbers is one array of them."""
+    if isinstance(part, list | tuple) and part and all(isinstance(v, bool | int | float) for v in part):
+        return np.asarray(part)
+    return part
+
+
+def _specs(batch: Any) -> Any:
+    """The nest of `tf.TypeSpec` of a batch of NumPy arrays and tensors; its number of samples is None."""
+
+    def spec(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            leaf = tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype))
+        return open_spec(leaf)
+
+    return tf.nest.map_structure(spec, batch)
+
+
+def _common_spec(batches: list[Any], kind: str) -> Any:
+    """The common spec of the first batches; dimensions in which they differ are None.
+
+    Raises:
+        ValueError: they differ in structure, rank or dtype.
+    """
+    specs = [_specs(batch) for batch in batches]
+    result = specs[0]
+    for number, spec in enumerate(specs[1:], 1):
+        try:
+            result = tf.nest.map_structure(_merge, result, spec)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"Batch {number} of the {kind} is {spec}, but the first batch is {specs[0]}."
+            ) from None
+    return result
+
+
+def _merge(a: Any, b: Any) -> Any:
+    if a is None and b is None:
+        return None
+    merged = a.most_specific_common_supertype([b]) if a is not None and b is not None else None
+    if merged is None or getattr(merged, "shape", tf.TensorShape([])).rank is None:
+        raise ValueError
+    return merged

@@ -1,0 +1,159 @@
+"""Readers read one batch from a chunk, inside the compiled function.
+
+Equivalent readers are equal: the compiled function is cached by its reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from ....compat.thread_value import ThreadValue
+from ..batch import batch_spec, concat_samples, gather_samples, slice_samples
+from ..values import LabelRule, assert_values
+
+HOST = "CPU:0"
+
+
+_for_xla = ThreadValue(False)
+
+
+def for_xla() -> contextlib.AbstractContextManager[None]:
+    """Readers that are traced inside read samples by number.
+
+    XLA treats the start of a slice as a constant: it would compile the loop again for every chunk.
+    """
+    return _for_xla.set_to(True)
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayReader:
+    """Reads batch `i` of `(copies, place)`: arrays, with a copy on each device, and the positions of the batches in them.
+
+    `place` is the first sample of batch 0, an int64 scalar; where batches have several sizes, it is the first sample of each
+    batch and the end of the last, int64 `[batches + 1]`. With `ordered` it is `(orders, place)`: on each device the numbers
+    of the samples in the order of the whole pass, int64 `[samples]`, so that their shape does not depend on the steps.
+
+    Attributes:
+        layout: the arrays' spec, as text.
+        batch_size: int; None: batches have several sizes, which the compiled function does not know.
+        devices: of the copies.
+        ordered: see above.
+    """
+
+    layout: str
+    batch_size: int | None
+    devices: tuple[str, ...] = (HOST,)
+    ordered: bool = False
+
+    def __call__(self, inputs: Any, i: Any) -> Any:
+        """The whole batch, from the first copy."""
+        return self.read(inputs, i, 0)
+
+    def read(self, inputs: Any, i: Any, replica: int, first: Any = 0, last: Any = None) -> Any:
+        """Samples `first` to `last - 1` of batch `i` (None: to its end), on the device of replica `replica` of this process.
+
+        Args:
+            inputs: see above.
+            i: int32 scalar tensor.
+            replica: int.
+            first: int or int32 scalar tensor.
+            last: int or int32 scalar tensor.
+        """
+        copies, place = inputs
+        orders, place = place if self.ordered else (None, place)
+        known = self.batch_size
+        if last is not None:
+            known = last - first if isinstance(last, int) else None
+        with _at(HOST):  # the host would wait for a GPU
+            start = place[i] if self.batch_size is None else place + tf.cast(i, tf.int64) * self.batch_size
+            begin = start + tf.cast(first, tf.int64)
+            if last is not None:
+                end = start + tf.cast(last, tf.int64)
+            else:
+                end = place[i + 1] if self.batch_size is None else begin + self.batch_size
+            size = tf.reshape(end - begin, [1]) if known is None else tf.constant([known], tf.int64)
+        if _for_xla.value and known is not None:
+            numbers = begin + tf.range(known, dtype=tf.int64)
+            numbers = numbers if orders is None else tf.gather(orders[replica], numbers)
+            return gather_samples(copies[replica], numbers)
+        if orders is None:
+            return slice_samples(copies[replica], begin, end, known, self.devices[replica])
+        with _at(HOST):
+            where = tf.reshape(begin, [1])
+        with tf.device(self.devices[replica]):
+            return gather_samples(copies[replica], tf.slice(orders[replica], where, size))
+
+
+def _at(device: str) -> contextlib.AbstractContextManager[Any]:
+    """The device of operations that are traced inside. XLA has one device."""
+    return contextlib.nullcontext() if _for_xla.value else tf.device(device)
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeReader:
+    """The arrays of `(arrays, anything)` unchanged: one batch. `layout` is their spec, as text."""
+
+    layout: str
+
+    def __call__(self, inputs: Any, i: Any) -> Any:
+        """The arrays."""
+        return inputs[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class IteratorReader:
+    """Draws the next batch from a `tf.data.Iterator`, if there is one.
+
+    Attributes:
+        layout: the spec of an element, as text.
+        counted: whether it certainly has one; then the result is the batch itself instead of an Optional.
+        parts: int; elements that make one batch: their samples are concatenated. The last batch may have fewer.
+        rules: for labels, by which the values of each batch are checked; None: they are not checked.
+    """
+
+    layout: str
+    counted: bool = False
+    parts: int = 1
+    rules: tuple[LabelRule, ...] | None = None
+
+    def __call__(self, iterator: Any, i: Any) -> Any:
+        """The next batch."""
+        if self.counted:
+            return self._checked(iterator.get_next())
+        first, *others = [iterator.get_next_as_optional() for _ in range(self.parts)]
+        if not others and self.rules is None:
+            return first
+
+        def whole(value: Any) -> Any:
+            for other in others:
+                value = tf.cond(
+                    other.has_value(),
+                    lambda value=value, other=other: concat_samples([value, other.get_value()]),
+                    lambda value=value: value,
+                )
+            return self._checked(value)
+
+        return map_optional(
+            whole, first, batch_spec(iterator.element_spec) if others else iterator.element_spec
+        )
+
+    def _checked(self, batch: Any) -> Any:
+        """The batch, after the check of its values."""
+        if self.rules is None:
+            return batch
+        with tf.control_dependencies(assert_values(batch, self.rules)):
+            return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.identity(leaf), batch)
+
+
+def map_optional(fn: Callable[[Any], Any], optional: Any, spec: Any) -> Any:
+    """`fn(value)` of a `tf.experimental.Optional`, if it has one; `spec` is the nest of `tf.TypeSpec` of the result."""
+    return tf.cond(
+        optional.has_value(),
+        lambda: tf.experimental.Optional.from_value(fn(optional.get_value())),
+        lambda: tf.experimental.Optional.empty(spec),
+    )

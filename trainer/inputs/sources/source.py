@@ -1,0 +1,180 @@
+"""The interface of an input for the loop: chunks of steps, a position, and the return to a saved position."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..class_weights import ClassWeights, WeightedReader, weighted_spec
+from ..position import Position
+from ..values import LabelRule, check_labels
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """The input of the next compiled call: up to `steps` global batches.
+
+    Attributes:
+        inputs: a nest of tensors (or a `tf.data.Iterator`); an argument of the compiled function, so chunks of one
+            layout must have one signature.
+        steps: int; the batches in the chunk, or the most that may be drawn when `open_ended`.
+        batch_size: int or None; the samples of every batch in the chunk, where they are all the same and known.
+        reader: `reader(inputs, i)` is batch `i` (int32 scalar tensor, 0 to steps - 1) of the chunk, in the structure
+            that a step gets (see `batch.py`), with the samples of the whole global batch. It is called while tracing,
+            must be a pure function of its arguments, and must be equal for chunks of one layout (the compiled function
+            is kept by it). When `open_ended`, it gives a `tf.experimental.Optional` of the batch.
+        open_ended: whether the data may end before `steps` batches have been drawn.
+        signature: nest of `tf.TypeSpec` that `inputs` matches in every chunk with this reader (the number of steps and
+            of samples in the data left open), so that one trace serves them all; None: as the inputs are.
+        per_worker: whether the batches hold this worker's samples only; then the chunk is `open_ended`.
+        usual_batch_size: int or None; of batches that are drawn from an iterator, the most frequent number of samples, where
+            XLA may be given these. Other numbers may occur.
+        spec: nest of `tf.TypeSpec` of a batch, where `usual_batch_size` is known.
+        part_reader: `part_reader(inputs, i, replica, first, last)` is samples `first` to `last - 1` of batch `i`, read on
+            the device of this process' replica number `replica`, where every replica has a copy of the data; else None.
+    """
+
+    inputs: Any
+    steps: int
+    batch_size: int | None
+    reader: Callable[[Any, Any], Any]
+    open_ended: bool = False
+    signature: Any = None
+    per_worker: bool = False
+    usual_batch_size: int | None = None
+    spec: Any = None
+    part_reader: Callable[..., Any] | None = None
+
+    def batch(self, i: int) -> Any:
+        """Batch `i`; None where the data has ended. Context: host."""
+        batch = self.reader(self.inputs, tf.constant(i))
+        if not self.open_ended:
+            return batch
+        return batch.get_value() if bool(batch.has_value()) else None
+
+
+class Source:
+    """Global batches, in order, with a position that can be saved and restored.
+
+    A kind of input defines how batches are read (`_read`) and what happens when the position changes.
+
+    Attributes:
+        position: the position of the source in the epochs and in the data.
+        spec: nest of `tf.TypeSpec` in the structure of a batch; its number of samples is None.
+        batch_size: int or None; samples of a full global batch, where known.
+        usual_batch_size: int or None; samples that most batches have, where they may differ.
+        open_rows: "no", "last" or "all"; which batches are read by a reader that does not know their size, so that one
+            trace serves all sizes. Set by the loop; only arrays use it, where the last batch of a pass is smaller.
+        samples: int or None; samples of the data (batches of a PyDataset), where known.
+        held_samples: int or None; samples of the tensors that each chunk holds, where these are all of the data: XLA
+            compiles for each number of them.
+        per_worker: bool; False: every worker's source yields the whole global batch, of which its replicas take their
+            samples; True: the source yields this worker's samples only (a function of `tf.distribute.InputContext`).
+        resume_by: "index" | "iterator" | "skip"; how `restore` finds the position again.
+        rewinds: bool; whether the data can be read again from its beginning.
+        targets: the arrays of `y`, where they are given, until they have been checked.
+        home: str; a sentence about the device that holds the data, where that had to be chosen.
+        inexact: str or None; a sentence about the reason why a resumed run may get other batches.
+        owned: generators and variables that this input advances, maybe ahead of the steps: `restore` restores them.
+    """
+
+    position: Position
+    spec: Any
+    batch_size: int | None = None
+    usual_batch_size: int | None = None
+    open_rows = "no"
+    samples: int | None = None
+    held_samples: int | None = None
+    per_worker = False
+    resume_by: Any = "skip"
+    rewinds = True
+    targets: Any = None
+    home = ""
+    inexact: str | None = None
+    owned: Sequence[Any] = ()
+    _class_weights: ClassWeights | None = None
+
+    def _read(self, steps: int) -> Chunk | None:
+        """The next chunk of at most `steps` steps, which the epoch has; None where the data has ended."""
+        raise NotImplementedError
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Steps of an epoch; None until they are known: after one epoch of an input of unknown length."""
+        return self.position.steps_per_epoch
+
+    def check_values(self, rules: tuple[LabelRule, ...]) -> None:
+        """Checks labels by these rules, and that weights are finite: of arrays at once, else in each batch that is read.
+
+        Raises:
+            ValueError: arrays have other values.
+        """
+        targets, self.targets = self.targets, None
+        check_labels(targets, rules)
+
+    def weigh_classes(self, weights: ClassWeights) -> None:
+        """Adds to every batch `(x, y)` the weights of its samples' classes as `sample_weight`."""
+        self._class_weights, self.spec = weights, weighted_spec(self.spec)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Starts the pass over the data that belongs to `epoch` (0-based), at its first step."""
+        self.close()
+        self.position.begin(epoch)
+
+    def take(self, max_steps: int) -> Chunk | None:
+        """The next chunk of at most `max_steps` steps, or None at the end of the epoch.
+
+        Raises:
+            The error of the user's code, with the number of the batch as a note.
+        """
+        steps = self.position.left(max_steps)
+        chunk = self._read(steps) if steps else None
+        if chunk is None:
+            self.position.end_epoch()
+            return None
+        self.position.advance(chunk.steps)
+        if self._class_weights is None:
+            return chunk
+        spec = None if chunk.spec is None else weighted_spec(chunk.spec)
+        reader = WeightedReader(chunk.reader, chunk.open_ended, self._class_weights)
+        part_reader = chunk.part_reader and reader.read
+        return dataclasses.replace(chunk, reader=reader, spec=spec, part_reader=part_reader)
+
+    def drawn(self, steps: int) -> None:
+        """The loop reports how many steps the last chunk gave; only needed after an `open_ended` one that gave fewer.
+
+        Raises:
+            ValueError: there is no data at all.
+        """
+
+    def identity(self) -> dict[str, Any]:
+        """The identity of this input, before anything was drawn: JSON values, None for unknown ones.
+
+        Called once in a `fit` with backups; a resumed one compares the known values.
+        """
+        weights = self._class_weights
+        return {
+            "content": self._content(),
+            "pipeline graph": None,
+            "class weights": weights and [list(part) for part in weights],
+            **self.position.identity(),
+        }
+
+    def _content(self) -> str | None:
+        """A checksum of the data."""
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """The position after the last chunk taken, as a flat dict of NumPy arrays, numbers, strings and bytes."""
+        return self.position.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes to a position from `state()`, in a source made from the same arguments."""
+        self.close()
+        self.position.restore(state)
+
+    def close(self) -> None:
+        """Releases threads, files and iterators."""

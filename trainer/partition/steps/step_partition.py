@@ -1,0 +1,167 @@
+"""Partitioned steps of models: one `TracedStep` for each layout of the batches.
+
+Steps that cannot be partitioned run on the first replica, with one warning with the reason. So do eager steps, without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ....callbacks.backup.generators import reached
+from ....callbacks.trained_model import TrainedModel
+from ....compat.keras_private.layers import holds_own_code, layers_of
+from ....compat.keras_private.training import given_metrics, overrides_compute_loss
+from ...inputs.batch import batch_spec
+from ...run.checks.fit_arguments import checked_logs
+from ...step.global_metrics import losses_count_samples, metrics_of, variable_ids
+from ...step.variable_placement import accumulates
+from ..errors import NotPartitioned
+from ..explain import StepExplanation
+from ..labels import REPLICATED, SAMPLES
+from .step import Step
+from .traced_step import TracedStep
+from .whole_step import WholeStep
+
+_log = logging.getLogger("unisono")
+
+
+class StepPartition:
+    """A step, partitioned for each layout of the batches.
+
+    Args:
+        step: the single-device program.
+        said: earlier warnings, so that each is given once.
+    """
+
+    def __init__(self, step: Step, said: set[str]) -> None:
+        self._step, self._said = step, said
+        self._traced: dict[str, TracedStep | None] = {}
+
+    def of(self, spec: Any, compiles: bool = False) -> TracedStep | WholeStep:
+        """The step for batches of a spec, for XLA if it `compiles`. Context: cross-replica."""
+        leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
+        key = str((tf.nest.map_structure(lambda leaf: leaf is None, spec), [*map(_layout, leaves)], compiles))
+        if key not in self._traced:
+            self._traced[key] = self._trace(spec, compiles)
+        return self._traced[key] or self.whole()
+
+    def explained(self, spec: Any, samples: int) -> StepExplanation:
+        """The collectives of a step on a batch of so many samples. Context: cross-replica."""
+        try:
+            return TracedStep(self._step, spec).explained(samples)
+        except NotPartitioned as error:
+            return StepExplanation(self._step.strategy.num_replicas_in_sync, samples, whole=str(error))
+
+    def whole(self) -> WholeStep:
+        """The step that the first replica runs on the whole batch."""
+        return WholeStep(self._step)
+
+    def _trace(self, spec: Any, compiles: bool) -> TracedStep | None:
+        try:
+            return TracedStep(self._step, spec, compiles)
+        except NotPartitioned as error:
+            self._warn(error)
+        except Exception as error:  # of user code, which raises it again where it runs
+            _log.info("The trace of the step ended in an error: %r", error)
+            self._warn(f"its trace ended in {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        return None
+
+    def _warn(self, reason: Any) -> None:
+        """Warns once for each reason why the step runs on one replica."""
+        if str(reason) not in self._said:
+            warnings.warn(
+                f"{self._step.name} runs on one replica, with the whole batch, and the other replicas wait: {reason}. "
+                "The result is that of a single device.",
+                stacklevel=2,
+            )
+        self._said.add(str(reason))
+
+
+class ModelPartition:
+    """The steps of a model, where several replicas share its batches.
+
+    Args:
+        model: the model.
+        name: of the step: "train_step", "test_step" or "predict_step".
+        step_fn: the step.
+    """
+
+    def __init__(self, model: TrainedModel, name: str, step_fn: Callable[[Any], Any]) -> None:
+        self._model, self._name, self._step_fn = model, name, step_fn
+        self._partition: StepPartition | None = None
+
+    def of(self, batch: Any, compiles: bool = False) -> TracedStep | WholeStep | None:
+        """The step for a batch, for XLA if it `compiles`; None where no replicas share it. Context: cross-replica."""
+        if not shared_by_replicas(self._model):
+            return None
+        if self._partition is None:
+            said = vars(self._model).setdefault("_said_of_steps", set())
+            self._partition = StepPartition(self._as_step(), said)
+        if self._model.run_eagerly:
+            return self._partition.whole()
+        return self._partition.of(batch_spec(batch), compiles)
+
+    def _as_step(self) -> Step:
+        model, training = self._model, self._name == "train_step"
+        return Step(
+            self.results,
+            model.distribute_strategy,
+            f"The `{self._name}` of {type(model).__name__}",
+            layers_of(model),
+            [*model.variables, *(v for metric in metrics_of(model) for v in metric.variables)],
+            SAMPLES if self._name == "predict_step" else REPLICATED,
+            training and accumulates(model.optimizer),
+        )
+
+    def explained(self, spec: Any, samples: int) -> StepExplanation:
+        """The collectives of a step on such a batch. Context: cross-replica, on several replicas."""
+        return StepPartition(self._as_step(), set()).explained(spec, samples)
+
+    def results(self, batch: Any) -> Any:
+        """The single-device step: returns the outputs for a batch, or the logs that are not metrics."""
+        with losses_count_samples(self._model):
+            return self.checked(self._step_fn(batch))
+
+    def checked(self, results: Any) -> Any:
+        """The relevant part of the step's results: the outputs, or the logs that are not metrics."""
+        if self._name == "predict_step":
+            return results
+        if not self._model._has_own_logs(self._name == "train_step"):
+            return {}
+        logs = checked_logs(results, getattr(self._step_fn, "__name__", self._name))
+        return keras.tree.map_structure(tf.convert_to_tensor, logs)
+
+
+def has_user_code(model: TrainedModel, name: str) -> bool:
+    """Whether a step runs code that is neither Keras' nor Unisono's, except functions of targets and outputs."""
+    if model._overrides_step(name) or any(map(holds_own_code, layers_of(model))):
+        return True
+    if name == "predict_step":
+        return False
+    own_logs = model._has_own_logs(name == "train_step")
+    return own_logs or overrides_compute_loss(model) or losses_hold_state(model)
+
+
+def losses_hold_state(model: TrainedModel) -> bool:
+    """Whether losses or metrics of `compile` reach a variable that belongs neither to the model nor to a metric."""
+    known = variable_ids(metrics_of(model)) | {id(v) for v in model.variables}
+    roots = {"loss": getattr(model, "loss", None), "metrics": given_metrics(model)}
+    return any(id(found) not in known for _, found in reached(roots, (keras.Variable,)))
+
+
+def shared_by_replicas(model: TrainedModel) -> bool:
+    """Whether replicas share a batch without a pipeline."""
+    servers = tf.distribute.experimental.ParameterServerStrategy
+    strategy = model.distribute_strategy
+    several = strategy.num_replicas_in_sync > 1 and not isinstance(strategy, servers)
+    return several and model._pipeline is None
+
+
+def _layout(spec: Any) -> Any:
+    return (spec.shape[1:], spec.dtype.name) if isinstance(spec, tf.TensorSpec) and spec.shape.rank else spec

@@ -1,0 +1,303 @@
+"""A step with user code: traced once as on a single device, and run partitioned on every replica."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ....compat.keras_private.variables import is_read_together, raw_value, sums_on_read
+from ....compat.tensorflow_graphs.one_device import distributed_variable, traced_on_one_device
+from ....compat.tensorflow_private.strategies import pretending_replicas
+from ....distribute.gathering import gather_samples
+from ....distribute.replicas import (
+    all_reduce_sum_packed,
+    local_replica_index,
+    of_first_replica,
+    shares_variables,
+)
+from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, seen_through
+from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
+from ....optimizers.building import ensure_built, run_in_thread
+from ....optimizers.stages.aggregated_gradients import after_aggregation
+from ....optimizers.stages.call_options import CallOptions, call_options, current_options
+from ....optimizers.stages.user_code import apply_of
+from ...inputs.batch import sample_count
+from ...step.collected_writes import CollectedWrites
+from ..builder import APPLY, READ
+from ..conversions import Exchange, Replica, Request
+from ..errors import NotPartitioned
+from ..explain import StepExplanation, explained
+from ..labels import MEAN_OF_STATISTICS, PARTIAL_SUM, REPLICATED, Label, is_sharded
+from ..partition import partitioned
+from ..program import Program, received
+from ..rebuild import rebuilt
+from .step import Step, numbers_in, with_numbers
+
+
+@dataclasses.dataclass
+class Application:
+    """A call of an optimizer in a step.
+
+    Attributes:
+        optimizer: the optimizer.
+        variables: its arguments.
+        kinds: of each gradient: "none", "dense" or "slices", whose values and indices are two tensors.
+        written: variables that the step has assigned before.
+        is_weighted: whether the last tensor is the divisor of the loss.
+        options: of the call.
+    """
+
+    optimizer: Any
+    variables: list[Any]
+    kinds: list[str]
+    written: list[keras.Variable]
+    is_weighted: bool
+    options: CallOptions
+
+    def pairs(self, tensors: Sequence[tf.Tensor]) -> tuple[list[Any], list[Any]]:
+        """The gradients and their variables."""
+        rest, gradients = iter(tensors), []
+        for kind, variable in zip(self.kinds, self.variables):
+            if kind == "slices":
+                shape = tf.constant(tuple(variable.shape), tf.int64)
+                gradients.append(tf.IndexedSlices(next(rest), next(rest), shape))
+            else:
+                gradients.append(None if kind == "none" else next(rest))
+        return gradients, self.variables
+
+
+class TracedStep:
+    """One step for one layout of its batches.
+
+    Args:
+        step: the program of one device.
+        spec: nest of `tf.TensorSpec` and None: of a global batch.
+        compiles: whether XLA compiles a replica's computations between collectives.
+
+    Raises:
+        NotPartitioned: the step cannot be partitioned.
+
+    Context: any; it is traced outside of the current graph.
+    """
+
+    def __init__(self, step: Step, spec: Any, compiles: bool = False) -> None:
+        self._step, self._spec, self._compiles = step, spec, compiles
+        self._applications: list[Application] = []
+        self._reads: list[ShardedValue] = []
+        self._result: Any = {}
+        self._variables: list[keras.Variable] = []
+        leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
+        if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
+            raise NotPartitioned("ragged and sparse inputs are not partitioned")
+        specs = [tf.TensorSpec([None, *s.shape[1:]] if s.shape.rank else [], s.dtype) for s in leaves]
+        graph = traced_on_one_device(self._trace, specs, for_xla=compiles)
+        shares = shares_variables(step.strategy)
+        self._partial = {
+            index
+            for index, variable in enumerate(self._variables)
+            if sums_on_read(raw_value(variable)) and not shares
+        }
+        self._results = len(graph.outputs) - len(self._variables)
+        wanted = [step.exits] * self._results
+        wanted += [
+            PARTIAL_SUM if n in self._partial else MEAN_OF_STATISTICS for n in range(len(self._variables))
+        ]
+        slices = {
+            n: [kind == "slices" for kind in a.kinds if kind != "none"]
+            for n, a in enumerate(self._applications)
+        }
+        self.program: Program = partitioned(
+            graph,
+            len(leaves),
+            wanted,
+            lambda handle: not shares and _sums_on_read(handle),
+            slices,
+            _statistics_of(step.layers),
+        )
+        self._received = received(self.program)
+
+    def _trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        rest = iter(tensors)
+        batch = tf.nest.map_structure(lambda leaf: None if leaf is None else next(rest), self._spec)
+        rows = sample_count(batch) if any(tensor.shape.rank != 0 for tensor in tensors) else 1
+        totals = WeightTotals() if self._step.notes_weights else None
+        step = StepContext(0, 1, rows, rows, totals=totals, in_xla=self._compiles, take_gradients=self._take)
+        step.builds_under = self._step.strategy
+        step.notes[NOT_AGGREGATED] = _aggregates_itself
+        seen = functools.partial(self._seen, tf.compat.v1.get_default_graph())
+        with step_scope(step), pretending_replicas(1), seen_through(seen), CollectedWrites() as writes:
+            step.writes = writes
+            result = self._step.fn(batch)
+            numbers = numbers_in(result)  # can be variables that the step has assigned
+        self._result = result
+        self._variables = [variable for variable, _ in writes.items()]
+        return [*numbers, *(value for _, value in writes.items())]
+
+    def _seen(self, graph: Any, weight: ShardedValue) -> TensorInPlace:
+        """The stand-in for a sharded weight that the step reads."""
+        with graph.as_default(), tf.control_dependencies(None):
+            name = f"{READ}{len(self._reads)}"
+            whole = tf.compat.v1.placeholder(weight.dtype, weight.shape, name=name)
+        self._reads.append(weight)
+        return TensorInPlace(weight.key, whole, weight.name)
+
+    def _build(self, optimizer: Any, variables: list[Any]) -> None:
+        with self._step.strategy.scope():
+            ensure_built(optimizer, variables)
+
+    def _take(self, optimizer: Any, pairs: Any) -> None:
+        pairs = list(pairs)
+        if not optimizer.built:
+            run_in_thread(functools.partial(self._build, optimizer, [v for _, v in pairs]))
+        pairs, options = after_aggregation(optimizer, pairs, current_options())
+        options = dataclasses.replace(options, skip_aggregation=False)
+        tensors, kinds = [], []
+        for gradient, _ in pairs:
+            if isinstance(gradient, tf.IndexedSlices):
+                kinds.append("slices")
+                tensors += [gradient.values, gradient.indices]
+            else:
+                kinds.append("none" if gradient is None else "dense")
+                tensors += [] if gradient is None else [tf.convert_to_tensor(gradient)]
+        writes, number = this_step().writes, len(self._applications)
+        written = [v for _, v in pairs if id(v) in writes.variables]
+        tensors += [tf.convert_to_tensor(writes.state_mapping[id(v)]) for v in written]
+        writes.forget(written)
+        weight = this_step().weight_total
+        tensors += [] if weight is None else [tf.convert_to_tensor(weight)]
+        variables = [v for _, v in pairs]
+        self._applications.append(
+            Application(optimizer, variables, kinds, written, weight is not None, options)
+        )
+        if tensors:
+            tf.raw_ops.IdentityN(input=tensors, name=f"{APPLY}{number}")
+
+    def explained(self, samples: int) -> StepExplanation:
+        """The collectives of a step on a batch of so many samples."""
+        results = ["/".join(map(str, path)) for path, _ in keras.tree.flatten_with_path(self._result)]
+        names = [name or "result" for name in results][: self._results] + [v.path for v in self._variables]
+        variables = [each.variables for each in self._applications]
+        return explained(self.program, samples, self._step.strategy.num_replicas_in_sync, names, variables)
+
+    def __call__(self, data: Any) -> Any:
+        """Runs the step on a replica's samples; returns its results, with the labels of `Step.exits`.
+
+        Outputs of `predict_step` that are the same on every replica are taken from the first replica with samples.
+
+        Context: replica, inside of a step that collects writes.
+        """
+        step = this_step()
+        leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
+        rows = step.rows
+        held = max(rows, 1) if isinstance(rows, int) else tf.maximum(rows, 1)  # at least a borrowed one
+        replica = Replica(
+            int(step.replica_id), rows, held, step.global_rows, step.rows_before, local_replica_index()
+        )
+        read = lambda number: self._reads[number].read_value()  # noqa: E731
+        run = rebuilt(self.program, leaves, replica, self._apply, read, self._compiles)
+        outputs = _with_collectives(run)
+        self._note_writes(outputs[self._results :], step)
+        labels = [self.program.values[number].label for number in self.program.outputs[: self._results]]
+        found = [self._exit(tensor, label, step) for tensor, label in zip(outputs, labels)]
+        return with_numbers(self._result, found)
+
+    def _exit(self, tensor: tf.Tensor, label: Label, step: StepContext) -> tf.Tensor:
+        """An output without the borrowed sample of a replica that has no samples."""
+        if self._step.exits == REPLICATED or label == PARTIAL_SUM or tensor.shape.rank == 0:
+            return tensor
+        if is_sharded(label):
+            return tensor if step.certainly_alive else tensor[: tf.where(step.alive, tf.shape(tensor)[0], 0)]
+        return tensor[: tf.where(step.holds_first_row, tf.shape(tensor)[0], 0)]
+
+    def _apply(self, number: int, tensors: list[tf.Tensor]) -> None:
+        application = self._applications[number]
+        weight = tensors.pop() if application.is_weighted else None
+        count = len(tensors) - len(application.written)
+        gradients, variables = application.pairs(tensors[:count])
+        for variable, value in zip(application.written, of_first_replica(tensors[count:])):
+            this_step().writes.add_update((variable, value))
+        with call_options(dataclasses.replace(application.options, weight_total=weight)):
+            apply_of(application.optimizer)(gradients, variables)
+
+    def _note_writes(self, values: list[tf.Tensor], step: StepContext) -> None:
+        """Collects what the step has assigned.
+
+        Numbers that every replica has computed are the first one's, since others may have rounded in another way; what a
+        collective gave is equal already.
+        """
+        floating = [
+            n
+            for n, (v, number) in enumerate(zip(values, self.program.outputs[self._results :]))
+            if n not in self._partial
+            and (v.dtype.is_floating or v.dtype.is_complex)
+            and number not in self._received
+        ]
+        for number, value in zip(floating, of_first_replica([values[n] for n in floating])):
+            values[number] = value
+        for update in zip(self._variables, values):
+            step.writes.add_update(update)
+
+
+def _statistics_of(layers: Sequence[keras.layers.Layer]) -> Callable[[tf.Operation], bool]:
+    """Whether an operation belongs to a `BatchNormalization` that is not synchronized: by its name scope."""
+    names = {
+        layer.name
+        for layer in layers
+        if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
+    }
+
+    def is_statistic(op: tf.Operation) -> bool:
+        scopes = op.name.split("/")[:-1]
+        return not (names.isdisjoint(scopes) and names.isdisjoint(re.sub(r"_\d+$", "", s) for s in scopes))
+
+    return is_statistic if names else lambda op: False
+
+
+def _aggregates_itself(optimizer: Any) -> NotPartitioned | None:
+    if optimizer.gradient_aggregator is None:
+        return None
+    return NotPartitioned("it calls `aggregate_gradients` of an optimizer that has a `gradient_aggregator`")
+
+
+def _sums_on_read(handle: Any) -> bool:
+    variable = distributed_variable(handle)
+    if variable is not None and is_read_together(variable) and not sums_on_read(variable):
+        raise NotPartitioned("it reads a variable whose copies differ and are not parts of a sum")
+    return sums_on_read(variable)
+
+
+def _with_collectives(run: Exchange) -> list[tf.Tensor]:
+    """Runs a replica's step; the collectives of its strategy answer its requests."""
+    answers: Any = None
+    while True:
+        try:
+            requests = run.send(answers)
+        except StopIteration as end:
+            return end.value
+        answers = _answers(requests)
+
+
+def _answers(requests: list[Request]) -> list[tf.Tensor]:
+    answers: list[Any] = [None] * len(requests)
+    summed = [n for n, request in enumerate(requests) if request.axis is None]
+    if not all(requests[n].tensor.shape.is_fully_defined() for n in summed):
+        this_step().shapes_vary = True
+    for number, total in zip(summed, all_reduce_sum_packed([requests[n].tensor for n in summed])):
+        answers[number] = total
+    for number, request in enumerate(requests):
+        if request.axis is not None:
+            answers[number] = _concatenated(request.tensor, request.axis)
+    return answers
+
+
+def _concatenated(tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    order = [axis, *(n for n in range(tensor.shape.rank) if n != axis)]
+    moved = tensor if axis == 0 else tf.transpose(tensor, order)
+    whole = gather_samples(moved)
+    return whole if axis == 0 else tf.transpose(whole, [order.index(n) for n in range(len(order))])

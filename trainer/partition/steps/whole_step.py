@@ -1,0 +1,196 @@
+"""A step with user code that is not partitioned: the first replica computes it on the whole batch, like a single device.
+
+The other replicas wait, and take part in exchanges: they add zeros to the gradients and receive the values of variables.
+User code runs once in each process, as often as under plain Keras.
+
+Context: replica. The threads of replicas take turns: the first one of a process runs until it needs the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from ....compat.keras_private.variables import raw_value, sums_on_read
+from ....compat.tensorflow_private.strategies import LoneReplica, pretending_replicas
+from ....distribute.replicas import (
+    all_reduce_sum_packed,
+    local_copy,
+    local_replica_index,
+    of_first_replica,
+    shares_variables,
+)
+from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, seen_through
+from ....distribute.step_context import StepContext, WeightTotals, step_scope, this_step
+from ....distribute.workers.agreement import first_local_replica
+from ....optimizers.stages.aggregated_gradients import after_aggregation
+from ....optimizers.stages.call_options import CallOptions, call_options, current_options
+from ....optimizers.stages.user_code import apply_of
+from ...inputs.batch import slice_samples
+from ..labels import SAMPLES, SHARES
+from .step import Step, numbers_in, with_numbers
+
+
+@dataclasses.dataclass
+class _Call:
+    """A call of an optimizer: gradients and their variables, and the variables that the step assigned before."""
+
+    optimizer: Any
+    pairs: list[tuple[Any, Any]]
+    written: list[tuple[Any, tf.Tensor]]
+    weight: Any
+    options: CallOptions
+
+
+class WholeStep:
+    """One step on the whole batch.
+
+    Args:
+        step: the single-device program.
+
+    One object serves one step (in a graph: one trace) and is called on every replica of this process.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._calls: list[_Call] = []
+        self._writes: list[tuple[Any, tf.Tensor]] = []
+        self._result: Any = {}
+        self._ended = False
+        self._updated_inside: dict[int, Any] = {}
+        self._totals, self._sharded = step.totals, step.sharded
+
+    def __call__(self, data: Any) -> Any:
+        """Runs the step; returns its results, with the labels of `Step.exits`.
+
+        Context: inside of a step that collects writes.
+        """
+        step = this_step()
+        state = _State(self._totals, self._sharded)
+        if local_replica_index() == 0:
+            self._compute(data, step, state)
+            self._writes, self._ended = step.writes.items(), True
+        else:
+            self._follow(step, state)
+        self._share_writes(step)
+        self._hand_over()
+        if self._step.exits == SAMPLES:
+            return self._result if step.replica_id == 0 else tf.nest.map_structure(_no_samples, self._result)
+        leaves = of_first_replica(numbers_in(self._result))
+        if self._step.exits == SHARES and step.replica_id != 0:
+            leaves = [leaf[:0] if leaf.shape.rank else tf.zeros_like(leaf) for leaf in leaves]
+        return with_numbers(self._result, leaves)
+
+    def _compute(self, data: Any, step: StepContext, state: _State) -> None:
+        """Runs the user's code like on a single device."""
+        strategy, context = tf.distribute.get_strategy(), tf.distribute.get_replica_context()
+        rows = step.global_rows
+        totals = WeightTotals() if self._step.notes_weights else None
+        own = StepContext(0, 1, rows, rows, totals=totals, writes=step.writes)
+        own.builds_under = strategy
+
+        def take(optimizer: Any, pairs: Any) -> None:
+            if (
+                tf.compat.v1.get_default_graph() is not graph
+            ):  # a branch or a loop, where no replica can wait for others
+                self._apply_inside(own, optimizer, list(pairs))
+                return
+            pairs, options = after_aggregation(optimizer, list(pairs), current_options())
+            options = dataclasses.replace(options, skip_aggregation=False)
+            noted = step.writes.variables
+            written = [(v, step.writes.state_mapping[id(v)]) for _, v in pairs if id(v) in noted]
+            call = _Call(optimizer, pairs, written, own.weight_total, options)
+            self._calls.append(call)
+            with context, pretending_replicas(None), seen_through(None), step_scope(step):
+                self._apply(call, step, state)
+
+        own.take_gradients, graph = take, tf.compat.v1.get_default_graph()
+        step.writes.state_mapping.update(state.totals)
+        alone = LoneReplica(strategy, first_local_replica(strategy))
+        with alone, pretending_replicas(1), seen_through(state.whole), step_scope(own):
+            self._result = self._step.fn(data)
+
+    def _follow(self, step: StepContext, state: _State) -> None:
+        """Takes part in the exchanges of the first replica of this process."""
+        number = 0
+        while number < len(self._calls) or not self._ended:
+            self._apply(self._calls[number], step, state)
+            number += 1
+
+    def _apply(self, call: _Call, step: StepContext, state: _State) -> None:
+        """Calls the optimizer: the gradients of the first replica, and zeros of the others."""
+        first = step.replica_id == 0
+        values = of_first_replica([value for _, value in call.written])
+        for (variable, _), value in zip(call.written, values):
+            step.writes.add_update((variable, value))
+        weight = call.weight
+        if weight is not None:
+            (weight,) = of_first_replica([weight])
+        gradients = [g if first or g is None else _nothing_of(g) for g, _ in call.pairs]
+        with call_options(dataclasses.replace(call.options, weight_total=weight)):
+            apply_of(call.optimizer)(gradients, [v for _, v in call.pairs])
+        state.read()
+
+    def _apply_inside(self, own: StepContext, optimizer: Any, pairs: list[tuple[Any, Any]]) -> None:
+        """Calls the optimizer on the first replica alone."""
+        variables = [v for _, v in pairs]
+        take, own.take_gradients = own.take_gradients, None
+        try:
+            apply_of(optimizer)([g for g, _ in pairs], variables)
+        finally:
+            own.take_gradients = take
+        self._updated_inside.update({id(v): v for v in [*variables, *optimizer.variables]})
+
+    def _hand_over(self) -> None:
+        """Gives the other replicas what the first one alone has updated."""
+        copies = [local_copy(v) for v in self._updated_inside.values()]
+        for copy, value in zip(copies, of_first_replica([tf.identity(copy) for copy in copies])):
+            copy.assign(value)
+
+    def _share_writes(self, step: StepContext) -> None:
+        """Writes on every replica what the first one has written. Of a sum of the copies it alone holds all."""
+        shared = [n for n, (v, _) in enumerate(self._writes) if not sums_on_read(raw_value(v))]
+        values = [value if step.replica_id == 0 else tf.zeros_like(value) for _, value in self._writes]
+        for number, value in zip(shared, of_first_replica([self._writes[n][1] for n in shared])):
+            values[number] = value
+        for (variable, _), value in zip(self._writes, values):
+            step.writes.add_update((variable, value))
+
+
+class _State:
+    """State that user code reads and no replica has completely: the totals of metrics, and sharded weights.
+
+    Attributes:
+        totals: by the id of a metric's variable.
+    """
+
+    def __init__(self, totals: list[Any], sharded: list[ShardedValue]) -> None:
+        copies = [tf.identity(local_copy(raw_value(v))) for v in totals]
+        copies = copies if shares_variables() else all_reduce_sum_packed(copies)
+        self.totals = {id(variable): total for variable, total in zip(totals, copies)}
+        self._sharded = sharded
+        self._whole: dict[int, TensorInPlace] = {}
+        self.read()
+
+    def read(self) -> None:
+        """Gathers the weights, which an optimizer may have updated."""
+        for value in self._sharded:
+            whole = ShardedValue.read_value(value)  # kept, because its backward pass would gather it again
+            self._whole[id(value)] = TensorInPlace(value.key, whole, value.name)
+
+    def whole(self, value: ShardedValue) -> Any:
+        """The stand-in for a sharded weight."""
+        return self._whole[id(value)]
+
+
+def _no_samples(output: Any) -> Any:
+    return output if isinstance(output, tf.Tensor) and output.shape.rank == 0 else slice_samples(output, 0, 0)
+
+
+def _nothing_of(gradient: Any) -> Any:
+    """A zero gradient."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values[:0], gradient.indices[:0], gradient.dense_shape)
+    return tf.zeros_like(gradient)

@@ -1,0 +1,96 @@
+"""Placement: variables on their stage, operations next to their inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ....compat.keras_private.variables import move_to_device
+from ....distribute.sharding.row_sharding import keep_state_on, move_rows, state_devices
+from .graph import Stage
+
+_CALLS = {"If", "While", "Case", "PartitionedCall"}
+_CALLS |= {"NoOp", "StatelessIf", "StatelessWhile", "StatelessCase", "StatefulPartitionedCall"}
+_PASSES = {"ReadVariableOp", "Identity"}
+
+
+def move_weights(stages: Sequence[Stage], slots_in_parts: bool) -> None:
+    """Moves every variable of a stage to the stage's first device. Later optimizer state follows them.
+
+    Args:
+        stages: with their devices.
+        slots_in_parts: whether the optimizer state is sharded over the devices of a stage, instead of kept on the first.
+    """
+    for stage in stages:
+        for variable in stage.weights:
+            move_to_device(variable, stage.devices[0])
+            keep_state_on(variable, stage.devices if slots_in_parts else [])
+
+
+def move_slots(optimizer: Any, stages: Sequence[Stage]) -> None:
+    """Moves the state of an optimizer that was built before its weights had a stage (such as a loaded one).
+
+    The variables of the state are identified by their names, which contain the weights' names.
+    """
+    for stage in stages:
+        for weight in stage.weights:
+            start = f"{optimizer.name}/{weight.path.replace('/', '_')}_"
+            for slot in optimizer.variables:
+                if slot.path.startswith(start) and slot.shape == weight.shape:
+                    if state_devices(weight):
+                        move_rows(slot, weight)
+                    else:
+                        move_to_device(slot, stage.devices[0])
+
+
+@contextlib.contextmanager
+def follow_inputs() -> Iterator[None]:
+    """Places operations that have no device next to the largest of their inputs.
+
+    So an optimizer's operations on the gradient and the state of a variable run on the variable's stage, also in custom
+    optimizers. Context: while tracing; in eager mode TensorFlow places operations itself.
+    """
+    if tf.executing_eagerly():
+        yield
+        return
+    with tf.compat.v1.device(_device_of_largest_input):
+        yield
+
+
+def _device_of_largest_input(op: Any) -> str:
+    if op.device or op.type in _CALLS:
+        return op.device
+    best, largest = "", -1.0
+    for tensor in op.inputs:
+        device = _device_of(tensor)
+        if device and tensor.dtype == tf.resource:
+            return device
+        size = _size(tensor) if device else -1.0
+        if size > largest:
+            best, largest = device, size
+    return best
+
+
+def _device_of(tensor: Any) -> str:
+    """The device of a tensor's producer; for a captured tensor or a variable read, the device of its source."""
+    while tensor is not None:
+        if not tf.is_symbolic_tensor(tensor):
+            return tensor.device or ""
+        if tensor.op.device:
+            return tensor.op.device
+        if tensor.op.type in _PASSES:  # TensorFlow reads variables outside of all device scopes
+            tensor = tensor.op.inputs[0]
+            continue
+        captures = getattr(tensor.graph, "captures", ()) if tensor.op.type == "Placeholder" else ()
+        tensor = next((outer for outer, inner in captures if inner is tensor), None)
+    return ""
+
+
+def _size(tensor: Any) -> float:
+    """The number of elements, unknown dimensions counted as 64."""
+    shape = [None] if tensor.shape.rank is None else tensor.shape
+    return float(math.prod(64 if size is None else size for size in shape))

@@ -1,0 +1,199 @@
+"""How one model runs on one pipeline: its stages, their costs, and the expected step."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from ....callbacks.trained_model import TrainedModel
+from ....compat.keras_private.layers import layers_of
+from ....distribute.hardware.device_memory import in_words
+from ....distribute.pipeline.partition import balance, stage_costs
+from ....distribute.pipeline.pipeline import Settings, register_planner
+from ....distribute.pipeline.schedule import SCHEDULES, Simulation, forward_only, peak_activations, simulate
+from ....distribute.pipeline.timeline import Timeline
+from . import costs as block_costs
+from .costs import BlockCost
+from .graph import Chain, Stage
+from .placement import move_weights
+
+# For each byte of a trainable variable: the variable, its gradient, and two of optimizer state, as for Adam.
+_WEIGHT_AND_GRADIENT, _SLOTS = 2.0, 2.0
+
+
+class Plan:
+    """A model split for a pipeline. Owns the stages; the variables stay the model's.
+
+    Args:
+        model: a built Sequential or functional model.
+        settings: the user's arguments.
+        rows: int or None; samples of a global batch, for the costs; None: 32 for each micro-batch.
+
+    Raises:
+        ValueError: the model cannot be split like this.
+    """
+
+    def __init__(self, model: TrainedModel, settings: Settings, rows: int | None) -> None:
+        self.settings = settings
+        self.chain = Chain(model)
+        self.chain.check_enough(settings.stages)
+        self.rows_known = rows is not None
+        parts = settings.micro_batches * settings.replicas
+        self.micro_batch_rows = 32 if rows is None else max(1, -(-rows // parts))
+        self.jobs = SCHEDULES[settings.schedule](settings.stages, settings.micro_batches)
+        self.forward_jobs = forward_only(settings.stages, settings.micro_batches)
+        self._kept = peak_activations(self.jobs)
+        self.sizes = self._sizes()
+        self.stages: list[Stage] = self.chain.cut(self.sizes)
+        for stage in self.stages:
+            stage.devices = settings.devices_of(stage.index)
+        # The variables whose optimizer state is on the devices of the weights.
+        self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @functools.cached_property
+    def costs(self) -> list[BlockCost]:
+        """The cost of each block; estimated or measured on first use."""
+        if self.settings.cost == "measured":
+            return block_costs.measure(self.chain, self.micro_batch_rows, self.settings.devices[0])
+        return block_costs.estimate(self.chain, self.micro_batch_rows)
+
+    def _sizes(self) -> list[int]:
+        settings, chain = self.settings, self.chain
+        if settings.partition != "auto":
+            sizes = chain.sizes_of(settings.partition)
+            self._check_memory(sizes)
+            return sizes
+        if settings.stages == 1 and settings.memory_limit is None:
+            return [len(chain.blocks)]
+        groups = chain.groups()
+        edges = [sum(groups[:i]) for i in range(len(groups) + 1)]
+        in_groups = balance(
+            stage_costs([cost.total for cost in self.costs], groups),
+            settings.stages,
+            cut_costs=[self.costs[edge - 1].sends for edge in edges[1:-1]],
+            memory_of=lambda k, start, stop: self.memory(k, edges[start], edges[stop]),
+            memory_limit=settings.memory_limit,
+        )
+        return [int(size) for size in stage_costs(groups, in_groups)]
+
+    def _check_memory(self, sizes: Sequence[int]) -> None:
+        limit = self.settings.memory_limit
+        for index, needs in enumerate([] if limit is None else self._memory_of_stages(sizes)):
+            if limit is not None and needs > limit:
+                raise ValueError(
+                    f"`memory_limit` ({limit:.4g} bytes) must be at least the estimated need of stage {index} of "
+                    f"partition={list(sizes)} ({needs:.4g} bytes): move layers to other stages."
+                )
+
+    def _memory_of_stages(self, sizes: Sequence[int]) -> list[float]:
+        edges = itertools.accumulate(sizes, initial=0)
+        return [self.memory(k, start, stop) for k, (start, stop) in enumerate(itertools.pairwise(edges))]
+
+    def memory(self, stage: int, start: int, stop: int) -> float:
+        """Estimated bytes of blocks start to stop - 1 as this stage.
+
+        Weights with their gradients and twice their size of optimizer state (of the first replica, which has most, or
+        the shards of each replica), and the activations of the micro-batches that the schedule keeps; with
+        rematerialization their boundaries, and the activations of one micro-batch.
+        """
+        blocks = self.costs[start:stop]
+        times = _WEIGHT_AND_GRADIENT + _SLOTS / (self.settings.replicas if self.settings.sharded else 1)
+        weights = sum(times * cost.weights + cost.fixed for cost in blocks)
+        activations = sum(cost.activations for cost in blocks)
+        boundary = self.costs[start - 1].sends if start else 0.0
+        if self.settings.rematerialize:
+            return weights + self._kept[stage] * boundary + activations
+        return weights + self._kept[stage] * (boundary + activations)
+
+    def simulation(self, transfer: float | Sequence[float] = 0.0) -> Simulation:
+        """The step as simulated from the costs, with these times for the transfers (in the costs' unit)."""
+        return simulate(
+            stage_costs([cost.forward for cost in self.costs], self.sizes),
+            stage_costs([cost.backward for cost in self.costs], self.sizes),
+            micro_batches=self.settings.micro_batches,
+            schedule=self.settings.schedule,
+            transfer=transfer,
+            rematerialize=self.settings.rematerialize,
+        )
+
+    def timeline(self, transfer: float | Sequence[float] = 0.0) -> Timeline:
+        """The diagram of `simulation`."""
+        return Timeline(self.simulation(transfer), unit=self.costs[0].unit)
+
+    def check_rows(self, rows: int | None) -> None:
+        """Rejects a global batch with fewer samples than micro-batches."""
+        settings = self.settings
+        if rows is not None and rows < settings.micro_batches * settings.replicas:
+            of_replicas = f" * `replicas` ({settings.replicas})" if settings.replicas > 1 else ""
+            raise ValueError(
+                f"`batch_size` ({rows}) must be at least `micro_batches` ({settings.micro_batches}){of_replicas}: "
+                f"use a larger `batch_size` or fewer `micro_batches`."
+            )
+
+    def check_statistics(self) -> None:
+        """Rejects batch statistics over all samples, because the samples are in several micro-batches."""
+        settings = self.settings
+        if settings.micro_batches * settings.replicas == 1:
+            return
+        for layer in layers_of(self.chain.model):
+            if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized and layer.trainable:
+                raise ValueError(
+                    f"BatchNormalization {layer.name!r} has synchronized=True, but a Pipeline with micro_batches="
+                    f"{settings.micro_batches} and replicas={settings.replicas} normalizes with the statistics of a "
+                    "micro-batch: use synchronized=False for those, or layers.LayerNormalization or GroupNormalization"
+                )
+
+    def summary(self) -> str:
+        """A table of the stages, and the expected step."""
+        unit = self.costs[0].unit
+        costs = stage_costs([cost.total for cost in self.costs], self.sizes)
+        table = [["stage", "device", "layers", "parameters", f"cost ({unit})", "share", "memory"]]
+        for stage, size, cost, memory in zip(
+            self.stages, self.sizes, costs, self._memory_of_stages(self.sizes)
+        ):
+            first, last = stage.blocks[0].name, stage.blocks[-1].name
+            parameters = sum(int(v.shape.num_elements() or 0) for v in stage.weights)
+            table.append(
+                [
+                    str(stage.index),
+                    ", ".join(_short(device) for device in stage.devices),
+                    f"{size}: {first}" + (f" to {last}" if size > 1 else ""),
+                    f"{parameters:,}",
+                    f"{cost:.3g}",
+                    f"{cost / (sum(costs) or 1.0):.1%}",
+                    in_words(memory),
+                ]
+            )
+        widths = [max(map(len, column)) for column in zip(*table)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        return "\n".join([*lines, self._expectation()])
+
+    def _expectation(self) -> str:
+        settings, simulation = self.settings, self.simulation()
+        kept = ", ".join(str(count) for count in simulation.peak_activations)
+        again = ", rematerialized" if settings.rematerialize else ""
+        copies = f" on each of {settings.replicas} replicas" if settings.replicas > 1 else ""
+        known = "" if self.rows_known else " (batch size not known yet: memory for 32 samples)"
+        return (
+            f"schedule {settings.schedule}, {settings.micro_batches} micro-batches of {self.micro_batch_rows} samples"
+            f"{copies}{again}{known}; expected bubble {simulation.bubble:.1%}, "
+            f"{simulation.speedup:.2f} times one device without transfers; micro-batches kept by stage: {kept}"
+        )
+
+
+def _short(device: str) -> str:
+    return device.replace("/job:localhost/replica:0/task:0/device:", "").replace("/replica:0", "")
+
+
+def _plan(model: TrainedModel, settings: Settings, rows: int | None) -> Plan:
+    plan = Plan(model, settings, rows)
+    move_weights(plan.stages, slots_in_parts=settings.sharded is not None and settings.replicas > 1)
+    return plan
+
+
+register_planner(_plan)

@@ -1,0 +1,280 @@
+"""Checks before the first step: each error names the argument, the value and the fix."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ....callbacks.keras_callbacks import check_keras_callbacks
+from ....callbacks.trained_model import TrainedModel
+from ....compat.keras_private.functional import paired_inputs
+from ....compat.keras_private.layers import layers_of
+from ....compat.keras_private.training import overrides_compute_loss, strategy_of
+from ....compat.keras_private.variables import raw_value
+from ....compat.tensorflow_private.strategies import give_collectives_a_group
+from ....distribute.arguments import shown, truth, whole_number
+from ....distribute.hardware.devices import check_exist
+from ....distribute.sharding.sharded import level_of
+from ....distribute.sharding.sharded_value import ShardedValue
+from ...compile_checks import takes_numbers
+from ...inputs.batch import is_standard, unpack
+from ...inputs.checks import alone
+from ...inputs.sources.make_source import checked_shuffle, kind_of
+from ...inputs.values import holds_text
+
+_SUPPORTED = (
+    tf.distribute.OneDeviceStrategy,
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.experimental.CentralStorageStrategy,
+    tf.distribute.experimental.ParameterServerStrategy,
+    tf.distribute.TPUStrategy,
+)
+
+
+_ON_THIS_MACHINE = (_SUPPORTED[0], _SUPPORTED[1], _SUPPORTED[3])
+
+
+def check_strategy(strategy: Any) -> None:
+    """Rejects a strategy whose variables and collectives are unknown (such as those of TensorFlow 1)."""
+    if isinstance(strategy, _ON_THIS_MACHINE):
+        check_exist(f"{type(strategy).__name__}", strategy.extended.worker_devices)
+        give_collectives_a_group(strategy)
+    if strategy is None or isinstance(strategy, _SUPPORTED):
+        return
+    raise ValueError(
+        f"The model was built under {type(strategy).__name__}, which is not supported: build it under "
+        "tf.distribute.MirroredStrategy or another of TensorFlow 2's own strategies."
+    )
+
+
+def global_batch_size(
+    model: TrainedModel, x: Any, batch_size: Any, per_replica_batch_size: Any
+) -> int | None:
+    """The global batch size of `x` from one of two arguments; None where neither is given."""
+    if per_replica_batch_size is None:
+        return batch_size
+    if batch_size is not None:
+        raise ValueError(
+            "Give either `batch_size` (the global batch) or `per_replica_batch_size`, not both. Received: "
+            f"batch_size={batch_size!r} and per_replica_batch_size={per_replica_batch_size!r}"
+        )
+    rows = whole_number("per_replica_batch_size", per_replica_batch_size)
+    if kind_of(x) != "array":
+        alone(kind_of(x), per_replica_batch_size=rows)
+    return rows * model.distribute_strategy.num_replicas_in_sync
+
+
+def check_home(model: TrainedModel, method: str) -> None:
+    """Rejects a model whose variables belong to another strategy than the current one."""
+    if tf.distribute.has_strategy() and strategy_of(model) is not tf.distribute.get_strategy():
+        raise ValueError(
+            f"`{method}()` was called under the scope of {_name(tf.distribute.get_strategy())}, but the model was built "
+            f"{_built_where(model)}: build and compile the model under the `strategy.scope()` that it is trained in."
+        )
+    home = strategy_of(model)
+    check_strategy(home)
+    for variable in model.variables:
+        value = raw_value(variable)
+        copied = isinstance(value, tf.distribute.DistributedValues | ShardedValue)
+        owner = getattr(value, "distribute_strategy", None)
+        if copied and owner is not home:
+            raise ValueError(
+                f"`{method}()`: the variable {variable.path!r} belongs to {_name(owner)}, but the model was built "
+                f"{_built_where(model)}: build the model and all of its layers under one `strategy.scope()`."
+            )
+
+
+def check_stateful(model: TrainedModel, method: str) -> None:
+    """Rejects recurrent layers that keep a state for each sample, where replicas split the samples."""
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if replicas == 1:
+        return
+    for layer in layers_of(model):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise ValueError(
+                f"`{method}()`: the layer {layer.name!r} has stateful=True: it keeps a state for each sample of the global "
+                f"batch, which {replicas} replicas split: train on one replica, or use `initial_state` instead."
+            )
+
+
+def check_compiles(model: TrainedModel, method: str) -> None:
+    """Rejects XLA where replicas share variables, or weights are sharded: it compiles for one device, without gathering."""
+    home: Any = strategy_of(model)
+    if not model.jit_compile or model.run_eagerly or home is None or home.num_replicas_in_sync == 1:
+        return
+    if level_of(home) == "weights":
+        raise ValueError(
+            f"`{method}()`: `jit_compile=True` does not work with sharded weights, because XLA would all-gather all of "
+            'them first: compile the model with `jit_compile="auto"` or False.'
+        )
+    if isinstance(home, tf.distribute.experimental.CentralStorageStrategy):
+        raise ValueError(
+            f"`{method}()`: `jit_compile=True` does not work under {_name(home)}, where XLA cannot reach the variables that "
+            'all replicas share: compile the model with `jit_compile="auto"` or False.'
+        )
+
+
+def _built_where(model: TrainedModel) -> str:
+    home = strategy_of(model)
+    return "outside of any scope" if home is None else f"under {_name(home)}"
+
+
+def _name(strategy: Any) -> str:
+    if strategy is None:
+        return "no strategy"
+    return f"{type(strategy).__name__} with {strategy.num_replicas_in_sync} replica(s)"
+
+
+def check_fit(arguments: Any) -> None:
+    """Rejects invalid arguments of `fit`, and converts the others to the form that the loop needs."""
+    for name, least in (("epochs", 0), ("initial_epoch", 0), ("validation_sanity_steps", 0)):
+        setattr(arguments, name, whole_number(name, getattr(arguments, name), least))
+    for name in (
+        "batch_size",
+        "steps_per_epoch",
+        "validation_steps",
+        "validation_batch_size",
+        "overfit_batches",
+    ):
+        setattr(arguments, name, whole_number(name, getattr(arguments, name), optional=True))
+    check_loop(arguments.verbose, arguments.callbacks)
+    arguments.shuffle = checked_shuffle(arguments.shuffle)
+    arguments.validation_freq = _validation_freq(arguments.validation_freq)
+    split = arguments.validation_split
+    share = float(split) if isinstance(split, numbers.Real) and not isinstance(split, bool) else -1.0
+    if split is not None and split is not False and not 0 <= share < 1:
+        raise ValueError(f"`validation_split` must be a number between 0 and 1. Received: {shown(split)}")
+    truth("fast_dev_run", arguments.fast_dev_run)
+    if arguments.validation_sanity_steps and arguments.validation_data is None and not split:
+        raise ValueError(
+            f"`validation_sanity_steps` ({arguments.validation_sanity_steps}) has nothing to evaluate: give "
+            "`validation_data` or `validation_split`."
+        )
+    if arguments.validation_data is not None:
+        _check_validation_data(arguments.validation_data)
+
+
+def _validation_freq(freq: Any) -> int | list[int]:
+    """An int of at least 1, or a list of ints of at least 1, the form that Keras' own loop needs."""
+    several = isinstance(freq, list | tuple | set | range) or (
+        isinstance(freq, np.ndarray) and freq.ndim == 1
+    )
+    try:
+        if several:
+            return [whole_number("validation_freq", epoch) for epoch in freq]
+        return whole_number("validation_freq", freq)
+    except ValueError as error:
+        raise ValueError(
+            "`validation_freq` must be a whole number of at least 1 or a list of epochs, counted from 1. "
+            f"Received: {shown(freq)}"
+        ) from error
+
+
+def _check_validation_data(data: Any) -> None:
+    """Rejects validation data that is not data, and arrays with missing or excess parts."""
+    if isinstance(data, tuple | list) and not 1 <= len(data) <= 3:
+        raise ValueError(
+            f"`validation_data` must be (x, y), (x, y, sample_weight) or a dataset. Received: a {type(data).__name__} of "
+            f"{len(data)}"
+        )
+    if isinstance(data, str | bytes | numbers.Number):
+        raise ValueError(
+            f"`validation_data` must be (x, y), (x, y, sample_weight) or a dataset. Received: {shown(data)}"
+        )
+
+
+def check_loop(verbose: Any, callbacks: Any) -> None:
+    """Rejects invalid `verbose` and `callbacks` of `fit`, `evaluate` and `predict`."""
+    if not isinstance(verbose, str | numbers.Integral | np.bool_) or verbose not in (0, 1, 2, 3, "auto"):
+        raise ValueError(f'`verbose` must be "auto", 0, 1, 2 or 3. Received: {shown(verbose)}')
+    check_callbacks(callbacks)
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Rejects objects that are not callbacks, such as a class instead of an instance."""
+    if callbacks is None or isinstance(callbacks, keras.callbacks.CallbackList):
+        return
+    for callback in keras.tree.flatten(callbacks):
+        if isinstance(callback, type) or not hasattr(callback, "set_model"):
+            raise TypeError(
+                "`callbacks` must be a list of instances of keras.callbacks.Callback. "
+                f"Received: {shown(callback)} in callbacks={shown(callbacks)}"
+            )
+    check_keras_callbacks(keras.tree.flatten(callbacks))
+
+
+def checked_logs(logs: Any, step: str) -> Any:
+    """The logs from a custom step.
+
+    Raises:
+        TypeError: they are not a dict, or a value is not a number.
+    """
+    rule = f"`{step}` must return a dict from names to scalars, such as {{'loss': loss}}"
+    if not isinstance(logs, Mapping):
+        hint = ": is a `return` missing?" if logs is None else ""
+        raise TypeError(f"{rule}. Received: {shown(logs)}{hint}")
+    for name, value in logs.items():
+        if isinstance(value, Mapping):
+            checked_logs(value, step)
+        elif value is None or isinstance(value, str | bytes) or not _is_number(value):
+            raise TypeError(f"{rule}. Received: {shown(value)} as {name!r}")
+    return logs
+
+
+def _is_number(value: Any) -> bool:
+    """Whether TensorFlow accepts it as numbers."""
+    try:
+        return tf.convert_to_tensor(value).dtype != tf.string
+    except (TypeError, ValueError):
+        return False
+
+
+def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
+    """Rejects batches that a step cannot take.
+
+    Keras' own step must be able to unpack them; a custom step accepts any. Strings are rejected where a model with declared
+    inputs, a loss of Keras or `sample_weight` needs numbers.
+
+    Args:
+        model: the model.
+        spec: nest of `tf.TypeSpec` of a batch.
+        step: "train_step", "test_step" or "predict_step".
+    """
+    own_step = model._overrides_step(step)
+    if own_step and step == "predict_step":
+        return
+    if not own_step and not is_standard(spec):
+        raise ValueError(
+            f"`x` gives tuples of {len(spec)}, but `{step}` takes x, (x,), (x, y) or (x, y, sample_weight): put several "
+            f"inputs into one tuple or dict, or give the model a custom `{step}`. Received: {spec}"
+        )
+    x, y, sample_weight = unpack(spec)
+    for tensor, leaf in paired_inputs(model, x):
+        if getattr(leaf, "dtype", None) == tf.string and tensor.dtype != "string":
+            raise ValueError(
+                f"`x` holds strings, but the input {tensor.name!r} of the model takes {tensor.dtype}. Received: {leaf}. "
+                "Encode the strings as numbers first, or begin the model with a keras.layers.StringLookup or "
+                "TextVectorization."
+            )
+    if own_step:
+        return
+    if holds_text(sample_weight):
+        raise ValueError(
+            f"`sample_weight` holds strings ({shown(sample_weight)}): give numbers, one for each sample."
+        )
+    if (
+        holds_text(y)
+        and step != "predict_step"
+        and takes_numbers(model.loss)
+        and not overrides_compute_loss(model)
+    ):
+        raise ValueError(
+            f"`y` holds strings ({shown(y)}), but loss={shown(model.loss)} takes numbers: encode them first, with "
+            "keras.layers.StringLookup say."
+        )
