@@ -187,7 +187,7 @@ def stable_id(value: Any) -> str:
 def threads_since(threads: set[threading.Thread]) -> list[threading.Thread]:
     """The threads of Python that are alive and are not among `threads`, but for those that end in time.
 
-    What ends the iterator of a pipeline may wait for a minute for TensorFlow's tuner; see `compat.tensorflow_private.datasets`.
+    The end of the iterator of a pipeline may wait a minute for a tuner; see `compat.tensorflow_private.datasets`.
     """
     new = [t for t in threading.enumerate() if t not in threads and not _belongs_to_tensorflow(t)]
     new = [thread for thread in new if thread.name != "unisono end of an iterator"]

@@ -6,7 +6,6 @@ from ..callbacks.trained_model import TrainedModel
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from .parameter_servers.runner import ParameterServerRunner
 from .pipeline.runner import PipelineRunner
-from .run.plain_runner import PlainRunner
 from .run.runner import Runner
 
 
@@ -14,4 +13,4 @@ def runner_of(model: TrainedModel) -> Runner:
     """The runner for `model`: on the workers of its parameter servers, in the stages of its pipeline, or the plain one."""
     if on_parameter_servers(model.distribute_strategy):
         return ParameterServerRunner()
-    return PlainRunner() if model._pipeline is None else PipelineRunner()
+    return Runner() if model._pipeline is None else PipelineRunner()

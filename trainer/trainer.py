@@ -33,7 +33,7 @@ from .inputs.checks import named
 from .replica_step import draws_of_replica
 from .run import fit_loop
 from .run.checks import fit_arguments as checks
-from .run.evaluation_loops import evaluate, predict
+from .run.evaluation import evaluate, predict
 from .run.fit_inputs import FitArguments
 from .runner import runner_of
 from .seen_by_tools import SeenByTools

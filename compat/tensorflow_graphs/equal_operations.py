@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import record
+
+from ..thread_value import ThreadValue
 
 _OF_SCALARS = """
 Abs AddV2 Cast Const DivNoNan Equal Exp Floor FloorDiv FloorMod Greater GreaterEqual Identity Less LessEqual Log LogicalAnd
@@ -21,16 +22,11 @@ _PURE = frozenset(_OF_SCALARS.split())  # the same inputs give the same output, 
 _LARGEST = 64  # elements of a constant
 
 
-class _Made(threading.local):
-    operations: dict[Any, Any] | None = None
+_made = ThreadValue()  # a dictionary of operations, or None
 
 
-_made = _Made()
-
-
-@contextlib.contextmanager
-def made_once(operations: dict[Any, Any] | None = None) -> Iterator[None]:
-    """Inside, a graph returns the existing operation when this thread asks for an equal one.
+def made_once(operations: dict[Any, Any] | None = None) -> contextlib.AbstractContextManager[None]:
+    """In the block, a graph returns the existing operation when this thread asks for an equal one.
 
     This holds for small constants and for scalar operations. An update rule that is traced for each of many variables
     repeats its bias corrections, and a backward pass repeats each shape. The values are those of a separate operation:
@@ -43,11 +39,7 @@ def made_once(operations: dict[Any, Any] | None = None) -> Iterator[None]:
 
     Context: a fit, in which `once_where_asked` is in place; nothing is shared elsewhere.
     """
-    outer, _made.operations = _made.operations, {} if operations is None else operations
-    try:
-        yield
-    finally:
-        _made.operations = outer
+    return _made.set_to({} if operations is None else operations)
 
 
 def once_where_asked(create: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,7 +49,7 @@ def once_where_asked(create: Callable[..., Any]) -> Callable[..., Any]:
     def create_or_find(
         graph: Any, op_type: str, inputs: Sequence[Any], dtypes: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        known = _made.operations
+        known = _made.value
         attributes = kwargs.get("attrs")
         if known is None or attributes is None or op_type not in _PURE or not _is_small(inputs, attributes):
             return create(graph, op_type, inputs, dtypes, *args, **kwargs)

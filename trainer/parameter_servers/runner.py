@@ -18,9 +18,8 @@ from ...distribute.parameter_servers.worker_pool import ParameterServerError
 from ...mixed_precision import skipped_steps
 from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Source
-from ..run.evaluation_loops import joined
-from ..run.plain_runner import PlainRunner
-from ..run.runner import Passes
+from ..run.evaluation import joined
+from ..run.runner import Passes, Runner
 from .pieces import Piece
 from .schedule import Schedule, next_stop, wants_each_step
 from .synchronous import SynchronousSteps
@@ -28,7 +27,7 @@ from .worker_function import WorkerFunction, WorkerPrediction
 from .worker_steps import WorkerSteps
 
 
-class ParameterServerRunner(PlainRunner):
+class ParameterServerRunner(Runner):
     """Runs a model's steps on the workers of its `ParameterServerStrategy`. Has no state. Context: host."""
 
     def train_function(self, model: TrainedModel) -> WorkerSteps:

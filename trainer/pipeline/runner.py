@@ -9,11 +9,11 @@ from typing import Any
 
 from ...callbacks.trained_model import TrainedModel
 from ..run import build
-from ..run.plain_runner import PlainRunner
+from ..run.runner import Runner
 from . import step
 
 
-class PipelineRunner(PlainRunner):
+class PipelineRunner(Runner):
     """See `Runner`."""
 
     @contextlib.contextmanager

@@ -1,17 +1,27 @@
-"""The interface of runners of a model's steps: in this process, in a pipeline, on the workers of parameter servers."""
+"""Runs the steps of a model in this process; subclasses run them in a pipeline or on workers of parameter servers."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 
+from ...callbacks.call_schedule import steps_until_call
 from ...callbacks.fit_state import FitState
 from ...callbacks.trained_model import TrainedModel
+from ...compat.patches import replaced_functions
 from ..inputs import Source
+from ..step.variable_placement import place_with_model
+from . import build
+from . import passes as run_pass
+from .logs.step_logs import record_steps
+from .loops.loop_choice import loop_for
+from .loops.predict_function import PredictFunction
+from .loops.step_function import StepFunction
+from .xla.xla_choice import XlaChoice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +38,15 @@ class Passes:
     left: int = 1
 
 
-class Runner(Protocol):
-    """One class for each kind of process; `trainer/runner.py` chooses. Has no state. Context of its methods: host."""
+class Runner:
+    """Runs steps in this process, or in each worker's process, synchronously with the others.
+
+    It has no state. One subclass for each other kind of process; `trainer/runner.py` chooses. Context of its methods: host.
+    """
 
     def watching(self, model: TrainedModel) -> contextlib.AbstractContextManager[None]:
         """A block in which the loss of a participating process is reported by name."""
-        ...
+        return contextlib.nullcontext()
 
     def build(self, model: TrainedModel, spec: Any, rows: int | None, training: bool = True) -> None:
         """Creates every variable that training needs: of the model, its metrics and its optimizers.
@@ -44,53 +57,56 @@ class Runner(Protocol):
             rows: int or None; samples of a global batch, where known.
             training: bool; whether the model is going to be trained.
         """
-        ...
+        functions = contextlib.nullcontext() if build.is_built(model) else replaced_functions()
+        with functions, model._strategy_scope():
+            build.build_for(model, spec, training)
+        place_with_model(model)  # the model has the metrics of `compile` only now
 
     def build_for_prediction(self, model: TrainedModel, spec: Any) -> None:
         """Creates the variables of the model."""
-        ...
+        with model._strategy_scope():
+            build.build_for_prediction(model, spec)
 
-    def train_function(self, model: TrainedModel) -> Any:
+    def step_of(self, model: TrainedModel, name: str) -> Callable[[Any], Any]:
+        """The step "train_step", "test_step" or "predict_step" of a model: a function of a batch."""
+        return getattr(model, name)
+
+    def train_function(self, model: TrainedModel) -> StepFunction:
         """The function that runs training steps."""
-        ...
+        return StepFunction(model, True, self.step_of(model, "train_step"), loop_for)
 
-    def test_function(self, model: TrainedModel) -> Any:
+    def test_function(self, model: TrainedModel) -> StepFunction:
         """The function that runs steps of evaluation."""
-        ...
+        return StepFunction(model, False, self.step_of(model, "test_step"), loop_for)
 
-    def predict_function(self, model: TrainedModel) -> Any:
-        """The function that runs steps of prediction."""
-        ...
+    def predict_function(self, model: TrainedModel) -> PredictFunction:
+        """Predicts batch after batch, or several in a loop; the stages of a pipeline one batch in a call."""
+        step = self.step_of(model, "predict_step")
+        return PredictFunction(model, step, in_loops=model._pipeline is None)
 
     def begin_fit(self, model: TrainedModel, state: FitState) -> None:
-        """A fit begins, or continues from a backup."""
-        ...
-
-    def train_steps(
-        self, model: TrainedModel, state: FitState, callbacks: keras.callbacks.CallbackList
-    ) -> dict[str, Any]:
-        """The training steps of the epoch, from `state` on; returns the logs after the last."""
-        ...
+        """Chooses between the plain graph and XLA, or prepares a measurement."""
+        model.train_function.plan = state.plan
+        record_steps(model, state.callbacks)
+        records = model.train_function.recorder is not None
+        ahead = None
+        if any(steps_until_call(callback, 0, records_logs=records) == 1 for callback in state.callbacks):
+            ahead = 0
+        elif state.source.steps_per_epoch:
+            ahead = state.source.steps_per_epoch * (state.epochs - state.epoch) - state.step
+        XlaChoice(model, model.train_function, state.source, state.plan, ahead)
 
     def test_steps(
         self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList, passes: Passes
     ) -> dict[str, Any]:
-        """The steps of one pass of evaluation; returns the logs after the last."""
-        ...
+        """One pass, in the graph or under XLA."""
+        ahead = None
+        if any(steps_until_call(callback, 0, "test") == 1 for callback in callbacks.callbacks):
+            ahead = 0
+        elif source.steps_per_epoch:
+            ahead = source.steps_per_epoch * passes.left
+        XlaChoice(model, model.test_function, source, passes.plan, ahead)
+        return run_pass.test_steps(model, source, callbacks)
 
-    def predict_steps(
-        self,
-        model: TrainedModel,
-        source: Source,
-        callbacks: keras.callbacks.CallbackList,
-        take: Callable[[list[Any]], None],
-    ) -> int:
-        """One pass of prediction; returns 0 if there was no batch.
-
-        Args:
-            model: the model.
-            source: of the samples.
-            callbacks: of this `predict`.
-            take: receives the outputs of batches, in order.
-        """
-        ...
+    train_steps = staticmethod(run_pass.train_steps)
+    predict_steps = staticmethod(run_pass.predict_steps)

@@ -49,7 +49,7 @@ def _gather(view: View) -> Ruling:
         if is_sharded(indices) or is_partial(indices):
             return view.gathered()
         moved = ranks[1] - 1 if params.axis > axis else 0
-        return [None, REPLICATED, REPLICATED], [params._replace(axis=params.axis + moved)]
+        return view.kept(params._replace(axis=params.axis + moved))
     if (
         is_sharded(params)
         and is_sharded(indices)
@@ -61,7 +61,7 @@ def _gather(view: View) -> Ruling:
     if is_sharded(indices) and not indices.counts:
         return [REPLICATED, None, REPLICATED], [indices._replace(axis=axis + indices.axis)]
     if params == PARTIAL_SUM and not is_sharded(indices):
-        return [None, REPLICATED, REPLICATED], [PARTIAL_SUM]
+        return view.kept(PARTIAL_SUM)
     return view.gathered()
 
 
@@ -70,7 +70,7 @@ def _gather_variable(view: View) -> Ruling:
     label = view.labels[1]
     if is_sharded(label) and not label.counts:
         return [None, None], [label]
-    return [None, REPLICATED], [REPLICATED]
+    return view.kept(REPLICATED)
 
 
 @rule("GatherNd")
@@ -130,7 +130,7 @@ def _one_hot(view: View) -> Ruling:
         return view.gathered()
     at = view.attr("axis") % rank
     made = label._replace(axis=label.axis + (at <= label.axis))
-    return [None, REPLICATED, REPLICATED, REPLICATED], [made]
+    return view.kept(made)
 
 
 _SEGMENTS = {
@@ -149,7 +149,7 @@ def _segments(view: View) -> Ruling:
         and not is_sharded(ids)
         and not is_partial(ids)
     ):
-        return [None, REPLICATED, REPLICATED], [data._replace(axis=data.axis - rank + 1)]
+        return view.kept(data._replace(axis=data.axis - rank + 1))
     together = is_sharded(data) and is_sharded(ids) and data.axis == ids.axis and same_samples(data, ids)
     if together and data.axis < (view.rank(1) or 0) and not ids.counts and not view.depends_on_batch():
         return [None, None, REPLICATED], [_SEGMENTS[view.type]]
@@ -173,7 +173,7 @@ def _bin_count(view: View) -> Ruling:
         and weights == [0]
         and not view.attr("binary_output")
     ):
-        return [None, REPLICATED, REPLICATED], [PARTIAL_SUM]
+        return view.kept(PARTIAL_SUM)
     if (
         is_sharded(label)
         and view.type == "DenseBincount"
@@ -181,7 +181,7 @@ def _bin_count(view: View) -> Ruling:
         and label.axis == 0
         and weights == [0]
     ):
-        return [None, REPLICATED, REPLICATED], [label]
+        return view.kept(label)
     return view.gathered()
 
 
@@ -209,7 +209,7 @@ def _band(view: View) -> Ruling:
     label, rank = view.labels[0], view.rank(0)
     if not is_sharded(label) or rank is None or label.axis >= rank - 2:
         return view.gathered()
-    return [None, REPLICATED, REPLICATED], [label]
+    return view.kept(label)
 
 
 @rule("Roll")
@@ -217,4 +217,4 @@ def _roll(view: View) -> Ruling:
     label, axes = view.labels[0], view.axes(2, view.rank(0))
     if not is_sharded(label) or axes is None or label.axis in axes:
         return view.gathered()
-    return [None, REPLICATED, REPLICATED], [label]
+    return view.kept(label)

@@ -129,7 +129,7 @@ def _space_and_batch(view: View) -> Ruling:
     if view.type == "BatchToSpaceND" and label.blocks % times:
         return view.gathered()
     blocks = label.blocks * times if view.type == "SpaceToBatchND" else label.blocks // times
-    return [None, REPLICATED, REPLICATED], [label._replace(blocks=blocks)]
+    return view.kept(label._replace(blocks=blocks))
 
 
 _SIZES_OF_INPUT = {  # the number of the gradient, next to the sizes of the input

@@ -18,19 +18,19 @@ def _reduce(view: View) -> Ruling:
     if label.kind == "sizes" and kind == "Prod" and label.chosen and not view.attr("keep_dims"):
         return [None, None], [PARTIAL_SUM]  # of an extent and of sizes that are the same everywhere
     if label == PARTIAL_SUM and kind in ("Sum", "Mean") and not rounds:
-        return [None, REPLICATED], [PARTIAL_SUM]
+        return view.kept(PARTIAL_SUM)
     if label in (PARTIAL_MAX, PARTIAL_MIN) and _PARTIAL.get(kind) == label:
-        return [None, REPLICATED], [label]
+        return view.kept(label)
     if not is_sharded(label) or axes is None or label.counts:
         return view.gathered()
     if label.axis in axes:
         partial = _PARTIAL.get(kind)
         if partial is None or rounds or (kind == "Mean" and label.chosen):
             return view.gathered()
-        return [None, REPLICATED], [partial]
+        return view.kept(partial)
     kept = view.attr("keep_dims")
     axis = label.axis if kept else label.axis - sum(each < label.axis for each in set(axes))
-    return [None, REPLICATED], [label._replace(axis=axis)]
+    return view.kept(label._replace(axis=axis))
 
 
 @rule("L2Loss")
@@ -43,17 +43,17 @@ def _arg_reduce(view: View) -> Ruling:
     label, axes = view.labels[0], view.axes(1, view.rank(0))
     if not is_sharded(label) or not axes or label.axis in axes:
         return view.gathered()
-    return [None, REPLICATED], [label._replace(axis=label.axis - (axes[0] < label.axis), counts=False)]
+    return view.kept(label._replace(axis=label.axis - (axes[0] < label.axis), counts=False))
 
 
 @rule("Cumsum", "Cumprod", "ReverseV2")
 def _along_axes(view: View) -> Ruling:
     label, axes = view.labels[0], view.axes(1, view.rank(0))
     if label == PARTIAL_SUM and view.type != "Cumprod":
-        return [None, REPLICATED], [label]
+        return view.kept(label)
     if not is_sharded(label) or axes is None or label.axis in axes:
         return view.gathered()
-    return [None, REPLICATED], [label]
+    return view.kept(label)
 
 
 @rule("Softmax", "LogSoftmax", "TopKV2", "InTopKV2", "NthElement")

@@ -63,11 +63,9 @@ def _reshaped(label: Label, old: list[int | None], new: list[int | None], batch:
     return label if inner % max(1, math.prod(new[1:])) == 0 else None  # type: ignore[arg-type]
 
 
-@rule("Reshape")
+@rule("Reshape", linear_in=0)
 def _reshape(view: View) -> Ruling:
     label = view.labels[0]
-    if is_partial(label):
-        return [None, REPLICATED], [label]
     if label.counts and label.axis == 0 and view.out_rank() == 1 and view.rank(0) == 1:
         return [None, sizes(0, label.chosen)], [label]
     if not is_sharded(label):
@@ -78,22 +76,18 @@ def _reshape(view: View) -> Ruling:
     return [None, sizes(found.axis, found.chosen)], [found]
 
 
-@rule("ExpandDims")
+@rule("ExpandDims", linear_in=0)
 def _expand(view: View) -> Ruling:
     label, rank, at = view.labels[0], view.rank(0), view.fixed(1)
-    if is_partial(label):
-        return [None, REPLICATED], [label]
     if not is_sharded(label) or rank is None or at is None:
         return view.gathered()
     place = int(at.ravel()[0]) % (rank + 1)
-    return [None, REPLICATED], [label._replace(axis=label.axis + (place <= label.axis))]
+    return view.kept(label._replace(axis=label.axis + (place <= label.axis)))
 
 
-@rule("Squeeze")
+@rule("Squeeze", linear_in=0)
 def _squeeze(view: View) -> Ruling:
     label, shape = view.labels[0], view.shapes(0)[0]
-    if is_partial(label):
-        return [None], [label]
     if not is_sharded(label) or shape is None:
         return view.gathered()
     dims = [dim % len(shape) for dim in view.attr("squeeze_dims")]
@@ -102,17 +96,15 @@ def _squeeze(view: View) -> Ruling:
     dims = dims or [axis for axis, extent in enumerate(shape) if extent == 1]
     if label.axis in dims:
         return view.gathered()
-    return [None], [label._replace(axis=label.axis - sum(dim < label.axis for dim in dims))]
+    return view.kept(label._replace(axis=label.axis - sum(dim < label.axis for dim in dims)))
 
 
-@rule("Transpose")
+@rule("Transpose", linear_in=0)
 def _transpose(view: View) -> Ruling:
     label, order = view.labels[0], view.fixed(1)
-    if is_partial(label):
-        return [None, REPLICATED], [label]
     if not is_sharded(label) or order is None:
         return view.gathered()
-    return [None, REPLICATED], [label._replace(axis=[int(axis) for axis in order].index(label.axis))]
+    return view.kept(label._replace(axis=[int(axis) for axis in order].index(label.axis)))
 
 
 @rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
@@ -121,7 +113,7 @@ def _pad(view: View) -> Ruling:
     if not is_sharded(label):
         return view.gathered()
     stays = _unchanged_axis(view, label.axis) if amounts is None else not amounts[label.axis].any()
-    return ([None, *[REPLICATED] * (len(view.labels) - 1)], [label]) if stays else view.gathered()
+    return view.kept(label) if stays else view.gathered()
 
 
 def _unchanged_axis(view: View, axis: int) -> bool:
@@ -137,18 +129,16 @@ def _unchanged_axis(view: View, axis: int) -> bool:
 def _tile(view: View) -> Ruling:
     label, times = view.labels[0], view.fixed(1)
     if label == PARTIAL_SUM:
-        return [None, REPLICATED], [label]
+        return view.kept(label)
     if not is_sharded(label):
         return broadcast(view, 0, 1)
     if times is None or label.counts:
         return view.gathered()
     count = int(times[label.axis])
     if count == 1:
-        return [None, REPLICATED], [label]
+        return view.kept(label)
     return (
-        ([None, REPLICATED], [label._replace(blocks=count)])
-        if label.blocks == 1 and not label.chosen
-        else view.gathered()
+        view.kept(label._replace(blocks=count)) if label.blocks == 1 and not label.chosen else view.gathered()
     )
 
 
@@ -235,29 +225,25 @@ def _pack(view: View) -> Ruling:
     return [leads[0]] * len(view.labels), [leads[0]._replace(axis=leads[0].axis + (at <= leads[0].axis))]
 
 
-@rule("Unpack")
+@rule("Unpack", linear_in=0)
 def _unpack(view: View) -> Ruling:
     label, rank = view.labels[0], view.rank(0)
-    count = len(view.op.outputs)
-    if is_partial(label):
-        return [None], [label] * count
     if not is_sharded(label) or rank is None or view.attr("axis") % rank == label.axis:
         return view.gathered()
     at = view.attr("axis") % rank
-    return [None], [label._replace(axis=label.axis - (at < label.axis), counts=False)] * count
+    return view.kept(label._replace(axis=label.axis - (at < label.axis), counts=False))
 
 
 @rule("Split", "SplitV")
 def _split(view: View) -> Ruling:
     data, where = (1, 0) if view.type == "Split" else (0, 2)
     label, axes, count = view.labels[data], view.axes(where, view.rank(data)), len(view.op.outputs)
-    wants: Wants = [None if number == data else REPLICATED for number in range(len(view.labels))]
     if is_partial(label):
-        return wants, [label] * count
+        return view.kept(label, data)
     if not is_sharded(label) or not axes or label.counts:
         return view.gathered()
     if axes[0] != label.axis:
-        return wants, [label] * count
+        return view.kept(label, data)
     if view.type == "Split" and label.blocks % count == 0:
-        return wants, [label._replace(blocks=label.blocks // count)] * count
+        return view.kept(label._replace(blocks=label.blocks // count), data)
     return view.gathered()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..labels import REPLICATED, Label, is_partial, is_sharded, sizes
+from ..labels import REPLICATED, Label, is_sharded, sizes
 from ..program import Shape
 from .view import Ruling, View, Wants, rule
 
@@ -61,17 +61,15 @@ def _blocks(
     return found[0] if found[0] == found[1] and (found[0] == label.blocks or not label.chosen) else None
 
 
-@rule("StridedSlice")
+@rule("StridedSlice", linear_in=0)
 def _strided_slice(view: View) -> Ruling:
     label, rank, begin = view.labels[0], view.rank(0), view.shapes(1)[0]
     if label.kind == "sizes" and label.chosen:
         entry, length = view.fixed(1), view.shapes(0)[0]
         if entry is not None and length and length[0] and view.op.get_attr("shrink_axis_mask") & 1:
             found = REPLICATED if int(entry[0]) % length[0] != label.axis else Label("partial sum")
-            return [None, REPLICATED, REPLICATED, REPLICATED], [found]
+            return view.kept(found)
         return view.gathered()
-    if is_partial(label):
-        return [None, REPLICATED, REPLICATED, REPLICATED], [label]
     if not is_sharded(label) or rank is None or begin is None or begin[0] is None:
         return view.gathered()
     axes, named = _entries(view, begin[0], rank)
@@ -93,12 +91,10 @@ def _strided_slice(view: View) -> Ruling:
     ]
 
 
-@rule("StridedSliceGrad")
+@rule("StridedSliceGrad", linear_in=4)
 def _strided_slice_gradient(view: View) -> Ruling:
     label, count = view.labels[4], view.shapes(1)[0]
     rank = view.out_rank()
-    if is_partial(label):
-        return [*[REPLICATED] * 4, None], [label]
     if not is_sharded(label) or rank is None or count is None or count[0] is None:
         return view.gathered()
     axes, named = _entries(view, count[0], rank)
@@ -126,11 +122,9 @@ def _strided_slice_gradient(view: View) -> Ruling:
     return wants, [made]
 
 
-@rule("Slice")
+@rule("Slice", linear_in=0)
 def _slice(view: View) -> Ruling:
     label, begin = view.labels[0], view.constant(1)
-    if is_partial(label):
-        return [None, REPLICATED, REPLICATED], [label]
     if not is_sharded(label) or begin is None or label.counts:
         return view.gathered()
     blocks = set()

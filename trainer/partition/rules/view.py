@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..labels import REPLICATED, Label, is_sharded
+from ..labels import REPLICATED, Label, is_partial, is_sharded
 from ..program import Shape, Value, varying_axes
 
 Wants = list[Label | None]
@@ -25,13 +25,17 @@ PARTIAL_MEAN = Label("partial mean")
 RULES: dict[str, Rule] = {}
 
 
-def rule(*types: str) -> Callable[[Rule], Rule]:
-    """Registers a rule for operations of these types."""
+def rule(*types: str, linear_in: int | None = None) -> Callable[[Rule], Rule]:
+    """Registers a rule for operations of these types; of partial sums of the input `linear_in` they make partial sums."""
 
     def enter(function: Rule) -> Rule:
+        def linear(view: View) -> Ruling:
+            label = view.labels[linear_in or 0]
+            return view.kept(label, linear_in or 0) if is_partial(label) else function(view)
+
         for name in types:
             assert name not in RULES, name
-            RULES[name] = function
+            RULES[name] = function if linear_in is None else linear
         return function
 
     return enter
@@ -109,6 +113,11 @@ class View:
     def gathered(self) -> Ruling:
         """Requests whole inputs, as on a single device."""
         return [REPLICATED] * len(self.labels), [REPLICATED] * len(self.op.outputs)
+
+    def kept(self, label: Label, data: int = 0) -> Ruling:
+        """Takes the input `data` unchanged, and the others whole; all outputs have one label."""
+        wants: Wants = [None if number == data else REPLICATED for number in range(len(self.labels))]
+        return wants, [label] * len(self.op.outputs)
 
     def sharded_inputs(self) -> list[int]:
         """The numbers of the inputs that are SHARDED."""

@@ -1,76 +1,63 @@
-"""The loops of `evaluate` and `predict`: one pass over an input."""
+"""One pass over an input in this process: the training steps of an epoch, or an evaluation, or a prediction."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 
-from ...callbacks.saving.prediction_writer import PredictionWriter
+from ...callbacks.fit_state import FitState
 from ...callbacks.trained_model import TrainedModel
-from ...compat.keras_private.training import (
-    convert_to_np_if_not_ragged,
-    potentially_ragged_concat,
-    pythonify_logs,
-)
-from ...compat.shared_change import shared_attribute
+from ...compat.keras_private.training import potentially_ragged_concat, pythonify_logs
 from ...distribute.hardware.devices import wait_for_accelerators
 from ..inputs import Source
-from .callback_list import callback_list
-from .checks.argument_errors import check_labels, explained
+from .checks.argument_errors import explained
+from .checks.out_of_memory import with_advice
+from .checks.overflow import check_progress
+from .logs.step_logs import StepLogs
 from .loops.compiled_calls import CallLength, compiled_calls
 from .loops.row_layouts import open_rows
-from .runner import Passes, Runner
 from .worker_settlement import Workers
 
 
-def evaluate(
-    model: TrainedModel,
-    source: Source,
-    verbose: Any,
-    callbacks: Any,
-    runner: Runner,
-    passes: Passes | None = None,
+def train_steps(
+    model: TrainedModel, state: FitState, callbacks: keras.callbacks.CallbackList
 ) -> dict[str, Any]:
-    """The logs of one pass over `source`; `passes`: state for later passes over it. Context: host."""
-    with runner.watching(model), shared_attribute(model, "_evaluating", lambda _: True):
-        runner.build(model, source.spec, source.batch_size, training=False)
-        check_labels(model, source, "test_step")
-        callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
-        model.make_test_function()
-        model.stop_evaluating = False
-        callbacks.on_test_begin()
-        model.reset_metrics()
-        source.begin_epoch(0)
-        logs = runner.test_steps(model, source, callbacks, passes or Passes())
-        callbacks.on_test_end(logs)
+    """The training steps of the epoch in this process; returns the logs after the last, nothing if there was no data."""
+    function, lap = model.train_function, state.times.lap
+    length = CallLength(model._fixed_steps, callbacks.callbacks, step=state.step, function=function)
+    logs, started = state.step_logs, state.step
+    lap("other")
+    workers = Workers(model, "stop_training")
+    step_logs = StepLogs(callbacks.callbacks, state, function, model._fixed_steps)
+    for call in compiled_calls(state.source, length.next, workers):
+        lap("input")
+        state.compiled_call = call
+        callbacks.on_train_batch_begin(state.step)
+        lap("callbacks")
+        rows = state.source.batch_size
+        with step_logs.compiled_call(), with_advice(model, function, rows):
+            with explained(model, state.source.spec, rows, first=state.step == 0):
+                done, new = function(call, state.step)
+        step_logs.report_to_source(call, done)
+        if done:
+            logs = pythonify_logs({**new, **model._optimizer_logs()})
+            step_logs.ended(done, logs)
+            state.step_logs = logs
+            check_progress(model, call.chunks[-1], done)
+            wait_for_accelerators()  # the logs are ready before the last update is
+            length.done(done, call)
+            lap("compute")
+            callbacks.on_train_batch_end(length.last_batch(done), logs)
+            lap("callbacks")
+        if (model.stop_training and not workers.several) or done < call.steps:
+            break
+    if state.steps_per_epoch is None and not model.stop_training:
+        state.steps_per_epoch = state.step
+    if state.step == started == 0 and state.epoch == state.first_epoch:
+        raise ValueError("The input gave no batch: give a dataset or generator that has at least one.")
     return logs
-
-
-def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Runner) -> Any:
-    """The outputs for one pass over `source`, in order. Context: host."""
-    with runner.watching(model), contextlib.ExitStack() as at_exit:
-        callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
-        for callback in callbacks.callbacks:
-            if hasattr(callback, "on_predict_exit"):
-                at_exit.callback(callback.on_predict_exit)
-        writer = next((each for each in callbacks.callbacks if isinstance(each, PredictionWriter)), None)
-        runner.build_for_prediction(model, source.spec)
-        model.make_predict_function()
-        model.stop_predicting = False
-        callbacks.on_predict_begin()
-        source.begin_epoch(0)
-        outputs: list[Any] = []
-        take = outputs.extend if writer is None else lambda new: writer.write(joined(new))
-        steps = runner.predict_steps(model, source, callbacks, take)
-        callbacks.on_predict_end()
-    if not steps:
-        raise ValueError("`predict()` got no batch from `x`: give at least one sample.")
-    if writer is not None:
-        return writer.outputs()
-    return keras.tree.map_structure(convert_to_np_if_not_ragged, joined(outputs))
 
 
 def test_steps(

@@ -1,0 +1,65 @@
+"""`evaluate` and `predict`: one pass over an input, and the callbacks around it."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import keras
+
+from ...callbacks.saving.prediction_writer import PredictionWriter
+from ...callbacks.trained_model import TrainedModel
+from ...compat.keras_private.training import convert_to_np_if_not_ragged
+from ...compat.shared_change import shared_attribute
+from ..inputs import Source
+from .callback_list import callback_list
+from .checks.argument_errors import check_labels
+from .passes import joined
+from .runner import Passes, Runner
+
+
+def evaluate(
+    model: TrainedModel,
+    source: Source,
+    verbose: Any,
+    callbacks: Any,
+    runner: Runner,
+    passes: Passes | None = None,
+) -> dict[str, Any]:
+    """The logs of one pass over `source`; `passes`: state for later passes over it. Context: host."""
+    with runner.watching(model), shared_attribute(model, "_evaluating", lambda _: True):
+        runner.build(model, source.spec, source.batch_size, training=False)
+        check_labels(model, source, "test_step")
+        callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
+        model.make_test_function()
+        model.stop_evaluating = False
+        callbacks.on_test_begin()
+        model.reset_metrics()
+        source.begin_epoch(0)
+        logs = runner.test_steps(model, source, callbacks, passes or Passes())
+        callbacks.on_test_end(logs)
+    return logs
+
+
+def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Runner) -> Any:
+    """The outputs for one pass over `source`, in order. Context: host."""
+    with runner.watching(model), contextlib.ExitStack() as at_exit:
+        callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
+        for callback in callbacks.callbacks:
+            if hasattr(callback, "on_predict_exit"):
+                at_exit.callback(callback.on_predict_exit)
+        writer = next((each for each in callbacks.callbacks if isinstance(each, PredictionWriter)), None)
+        runner.build_for_prediction(model, source.spec)
+        model.make_predict_function()
+        model.stop_predicting = False
+        callbacks.on_predict_begin()
+        source.begin_epoch(0)
+        outputs: list[Any] = []
+        take = outputs.extend if writer is None else lambda new: writer.write(joined(new))
+        steps = runner.predict_steps(model, source, callbacks, take)
+        callbacks.on_predict_end()
+    if not steps:
+        raise ValueError("`predict()` got no batch from `x`: give at least one sample.")
+    if writer is not None:
+        return writer.outputs()
+    return keras.tree.map_structure(convert_to_np_if_not_ragged, joined(outputs))
