@@ -17,9 +17,9 @@ from tensorflow.python.framework import kernels
 import unisono
 from unisono.compat.tensorflow_graphs.graphs import graph_function
 from unisono.distribute.hardware.data_placement import keep_data_on
+from unisono.trainer.compilation import runner_of
 from unisono.trainer.inputs.sources.make_source import make_source
 from unisono.trainer.run.loops.compiled import XLA
-from unisono.trainer.runner import runner_of
 
 L = keras.layers
 X = np.random.default_rng(1).normal(size=(64, 8)).astype("float32")

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from ..callbacks.fit_state import FitState
+from ..callbacks.trained_model import TrainedModel
 from ..compat.keras_private.serialization import deserialize_keras_object, our_classes
 from ..compat.keras_private.training import (
     KerasTrainer,
@@ -17,12 +18,22 @@ from ..compat.keras_private.training import (
     filter_traceback,
     strategy_of,
 )
+from ..distribute.parameter_servers.updates import on_parameter_servers
 from ..mixed_precision.policy import check_policy_order, wrap_optimizer
 from . import compile_checks
 from .compile_checks import optimizer_from
+from .parameter_servers.runner import ParameterServerRunner
 from .pipeline import step as pipeline_step
-from .runner import runner_of
+from .pipeline.runner import PipelineRunner
+from .run.runner import Runner
 from .step.variable_placement import bring_along
+
+
+def runner_of(model: TrainedModel) -> Runner:
+    """The runner of the model's steps: on the workers of parameter servers, in the stages of a pipeline, or in this process."""
+    if on_parameter_servers(model.distribute_strategy):
+        return ParameterServerRunner()
+    return Runner() if model._pipeline is None else PipelineRunner()
 
 
 class Compilation(keras.Model if TYPE_CHECKING else object):

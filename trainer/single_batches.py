@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import checks
+from .compilation import runner_of
 from .partition.explain import StepExplanation
-from .run.checks import fit_arguments as checks
 from .run.on_batch import explain_step, on_batch, predict_on_batch
-from .runner import runner_of
 from .step.variable_placement import bring_along
 
 

@@ -25,17 +25,15 @@ from ..distribute.arguments import whole_number
 from ..distribute.replicas import in_replica_context
 from ..distribute.step_context import current_step
 from ..mixed_precision.policy import check_policy_order
-from . import compile_checks
-from .compilation import Compilation
+from . import checks, compile_checks
+from .compilation import Compilation, runner_of
 from .for_callbacks import ForCallbacks
 from .inputs import make_source
 from .inputs.checks import named
 from .replica_step import draws_of_replica
 from .run import fit_loop
-from .run.checks import fit_arguments as checks
 from .run.evaluation import evaluate, predict
 from .run.fit_inputs import FitArguments
-from .runner import runner_of
 from .seen_by_tools import SeenByTools
 from .single_batches import SingleBatches
 from .step.first_call import build_outside

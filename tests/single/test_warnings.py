@@ -24,8 +24,7 @@ from unisono.callbacks.output_paths import check_launched_alone
 from unisono.compat.tensorflow_private import datasets
 from unisono.distribute import automatic
 from unisono.mixed_precision import hardware
-from unisono.trainer.inputs import identity
-from unisono.trainer.inputs.sources import make_source
+from unisono.trainer.inputs import identity, make_source
 
 ROOT = Path(unisono.trainer.__file__).parents[1]
 PACKAGES = ("callbacks", "compat", "distribute", "mixed_precision", "optimizers", "trainer", "unisono")

@@ -11,7 +11,7 @@ from helpers import FLOAT32, assert_close, mirrored
 from xla_trials import Plan, Stop, StopAt, try_eagerly
 
 import unisono
-from unisono.trainer.inputs.sources import make_source
+from unisono.trainer.inputs import make_source
 from unisono.trainer.run.loops.compiled import GRAPH, XLA
 from unisono.trainer.run.xla import xla_choice
 from unisono.trainer.run.xla.xla_choice import Measured, XlaChoice

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from unisono.trainer.inputs import split_for_validation
-from unisono.trainer.inputs.sources import make_source
+from unisono.trainer.inputs import make_source, split_for_validation
 
 X, Y = np.zeros((6, 3), "float32"), np.arange(6) % 2
 TWO = {"a": Y, "b": Y}

@@ -14,7 +14,7 @@ from helpers import next_batch
 
 from unisono.compat.tensorflow_private.dataset_graph import held_data, pipeline_checksum
 from unisono.trainer.inputs import identity as content
-from unisono.trainer.inputs.sources import make_source
+from unisono.trainer.inputs import make_source
 
 
 def arrays(change=None):

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from helpers import Batches, Iterable, mirrored
 
-from unisono.trainer.inputs.sources import make_source
+from unisono.trainer.inputs import make_source
 
 ROWS, BATCH = 22, 4
 X = np.arange(ROWS * 3, dtype="float32").reshape(ROWS, 3)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from helpers import mirrored, next_batch
 
-from unisono.trainer.inputs.sources import make_source
+from unisono.trainer.inputs import make_source
 from unisono.trainer.inputs.sources.datasets import DatasetSource
 
 ROWS, BATCH = 22, 4

@@ -8,10 +8,9 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from unisono.trainer.inputs import concat_samples, sample_count, slice_samples
+from unisono.trainer.inputs import concat_samples, make_source, sample_count, slice_samples
 from unisono.trainer.inputs.batch import batch_spec, gather_samples, slice_units, unit_count
 from unisono.trainer.inputs.checks import check_equal_samples
-from unisono.trainer.inputs.sources import make_source
 
 # Times on a busy machine say nothing about the code.
 SETTINGS = hypothesis.settings(

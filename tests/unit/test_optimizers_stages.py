@@ -311,7 +311,7 @@ def test_write_collected_before_the_update_is_made_before_it():
 def test_options_of_a_call_end_with_it():
     with call_options(CallOptions(weight_total=2.0)), pytest.raises(ValueError, match="No gradients"):
         optimizers.SGD(1.0).apply_gradients([(None, tf.Variable(1.0))])
-    assert optimizers.call_options.current_options() == CallOptions()
+    assert optimizers.stages.call_options.current_options() == CallOptions()
 
 
 def test_subclass_overriding_keras_methods_is_called():

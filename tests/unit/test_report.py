@@ -192,9 +192,8 @@ def test_page_of_a_run_under_way_says_when_it_had_its_last_news(tmp_path):
 
 def test_users_names_are_those_of_classes_that_exist():
     inputs = importlib.import_module("unisono.trainer.inputs")
-    modules = [
-        importlib.import_module(f"{inputs.__name__}.{m.name}") for m in pkgutil.iter_modules(inputs.__path__)
-    ]
+    found = pkgutil.walk_packages(inputs.__path__, f"{inputs.__name__}.")
+    modules = [importlib.import_module(module.name) for module in found]
     assert {name for name in facts._INPUTS if not any(hasattr(m, name) for m in modules)} == set()
     assert tf.distribute.MultiWorkerMirroredStrategy.__name__ in facts._STRATEGIES
     assert tf.distribute.ParameterServerStrategy.__name__ in facts._STRATEGIES

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...compat.keras_private.optimizers import own_learning_rate
 from ...distribute.arguments import number, shown, whole_number
-from ..run.checks import fit_arguments as checks
+from .. import checks
 from .trial import check_model, trial
 
 _SMOOTHING = 0.9  # the share of the average that is kept at every step

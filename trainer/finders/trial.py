@@ -12,11 +12,11 @@ import tensorflow as tf
 from ...compat.keras_private.layers import layers_of
 from ...compat.keras_private.training import check_compiled
 from ...distribute.arguments import shown
+from ..compilation import runner_of
 from ..inputs.sources.derived_inputs import copied_input
 from ..run import fit_loop
 from ..run.fit_inputs import FitArguments, sources
 from ..run.untouched import untouched, untouched_generators
-from ..runner import runner_of
 
 
 @contextlib.contextmanager

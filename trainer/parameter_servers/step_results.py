@@ -29,7 +29,7 @@ from ...compat.tensorflow_graphs.graphs import graph_function
 from ...distribute.parameter_servers.updates import beside
 from ...distribute.replicas import local_copy, once_per_copy
 from ...distribute.step_context import StepContext, step_scope
-from ..run.checks.fit_arguments import checked_logs
+from ..checks import checked_logs
 from ..step.collected_writes import CollectedWrites
 from ..step.global_metrics import as_tensors, leaf_metrics
 

@@ -29,9 +29,9 @@ from ...distribute.sharding.sharded_value import ShardedValue, read_together
 from ...distribute.step_context import StepContext, step_scope
 from ...optimizers.building import ensure_built
 from ...optimizers.held_optimizers import optimizers_of
+from .. import checks
 from ..step.first_call import placeholder
 from ..step.global_metrics import metrics_of
-from .checks import fit_arguments as checks
 from .checks.argument_errors import explained
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.training import unpack_x_y_sample_weight
+from .. import checks
 from ..inputs import Source, make_source, split_for_validation
 from ..inputs.checks import named
 from ..inputs.sources.derived_inputs import first_batches
 from ..inputs.sources.make_source import kind_of
-from .checks import fit_arguments as checks
 from .worker_settlement import same_random
 
 

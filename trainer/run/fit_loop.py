@@ -20,11 +20,11 @@ from ...compat.keras_private.training import epoch_to_begin_with, evaluates_afte
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.cluster import is_chief
 from ...distribute.workers.records import reporting_position
+from .. import checks
 from ..inputs import Source, make_source
 from ..inputs.checks import named
 from ..inputs.sources.derived_inputs import copied_input, first_batches
 from .callback_list import callback_list, log_names
-from .checks import fit_arguments as checks
 from .checks.argument_errors import check_labels, check_validation
 from .checks.determinism import say_what_determinism_costs
 from .evaluation import evaluate

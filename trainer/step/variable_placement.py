@@ -15,7 +15,7 @@ from ...compat.keras_private.training import set_strategy_of, strategy_of
 from ...compat.keras_private.variables import raw_value
 from ...distribute.variables import move_variables
 from ...optimizers.held_optimizers import optimizers_of
-from ..run.checks.fit_arguments import check_home
+from ..checks import check_home
 from .global_metrics import metrics_of
 
 

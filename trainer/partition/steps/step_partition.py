@@ -17,8 +17,8 @@ from ....callbacks.backup.generators import reached
 from ....callbacks.trained_model import TrainedModel
 from ....compat.keras_private.layers import holds_own_code, layers_of
 from ....compat.keras_private.training import given_metrics, overrides_compute_loss
+from ...checks import checked_logs
 from ...inputs.batch import batch_spec
-from ...run.checks.fit_arguments import checked_logs
 from ...step.global_metrics import losses_count_samples, metrics_of, variable_ids
 from ...step.variable_placement import accumulates
 from ..errors import NotPartitioned

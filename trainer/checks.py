@@ -10,22 +10,22 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ....callbacks.keras_callbacks import check_keras_callbacks
-from ....callbacks.trained_model import TrainedModel
-from ....compat.keras_private.functional import paired_inputs
-from ....compat.keras_private.layers import layers_of
-from ....compat.keras_private.training import overrides_compute_loss, strategy_of
-from ....compat.keras_private.variables import raw_value
-from ....compat.tensorflow_private.strategies import give_collectives_a_group
-from ....distribute.arguments import shown, truth, whole_number
-from ....distribute.hardware.devices import check_exist
-from ....distribute.sharding.sharded import level_of
-from ....distribute.sharding.sharded_value import ShardedValue
-from ...compile_checks import takes_numbers
-from ...inputs.batch import is_standard, unpack
-from ...inputs.checks import alone
-from ...inputs.sources.make_source import checked_shuffle, kind_of
-from ...inputs.values import holds_text
+from ..callbacks.keras_callbacks import check_keras_callbacks
+from ..callbacks.trained_model import TrainedModel
+from ..compat.keras_private.functional import paired_inputs
+from ..compat.keras_private.layers import layers_of
+from ..compat.keras_private.training import overrides_compute_loss, strategy_of
+from ..compat.keras_private.variables import raw_value
+from ..compat.tensorflow_private.strategies import give_collectives_a_group
+from ..distribute.arguments import shown, truth, whole_number
+from ..distribute.hardware.devices import check_exist
+from ..distribute.sharding.sharded import level_of
+from ..distribute.sharding.sharded_value import ShardedValue
+from .compile_checks import takes_numbers
+from .inputs.batch import is_standard, unpack
+from .inputs.checks import alone
+from .inputs.sources.make_source import checked_shuffle, kind_of
+from .inputs.values import holds_text
 
 _SUPPORTED = (
     tf.distribute.OneDeviceStrategy,
