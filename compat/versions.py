@@ -153,12 +153,13 @@ def _set_by_methods(cls: Any, names: set[str]) -> Iterator[str]:
 def unsupported(lacking: str) -> str:
     """The error for versions that lack a name."""
     wanted = " and ".join(f"{name}{bounds}" for name, bounds in SUPPORTED.items())
-    found = " and ".join(f"{name} {_installed(name)}" for name in SUPPORTED)
+    found = " and ".join(f"{name} {installed(name)}" for name in SUPPORTED)
     return f"Unisono needs {wanted}, but found {found}, which lack {lacking}: install supported versions."
 
 
-def _installed(name: str) -> str:
+def installed(name: str) -> str:
+    """The installed version of a package."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
+        return "not installed"

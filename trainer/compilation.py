@@ -30,7 +30,7 @@ from .step.variable_placement import bring_along
 
 
 def runner_of(model: TrainedModel) -> Runner:
-    """The runner of the model's steps: on the workers of parameter servers, in the stages of a pipeline, or in this process."""
+    """The runner of the steps: on workers of parameter servers, in the stages of a pipeline, or in this process."""
     if on_parameter_servers(model.distribute_strategy):
         return ParameterServerRunner()
     return Runner() if model._pipeline is None else PipelineRunner()

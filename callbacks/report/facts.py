@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import socket
@@ -16,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.tensorflow_private.strategies import devices_of
+from ...compat.versions import installed
 from ..fit_state import FitState
 from ..trained_model import CompiledModel
 
@@ -55,7 +55,7 @@ def facts_of(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
         "model": _model(model),
         "strategy": _strategy(model),
         "configuration": _configuration(model, fit_state),
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
+        "versions": {"python": platform.python_version()} | {name: installed(name) for name in _PACKAGES},
         "machine": {
             "host": socket.gethostname(),
             "system": f"{platform.system()} {platform.release()}",
@@ -156,10 +156,3 @@ def _summary(model: CompiledModel) -> str:
     lines: list[str] = []
     model.summary(print_fn=lambda text, **_: lines.append(text), line_length=96)
     return "\n".join(lines)
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

@@ -25,7 +25,8 @@ _LARGEST = 64  # elements of a constant
 _made = ThreadValue()  # a dictionary of operations, or None
 
 
-def made_once(operations: dict[Any, Any] | None = None) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def made_once(operations: dict[Any, Any] | None = None) -> Iterator[None]:
     """In the block, a graph returns the existing operation when this thread asks for an equal one.
 
     This holds for small constants and for scalar operations. An update rule that is traced for each of many variables
@@ -39,7 +40,8 @@ def made_once(operations: dict[Any, Any] | None = None) -> contextlib.AbstractCo
 
     Context: a fit, in which `once_where_asked` is in place; nothing is shared elsewhere.
     """
-    return _made.set_to({} if operations is None else operations)
+    with _made.set_to({} if operations is None else operations):
+        yield
 
 
 def once_where_asked(create: Callable[..., Any]) -> Callable[..., Any]:

@@ -52,11 +52,8 @@ def test_one_output_is_a_file_and_memory_holds_one_execution(tmp_path, monkeypat
     model = make_model(outputs=one)
     expected, kept = model.predict(X, batch_size=4, verbose=0), []
     joined = unisono.trainer.run.passes.joined
-    monkeypatch.setattr(
-        unisono.trainer.run.evaluation,
-        "joined",
-        lambda outputs: kept.append(len(outputs)) or joined(outputs),
-    )
+    for module in (unisono.trainer.run.passes, unisono.trainer.run.evaluation):
+        monkeypatch.setattr(module, "joined", lambda outputs: kept.append(len(outputs)) or joined(outputs))
     writer = PredictionWriter(tmp_path / "p.npy")
     found = model.predict(X, batch_size=4, callbacks=[writer], verbose=0)
     np.testing.assert_array_equal(found, expected)

@@ -41,7 +41,7 @@ class Passes:
 class Runner:
     """Runs steps in this process, or in each worker's process, synchronously with the others.
 
-    It has no state. One subclass for each other kind of process; `trainer/compilation.py` chooses. Context of its methods: host.
+    It has no state. `runner_of` chooses the class. Context of its methods: host.
     """
 
     def watching(self, model: TrainedModel) -> contextlib.AbstractContextManager[None]:
