@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph, with_static_shapes
+from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph
 from . import control_flow
 from .constants import MOST_ELEMENTS, constant, depends_on_sizes, holds_for_all_sizes
 from .errors import ListIsGathered, NeedsCollective, NotPartitioned
@@ -25,10 +25,11 @@ from .labels import (
     same_samples,
 )
 from .operation_labels import has_effects, labels_of, settled
-from .program import BRANCHES, LOOPS, Apply, Convert, Copy, Program, Read, Shape, Value, shape_of
+from .program import BRANCHES, LOOPS, Apply, Convert, Copy, Program, Read, Value, shape_of
 from .rules import View
 from .rules.lists import EMPTY, listed
 from .rules.rewritten import rewritten
+from .static_shapes import StaticShapes
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 IGNORED = ("NoOp", "Placeholder")
@@ -83,7 +84,7 @@ class Builder:
 
     def walk(self, graph: Any, inputs: Sequence[int]) -> list[int]:
         """Adds the operations of a graph, called with these values; returns the numbers of its outputs."""
-        shapes = _StaticShapes(graph, [self.program.values[number] for number in inputs])
+        shapes = StaticShapes(graph, [self.program.values[number] for number in inputs])
         known = {id(tensor): number for tensor, number in zip(graph.inputs, inputs)}
         done: set[str] = set()
 
@@ -150,7 +151,7 @@ class Builder:
 
     # operations
 
-    def _operation(self, op: tf.Operation, known: dict[int, int], shapes: _StaticShapes) -> None:
+    def _operation(self, op: tf.Operation, known: dict[int, int], shapes: StaticShapes) -> None:
         name = op.name.rpartition("/")[2]
         if op.type == "Placeholder" and name.startswith(READ) and id(op.outputs[0]) not in known:
             known[id(op.outputs[0])] = self._read_weight(op)
@@ -181,7 +182,7 @@ class Builder:
                 self._producers.setdefault(number, op.name)
 
     def _output(
-        self, op: tf.Operation, number: int, inputs: Sequence[int], shapes: _StaticShapes, label: Label
+        self, op: tf.Operation, number: int, inputs: Sequence[int], shapes: StaticShapes, label: Label
     ) -> int:
         tensor = op.outputs[number]
         if tensor.dtype == tf.variant:
@@ -212,7 +213,7 @@ class Builder:
         both_shapes = (static[0] or (None if traced is None else traced), static[1] or traced)
         return self.add(Value(tensor.dtype, both_shapes, label, both))
 
-    def _unchanged(self, op: tf.Operation, inputs: list[int], shapes: _StaticShapes) -> list[int]:
+    def _unchanged(self, op: tf.Operation, inputs: list[int], shapes: StaticShapes) -> list[int]:
         """The input of a reshape to the shape that it has, or of a sum over no axes; backward passes have many."""
         values = [self.program.values[number] for number in inputs]
         if op.type == "Reshape":
@@ -231,7 +232,7 @@ class Builder:
         return [] if graph is None else self.walk(graph, inputs)
 
     def _ruled(
-        self, op: tf.Operation, inputs: list[int], shapes: _StaticShapes, known: Mapping[int, int]
+        self, op: tf.Operation, inputs: list[int], shapes: StaticShapes, known: Mapping[int, int]
     ) -> list[int]:
         if self.states and not self.is_local(op):
             inputs = [self.read(tensor, number, op) for tensor, number in zip(op.inputs, inputs)]
@@ -335,64 +336,9 @@ def _needed(graph: Any) -> set[str]:
     return found
 
 
-class _StaticShapes:
-    """The shapes of the tensors of a graph for each of `PROBES`, as TensorFlow infers them.
-
-    TensorFlow does not infer the outputs of loops and branches, nor the elements of lists; the pass knows these.
-    """
-
-    def __init__(self, graph: Any, inputs: Sequence[Value]) -> None:
-        self._graph, self._inputs = graph, inputs
-        self._known: dict[str, Any] = {}
-        constants = {t.name: v.elements for t, v in zip(graph.inputs, inputs) if v.elements is not None}
-        for op in graph.get_operations() if constants else ():
-            found = constants.get(op.inputs[0].name) if op.type == "TensorListPopBack" else None
-            if found is not None:
-                self._known[op.outputs[1].name] = tuple((None, constant) for constant in found)
-        self._found = self._inferred()
-
-    def of(self, tensor: Any) -> list[Shape]:
-        """The shapes of a tensor."""
-        return [shape_of(found.get(tensor.name, tensor.shape)) for found in self._found]
-
-    def say(self, op: tf.Operation, values: Sequence[Value]) -> None:
-        """Sets the shapes of an operation's outputs."""
-        better = {
-            tensor.name: tuple((shape, None) for shape in value.shapes)
-            for tensor, value in zip(op.outputs, values)
-            if tensor.dtype != tf.resource and _says_more(value.shapes, self.of(tensor))
-        }
-        if better:
-            self._known |= better
-            self._found = self._inferred()
-
-    def forget(self, tensor: Any) -> None:
-        """Marks everything computed from a tensor's value as unknown for other batch sizes."""
-        self._known[tensor.name] = tuple((shape, None) for shape in self.of(tensor))
-        self._found = self._inferred()
-
-    def _inferred(self) -> list[dict[str, Any]]:
-        return [
-            with_static_shapes(
-                self._graph,
-                [value.shapes[probe] for value in self._inputs],
-                {name: both[probe] for name, both in self._known.items()},
-            )
-            for probe in (0, 1)
-        ]
-
-
 def _rounds_sizes(op: tf.Operation) -> bool:
     """Whether an operation may round a number that was computed from the size of the batch, as in a share of it."""
     if op.type != "Cast" or not op.inputs[0].dtype.is_floating or not op.outputs[0].dtype.is_integer:
         return False
     elements = op.outputs[0].shape.num_elements()
     return elements is not None and elements <= MOST_ELEMENTS
-
-
-def _says_more(known: Sequence[Shape], found: Sequence[Shape]) -> bool:
-    """Whether a shape has an extent that another one does not have."""
-    return any(
-        a is not None and (b is None or any(x is not None and y is None for x, y in zip(a, b)))
-        for a, b in zip(known, found)
-    )

@@ -88,25 +88,27 @@ class Runner:
         """Chooses between the plain graph and XLA, or prepares a measurement."""
         model.train_function.plan = state.plan
         record_steps(model, state.callbacks)
-        records = model.train_function.recorder is not None
-        ahead = None
-        if any(steps_until_call(callback, 0, records_logs=records) == 1 for callback in state.callbacks):
-            ahead = 0
-        elif state.source.steps_per_epoch:
-            ahead = state.source.steps_per_epoch * (state.epochs - state.epoch) - state.step
-        XlaChoice(model, model.train_function, state.source, state.plan, ahead)
+        function, epochs = model.train_function, state.epochs - state.epoch
+        recorded = function.recorder is not None
+        ahead = _steps_ahead(state.callbacks, "train", state.source, epochs, state.step, recorded)
+        XlaChoice(model, function, state.source, state.plan, ahead)
 
     def test_steps(
         self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList, passes: Passes
     ) -> dict[str, Any]:
         """One pass, in the graph or under XLA."""
-        ahead = None
-        if any(steps_until_call(callback, 0, "test") == 1 for callback in callbacks.callbacks):
-            ahead = 0
-        elif source.steps_per_epoch:
-            ahead = source.steps_per_epoch * passes.left
+        ahead = _steps_ahead(callbacks.callbacks, "test", source, passes.left)
         XlaChoice(model, model.test_function, source, passes.plan, ahead)
         return run_pass.test_steps(model, source, callbacks)
 
     train_steps = staticmethod(run_pass.train_steps)
     predict_steps = staticmethod(run_pass.predict_steps)
+
+
+def _steps_ahead(
+    callbacks: list[Any], phase: str, source: Source, passes: int, done: int = 0, recorded: bool = False
+) -> int | None:
+    """The steps that XLA could run; none where a callback is called after each step; None if their number is unknown."""
+    if any(steps_until_call(callback, 0, phase, records_logs=recorded) == 1 for callback in callbacks):
+        return 0
+    return source.steps_per_epoch * passes - done if source.steps_per_epoch else None

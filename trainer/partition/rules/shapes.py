@@ -68,8 +68,6 @@ def _reshape(view: View) -> Ruling:
     label = view.labels[0]
     if label.counts and label.axis == 0 and view.out_rank() == 1 and view.rank(0) == 1:
         return [None, sizes(0, label.chosen)], [label]
-    if not is_sharded(label):
-        return [REPLICATED, REPLICATED], [REPLICATED]
     found = reshaped(label, view.shapes(0), view.out_shapes[0])
     if found is None:
         return view.gathered()
@@ -79,7 +77,7 @@ def _reshape(view: View) -> Ruling:
 @rule("ExpandDims", linear_in=0)
 def _expand(view: View) -> Ruling:
     label, rank, at = view.labels[0], view.rank(0), view.fixed(1)
-    if not is_sharded(label) or rank is None or at is None:
+    if rank is None or at is None:
         return view.gathered()
     place = int(at.ravel()[0]) % (rank + 1)
     return view.kept(label._replace(axis=label.axis + (place <= label.axis)))
@@ -88,7 +86,7 @@ def _expand(view: View) -> Ruling:
 @rule("Squeeze", linear_in=0)
 def _squeeze(view: View) -> Ruling:
     label, shape = view.labels[0], view.shapes(0)[0]
-    if not is_sharded(label) or shape is None:
+    if shape is None:
         return view.gathered()
     dims = [dim % len(shape) for dim in view.attr("squeeze_dims")]
     if not dims and None in shape:
@@ -102,7 +100,7 @@ def _squeeze(view: View) -> Ruling:
 @rule("Transpose", linear_in=0)
 def _transpose(view: View) -> Ruling:
     label, order = view.labels[0], view.fixed(1)
-    if not is_sharded(label) or order is None:
+    if order is None:
         return view.gathered()
     return view.kept(label._replace(axis=[int(axis) for axis in order].index(label.axis)))
 
@@ -228,7 +226,7 @@ def _pack(view: View) -> Ruling:
 @rule("Unpack", linear_in=0)
 def _unpack(view: View) -> Ruling:
     label, rank = view.labels[0], view.rank(0)
-    if not is_sharded(label) or rank is None or view.attr("axis") % rank == label.axis:
+    if rank is None or view.attr("axis") % rank == label.axis:
         return view.gathered()
     at = view.attr("axis") % rank
     return view.kept(label._replace(axis=label.axis - (at < label.axis), counts=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..labels import REPLICATED, Label, is_sharded, sizes
+from ..labels import REPLICATED, Label, is_partial, is_sharded, sizes
 from ..program import Shape
 from .view import Ruling, View, Wants, rule
 
@@ -61,7 +61,7 @@ def _blocks(
     return found[0] if found[0] == found[1] and (found[0] == label.blocks or not label.chosen) else None
 
 
-@rule("StridedSlice", linear_in=0)
+@rule("StridedSlice")
 def _strided_slice(view: View) -> Ruling:
     label, rank, begin = view.labels[0], view.rank(0), view.shapes(1)[0]
     if label.kind == "sizes" and label.chosen:
@@ -70,6 +70,8 @@ def _strided_slice(view: View) -> Ruling:
             found = REPLICATED if int(entry[0]) % length[0] != label.axis else Label("partial sum")
             return view.kept(found)
         return view.gathered()
+    if is_partial(label):
+        return view.kept(label)
     if not is_sharded(label) or rank is None or begin is None or begin[0] is None:
         return view.gathered()
     axes, named = _entries(view, begin[0], rank)
@@ -95,7 +97,7 @@ def _strided_slice(view: View) -> Ruling:
 def _strided_slice_gradient(view: View) -> Ruling:
     label, count = view.labels[4], view.shapes(1)[0]
     rank = view.out_rank()
-    if not is_sharded(label) or rank is None or count is None or count[0] is None:
+    if rank is None or count is None or count[0] is None:
         return view.gathered()
     axes, named = _entries(view, count[0], rank)
     axis = axes[label.axis]
@@ -125,7 +127,7 @@ def _strided_slice_gradient(view: View) -> Ruling:
 @rule("Slice", linear_in=0)
 def _slice(view: View) -> Ruling:
     label, begin = view.labels[0], view.constant(1)
-    if not is_sharded(label) or begin is None or label.counts:
+    if begin is None or label.counts:
         return view.gathered()
     blocks = set()
     for probe in (0, 1):

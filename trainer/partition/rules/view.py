@@ -26,12 +26,20 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*types: str, linear_in: int | None = None) -> Callable[[Rule], Rule]:
-    """Registers a rule for operations of these types; of partial sums of the input `linear_in` they make partial sums."""
+    """Registers a rule for operations of these types.
+
+    Args:
+        types: of operations.
+        linear_in: the number of an input, where the rule is for samples of it; of partial sums of it, operations of these
+            types make partial sums, and of anything else they make what a single device makes.
+    """
 
     def enter(function: Rule) -> Rule:
         def linear(view: View) -> Ruling:
             label = view.labels[linear_in or 0]
-            return view.kept(label, linear_in or 0) if is_partial(label) else function(view)
+            if is_partial(label):
+                return view.kept(label, linear_in or 0)
+            return function(view) if is_sharded(label) else view.gathered()
 
         for name in types:
             assert name not in RULES, name
