@@ -5,6 +5,7 @@ import json
 import re
 import signal
 import threading
+import types
 
 import keras
 import numpy as np
@@ -102,6 +103,7 @@ def test_states_go_to_the_callback_of_the_same_class_and_order():
     before[2].counts = {"a": [7, 8]}
     before[1].wait, before[1].best = 3, 0.25
     before[1].best_weights = [np.ones(3)]
+    after[2].set_model(types.SimpleNamespace(weights=before[1].best_weights))
     saved = callback_state.capture(before)
     before[2].counts["a"].append(9)  # what was captured does not change
     assert callback_state.restore(after, saved) == []
