@@ -206,9 +206,8 @@ def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
 
 def _keep_profiles(written: str, log_dir: str) -> None:
     """Copies a worker's profiles to its `log_dir`, under its own names: workers may share the folder and the host."""
-    for path in tf.io.gfile.glob(f"{written}/plugins/profile/*/*"):
-        session, file = path.split("/")[-2:]
-        folder = f"{log_dir}/plugins/profile/{session}"
+    for path in tf.io.gfile.glob(f"{written}/*/plugins/profile/*/*"):
+        folder, _, file = f"{log_dir}{path.removeprefix(written)}".rpartition("/")
         tf.io.gfile.makedirs(folder)
         tf.io.gfile.copy(path, f"{folder}/worker-{worker_index()}.{file}", overwrite=True)
 
