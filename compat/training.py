@@ -135,7 +135,7 @@ def build_symbolically(model: Any, batch: Any) -> None:
     except RuntimeError as error:
         raise (
             error.__context__ or error
-        ) from None  # Keras puts its own advice in place of the error of a `call`
+        ) from None  # Keras hides the error of a `call` behind its advice
 
 
 def epoch_to_begin_with(model: Any) -> int | None:
