@@ -76,7 +76,7 @@ def check_output_paths(callbacks: Sequence[Any], logs: Callable[[], set[str]] | 
 
 
 def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
-    """Warns where a launcher started several processes, and each trains a model of its own.
+    """Warns where a launcher started several processes, or TF_CONFIG names them, and each trains a separate model.
 
     Args:
         callbacks: of a fit.
@@ -86,7 +86,18 @@ def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strat
         ClusterError: the processes would overwrite each other's files.
     """
     task = launched_task()
-    if task is None or spans_workers(strategy):
+    if spans_workers(strategy):
+        return
+    if task is None:
+        with contextlib.suppress(ClusterError):  # a strategy of several workers would raise it
+            cluster = read_cluster()
+            if cluster is not None and cluster.trains_together:
+                warnings.warn(
+                    f"TF_CONFIG makes this process worker {cluster.worker_index} of {cluster.num_workers}, but each worker "
+                    "trains a separate model: create the model under unisono.distribute.auto_strategy(); set TF_CONFIG={} "
+                    "if the models are meant to be independent.",
+                    stacklevel=2,
+                )
         return
     writing = [type(each).__name__ for each in callbacks if isinstance(each, tuple(_OUTPUTS))]
     if writing and read_cluster() is None:  # where Slurm says which task is the chief, it alone writes
@@ -195,9 +206,8 @@ def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
 
 def _keep_profiles(written: str, log_dir: str) -> None:
     """Copies a worker's profiles to its `log_dir`, under its own names: workers may share the folder and the host."""
-    for path in tf.io.gfile.glob(f"{written}/plugins/profile/*/*"):
-        session, file = path.split("/")[-2:]
-        folder = f"{log_dir}/plugins/profile/{session}"
+    for path in tf.io.gfile.glob(f"{written}/*/plugins/profile/*/*"):
+        folder, _, file = f"{log_dir}{path.removeprefix(written)}".rpartition("/")
         tf.io.gfile.makedirs(folder)
         tf.io.gfile.copy(path, f"{folder}/worker-{worker_index()}.{file}", overwrite=True)
 

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..callbacks.backup.generators import reached
+from ..callbacks.output_paths import check_launched_alone
 from ..compat.keras_private.layers import layers_of
 from ..compat.keras_private.random_state import thread_state
 from ..compat.tensorflow_graphs.graphs import control_status_ctx, converted, left_as_written
@@ -90,6 +91,7 @@ def replica_step(fn: Function) -> Function:
     if not callable(fn):
         raise TypeError(f"`fn`: `replica_step` takes a function. Received: {shown(fn)}")
     partitioned = _Partitioned(fn)
+    check = functools.cache(functools.partial(check_launched_alone, ()))
 
     @functools.wraps(fn)
     def on_replica(*args: Any, **kwargs: Any) -> Any:
@@ -98,6 +100,7 @@ def replica_step(fn: Function) -> Function:
             raise RuntimeError(
                 "A function that `replica_step` has wrapped was called outside of `strategy.run`: give it to `strategy.run`."
             )
+        check(context.strategy)
         if current_step() is not None:
             raise RuntimeError(
                 "A function that `replica_step` has wrapped was called in a step of `fit`, which is exact by itself, "
@@ -116,7 +119,7 @@ def replica_step(fn: Function) -> Function:
 
 def _alone(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The step on the only replica; on a worker of parameter servers, which has only one replica."""
-    samples = _samples_in([leaf for leaf in tf.nest.flatten((args, kwargs)) if _is_tensor(leaf)])
+    samples = _samples_in([_tensor(leaf) for leaf in tf.nest.flatten((args, kwargs)) if _is_tensor(leaf)])
     strategy = tf.distribute.get_strategy()
     step = StepContext(
         0, 1, samples, samples, totals=WeightTotals(), of_custom_loop=True, builds_under=strategy

@@ -25,7 +25,20 @@ import keras
 
 from ...compat.keras_private.callbacks import CALLBACK_ATTRIBUTES
 from ..safe_file import write_safely
+from .files.schema import is_count, is_number, match
 
+# The forms of the states of Keras' callbacks and ours; an entry without one is a number of at least 0.
+_FORMS: dict[str, Any] = {
+    **dict.fromkeys(("epoch", "saved"), list),
+    **dict.fromkeys(("size", "position"), is_count),
+    **dict.fromkeys(("last_batch", "_last_batch_seen"), (int, type(None))),
+    "history": {"*": list},
+    "best": lambda value: value is None or is_number(value),
+    "best_weights": (list, type(None)),
+    "sums": list,
+    "keys": lambda value: all(isinstance(key, str) for key in value or ()),
+    "text": bytes,
+}
 # Attributes of Keras' callbacks, and by habit of a user's own, that say what a callback is for.
 _PURPOSE = ("name", "monitor", "mode")
 _PATHS = ("filepath", "filename", "log_dir", "directory", "path")
@@ -50,6 +63,8 @@ def restore(callbacks: list[Any], saved: list[dict[str, Any]]) -> list[str]:
     purposes = [entry.get("purpose") for entry in saved]
     pairs = matched([*zip(names, purposes)], [callback for callback, _ in setters])
     for number, callback in pairs.items():
+        if _is_known(callback):
+            _check(saved[number]["state"], title(names[number], {}), callback.model)
         next(set_ for each, set_ in setters if each is callback)(saved[number]["state"])
     return [title(names[i], purposes[i] or {}) for i in range(len(saved)) if i not in pairs]
 
@@ -109,6 +124,22 @@ def matched(saved: Sequence[tuple[str, Any]], callbacks: Sequence[Any]) -> dict[
             if len(numbers) == len(alike):
                 found.update(zip(numbers, alike))
     return found
+
+
+def _is_known(callback: Any) -> bool:
+    """Whether the state of a callback is that of a class of Keras or of ours."""
+    get = getattr(callback, "get_state", None)
+    return get is None or get.__module__.startswith("unisono.")
+
+
+def _check(state: Any, where: str, model: Any) -> None:
+    """Raises a TypeError for a state that Keras' callbacks and ours would fail with in a later hook."""
+    for name, value in dict(state).items():
+        match(value, _FORMS.get(name, lambda value: is_number(value) and value >= 0), f"{name} of {where}")
+    for name, group in (("best_weights", "weights"), ("sums", "trainable_weights")):
+        shapes = [each.shape for each in state.get(name) or ()]
+        if shapes and shapes != [tuple(v.shape) for v in getattr(model, group)]:
+            raise TypeError(f"the weights in {where} have other shapes")
 
 
 def _state_methods(callback: Any) -> tuple[Callable[[], Any] | None, Callable[[Any], None] | None]:

@@ -132,4 +132,4 @@ def _variable_differences(kind: str, saved: list[list[Any]], now: list[list[Any]
 
 def _shown(path: str, shape: list[int], dtype: str) -> str:
     """A variable without the numbers that Keras appends when a process makes several models: `dense_3/kernel`."""
-    return "/".join(re.sub(r"_\d+$", "", part) for part in path.split("/")) + f" {dtype}{shape}"
+    return "/".join(re.sub(r"_\d+(?=_|$)", "", part) for part in path.split("/")) + f" {dtype}{shape}"

@@ -44,6 +44,8 @@ def check(state: dict[str, Any]) -> None:
     for name in ("python", "tensorflow_seeds"):
         if name == "python" or name in state:
             random.Random().setstate(_python_tuple(state[name]))
+            if not isinstance(state[name]["gauss"], float | None):
+                raise TypeError("the state of a random generator has another form")
     np.random.RandomState().set_state(state["numpy"])
     arrays = [state["keras"]] if "keras" in state else []
     for words in [*arrays, *([state["tensorflow"]["state"]] if "tensorflow" in state else [])]:

@@ -130,7 +130,10 @@ def build_symbolically(model: Any, batch: Any) -> None:
         if model._compile_loss is not None and not model._compile_loss.built:
             options = {"sample_weight": sample_weight, "training": False}
             compute_output_spec(model._compute_loss, x, y, y_pred, **options)
-    model._symbolic_build(data_batch=batch)
+    try:
+        model._symbolic_build(data_batch=batch)
+    except RuntimeError as error:
+        raise (error.__context__ or error) from None  # Keras hides the error of a `call` behind its advice
 
 
 def epoch_to_begin_with(model: Any) -> int | None:

@@ -70,6 +70,11 @@ class Cluster:
         return len(self.jobs.get("worker", ())) if self.has_parameter_servers else len(self.workers)
 
     @property
+    def trains_together(self) -> bool:
+        """Whether this process is one of several that train one model synchronously."""
+        return len(self.workers) > 1 and self.address in self.workers and not self.has_parameter_servers
+
+    @property
     def worker_index(self) -> int:
         """This worker's number, 0 to `num_workers - 1`; the chief is 0."""
         if self.task_type == "worker" and not self.has_parameter_servers:
@@ -149,7 +154,8 @@ def launched_task(environ: Mapping[str, str] | None = None) -> LaunchedTask | No
         size, rank = environ.get(size_name, ""), environ.get(rank_name, "")
         # A script under `sbatch` has the variables of task 0, and may be the only process.
         lone = size_name == _SLURM_JOB and (rank == "0" or _SLURM_STEP in environ)
-        if size.isdecimal() and rank.isdecimal() and int(rank) < int(size) > 1 and not lone:
+        numbers = all(text.isdecimal() and len(text) < 10 for text in (size, rank))
+        if numbers and int(rank) < int(size) > 1 and not lone:
             found.append(LaunchedTask(launcher, size_name, rank_name, int(size), int(rank)))
     slurm = [task for task in found if task.launcher == "srun"]
     same = len({(task.size, task.rank) for task in found}) == 1
@@ -171,7 +177,7 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster | None:
         raise ClusterError("TF_CONFIG is set but empty: unset it, or describe the cluster in it.")
     try:
         config = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise _wrong(f"is not JSON ({error})", text) from None
     if not isinstance(config, dict):
         raise _wrong("must be a JSON object with 'cluster' and 'task'", text)

@@ -283,11 +283,25 @@ def own_loss(y, outputs):
     return tf.reduce_mean(tf.squeeze(outputs, 1))
 
 
+def raising(*values):
+    raise TypeError("the line of the user's own")
+
+
 class Raising(keras.layers.Layer):
     def call(self, x):
-        raise ValueError("the line of the user's own")
+        raising()
 
 
+class Twice(unisono.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.dense(self.dense(x))
+
+
+OWN_LINE = r"line of the user.*test_bad_input.py, line"
 # layers, loss, shape of `x`, shape of `y`, what the error says
 NOT_OF_THE_DATA = {
     "convolution": (
@@ -298,6 +312,15 @@ NOT_OF_THE_DATA = {
         "egative|smaller",
     ),
     "layer": ([Raising()], "mse", (6, 3), (6, 3), "line of the user"),
+    "layer of a model": (Twice, "mse", (6, 3), (6, 2), "'dense' is incompatible"),
+    "regularizer": (
+        [keras.Input((3,)), keras.layers.Dense(2, kernel_regularizer=raising)],
+        "mse",
+        (6, 3),
+        (6, 2),
+        "^the line of the user",
+    ),
+    "metric": ([keras.Input((3,)), keras.layers.Dense(2)], "mse", (6, 3), (6, 2), f"`metrics` .*{OWN_LINE}"),
     "loss": (
         [keras.Input((3,)), keras.layers.Dense(2)],
         own_loss,
@@ -318,13 +341,11 @@ NOT_OF_THE_DATA = {
 @pytest.mark.parametrize("case", NOT_OF_THE_DATA)
 def test_error_of_a_layer_or_a_loss_is_shown_and_no_argument_is_blamed(case):
     stack, loss, *shapes, words = NOT_OF_THE_DATA[case]
-    model = unisono.Sequential()
     with pytest.raises(Exception, match=words) as caught:
-        for layer in stack:
-            model.add(layer)
-        model.compile("sgd", loss, run_eagerly=True)
+        model = stack() if callable(stack) else unisono.Sequential(stack)
+        model.compile("sgd", loss, metrics=[raising] if case == "metric" else [], run_eagerly=True)
         model.fit(*(np.ones(shape, "float32") for shape in shapes), verbose=0)
-    assert "does not fit" not in str(caught.value)
+    assert not any(words in str(caught.value) for words in ("does not fit", "Unable to automatically build"))
 
 
 LABELS, ONES = np.array([0, 1, 0, 1, 0, 1]), np.ones(6, "float32")

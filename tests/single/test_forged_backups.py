@@ -35,6 +35,25 @@ WRONG = [
     {"$bytes": 0},
 ]
 CASES = 150
+SOURCE, CALLBACKS = ("content", "workers", 0, "source"), ("content", "callbacks")
+NEVER_RESUMED = [
+    (("summary",), []),
+    ((*SOURCE, "step"), 3),
+    ((*SOURCE, "epoch"), 2**70),
+    (("content", "calendar", "plan", "way"), {"$array": 0}),
+    (("content", "calendar", "step_logs", "loss"), "x"),
+    (("content", "workers", 0, "random", "python", "gauss"), "x"),
+    ((*CALLBACKS, 0, "state"), [[]]),
+    ((*CALLBACKS, 0, "state", "wait"), None),
+    ((*CALLBACKS, 0, "state", "best"), "x"),
+    ((*CALLBACKS, 0, "state", "best_weights"), [{"$array": 0}]),
+    ((*CALLBACKS, 2, "state", "keys"), [[]]),
+    ((*CALLBACKS, 3, "state", "best"), [1]),
+    ((*CALLBACKS, 4, "state", "size"), -1),
+    ((*CALLBACKS, 5, "state", "history", "loss"), 0.5),
+    ((*CALLBACKS, 5, "state", "epoch"), None),
+]
+"""With an error in a later hook, or with another training run, if the form of their place were not checked."""
 
 
 class Stop(Exception):
@@ -77,7 +96,7 @@ def trained(tmp_path_factory):
             keras.callbacks.CSVLogger(folder / "log.csv"),
             callbacks.ModelCheckpoint(folder / "{epoch}.keras", monitor="loss", keep_last=1),
             callbacks.JSONLines(folder / "log.jsonl"),
-            callbacks.BackupAndRestore(folder / "b", save_freq=1, background=False, keep=1),
+            callbacks.BackupAndRestore(folder / "b", save_freq=1, background=False),
             stopper,
         ]
         keras.utils.set_random_seed(1)
@@ -97,14 +116,15 @@ def trained(tmp_path_factory):
 
 def test_forged_backup_is_skipped_or_refused_by_name_or_resumed(trained, tmp_path, capfd):
     fit, good = trained
-    (path,) = (good / "b").glob("backup-*")
+    path = max((good / "b").glob("backup-*"))
     manifest, data = parts_of(path.read_bytes())
     rng, outcomes = rng_of("forged fits", 1), []
     shutil.copytree(good, tmp_path / "right")
     with pytest.raises(Stop):
         fit(tmp_path / "right", Stopper())
     assert "Resuming from" in capfd.readouterr().out
-    for place, value in rng.sample([(p, v) for p in places(manifest) for v in WRONG], CASES):
+    drawn = rng.sample([(p, v) for p in places(manifest) for v in WRONG], CASES)
+    for place, value in [*NEVER_RESUMED, *drawn]:
         changed = copy.deepcopy(manifest)
         inner = changed
         for key in place[:-1]:
@@ -129,4 +149,11 @@ def test_forged_backup_is_skipped_or_refused_by_name_or_resumed(trained, tmp_pat
         assert all(path.name in text for text in skipped), (place, value)
         outcomes.append("skipped" if skipped else outcome)
         shutil.rmtree(folder)
+    names = [entry["name"] for entry in manifest["content"]["callbacks"]]
+    assert (names[0], names[2:6]) == (
+        "EarlyStopping",
+        ["CSVLogger", "ModelCheckpoint", "JSONLines", "History"],
+    )
+    found = zip(NEVER_RESUMED, outcomes)
+    assert [case for case, outcome in found if outcome == "resumed"] == []
     assert {"skipped", "refused", "resumed"} == set(outcomes)

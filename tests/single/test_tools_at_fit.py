@@ -129,12 +129,12 @@ def test_tool_that_pickles_in_its_own_way_copies_our_models_as_ours(monkeypatch)
 @pytest.mark.parametrize("kind", [keras.callbacks.TensorBoard, unisono.callbacks.TensorBoard])
 def test_profile_of_a_worker_is_kept_next_to_that_of_the_chief(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(output_paths, "worker_index", lambda: 1)
-    folder = tmp_path / "logs" / "plugins" / "profile" / "2026_01_01"
+    folder = tmp_path / "logs" / "train" / "plugins" / "profile" / "2026_01_01"
     folder.mkdir(parents=True)
     (folder / "host.xplane.pb").write_text("the chief's")
     callback = kind(str(tmp_path / "logs"))
     with only_chief_writes([callback], chief=False):
-        own = pathlib.Path(callback.log_dir) / "plugins" / "profile" / "2026_01_01"
+        own = pathlib.Path(callback.log_dir) / "train" / "plugins" / "profile" / "2026_01_01"
         own.mkdir(parents=True)
         (own / "host.xplane.pb").write_text("its own")
         (own.parents[2] / "events").write_text("not kept")

@@ -1,6 +1,7 @@
 """TF_CONFIG and Slurm's variables: read, and each mistake named."""
 
 import json
+import warnings
 
 import keras
 import numpy as np
@@ -78,6 +79,8 @@ MISTAKES = [
     (json.dumps({"cluster": {"worker": "a:1"}, "task": WORKER_0}), "must be a list of addresses"),
     (json.dumps({"cluster": {"worker": ["a"]}, "task": WORKER_0}), "must be 'host:port'"),
     (json.dumps({"cluster": {"worker": ["a:0"]}, "task": WORKER_0}), "port from 1 to 65535"),
+    ("[" * 20_000, "is not JSON"),
+    ("9" * 5_000, "is not JSON"),
     (json.dumps({"cluster": {"worker": ["a:b"]}, "task": WORKER_0}), "Received: 'a:b'"),
     (json.dumps({"cluster": {"chief": TWO}, "task": {"type": "chief"}}), "names 2 chiefs"),
     (
@@ -158,6 +161,7 @@ def test_process_that_was_started_alone_is_silent():
         {"WORLD_SIZE": "1", "RANK": "0"},
         {"WORLD_SIZE": "8"},
         {"WORLD_SIZE": "the world", "RANK": "0"},
+        {"WORLD_SIZE": "9" * 5000, "RANK": "0"},
     ):
         assert launched_task(variables) is None and read_cluster(variables) is None
 
@@ -175,6 +179,8 @@ def test_unrelated_processes_are_reported_before_they_train(variables, monkeypat
     writing = [unisono.callbacks.BackupAndRestore(tmp_path)]
     with pytest.raises(ClusterError, match=r"overwrite each other's files \(BackupAndRestore\)"):
         check_launched_alone(writing, strategy)
+    with pytest.warns(UserWarning, match="each task trains a separate model"):
+        strategy.run(unisono.replica_step(tf.identity), (np.ones(2),))
     model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     with pytest.raises(ClusterError):
@@ -192,3 +198,15 @@ def test_tasks_of_slurm_warn_where_the_model_spans_one(monkeypatch, tmp_path):
         monkeypatch.setenv(name, value)
     with pytest.warns(UserWarning, match=r"srun .*auto_strategy\(\)"):
         check_launched_alone([unisono.callbacks.BackupAndRestore(tmp_path)], tf.distribute.get_strategy())
+
+
+def test_workers_of_tf_config_warn_where_the_model_spans_one(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": TWO}, "task": WORKER_0}))
+    with pytest.warns(UserWarning, match=r"worker 0 of 2, .*auto_strategy\(\)"):
+        check_launched_alone([], tf.distribute.get_strategy())
+    alone = {"worker": TWO[:1], "evaluator": TWO[1:]}
+    for jobs, kind in ((alone, "worker"), (alone, "evaluator"), ({"chief": TWO[:1], "ps": TWO[1:]}, "chief")):
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": kind, "index": 0}}))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            check_launched_alone([], tf.distribute.get_strategy())

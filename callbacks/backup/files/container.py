@@ -106,7 +106,7 @@ def read(path: str | Path, outline: bool = False) -> tuple[dict[str, Any], Any]:
 def read_summary(path: str | Path) -> dict[str, Any]:
     """The summary alone; the bytes of the file are not checked. Raises as `read`."""
     with _opened(path) as (stream, size):
-        return _manifest(path, stream, size)[0].get("summary", {})
+        return _manifest(path, stream, size)[0]["summary"]
 
 
 def checksum(path: str | Path) -> bytes:
@@ -147,8 +147,6 @@ def _load(path: Any, stream: BinaryIO, size: int, outline: bool = False) -> tupl
     data = None if body is None else body[begin:]
     try:
         arrays = [_array(entry, data_bytes, data) for entry in manifest["arrays"]]
-        if not isinstance(manifest["summary"], dict):
-            raise TypeError("the summary is not an object")
         return manifest["summary"], decode(manifest["content"], Arrays(arrays, outline))
     except WRONG as error:
         raise _damaged(path, error) from error
@@ -178,6 +176,8 @@ def _manifest(path: Any, stream: BinaryIO, size: int) -> tuple[dict[str, Any], i
     try:
         manifest = json.loads(stream.read(length))
         data_bytes = count(manifest["data_bytes"])
+        if not isinstance(manifest["summary"], dict):
+            raise TypeError("the summary is not an object")
     except WRONG as error:
         raise _damaged(path, error) from error
     if begin + data_bytes + DIGEST_BYTES != size:

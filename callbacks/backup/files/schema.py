@@ -21,9 +21,10 @@ _PLAIN = (type(None), bool, int, float, str, bytes, np.ndarray, np.generic)
 def check(path: Any, summary: Any, content: Any) -> None:
     """Raises DamagedFileError, with the place, for anything but the summary and the content of a backup."""
     try:
-        _match(summary, _SUMMARY, "the summary")
-        _match(content, _CONTENT, "the content")
+        match(summary, _SUMMARY, "the summary")
+        match(content, _CONTENT, "the content")
         _match_variables(content)
+        _match_positions(content)
         for worker in content["workers"]:
             random_state.check(worker["random"])
     except container.WRONG as error:
@@ -32,8 +33,8 @@ def check(path: Any, summary: Any, content: Any) -> None:
         ) from error
 
 
-def _match(value: Any, form: Any, where: str) -> None:
-    """Compares a value with its form: a type, or several; a function; the form of the items of a list or of a mapping.
+def match(value: Any, form: Any, where: str) -> None:
+    """Raises a TypeError where a value has another form: a type, or several; a function; a list or a mapping of forms.
 
     A mapping is from text. An item whose name ends in "?" may be missing or None. "*" stands for all other items.
     """
@@ -43,13 +44,13 @@ def _match(value: Any, form: Any, where: str) -> None:
         for name in form.keys() - {"*"}:
             key = name.removesuffix("?")
             if key == name or value.get(key) is not None:
-                _match(value[key], form[name], f"{key} of {where}")
+                match(value[key], form[name], f"{key} of {where}")
         for key in value.keys() - form.keys() if "*" in form else ():
-            _match(value[key], form["*"], f"{key} of {where}")
+            match(value[key], form["*"], f"{key} of {where}")
     elif isinstance(form, list):
         _require(isinstance(value, list), where)
         for item in value:
-            _match(item, form[0], f"an item of {where}")
+            match(item, form[0], f"an item of {where}")
     elif isinstance(form, type | tuple):
         _require(isinstance(value, form), where)
     else:
@@ -61,8 +62,14 @@ def _require(condition: bool, where: str) -> None:
         raise TypeError(f"{where} has another form")
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether a value is a whole number of at least 0 that fits 64 bits."""
     return type(value) is int and 0 <= value < 2**63
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number for which TensorFlow has a type, or an array of one."""
+    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "bif"
 
 
 def _is_time(value: Any) -> bool:
@@ -71,7 +78,7 @@ def _is_time(value: Any) -> bool:
 
 def _describes_variable(value: Any) -> bool:
     path, shape, dtype = value
-    return isinstance(path, str) and isinstance(dtype, str) and all(map(_is_count, shape))
+    return isinstance(path, str) and isinstance(dtype, str) and all(map(is_count, shape))
 
 
 def _has_arrays(value: Any) -> bool:
@@ -81,23 +88,25 @@ def _has_arrays(value: Any) -> bool:
 
 
 _ANY: Callable[[Any], bool] = lambda value: True  # noqa: E731
-_SUMMARY = {"epoch": _is_count, "step": _is_count, "total_steps?": _is_count, "time": _is_time, "run?": str}
+_SUMMARY = {"epoch": is_count, "step": is_count, "total_steps?": is_count, "time": _is_time, "run?": str}
+_CHOICES = {"way?": str, "settled?": bool, "switches?": list, "open rows?": str}
+_LOGS = {"*": lambda value: not isinstance(value, type(None) | str | bytes)}
 _IDENTITY = {"settings": {}, "seeds": {}, "versions": {}, "data?": {}, "validation data?": {}}
 _CONTENT = {
     "fingerprint": {"variables": {"*": [_describes_variable]}, "data": {}, "identity?": _IDENTITY},
     "calendar": {
-        "epoch": _is_count,
-        "step": _is_count,
+        "epoch": is_count,
+        "step": is_count,
         "in_validation": bool,
         "stop_training": bool,
-        "step_logs": {},
-        "epoch_logs": {},
-        "plan": {},
+        "step_logs": _LOGS,
+        "epoch_logs": _LOGS,
+        "plan": {**_CHOICES, "validation?": _CHOICES},
     },
     "variables": {"*": [_has_arrays]},
     "workers": [{"source": {"*": _PLAIN}, "validation?": {"*": _PLAIN}, "random": _ANY}],
     "callbacks": [{"name": str, "state": _ANY, "purpose?": {"*": str}}],
-    "counters": {"steps_before_epoch": _is_count},
+    "counters": {"steps_before_epoch": is_count},
 }
 
 
@@ -117,6 +126,16 @@ def _match_variables(content: Mapping[str, Any]) -> None:
                 array.dtype.name == dtype or array.dtype == object for array in _arrays(saved)
             )
             _require(right, f"the variable {path}")
+
+
+def _match_positions(content: Mapping[str, Any]) -> None:
+    """The position in the data is that of the calendar, and no source has begun more passes than there were epochs."""
+    epoch, step = content["calendar"]["epoch"], content["calendar"]["step"]
+    for worker in content["workers"]:
+        source, validation = worker["source"], worker.get("validation") or {}
+        _require(not step or source.get("step", step) == step, "the step in the data")
+        _require(source.get("epoch", epoch) in (epoch, epoch - (not step)), "the epoch in the data")
+        _require(all(each.get("passes", 0) <= epoch + 1 for each in (source, validation)), "the passes")
 
 
 def _arrays(saved: Any) -> list[Any]:

@@ -186,7 +186,7 @@ class BackupStore:
         for path in backup_paths(self.directory, self.fit):
             with contextlib.suppress(OSError, container.NewerFormatError):
                 other = container.read_summary(path).get("run", run)
-                if other != run and container.read(path, outline=True):  # a damaged one says nothing
+                if other != run and read_checked(path, outline=True):  # a damaged one says nothing
                     raise container.BackupMismatchError(
                         f"{path} belongs to another run than {newest} ({str(other)[:8]!a} and {run[:8]}), although both "
                         "are in one directory: move the files of one run to a separate directory."

@@ -28,12 +28,8 @@ from ...inputs.batch import is_standard, unpack
 from ...inputs.values import holds_text
 
 _BOLD = re.compile(r"\x1b\[1m(.*?)\x1b\[0m", re.DOTALL)  # Keras prints the reason of a layer's error in bold
-# Keras' phrases for an input of another kind than the layer was built for, or accepts.
-_OF_INPUTS = (
-    "incompatible with the layer",
-    "is not compatible with",
-    "missing 1 required positional argument",
-)
+# The shape in Keras' phrases for an input of another kind than the layer was built for, or accepts.
+_REJECTED = re.compile(r"incompatible with the layer.*\(([^()]*)\)\.?$")
 
 
 def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) -> str | None:
@@ -54,6 +50,7 @@ def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) 
         tensors = [_placeholders(part, batch_size) for part in (x, y, sample_weight)]
         y_pred = model(tensors[0], training=False)
         outputs.append(keras.tree.map_structure(lambda t: t.shape, y_pred))
+        _ = model.losses  # an error in a regularizer is none of the loss
         if step == "predict_step" or y is None:
             return y_pred
         given = {"x": tensors[0], "y": tensors[1], "y_pred": y_pred, "training": False}
@@ -78,7 +75,8 @@ def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) 
         if reached[-1] == "y":
             return _about_y(model, y, outputs[0], made, reason, error)
         if reached[-1] == "metrics":
-            return f"Invalid `metrics` {shown(given_metrics(model))} for {made}: {reason}."
+            line = _line_of_users(error)
+            return f"Invalid `metrics` {shown(given_metrics(model))} for {made}: {reason}{line}."
         one_each = not tf.nest.is_nested(sample_weight) and sample_weight.shape.rank == 1
         if not one_each or _y_disagrees(model, y, outputs[0]):
             return (
@@ -92,7 +90,7 @@ def _about_x(model: TrainedModel, x: Any, reason: str) -> str | None:
     inputs = getattr(model, "inputs", None)
     pairs = paired_inputs(model, x) if inputs else []
     if not inputs:
-        disagrees = holds_text(x) or any(words in reason for words in _OF_INPUTS)
+        disagrees = holds_text(x) or _is_rejected(model, x, reason)
     elif len(pairs) != len(inputs):
         disagrees = True
     else:
@@ -104,6 +102,14 @@ def _about_x(model: TrainedModel, x: Any, reason: str) -> str | None:
         return None
     takes = ", ".join(f"{t.name} {tuple(t.shape)}" for t in inputs or ())
     return f"`x` of {_shapes(x)} does not fit the model{f', which takes {takes}' if takes else ''}: {reason}."
+
+
+def _is_rejected(model: TrainedModel, x: Any, reason: str) -> bool:
+    """Whether a layer rejects a tensor of the shape of `x`, or the model's `call` takes more arguments."""
+    if found := _REJECTED.search(reason):
+        rejected = found[1].split(", ")[1:]
+        return any(rejected == [str(size) for size in part.shape[1:]] for part in tf.nest.flatten(x))
+    return f"{type(model).call.__qualname__}() missing 1 required positional argument" in reason
 
 
 def _about_y(model: TrainedModel, y: Any, outputs: Any, made: str, reason: str, error: Exception) -> str:
