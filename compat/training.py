@@ -133,9 +133,7 @@ def build_symbolically(model: Any, batch: Any) -> None:
     try:
         model._symbolic_build(data_batch=batch)
     except RuntimeError as error:
-        raise (
-            error.__context__ or error
-        ) from None  # Keras hides the error of a `call` behind its advice
+        raise (error.__context__ or error) from None  # Keras hides the error of a `call` behind its advice
 
 
 def epoch_to_begin_with(model: Any) -> int | None:
