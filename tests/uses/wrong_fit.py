@@ -143,7 +143,7 @@ def _of(name: str, values: Any, cure: str, **others: Any) -> dict[str, Use]:
 
 
 ARGUMENTS: dict[str, Use] = {
-    **_numbers("batch_size", (0, -1, 2.5, "32", True, NAN, [4], np.array([4, 5]))),
+    **_numbers("batch_size", (0, -1, 2.5, "32", True, NAN, [4], np.array([4, 5]), tf.constant(2.5))),
     **_numbers("per_replica_batch_size", (0, 2.5, "4", True)),
     **_numbers("epochs", (-1, 2.5, "3", True, NAN, [3], None)),
     **_numbers("initial_epoch", (-1, "1", 0.5, None)),

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..distribute.environment import shown_variables
 from ..distribute.launcher.gpus import Gpu, complaint, cores_near, read_gpus
 from ..distribute.workers.addresses import free_ports, listens, split_address, why_taken
 from ..distribute.workers.cluster import Cluster, ClusterError, launched_task, read_cluster
@@ -197,9 +198,9 @@ def gpus_of_machine(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Finding
     if len(models) > 1 and shown is None:
         text = "Replicas wait for the slowest of them in every step: choose those of one model with CUDA_VISIBLE_DEVICES."
         findings.append(Finding("devices", "models", ", ".join(models), note=text))
-    ours = {name: value for name, value in environ.items() if name.startswith("NCCL_")}
+    ours = [f"{k}={v}" for k, v in shown_variables(environ).items() if k.startswith("NCCL_")]
     if gpus and ours:
-        findings.append(Finding("devices", "NCCL", ", ".join(f"{k}={v}" for k, v in sorted(ours.items()))))
+        findings.append(Finding("devices", "NCCL", ", ".join(ours)))
     return findings
 
 
