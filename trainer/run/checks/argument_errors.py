@@ -17,6 +17,7 @@ from ....callbacks.trained_model import TrainedModel
 from ....compat.functional import graph_of
 from ....compat.training import losses_of_classes, overrides_compute_loss
 from ...inputs import Source
+from ...inputs.batch import unpack
 from ...inputs.values import LabelRule, at, label_sentence, sentence_in
 from .mismatch import mismatch
 
@@ -80,6 +81,8 @@ def _about_values(error: Exception, model: TrainedModel, step: str) -> str | Non
 def check_labels(model: TrainedModel, source: Source, step: str) -> None:
     """Rejects class numbers for which the model has no output, in batches as they are read, in arrays at once.
 
+    Also rejects `class_weight` for targets of several class numbers, which would be read as one-hot.
+
     Args:
         model: the model, built.
         source: of the batches.
@@ -92,6 +95,12 @@ def check_labels(model: TrainedModel, source: Source, step: str) -> None:
         scores = at(path, getattr(graph_of(model), "output", None))
         if scores is not None and scores.shape[-1] is not None:
             rules.append(LabelRule(tuple(path), scores.shape[-1], ignored))
+            shape = unpack(source.spec)[1].shape if source.class_weights else tf.TensorShape(None)
+            if 1 < (shape.rank or 0) < len(scores.shape) and shape[-1] != 1:
+                raise ArgumentError(
+                    f"`class_weight` is for one class number per sample, but `y` has the shape {tuple(shape)}: give a "
+                    "`sample_weight` of that shape."
+                )
     try:
         source.check_values(tuple(rules))
     except ValueError as error:
