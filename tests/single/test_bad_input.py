@@ -130,10 +130,6 @@ OTHERS = {
     ),
     "train_on_batch, other lengths": (lambda m: m.train_on_batch(X, Y[:2]), r"x: 6, y: 2"),
     "train_on_batch, no rows": (lambda m: m.train_on_batch(X[:0], Y[:0]), r"no samples"),
-    "train_on_batch, both weights": (
-        lambda m: m.train_on_batch(X, Y, sample_weight=np.ones(6), class_weight={0: 1.0}),
-        r"sample_weight.*class_weight",
-    ),
     "test_on_batch, other lengths": (lambda m: m.test_on_batch(X, Y[:2]), r"x: 6, y: 2"),
     "predict_on_batch, no rows": (lambda m: m.predict_on_batch(X[:0]), r"no samples"),
 }

@@ -36,11 +36,15 @@ def validated(data: Any, *words: str, **arguments: Any) -> Use:
     return fit("^`validation_data`: ", *words, validation_data=data, **arguments)
 
 
-def class_weight_of_pixels(bench: Bench) -> Any:
-    """Two class numbers a sample: read as one-hot, they would weigh it by the place of its largest number."""
-    model = bench.namespace.Sequential([keras.Input((2, 3)), keras.layers.Dense(2)])
-    model.compile("sgd", CLASSES, run_eagerly=True)
-    return model.fit(np.ones((2, 2, 3)), np.ones((2, 2), int), class_weight={1: 2.0}, verbose=0)
+def pixels(*words: str, **arguments: Any) -> Use:
+    """`fit` of a model of two pixels with two samples, so that weights of samples could weigh pixels."""
+
+    def use(bench: Bench) -> Any:
+        model = bench.namespace.Sequential([keras.Input((2, 3)), keras.layers.Dense(2)])
+        model.compile("sgd", CLASSES, run_eagerly=True)
+        return model.fit(np.ones((2, 2, 3)), np.ones((2, 2), int), verbose=0, **arguments)
+
+    return use, words
 
 
 class NoBatch(keras.utils.PyDataset):
@@ -130,7 +134,14 @@ DATA: dict[str, Use] = {
         lambda b: b.new(loss=CLASSES).fit(Labels(), verbose=0),
         ("Batch 0 of the PyDataset", "`y` holds the label 2", "0 to 1"),
     ),
-    "class_weight of pixels": (class_weight_of_pixels, ("`class_weight`", r"\(None, 2\)", "`sample_weight`")),
+    "class_weight of pixels": pixels(
+        "`class_weight`", r"\(None, 2\)", "`sample_weight`", class_weight={1: 2.0}
+    ),
+    "weights of samples for pixels": pixels("`sample_weight`", r"\(samples, 1\)", sample_weight=np.ones(2)),
+    "weights for two outputs of one": fit("`sample_weight` has 2", "each", sample_weight=[np.ones(6)] * 2),
+    "weights of columns in a dataset": fit(
+        "`sample_weight`", r"\(None, 3\)", "each sample", x=rows(X, Y, np.ones((6, 3))).batch(2), y=None
+    ),
     "validation_data of a used generator": validated(iter([]), "yielded no batch", "create a new one"),
     "validation_data never ends": validated(
         rows(X, Y).batch(2).repeat(), r"validation_steps \(None\) must be given"

@@ -32,6 +32,9 @@ _ERRORS = (
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 
 
+_SAMPLES = 7919  # a prime: no other dimension has this size
+
+
 class ArgumentError(ValueError, KeyError):
     """An argument does not fit the model. Also a KeyError, like some of Keras' errors about structures."""
 
@@ -64,7 +67,7 @@ def explained(
     except _ERRORS as error:
         sentence = _about_values(error, model, step)
         if sentence is None and first:
-            sentence = mismatch(model, spec, batch_size, step)
+            sentence = mismatch(model, spec, batch_size or _SAMPLES, step)
         if sentence is None:
             raise
         raise ArgumentError(f"`{argument}`: {sentence}" if argument else sentence) from error
@@ -101,10 +104,27 @@ def check_labels(model: TrainedModel, source: Source, step: str) -> None:
                     f"`class_weight` is for one class number per sample, but `y` has the shape {tuple(shape)}: give a "
                     "`sample_weight` of that shape."
                 )
+    check_weights(model, source, step)
     try:
         source.check_values(tuple(rules))
     except ValueError as error:
         raise ArgumentError(str(error)) from None
+
+
+def check_weights(model: TrainedModel, source: Source, step: str) -> None:
+    """Rejects weights that would be ignored, or would weigh another axis that is as long as the batch."""
+    _, y, weights = unpack(source.spec)
+    targets, count = tf.nest.flatten(y), len(tf.nest.flatten(weights))
+    sizes = {source.batch_size, source.usual_batch_size, source.held_samples} - {None}
+    if weights is not None and count > len(targets):
+        raise ArgumentError(
+            f"`sample_weight` has {count} arrays for {len(targets)} targets: give one for each."
+        )
+    shapes = [tuple(target.shape) for target in targets if target is not None and target.shape.rank]
+    if weights is not None and any(sizes & {*shape[1:]} for shape in shapes):
+        sentence = mismatch(model, source.spec, _SAMPLES, step)
+        if sentence is not None:
+            raise ArgumentError(sentence)
 
 
 def check_validation(model: TrainedModel, spec: Any, batch_size: int | None, training_spec: Any) -> None:
