@@ -178,7 +178,6 @@ def driver(said: str) -> list[Finding]:
 def gpus_of_machine(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Finding]:
     """What the NVIDIA driver reports of each GPU: its model, whether it is busy or lost, and the cores near it."""
     findings = []
-    shown = environ.get("CUDA_VISIBLE_DEVICES")
     for gpu in gpus:
         name = f"GPU {gpu.index or gpu.bus or '?'}"
         if gpu.lost:
@@ -195,7 +194,7 @@ def gpus_of_machine(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Finding
         busy = f"Another program uses it: {gpu.busy}; launch takes idle GPUs first." if gpu.busy else ""
         findings.append(Finding("devices", name, ", ".join(filter(None, details)), note=busy))
     models = sorted({gpu.name for gpu in gpus if not gpu.lost})
-    if len(models) > 1 and shown is None:
+    if len(models) > 1 and "CUDA_VISIBLE_DEVICES" not in environ:
         text = "Replicas wait for the slowest of them in every step: choose those of one model with CUDA_VISIBLE_DEVICES."
         findings.append(Finding("devices", "models", ", ".join(models), note=text))
     ours = [f"{k}={v}" for k, v in shown_variables(environ).items() if k.startswith("NCCL_")]

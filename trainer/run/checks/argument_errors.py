@@ -120,8 +120,8 @@ def check_weights(model: TrainedModel, source: Source, step: str) -> None:
         raise ArgumentError(
             f"`sample_weight` has {count} arrays for {len(targets)} targets: give one for each."
         )
-    shapes = [tuple(target.shape) for target in targets if target is not None and target.shape.rank]
-    if weights is not None and any(sizes & {*shape[1:]} for shape in shapes):
+    shapes = [getattr(target, "shape", tf.TensorShape(None)) for target in targets]
+    if weights is not None and any(shape.rank and sizes & {*shape[1:]} for shape in shapes):
         sentence = mismatch(model, source.spec, _SAMPLES, step)
         if sentence is not None:
             raise ArgumentError(sentence)
