@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from .environment import without_password
+
 _LONGEST = 120  # characters of a value in a message
 
 
 def shown(value: Any) -> str:
-    """`value` for a message: its `repr` in one line, truncated where it is long."""
-    text = re.sub(r"\s+", " ", repr(value))
+    """`value` for a message: its `repr` in one line, without passwords, truncated where it is long."""
+    text = without_password(re.sub(r"\s+", " ", repr(value)))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
@@ -40,7 +42,7 @@ def whole_number(
         return value
     try:
         found = None if isinstance(value, bool) else operator.index(value)  # pyright: ignore[reportArgumentType]
-    except TypeError:  # also of an array of several numbers, which has the method
+    except (TypeError, AttributeError):  # also of arrays and tensors, which have the method
         found = None
     if found is None or found < least:
         allowed = "".join(f'"{word}" or ' for word in words) + ("None or " if optional else "")
@@ -78,7 +80,10 @@ def number(
     """
     if value is None and optional:
         return None
-    found = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    try:
+        found = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # of an int above every float
+        found = math.nan
     fits = least <= found <= most and (above is None or found > above) and (below is None or found < below)
     if not fits or (finite and not math.isfinite(found)):
         limits = [f"of at least {least:g}"] if math.isfinite(least) else []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 
 TIMEOUT = "UNISONO_TIMEOUT"
 REPLICAS_PER_WORKER = "UNISONO_REPLICAS_PER_WORKER"
@@ -13,6 +15,17 @@ RUN = "UNISONO_RUN"
 
 DEFAULT_TIMEOUT = 60.0
 LONGEST_TIMEOUT = 1e6  # 11 days; longer waits overflow system timers
+# The environment variables that pages and commands show. Others may hold passwords, whatever their names begin with.
+_SHOWN = frozenset(
+    """
+    CUDA_VISIBLE_DEVICES KERAS_BACKEND NCCL_ALGO NCCL_DEBUG NCCL_IB_DISABLE NCCL_P2P_DISABLE NCCL_PROTO NCCL_SOCKET_IFNAME
+    OMP_NUM_THREADS TF_CPP_MIN_LOG_LEVEL TF_CUDNN_DETERMINISTIC TF_DETERMINISTIC_OPS TF_ENABLE_ONEDNN_OPTS
+    TF_FORCE_GPU_ALLOW_GROWTH TF_GPU_ALLOCATOR TF_GPU_THREAD_COUNT TF_GPU_THREAD_MODE TF_NUM_INTEROP_THREADS
+    TF_NUM_INTRAOP_THREADS TF_USE_LEGACY_KERAS TF_XLA_FLAGS UNISONO_REPLICAS_PER_WORKER UNISONO_RESTART UNISONO_TIMEOUT
+    XLA_FLAGS
+    """.split()  # noqa: SIM905
+)
+_PASSWORD = re.compile(r"""(?<=//)[^\s/'"]+@|[^\s/:'"]+:[^\s/'"]+@""")  # of a URL or an address
 
 
 def peer_timeout() -> float:
@@ -49,3 +62,17 @@ def replicas_per_worker() -> int:
 def stage_addresses() -> list[str]:
     """Addresses of the processes with a pipeline's later stages; empty if the launcher started none."""
     return [address for address in os.environ.get(STAGES, "").split(",") if address]
+
+
+def shown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that pages and commands show, without passwords in their values."""
+    return {name: without_password(environ[name]) for name in sorted(_SHOWN & environ.keys())}
+
+
+def without_password(text: str) -> str:
+    """`text` without the user name and the password of each URL or address in it.
+
+    >>> without_password("https://me:my-key@host/data")
+    'https://***@host/data'
+    """
+    return _PASSWORD.sub("***@", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Literal, get_args
 
 import tensorflow as tf
@@ -96,13 +97,11 @@ def numeric_tensor(name: str, value: Any) -> tf.Tensor:
     Raises:
         ValueError: it is not.
     """
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         tensor = tf.convert_to_tensor(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"`{name}` must be a tensor of numbers. Received: {shown(value)}") from error
-    if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
-        raise ValueError(f"`{name}` must be a tensor of numbers. Received: {shown(value)}")
-    return tensor
+        if tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool:
+            return tensor
+    raise ValueError(f"`{name}` must be a tensor of numbers. Received: {shown(value)}")
 
 
 def _fit_weights(sample_weight: Any, values: tf.Tensor) -> tf.Tensor:

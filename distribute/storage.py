@@ -87,7 +87,7 @@ def is_url(value: Any) -> bool:
 def path_text(name: str, value: Any) -> str:
     """`value` as text, if it is a path: a str or a path object, not empty. Raises as `local_path`."""
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not text or not isinstance(text, str):
+    if not text or not isinstance(text, str) or "\0" in text:
         raise ValueError(f"`{name}` must be a path, as a str or a pathlib.Path. Received: {shown(value)}")
     if any(len(os.fsencode(part)) > _LONGEST for part in text.split("/")):
         raise ValueError(

@@ -17,7 +17,7 @@ from ..compat.keras_private.layers import layers_of
 from ..compat.keras_private.training import overrides_compute_loss, strategy_of
 from ..compat.keras_private.variables import raw_value
 from ..compat.tensorflow_private.strategies import give_collectives_a_group
-from ..distribute.arguments import shown, truth, whole_number
+from ..distribute.arguments import number, shown, truth, whole_number
 from ..distribute.hardware.devices import check_exist
 from ..distribute.sharding.sharded import level_of
 from ..distribute.sharding.sharded_value import ShardedValue
@@ -147,9 +147,8 @@ def check_fit(arguments: Any) -> None:
     arguments.shuffle = checked_shuffle(arguments.shuffle)
     arguments.validation_freq = _validation_freq(arguments.validation_freq)
     split = arguments.validation_split
-    share = float(split) if isinstance(split, numbers.Real) and not isinstance(split, bool) else -1.0
-    if split is not None and split is not False and not 0 <= share < 1:
-        raise ValueError(f"`validation_split` must be a number between 0 and 1. Received: {shown(split)}")
+    if split is not False:
+        number("validation_split", split, least=0, below=1, optional=True)
     truth("fast_dev_run", arguments.fast_dev_run)
     if arguments.validation_sanity_steps and arguments.validation_data is None and not split:
         raise ValueError(

@@ -124,6 +124,10 @@ def _check_outputs(model: TrainedModel, arguments: dict[str, Any]) -> None:
     if model._overrides_step("train_step"):  # which may use them differently
         return
     names = output_names(model)
+    if isinstance(arguments["loss"], list | tuple | dict) and not any(_leaves("loss", arguments["loss"])):
+        raise ValueError(
+            f"`loss` must have a loss for at least one output, or be None. Received: {shown(arguments['loss'])}"
+        )
     for argument in ("loss", "loss_weights", "metrics", "weighted_metrics"):
         value = arguments[argument]
         given = value if isinstance(value, dict) and "class_name" not in value else {}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import math
-import operator
 import re
 from typing import Any
 
@@ -37,13 +37,8 @@ class SaveSchedule:
             return cls("epoch")
         if or_never and save_freq is False:
             return cls("never")
-        try:
-            given: Any = save_freq
-            steps = 0 if isinstance(given, bool) else operator.index(given)
-        except TypeError:
-            steps = 0
-        if steps >= 1:
-            return cls("steps", steps)
+        with contextlib.suppress(ValueError):
+            return cls("steps", whole_number("save_freq", save_freq))
         seconds = _seconds(save_freq)
         if seconds is not None and 1 <= seconds < math.inf:
             return cls("seconds", seconds)

@@ -16,20 +16,11 @@ import tensorflow as tf
 
 from ...compat.tensorflow_private.strategies import devices_of
 from ...compat.versions import installed
+from ...distribute.environment import shown_variables
 from ..fit_state import FitState
 from ..trained_model import CompiledModel
 
 _PACKAGES = ("unisono", "tensorflow", "keras", "numpy")
-# The environment variables that a page shows. Others may hold keys and passwords, whatever their names begin with.
-_VARIABLES = frozenset(
-    """
-    CUDA_VISIBLE_DEVICES KERAS_BACKEND NCCL_ALGO NCCL_DEBUG NCCL_IB_DISABLE NCCL_P2P_DISABLE NCCL_PROTO NCCL_SOCKET_IFNAME
-    OMP_NUM_THREADS TF_CPP_MIN_LOG_LEVEL TF_CUDNN_DETERMINISTIC TF_DETERMINISTIC_OPS TF_ENABLE_ONEDNN_OPTS
-    TF_FORCE_GPU_ALLOW_GROWTH TF_GPU_ALLOCATOR TF_GPU_THREAD_COUNT TF_GPU_THREAD_MODE TF_NUM_INTEROP_THREADS
-    TF_NUM_INTRAOP_THREADS TF_USE_LEGACY_KERAS TF_XLA_FLAGS UNISONO_REPLICAS_PER_WORKER UNISONO_RESTART UNISONO_TIMEOUT
-    XLA_FLAGS
-    """.split()  # noqa: SIM905
-)
 # What users call a class, by its name.
 _STRATEGIES = {
     "_DefaultDistributionStrategy": "none",
@@ -62,7 +53,7 @@ def facts_of(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
             "CPU cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "git commit": git_commit(Path.cwd()) or "none",
         },
-        "environment": {name: os.environ[name] for name in sorted(_VARIABLES & os.environ.keys())},
+        "environment": shown_variables(os.environ),
         "summary": _summary(model),
     }
 

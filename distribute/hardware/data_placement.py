@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from ..arguments import one_of, shown
+from ..arguments import one_of
+from .arguments import number, one_of
 from .device_memory import free_memory, in_words
 from .devices import is_gpu
 
@@ -35,17 +36,11 @@ def keep_data_on(place: str = "auto", memory_share: float = MEMORY_SHARE) -> Non
         memory_share: above 0, at most 1.
 
     Raises:
-        ValueError: another place, or a share that is out of range.
-        TypeError: the share is not a number.
+        ValueError: another place, or a share that is no number in its range.
     """
     one_of("place", place, ("auto", "device", "host"))
-    if isinstance(memory_share, bool) or not isinstance(memory_share, int | float):
-        raise TypeError(
-            f"`memory_share` must be a number above 0 and at most 1. Received: {shown(memory_share)}"
-        )
-    if not 0 < memory_share <= 1:
-        raise ValueError(f"`memory_share` must be above 0 and at most 1. Received: {memory_share}")
-    _setting.place, _setting.share = place, float(memory_share)
+    _setting.share = float(number("memory_share", memory_share, above=0, most=1))
+    _setting.place = place
 
 
 @dataclasses.dataclass(frozen=True)

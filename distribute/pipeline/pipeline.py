@@ -149,8 +149,6 @@ class Pipeline:
         """
         micro_batches = whole_number("micro_batches", micro_batches)
         replicas = whole_number("replicas", replicas)
-        if not isinstance(devices, list | tuple):
-            raise ValueError(f"`devices` must be a list of at least one name. Received: {shown(devices)}")
         remote.connect_if_launched(devices)
         names = resolve_devices(devices)
         self.settings = Settings(

@@ -94,7 +94,7 @@ def _join(watch: ServerWatch, addresses: Sequence[str]) -> None:
 
 def connect_if_launched(devices: Any) -> None:
     """Connects where devices name other processes and the launcher has started them."""
-    remote = not isinstance(devices, str) and any("/job:" in str(name) for name in devices or ())
+    remote = isinstance(devices, list | tuple) and any("/job:" in str(name) for name in devices)
     if remote and stage_addresses() and _watch is None:
         connect()
 

@@ -30,7 +30,7 @@ def split_address(address: str) -> tuple[str, int]:
         ValueError: it does not have that form.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or "@" in host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"an address must be 'host:port' with a port from 1 to 65535. Received: {address!r}")
     return host.strip("[]"), int(port)
 

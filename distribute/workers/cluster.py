@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..environment import without_password
 from .addresses import split_address
 
 _MORE_THAN_TASKS = 1024
@@ -32,7 +33,10 @@ _LAUNCHERS = (
 
 
 class ClusterError(ValueError):
-    """The description of the cluster is wrong; the message names the mistake and the fix."""
+    """The description of the cluster is wrong; the message names the mistake and the fix, and no password."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(without_password(message))
 
 
 @dataclasses.dataclass(frozen=True)

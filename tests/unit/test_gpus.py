@@ -156,7 +156,7 @@ def test_cores_near_a_worker_are_those_of_its_gpus(tmp_path):
 
 def test_doctor_says_which_gpu_is_lost_busy_or_another_model(machine):
     listing = FOUR.replace("3, GPU-dd, NVIDIA H100, 81559, 2, 1, 9.0, 00000000:C3:00.0\n", LOST)
-    findings = gpus_of_machine(gpus.parse(listing), {"NCCL_P2P_DISABLE": "1"})
+    findings = gpus_of_machine(gpus.parse(listing), {"NCCL_P2P_DISABLE": "1", "NCCL_X": "key"})
     by_name = {finding.name: finding for finding in findings}
     assert "GPU is lost" in by_name["GPU 0000:A3:00.0"].value
     assert "reset it" in by_name["GPU 0000:A3:00.0"].problem

@@ -55,8 +55,8 @@ REFUSED = {
         r"class_weight .* and sample_weight are both given",
     ),
     "class_weight of names": (dict(x=X, y=Y, class_weight={"cat": 2.0}), TypeError, r"the key 'cat'"),
-    "class_weight of text": (dict(x=X, y=Y, class_weight={0: "2"}), TypeError, r"class_weight\[0\] \('2'\)"),
-    "class_weight NaN": (dict(x=X, y=Y, class_weight={0: np.nan}), ValueError, r"class_weight\[0\] \(nan\)"),
+    "class_weight of text": (dict(x=X, y=Y, class_weight={0: "2"}), ValueError, r"class_weight\[0\].*'2'"),
+    "class_weight NaN": (dict(x=X, y=Y, class_weight={0: np.nan}), ValueError, r"class_weight\[0\].* nan"),
     "class_weight list": (dict(x=X, y=Y, class_weight=[1.0]), TypeError, r"must be a dict"),
     "class_weight of strings": (
         dict(x=X, y=np.array(list("ababab")), class_weight={0: 2.0}),
@@ -215,10 +215,8 @@ def test_split_takes_the_last_rows_and_refuses_what_has_none():
     assert (len(x), len(vx)) == (3, 3)
     np.testing.assert_array_equal(np.concatenate([y["a"], vy["a"]]), Y)
     assert w is None and vw is None
-    for share, error in ((1.5, ValueError), (-0.1, ValueError), ("0.2", TypeError), (0.01, ValueError)):
-        if share == 0.01:
-            continue
-        with pytest.raises(error, match="validation_split"):
+    for share in (1.5, -0.1, "0.2"):
+        with pytest.raises(ValueError, match="validation_split"):
             split_for_validation(X, validation_split=share)
     with pytest.raises(ValueError, match="leaves 0 for training"):
         split_for_validation(X, validation_split=0.99)

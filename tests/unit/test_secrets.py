@@ -8,12 +8,14 @@ import zipfile
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import unisono
 from unisono import callbacks
 from unisono.commands import main
 from unisono.distribute.workers import records
+from unisono.distribute.workers.cluster import read_cluster
 
 MARKER = "s3cr3t-of-mine"
 NAMES = (
@@ -47,6 +49,7 @@ def test_no_file_of_a_run_holds_a_secret(tmp_path, monkeypatch, capsys):
     for name in NAMES:
         monkeypatch.setenv(name, f"https://user:{MARKER}@host/{MARKER}")
     url = f"https://user:{MARKER}@host/data"
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", url)  # the report shows this variable
     monkeypatch.setattr(sys, "argv", ["train.py", "--api-key", MARKER, f"--data={url}", url])
     model = unisono.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -68,6 +71,14 @@ def test_no_file_of_a_run_holds_a_secret(tmp_path, monkeypatch, capsys):
     assert any("tfevents" in name for name in found) and any(name.endswith(".unisono") for name in found)
     assert [name for name, text in found.items() if MARKER.encode() in text] == []
     assert MARKER not in "".join(capsys.readouterr())
+
+
+def test_errors_about_addresses_hold_no_password(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": [f"user:{MARKER}@host:22"]}}))
+    for make in (lambda: callbacks.ModelCheckpoint(f"s3://{MARKER}@host/m.keras"), read_cluster):
+        with pytest.raises(ValueError, match=r"Received: .*\*\*\*@host") as caught:
+            make()
+        assert MARKER not in str(caught.value)
 
 
 def test_report_shows_the_variables_that_its_list_names(tmp_path, monkeypatch):

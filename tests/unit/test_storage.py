@@ -61,7 +61,7 @@ def test_local_paths_remain_local():
     for text in ("file:///a/b", "file:/a/b", "FILE:///a/b"):
         assert local_path("path", text) == pathlib.Path("/a/b")
     assert callbacks.ModelCheckpoint("file:///a/{epoch}.keras").filepath == "/a/{epoch}.keras"
-    for text in ("file://host/a", ""):
+    for text in ("file://host/a", "", "a\0b"):
         with pytest.raises(ValueError, match="`path` must be"):
             local_path("path", text)
 

@@ -69,6 +69,7 @@ COMPILE: dict[str, Use] = {
         )
         for form, y in (("dict", {"a": COLUMN, "b": COLUMN}), ("list", [COLUMN] * 2))
     },
+    "loss of nothing": compiled("`loss`", "at least one output", r"Received: \[None\]", loss=[None]),
     "loss list too long": compiled("`loss`", "each of the 1 outputs", "out", loss=["mse", "mae"]),
     "loss dict of the one output": compiled("`loss`", "dict", "give its loss alone", loss={"out": "mse"}),
     "loss_weights of another output": compiled(

@@ -36,6 +36,17 @@ def validated(data: Any, *words: str, **arguments: Any) -> Use:
     return fit("^`validation_data`: ", *words, validation_data=data, **arguments)
 
 
+def pixels(*words: str, **arguments: Any) -> Use:
+    """`fit` of a model of two pixels with two samples, so that weights of samples could weigh pixels."""
+
+    def use(bench: Bench) -> Any:
+        model = bench.namespace.Sequential([keras.Input((2, 3)), keras.layers.Dense(2)])
+        model.compile("sgd", CLASSES, run_eagerly=True)
+        return model.fit(np.ones((2, 2, 3)), np.ones((2, 2), int), verbose=0, **arguments)
+
+    return use, words
+
+
 class NoBatch(keras.utils.PyDataset):
     def __len__(self) -> int:
         return 0
@@ -123,6 +134,14 @@ DATA: dict[str, Use] = {
         lambda b: b.new(loss=CLASSES).fit(Labels(), verbose=0),
         ("Batch 0 of the PyDataset", "`y` holds the label 2", "0 to 1"),
     ),
+    "class_weight of pixels": pixels(
+        "`class_weight`", r"\(None, 2\)", "`sample_weight`", class_weight={1: 2.0}
+    ),
+    "weights of samples for pixels": pixels("`sample_weight`", r"\(samples, 1\)", sample_weight=np.ones(2)),
+    "weights for two outputs of one": fit("`sample_weight` has 2", "each", sample_weight=[np.ones(6)] * 2),
+    "weights of columns in a dataset": fit(
+        "`sample_weight`", r"\(None, 3\)", "each sample", x=rows(X, Y, np.ones((6, 3))).batch(2), y=None
+    ),
     "validation_data of a used generator": validated(iter([]), "yielded no batch", "create a new one"),
     "validation_data never ends": validated(
         rows(X, Y).batch(2).repeat(), r"validation_steps \(None\) must be given"
@@ -163,19 +182,20 @@ DATA: dict[str, Use] = {
 }
 
 
-def returning(make: Callable[[], Any], *words: str, eager: bool = False) -> Use:
-    """`fit` of a model whose `train_step` returns this."""
+def returning(make: Callable[[], Any], *words: str, eager: bool = False, step: str = "train_step") -> Use:
+    """`fit` or `predict` of a model whose `train_step` or `predict_step` returns this."""
 
     def use(bench: Bench) -> Any:
-        class Model(bench.namespace.Sequential):
-            def train_step(self, data: Any) -> Any:
-                return make()
+        def own_step(self: Any, data: Any) -> Any:
+            return make()
 
-        model = Model([keras.Input((3,)), keras.layers.Dense(2)])
+        own_step.__name__ = step
+        model_class = type("Model", (bench.namespace.Sequential,), {step: own_step})
+        model = model_class([keras.Input((3,)), keras.layers.Dense(2)])
         model.compile("sgd", "mse", run_eagerly=eager)
-        return model.fit(X, Y, verbose=0)
+        return model.fit(X, Y, verbose=0) if step == "train_step" else model.predict(X, verbose=0)
 
-    return use, ("`train_step` must return a dict", *words)
+    return use, (f"`{step}` must return", *words)
 
 
 STEPS: dict[str, Use] = {
@@ -193,4 +213,9 @@ STEPS: dict[str, Use] = {
         ("a dict of a dict of None", lambda: {"a": {"b": None}}, "Received: None as 'b'"),
     )
     for eager in (False, True)
+} | {
+    f"predict_step returns {value}": returning(
+        lambda value=value: value, f"Received: {value}", step="predict_step"
+    )
+    for value in (None, {"a": None})
 }

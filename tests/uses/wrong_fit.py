@@ -108,13 +108,13 @@ INPUTS: dict[str, Use] = {
     ),
     "class_weight has names": fit("class_weight", "'cat'", "as int", class_weight={"cat": 1.0}, y=COLUMN),
     "class_weight is NaN": fit(
-        r"class_weight\[0\] \(nan\)", "must be finite", class_weight={0: NAN}, y=COLUMN
+        r"class_weight\[0\]", "a finite number", "nan", class_weight={0: NAN}, y=COLUMN
     ),
     "class_weight holds text": fit(
-        r"class_weight\[0\] \('2'\)", "must be a number", class_weight={0: "2"}, y=COLUMN
+        r"class_weight\[0\]", "a finite number", "'2'", class_weight={0: "2"}, y=COLUMN
     ),
     "class_weight holds None": fit(
-        r"class_weight\[0\] \(None\)", "a number", class_weight={0: None}, y=COLUMN
+        r"class_weight\[0\]", "a finite number", "None", class_weight={0: None}, y=COLUMN
     ),
     "class_weight and weights": fit(
         "class_weight", "both given", "product", class_weight={0: 1.0}, sample_weight=np.ones(6), y=COLUMN
@@ -143,7 +143,7 @@ def _of(name: str, values: Any, cure: str, **others: Any) -> dict[str, Use]:
 
 
 ARGUMENTS: dict[str, Use] = {
-    **_numbers("batch_size", (0, -1, 2.5, "32", True, NAN, [4], np.array([4, 5]))),
+    **_numbers("batch_size", (0, -1, 2.5, "32", True, NAN, [4], np.array([4, 5]), tf.constant(2.5))),
     **_numbers("per_replica_batch_size", (0, 2.5, "4", True)),
     **_numbers("epochs", (-1, 2.5, "3", True, NAN, [3], None)),
     **_numbers("initial_epoch", (-1, "1", 0.5, None)),
@@ -163,7 +163,7 @@ ARGUMENTS: dict[str, Use] = {
     ),
     **_of("verbose", (7, "yes", -1, 1.5, "0", [1], None), '"auto", 0, 1, 2 or 3'),
     **_of("shuffle", ("rows", 2, "True", [True]), 'True, False or "batch"'),
-    **_of("validation_split", (-0.2, 1.0, 1.5, "0.2", NAN, True, [0.2]), "between 0 and 1"),
+    **_of("validation_split", (-0.2, 1.0, 1.5, "0.2", NAN, True, [0.2]), "at least 0 and below 1"),
     **_of(
         "validation_freq",
         (0, -1, "1", True, [0], [1.5], ["1"], NAN, None, {1: 2}),

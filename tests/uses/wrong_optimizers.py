@@ -50,6 +50,7 @@ OPTIMIZERS: dict[str, Use] = {
     **_range("Adafactor", "clip_threshold", "above 0", -1.0),
     **_range("Muon", "ns_steps", "whole number", 2.5),
     **_range("ScheduleFreeAdamW", "warmup_steps", "whole number", -1),
+    "learning rate too large": optimizer("SGD", "`learning_rate`", "at least 0", learning_rate=10**400),
     "lr": optimizer("SGD", "`lr`", "0.1", "did you mean `learning_rate`", lr=0.1),
     "beta1": optimizer("Adam", "`beta1`", "0.9", "did you mean `beta_1`", beta1=0.9),
     "schedule class": optimizer(

@@ -7,10 +7,9 @@ import numbers
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from ...distribute.arguments import shown
+from ...distribute.arguments import number, shown
 from .batch import is_standard, unpack
 from .sources.readers import map_optional
 
@@ -26,8 +25,8 @@ def class_weights(value: Any) -> ClassWeights | None:
     """`class_weight` as the classes and their weights.
 
     Raises:
-        TypeError: it is not a dict from whole numbers to numbers.
-        ValueError: a weight is not finite.
+        TypeError: it is not a dict from whole numbers.
+        ValueError: a weight is not a finite number.
     """
     if value is None:
         return None
@@ -37,11 +36,7 @@ def class_weights(value: Any) -> ClassWeights | None:
     for key, weight in value.items():
         if isinstance(key, bool) or not isinstance(key, numbers.Real) or float(key) % 1 != 0:
             raise TypeError(f"class_weight has the key {key!r}; keys are the class numbers of y, as int.")
-        if not isinstance(weight, numbers.Real):
-            raise TypeError(f"class_weight[{key}] ({weight!r}) must be a number.")
-        if not np.isfinite(float(weight)):
-            raise ValueError(f"class_weight[{key}] ({weight}) must be finite.")
-        pairs.append((int(float(key)), float(weight)))
+        pairs.append((int(float(key)), float(number(f"class_weight[{key}]", weight))))
     pairs.sort()
     return ClassWeights(tuple(key for key, _ in pairs), tuple(weight for _, weight in pairs))
 

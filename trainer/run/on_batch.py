@@ -8,7 +8,6 @@ import keras
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.training import convert_to_np_if_not_ragged, logs_in_order, pythonify_logs
-from ...distribute.arguments import shown
 from ..inputs import Chunk, make_source
 from ..inputs.batch import batch_spec, sample_count, unpack
 from ..inputs.sources.arrays import ArraySource
@@ -85,11 +84,6 @@ def predict_on_batch(model: TrainedModel, runner: Runner, x: Any) -> Any:
 
 
 def _whole_batch(model: TrainedModel, x: Any, y: Any, sample_weight: Any, class_weight: Any) -> Chunk:
-    if class_weight is not None and sample_weight is not None:
-        raise ValueError(
-            "Arguments `sample_weight` and `class_weight` cannot be specified at the same time: give the product of the two "
-            f"as `sample_weight`. Received: sample_weight={shown(sample_weight)}, class_weight={shown(class_weight)}"
-        )
     kind = kind_of(x)
     if kind != "array":
         raise TypeError(

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..distribute.environment import shown_variables
 from ..distribute.launcher.gpus import Gpu, complaint, cores_near, read_gpus
 from ..distribute.workers.addresses import free_ports, listens, split_address, why_taken
 from ..distribute.workers.cluster import Cluster, ClusterError, launched_task, read_cluster
@@ -177,7 +178,6 @@ def driver(said: str) -> list[Finding]:
 def gpus_of_machine(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Finding]:
     """What the NVIDIA driver reports of each GPU: its model, whether it is busy or lost, and the cores near it."""
     findings = []
-    shown = environ.get("CUDA_VISIBLE_DEVICES")
     for gpu in gpus:
         name = f"GPU {gpu.index or gpu.bus or '?'}"
         if gpu.lost:
@@ -194,12 +194,12 @@ def gpus_of_machine(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Finding
         busy = f"Another program uses it: {gpu.busy}; launch takes idle GPUs first." if gpu.busy else ""
         findings.append(Finding("devices", name, ", ".join(filter(None, details)), note=busy))
     models = sorted({gpu.name for gpu in gpus if not gpu.lost})
-    if len(models) > 1 and shown is None:
+    if len(models) > 1 and "CUDA_VISIBLE_DEVICES" not in environ:
         text = "Replicas wait for the slowest of them in every step: choose those of one model with CUDA_VISIBLE_DEVICES."
         findings.append(Finding("devices", "models", ", ".join(models), note=text))
-    ours = {name: value for name, value in environ.items() if name.startswith("NCCL_")}
+    ours = [f"{k}={v}" for k, v in shown_variables(environ).items() if k.startswith("NCCL_")]
     if gpus and ours:
-        findings.append(Finding("devices", "NCCL", ", ".join(f"{k}={v}" for k, v in sorted(ours.items()))))
+        findings.append(Finding("devices", "NCCL", ", ".join(ours)))
     return findings
 
 

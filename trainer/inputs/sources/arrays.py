@@ -55,7 +55,7 @@ class ArraySource(Source):
 
     def whole(self) -> Any:
         """All samples as one batch; None where they must be read: with class weights, or for other tensor types."""
-        plain = self._class_weights is None and self.spec is self._signature
+        plain = self.class_weights is None and self.spec is self._signature
         return self._copies[0] if plain else None
 
     def _spec_of_batches(self) -> Any:

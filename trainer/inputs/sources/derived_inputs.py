@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import numbers
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -13,9 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 from ....compat.tensorflow_private.datasets import copied_dataset
+from ...compat.datasets import copied_dataset
+from ...distribute.arguments import number
 from .. import checks
 from ..batch import slice_samples
 from ..convert import is_array, standard_arrays
+from . import checks
+from .batch import slice_samples
+from .convert import is_array, standard_arrays
 from .make_source import DISTRIBUTED, FUNCTION, kind_of
 from .python_batches import with_places
 
@@ -118,10 +122,7 @@ def split_for_validation(
     Raises:
         ValueError, TypeError: x is not an array, the share is invalid, or one of the two parts would have no sample.
     """
-    if isinstance(validation_split, bool) or not isinstance(validation_split, numbers.Real):
-        raise TypeError(f"validation_split ({validation_split!r}) must be a number between 0 and 1.")
-    if not 0 < validation_split < 1:
-        raise ValueError(f"validation_split ({validation_split}) must be between 0 and 1, both excluded.")
+    number("validation_split", validation_split, above=0, below=1)
     kind = kind_of(x)
     if kind != "array":
         raise ValueError(

@@ -95,7 +95,7 @@ class Source:
     home = ""
     inexact: str | None = None
     owned: Sequence[Any] = ()
-    _class_weights: ClassWeights | None = None
+    class_weights: ClassWeights | None = None
 
     def _read(self, steps: int) -> Chunk | None:
         """The next chunk of at most `steps` steps, which the epoch has; None where the data has ended."""
@@ -117,7 +117,7 @@ class Source:
 
     def weigh_classes(self, weights: ClassWeights) -> None:
         """Adds to every batch `(x, y)` the weights of its samples' classes as `sample_weight`."""
-        self._class_weights, self.spec = weights, weighted_spec(self.spec)
+        self.class_weights, self.spec = weights, weighted_spec(self.spec)
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts the pass over the data that belongs to `epoch` (0-based), at its first step."""
@@ -136,10 +136,10 @@ class Source:
             self.position.end_epoch()
             return None
         self.position.advance(chunk.steps)
-        if self._class_weights is None:
+        if self.class_weights is None:
             return chunk
         spec = None if chunk.spec is None else weighted_spec(chunk.spec)
-        reader = WeightedReader(chunk.reader, chunk.open_ended, self._class_weights)
+        reader = WeightedReader(chunk.reader, chunk.open_ended, self.class_weights)
         part_reader = chunk.part_reader and reader.read
         return dataclasses.replace(chunk, reader=reader, spec=spec, part_reader=part_reader)
 
@@ -155,7 +155,7 @@ class Source:
 
         Called once in a `fit` with backups; a resumed one compares the known values.
         """
-        weights = self._class_weights
+        weights = self.class_weights
         return {
             "content": self._content(),
             "pipeline graph": None,

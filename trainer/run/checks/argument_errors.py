@@ -17,6 +17,7 @@ from ....callbacks.trained_model import TrainedModel
 from ....compat.keras_private.functional import graph_of
 from ....compat.keras_private.training import losses_of_classes, overrides_compute_loss
 from ...inputs import Source
+from ...inputs.batch import unpack
 from ...inputs.values import LabelRule, at, label_sentence, sentence_in
 from .mismatch import mismatch
 
@@ -29,6 +30,9 @@ _ERRORS = (
     tf.errors.UnimplementedError,
 )
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
+
+
+_SAMPLES = 7919  # a prime: no other dimension has this size
 
 
 class ArgumentError(ValueError, KeyError):
@@ -63,7 +67,7 @@ def explained(
     except _ERRORS as error:
         sentence = _about_values(error, model, step)
         if sentence is None and first:
-            sentence = mismatch(model, spec, batch_size, step)
+            sentence = mismatch(model, spec, batch_size or _SAMPLES, step)
         if sentence is None:
             raise
         raise ArgumentError(f"`{argument}`: {sentence}" if argument else sentence) from error
@@ -80,6 +84,8 @@ def _about_values(error: Exception, model: TrainedModel, step: str) -> str | Non
 def check_labels(model: TrainedModel, source: Source, step: str) -> None:
     """Rejects class numbers for which the model has no output, in batches as they are read, in arrays at once.
 
+    Also rejects `class_weight` for targets of several class numbers, which would be read as one-hot.
+
     Args:
         model: the model, built.
         source: of the batches.
@@ -92,10 +98,33 @@ def check_labels(model: TrainedModel, source: Source, step: str) -> None:
         scores = at(path, getattr(graph_of(model), "output", None))
         if scores is not None and scores.shape[-1] is not None:
             rules.append(LabelRule(tuple(path), scores.shape[-1], ignored))
+            shape = unpack(source.spec)[1].shape if source.class_weights else tf.TensorShape(None)
+            if 1 < (shape.rank or 0) < len(scores.shape) and shape[-1] != 1:
+                raise ArgumentError(
+                    f"`class_weight` is for one class number per sample, but `y` has the shape {tuple(shape)}: give a "
+                    "`sample_weight` of that shape."
+                )
+    check_weights(model, source, step)
     try:
         source.check_values(tuple(rules))
     except ValueError as error:
         raise ArgumentError(str(error)) from None
+
+
+def check_weights(model: TrainedModel, source: Source, step: str) -> None:
+    """Rejects weights that would be ignored, or would weigh another axis that is as long as the batch."""
+    _, y, weights = unpack(source.spec)
+    targets, count = tf.nest.flatten(y), len(tf.nest.flatten(weights))
+    sizes = {source.batch_size, source.usual_batch_size, source.held_samples} - {None}
+    if weights is not None and count > len(targets):
+        raise ArgumentError(
+            f"`sample_weight` has {count} arrays for {len(targets)} targets: give one for each."
+        )
+    shapes = [getattr(target, "shape", tf.TensorShape(None)) for target in targets]
+    if weights is not None and any(shape.rank and sizes & {*shape[1:]} for shape in shapes):
+        sentence = mismatch(model, source.spec, _SAMPLES, step)
+        if sentence is not None:
+            raise ArgumentError(sentence)
 
 
 def check_validation(model: TrainedModel, spec: Any, batch_size: int | None, training_spec: Any) -> None:

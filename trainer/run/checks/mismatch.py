@@ -51,6 +51,9 @@ def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) 
         y_pred = model(tensors[0], training=False)
         outputs.append(keras.tree.map_structure(lambda t: t.shape, y_pred))
         _ = model.losses  # an error in a regularizer is none of the loss
+        outputs.append(
+            keras.tree.map_structure(lambda t: tf.TensorShape([None]).concatenate(t.shape[1:]), y_pred)
+        )
         if step == "predict_step" or y is None:
             return y_pred
         given = {"x": tensors[0], "y": tensors[1], "y_pred": y_pred, "training": False}
@@ -78,10 +81,14 @@ def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) 
             line = _line_of_users(error)
             return f"Invalid `metrics` {shown(given_metrics(model))} for {made}: {reason}{line}."
         one_each = not tf.nest.is_nested(sample_weight) and sample_weight.shape.rank == 1
-        if not one_each or _y_disagrees(model, y, outputs[0]):
+        fix = (
+            "one weight for each loss, or an array of shape (samples, 1)"
+            if one_each
+            else "one weight for each sample"
+        )
+        if not one_each or "must be equal" in reason or _y_disagrees(model, y, outputs[0]):
             return (
-                f"`sample_weight` of {_shapes(sample_weight)} does not fit the losses of {made}: give one weight for each "
-                "sample."
+                f"`sample_weight` of {_shapes(sample_weight)} does not fit the losses of {made}: give {fix}."
             )
     return None
 

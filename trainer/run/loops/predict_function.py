@@ -13,6 +13,7 @@ import tensorflow as tf
 from ....callbacks.trained_model import TrainedModel
 from ....compat.keras_private.random_state import thread_state
 from ....compat.tensorflow_graphs.graphs import graph_for, graph_function
+from ....distribute.arguments import shown
 from ....distribute.gathering import gather_outputs
 from ....distribute.hardware.devices import wait_for_accelerators
 from ....distribute.replicas import runs_in_threads
@@ -159,6 +160,11 @@ class PredictFunction:
 
         def predict(data: Any) -> Any:
             outputs = predict_step(data)
+            if any(leaf is None for leaf in keras.tree.flatten(outputs)):
+                raise TypeError(
+                    "`predict_step` must return tensors, or a dict, list or tuple of them: is a `return` missing? "
+                    f"Received: {shown(outputs)}"
+                )
             return gather_outputs(outputs, this_step()) if several_workers else outputs
 
         on_replica = functools.partial(run_on_replica, predict, slices.of_this_replica, tracing)
