@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from ..arguments import one_of
-from .arguments import number, one_of
+from ..arguments import number, one_of
 from .device_memory import free_memory, in_words
 from .devices import is_gpu
 

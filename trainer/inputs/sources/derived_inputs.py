@@ -12,14 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from ....compat.tensorflow_private.datasets import copied_dataset
-from ...compat.datasets import copied_dataset
-from ...distribute.arguments import number
+from ....distribute.arguments import number
 from .. import checks
 from ..batch import slice_samples
 from ..convert import is_array, standard_arrays
-from . import checks
-from .batch import slice_samples
-from .convert import is_array, standard_arrays
 from .make_source import DISTRIBUTED, FUNCTION, kind_of
 from .python_batches import with_places
 
