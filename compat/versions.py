@@ -1,7 +1,6 @@
 """The supported versions, and a check that the installed ones have every private name that is used.
 
-The modules of this package import the private names of modules; the tables below are the attributes of objects. An attribute
-that only objects have counts as there if a method of the class sets it.
+The tables below are of attributes of objects. One that only objects have counts as there if a method of the class sets it.
 """
 
 from __future__ import annotations
@@ -153,12 +152,13 @@ def _set_by_methods(cls: Any, names: set[str]) -> Iterator[str]:
 def unsupported(lacking: str) -> str:
     """The error for versions that lack a name."""
     wanted = " and ".join(f"{name}{bounds}" for name, bounds in SUPPORTED.items())
-    found = " and ".join(f"{name} {_installed(name)}" for name in SUPPORTED)
+    found = " and ".join(f"{name} {installed(name)}" for name in SUPPORTED)
     return f"Unisono needs {wanted}, but found {found}, which lack {lacking}: install supported versions."
 
 
-def _installed(name: str) -> str:
+def installed(name: str) -> str:
+    """The version of a package."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
+        return "not installed"

@@ -97,11 +97,6 @@ def parts_beside(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{path.stem}.part-*.unisono"))
 
 
-def backup_of(part: Path) -> Path:
-    """The backup that a part belongs to, by its name."""
-    return part.with_name(f"{part.name.partition('.')[0]}.unisono")
-
-
 def write_part(path: Path, save: int, worker: int, shards: Shards) -> None:
     """Writes this worker's part of the backup `path` and tells the chief. Context: the writing thread of a worker.
 

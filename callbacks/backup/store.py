@@ -154,7 +154,7 @@ class BackupStore:
         """Removes what writes that were interrupted left behind. The owner of the directory calls it."""
         remove_leftovers(self.directory)
         for part in self.directory.glob("backup-*.part-*.unisono"):
-            if not shard_files.backup_of(part).exists():
+            if not part.with_name(f"{part.name.partition('.')[0]}.unisono").exists():
                 _remove(part)
 
     def newest_good(self, read: Callable[[Path], Any] = lambda path: read_checked(path)[1]) -> Found:

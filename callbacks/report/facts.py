@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import socket
@@ -15,7 +14,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...compat.random_state import seeds_as_set
 from ...compat.strategies import devices_of
+from ...compat.versions import installed
 from ..fit_state import FitState
 from ..trained_model import CompiledModel
 
@@ -51,11 +52,13 @@ def facts_of(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
     "model", "strategy", "configuration", "versions", "machine" and "environment" are flat dicts; "summary" is that of
     the model.
     """
+    lines: list[str] = []
+    model.summary(print_fn=lambda text, **_: lines.append(text), line_length=96)
     return {
         "model": _model(model),
         "strategy": _strategy(model),
         "configuration": _configuration(model, fit_state),
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
+        "versions": {"python": platform.python_version()} | {name: installed(name) for name in _PACKAGES},
         "machine": {
             "host": socket.gethostname(),
             "system": f"{platform.system()} {platform.release()}",
@@ -63,7 +66,7 @@ def facts_of(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
             "git commit": git_commit(Path.cwd()) or "none",
         },
         "environment": {name: os.environ[name] for name in sorted(_VARIABLES & os.environ.keys())},
-        "summary": _summary(model),
+        "summary": "\n".join(lines),
     }
 
 
@@ -128,6 +131,7 @@ def _configuration(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
         if getattr(model, "_auto_steps", False)
         else model.steps_per_execution,
         "loss": _name(getattr(model, "loss", None)),
+        **{name: str(seed) for name, seed in seeds_as_set().items()},
     }
     optimizer = getattr(model, "optimizer", None)
     if isinstance(optimizer, keras.optimizers.Optimizer):
@@ -150,16 +154,3 @@ def _name(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_name(v) for v in value]
     return getattr(value, "__name__", None) or type(value).__name__
-
-
-def _summary(model: CompiledModel) -> str:
-    lines: list[str] = []
-    model.summary(print_fn=lambda text, **_: lines.append(text), line_length=96)
-    return "\n".join(lines)
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

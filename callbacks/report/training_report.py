@@ -215,7 +215,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
 
 def _scalar(value: Any) -> float | None:
     try:
-        return float(np.mean(np.asarray(value)))
+        return float(np.mean(value))
     except (TypeError, ValueError):
         return None
 
@@ -225,7 +225,12 @@ def running_means(model: Any, logs: Mapping[str, Any]) -> set[str]:
     for method in ("train_step", "compute_metrics"):
         if getattr(type(model), method).__module__.partition(".")[0] not in ("unisono", "keras"):
             return set()
-    kinds = {metric.name: _is_mean(metric) for metric in _all_metrics(model.metrics)}
+    mean = (
+        keras.metrics.Mean
+    )  # a class with another `result`, such as RootMeanSquaredError, is no mean itself
+    kinds = {
+        m.name: isinstance(m, mean) and type(m).result is mean.result for m in _all_metrics(model.metrics)
+    }
     found = set()
     for log in logs:
         # An output's name comes before that of its metric.
@@ -233,11 +238,6 @@ def running_means(model: Any, logs: Mapping[str, Any]) -> set[str]:
         if fitting and all(kinds[name] for name in fitting):
             found.add(log)
     return found
-
-
-def _is_mean(metric: Any) -> bool:
-    """Whether its result is the mean itself; that of RootMeanSquaredError, say, is not."""
-    return isinstance(metric, keras.metrics.Mean) and type(metric).result is keras.metrics.Mean.result
 
 
 def _all_metrics(metrics: Any) -> list[Any]:

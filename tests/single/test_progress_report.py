@@ -38,6 +38,7 @@ def test_report_holds_curves_norm_times_and_facts(make_strategy, tmp_path):
     assert run.facts["configuration"]["input"] == "arrays"
     assert run.facts["strategy"]["replicas"] == model.distribute_strategy.num_replicas_in_sync
     assert run.facts["configuration"]["optimizer"] == "SGD"
+    assert run.facts["configuration"]["keras.utils.set_random_seed"].isdecimal()
     page = (tmp_path / "r.html").read_text()
     assert "<h1>T</h1>" in page and "finished" in page and 'http-equiv="refresh"' not in page
 
