@@ -111,7 +111,7 @@ def step_of(model, training=True, x=X, y=Y, way=None, shuffle=True):
     runner.build(model, source.spec, source.batch_size)
     function = runner.train_function(model) if training else runner.test_function(model)
     model.train_function = function
-    function.full_rows = source.batch_size
+    function.full_size = source.batch_size
     function.way = way or function.way
     found, _ = function.compiled_for(chunk)
     loop = getattr(found.function, "functions", [found.function])[0]

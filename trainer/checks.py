@@ -64,10 +64,10 @@ def global_batch_size(
             "Give either `batch_size` (the global batch) or `per_replica_batch_size`, not both. Received: "
             f"batch_size={batch_size!r} and per_replica_batch_size={per_replica_batch_size!r}"
         )
-    rows = whole_number("per_replica_batch_size", per_replica_batch_size)
+    samples = whole_number("per_replica_batch_size", per_replica_batch_size)
     if kind_of(x) != "array":
-        alone(kind_of(x), per_replica_batch_size=rows)
-    return rows * model.distribute_strategy.num_replicas_in_sync
+        alone(kind_of(x), per_replica_batch_size=samples)
+    return samples * model.distribute_strategy.num_replicas_in_sync
 
 
 def check_home(model: TrainedModel, method: str) -> None:

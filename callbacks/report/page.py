@@ -125,9 +125,9 @@ def _tiles(run: Run) -> str:
         if training:
             beside = "" if validation is None else f" (validation {number(validation)})"
             tiles.append((number(training[-1][1]), f"{name}{beside}"))
-    rows = run.samples_per_second()
-    if rows:
-        tiles.append((number(rows[-1][1]), "samples per second"))
+    rates = run.samples_per_second()
+    if rates:
+        tiles.append((number(rates[-1][1]), "samples per second"))
     tiles.append((number(run.facts["strategy"]["replicas"]), "replicas"))
     tiles.append((number(run.facts["model"]["trainable parameters"]), "trainable parameters"))
     boxes = "".join(

@@ -26,7 +26,7 @@ def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
     """Entries of a table on parameter servers, gathered on the servers, so that only those are sent.
 
     Args:
-        variable: shape `[rows, ...]`.
+        variable: shape `(batch, ...)`.
         indices: integer tensor of any shape; negative ones count from the end.
 
     Returns:

@@ -177,7 +177,7 @@ def test_two_losses_of_one_optimizer_are_unscaled_alike(in_graph):
         tf.function(step)()
         assert (np.array(a).item(), np.array(b).item()) == (1.0, 0.75)
     else:
-        with step_scope(StepContext(replica_id=0, num_replicas=1, rows=1, global_rows=1)):
+        with step_scope(StepContext(replica_id=0, num_replicas=1, samples=1, global_samples=1)):
             step()
         assert (np.array(a).item(), np.array(b).item()) == (1.0, 0.75)
 

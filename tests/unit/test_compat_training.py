@@ -50,8 +50,8 @@ def test_stock_losses_that_work_on_rows_are_found():
         keras.losses.SparseCategoricalCrossentropy(),
         keras.losses.Huber(),
     ]
-    assert all(exact_loss.works_on_rows(loss) for loss in on_rows)
-    assert not any(exact_loss.works_on_rows(loss) for loss in (keras.losses.Dice(), keras.losses.Circle()))
+    assert all(exact_loss.works_on_samples(loss) for loss in on_rows)
+    assert not any(exact_loss.works_on_samples(loss) for loss in (keras.losses.Dice(), keras.losses.Circle()))
     assert len(exact_loss._ROWWISE_FUNCTIONS) == len(exact_loss._ROWWISE_NAMES.split())
 
 

@@ -347,7 +347,7 @@ def test_checkpoint_of_tensorflow_holds_scale_and_counters(tmp_path):
 
 def test_step_divides_by_the_scale_that_it_multiplied_with():
     """Another worker may move the scale between the loss of a step and its gradients."""
-    step = StepContext(replica_id=0, num_replicas=1, rows=4, global_rows=4)
+    step = StepContext(replica_id=0, num_replicas=1, samples=4, global_samples=4)
     optimizer, v = LossScaleOptimizer(keras.optimizers.SGD(0.5)), variable()
     with step_scope(step):
         optimizer.scale_loss(1.0)

@@ -45,7 +45,7 @@ def test_many_activations_are_accumulated_and_no_more_often_than_needed():
     assert ways[0].accumulation == 4, (
         "16 MB of weights, gradients and slots, 4 of accumulators, and 16 rows of 1 MB"
     )
-    assert ways[0].rows == 16 and ways[0].accumulators == 4 * WEIGHTS and ways[0].fits
+    assert ways[0].samples == 16 and ways[0].accumulators == 4 * WEIGHTS and ways[0].fits
     assert [way.remedies for way in ways] == [{"accumulation"}], "half precision alone does not fit"
 
 
@@ -79,7 +79,7 @@ def test_slots_of_a_pipeline_are_shared_by_its_replicas():
 
 def test_pipeline_keeps_as_many_micro_batches_as_it_has_stages():
     plan = _plan(ADAM, 1.0, 1024, 8, stages=4)  # two copies of 512 rows, each in 16 micro-batches of 32
-    assert plan.rows == 32 and micro_batches(plan, 1024, 8) == 16
+    assert plan.samples == 32 and micro_batches(plan, 1024, 8) == 16
     assert plan.activations == 4 * 32 * 1000 / 4 and plan.weights == WEIGHTS
 
 

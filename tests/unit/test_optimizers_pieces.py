@@ -229,7 +229,7 @@ def test_empty_batch_has_mean_zero_and_half_precision_is_summed_in_single():
 
 
 def test_mean_inside_a_step_is_that_of_one_device():
-    with step_scope(StepContext(0, 1, rows=2, global_rows=8)):
+    with step_scope(StepContext(0, 1, samples=2, global_samples=8)):
         assert float(global_mean([1.0, 3.0])) == 2.0
 
 

@@ -147,7 +147,7 @@ def test_callbacks_that_look_at_every_step_make_each_step_a_piece():
 def test_batches_whose_arrays_have_different_rows_are_pieces_of_their_own():
     batches = [(tf.ones([2, 3]), tf.range(few)) for few in (5, 7)]
     pieces = pieces_of(Chunk(None, 2, None, lambda inputs, i: batches[int(i)]))
-    assert [(piece.steps, piece.rows) for piece in pieces] == [(1, None)] * 2
+    assert [(piece.steps, piece.samples) for piece in pieces] == [(1, None)] * 2
     for batch, piece in zip(batches, pieces):
         for leaf, read in zip(batch, piece.reader((piece.resident, piece.place), 0)):
             np.testing.assert_array_equal(leaf, read)

@@ -101,7 +101,7 @@ class ArraySource(Source):
         full = self.position.batch_size
         if self.position.samples < full or self.position.samples % full == 0:
             return False
-        return self.open_rows == "all" or (self.open_rows == "last" and size < full)
+        return self.open_sizes == "all" or (self.open_sizes == "last" and size < full)
 
     def _content(self) -> str | None:
         return checksum(self._copies[0])

@@ -17,7 +17,7 @@ from ..inputs import Source
 from .callback_list import callback_list
 from .checks.argument_errors import check_labels, explained
 from .loops.compiled_calls import CallLength, compiled_calls
-from .loops.row_layouts import open_rows
+from .loops.sample_layouts import open_sizes
 from .runner import Passes, Runner
 from .worker_settlement import Workers
 
@@ -72,7 +72,7 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
 def test_steps(
     model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList
 ) -> dict[str, Any]:
-    """One pass over `source` in this process, whose `open_rows` are set; returns the logs after the last step."""
+    """One pass over `source` in this process, whose `open_sizes` are set; returns the logs after the last step."""
     logs: dict[str, Any] = {}
     for batch, logs in _pass(model, source, callbacks, "test", "stop_evaluating", pythonify_logs):
         callbacks.on_test_batch_end(batch, logs)
@@ -87,7 +87,7 @@ def predict_steps(
 ) -> int:
     """Passes the outputs of every batch of `source` to `take`, in order, computed in this process; returns their number."""
     steps = 0
-    source.open_rows = open_rows(model, source.steps_per_epoch, predicting=True)
+    source.open_sizes = open_sizes(model, source.steps_per_epoch, predicting=True)
     for batch, outputs in _pass(model, source, callbacks, "predict", "stop_predicting", list):
         steps += len(outputs)
         take(outputs)

@@ -208,9 +208,9 @@ def train_steps(
         state.compiled_call = call
         callbacks.on_train_batch_begin(state.step)
         lap("callbacks")
-        rows = state.source.batch_size
-        with step_logs.compiled_call(), with_advice(model, function, rows):
-            with explained(model, state.source.spec, rows, first=state.step == 0):
+        samples = state.source.batch_size
+        with step_logs.compiled_call(), with_advice(model, function, samples):
+            with explained(model, state.source.spec, samples, first=state.step == 0):
                 done, new = function(call, state.step)
         step_logs.report_to_source(call, done)
         if done:

@@ -30,7 +30,7 @@ class PlainRunner:
         """Monitors the workers at their collectives."""
         return contextlib.nullcontext()
 
-    def build(self, model: TrainedModel, spec: Any, rows: int | None, training: bool = True) -> None:
+    def build(self, model: TrainedModel, spec: Any, samples: int | None, training: bool = True) -> None:
         """Creates the variables."""
         functions = contextlib.nullcontext() if build.is_built(model) else replaced_functions()
         with functions, model._strategy_scope():

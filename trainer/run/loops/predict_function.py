@@ -102,17 +102,17 @@ class PredictFunction:
         if not self._in_loops or chunk.per_worker or chunk.signature is None or has_absent(chunk.signature):
             return None
         if layout not in self._loops:
-            step = functools.partial(self._outputs, rows=chunk.batch_size)
+            step = functools.partial(self._outputs, samples=chunk.batch_size)
             self._loops[layout] = PredictLoop(step, chunk)
         return self._loops[layout]
 
     def _one_by_one(self, chunk: Chunk) -> Iterator[Any]:
         """The outputs for each batch, which the function reads."""
-        reader, rows, parts = chunk.reader, chunk.batch_size, chunk.part_reader
+        reader, samples, parts = chunk.reader, chunk.batch_size, chunk.part_reader
         step = self._function(
-            (reader, rows),
+            (reader, samples),
             lambda inputs, i: self._outputs(
-                reader(inputs, i), rows, part=parts and functools.partial(parts, inputs, i)
+                reader(inputs, i), samples, part=parts and functools.partial(parts, inputs, i)
             ),
             reduce_retracing=True,
         )
@@ -140,7 +140,7 @@ class PredictFunction:
         return self._compiled[key]
 
     def _outputs(
-        self, batch: Any, rows: int | None, worker_rows: tf.Tensor | None = None, part: Any = None
+        self, batch: Any, samples: int | None, worker_samples: tf.Tensor | None = None, part: Any = None
     ) -> Any:
         strategy = self._strategy
         own_step = self._model._overrides_step("predict_step")
@@ -151,7 +151,7 @@ class PredictFunction:
             )
         own = self._partition.of(batch)
         whole, predict_step = isinstance(own, WholeStep), own or self._predict_step
-        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step, whole=whole)
+        slices = ReplicaSlices(strategy, batch, samples, worker_samples, part, in_units=own_step, whole=whole)
         several_workers = spans_workers(strategy)
         tracing = Tracing(after=after)
         if runs_in_threads(strategy):

@@ -33,7 +33,7 @@ class PredictLoop:
 
     def __init__(self, step: Callable[[Any], Any], chunk: Chunk) -> None:
         self._step, self._reader, self._open_ended = step, chunk.reader, chunk.open_ended
-        self._rows = chunk.batch_size
+        self._samples = chunk.batch_size
         self._like: Any = None
         self._function: Any = None
         self._first = self._others = 0.0
@@ -72,10 +72,10 @@ class PredictLoop:
     def _fits(self, leaf: Any) -> bool:
         if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):
             return False
-        return self._rows is None or leaf.shape[0] == self._rows
+        return self._samples is None or leaf.shape[0] == self._samples
 
     def _spec(self, leaf: tf.Tensor) -> tf.TensorSpec:
-        return tf.TensorSpec([self._rows, *leaf.shape[1:]], leaf.dtype)
+        return tf.TensorSpec([self._samples, *leaf.shape[1:]], leaf.dtype)
 
     def _run(self, inputs: Any, steps: tf.Tensor) -> Any:
         like = keras.tree.flatten(self._like)
