@@ -85,7 +85,7 @@ class PredictionWriter(keras.callbacks.Callback):
         outputs = getattr(self.model, "outputs", None)
         own_step = self.model._overrides_step("predict_step")
         if self._single and isinstance(outputs, list) and len(outputs) > 1 and not own_step:
-            self._refuse_several(len(outputs))
+            self._reject_several(len(outputs))
         self._keep_others()
         remove_leftovers(self.path.parent, self.path.name.partition(".")[0])
 
@@ -146,7 +146,7 @@ class PredictionWriter(keras.callbacks.Callback):
 
     def _begin(self, outputs: Any, arrays: list[np.ndarray]) -> None:
         if self._single and len(arrays) > 1:
-            self._refuse_several(len(arrays))
+            self._reject_several(len(arrays))
         names = [_name(place) for place, _ in keras.tree.flatten_with_path(outputs)]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = temporary_path(self.path)
@@ -157,7 +157,7 @@ class PredictionWriter(keras.callbacks.Callback):
         self._files = [_ArrayFile(*each) for each in zip(files, arrays, ends)]
         self._structure = keras.tree.pack_sequence_as(outputs, names)
 
-    def _refuse_several(self, count: int) -> None:
+    def _reject_several(self, count: int) -> None:
         raise ValueError(
             f"`path` of `PredictionWriter` is the file of one array, and the model has {count} outputs: give a folder, a "
             f"path without the suffix .npy. Received: {self.path}"

@@ -98,7 +98,7 @@ class MemoryPlan:
         return self.weights + self.gradients + self.slots + self.accumulators + self.activations
 
     @property
-    def remedies(self) -> frozenset[str]:
+    def changes(self) -> frozenset[str]:
         """The techniques that it adds to plain data parallelism."""
         used = {
             "sharded": self.sharded is not None,
@@ -142,7 +142,7 @@ def memory_plans(
         return [as_it_is]
     found: list[MemoryPlan] = []
     for plan in sorted(_candidates(model, memory_bytes, samples, replicas), key=_cost):
-        if plan.remedies and plan.fits and not any(other.remedies <= plan.remedies for other in found):
+        if plan.changes and plan.fits and not any(other.changes <= plan.changes for other in found):
             found.append(plan)
     return [as_it_is, *found]
 
@@ -274,4 +274,4 @@ def micro_batches(plan: MemoryPlan, global_batch_size: int, replicas: int) -> in
 def _cost(plan: MemoryPlan) -> tuple[Any, ...]:
     """Sort key: the same numbers first, then no idle devices, little traffic, few micro-batches."""
     level = 0 if plan.sharded is None else LEVELS.index(plan.sharded) + 1
-    return plan.stages, plan.half_precision, level == 3, len(plan.remedies), level, plan.accumulation
+    return plan.stages, plan.half_precision, level == 3, len(plan.changes), level, plan.accumulation

@@ -107,7 +107,7 @@ class StepContext(ReplicaSamples):
         totals: the total sample weights of its losses, where they are needed (to accumulate gradients, to combine the
             parts of a batch); else None.
         writes: the scope that collects the writes of Keras variables in this step.
-        verdicts: bool scalar tensors of the finite checks, one for each optimizer that was to update: true if it did.
+        finite_checks: bool scalar tensors of the finite checks, one for each optimizer that was to update: true if it did.
         notes: state of other objects for the rest of this step, under separate keys.
         shapes_vary: bool; set while the step is traced: a collective in it may have another shape in another step.
             TensorFlow keeps the shape of a collective for a whole call, so such steps cannot run in one loop.
@@ -122,7 +122,7 @@ class StepContext(ReplicaSamples):
     in_xla: bool = False
     totals: WeightTotals | None = None
     writes: Any = None
-    verdicts: list[Any] = dataclasses.field(default_factory=list)
+    finite_checks: list[Any] = dataclasses.field(default_factory=list)
     notes: dict[Any, Any] = dataclasses.field(default_factory=dict)
     shapes_vary: bool = False
     builds_under: Any = None
@@ -139,7 +139,7 @@ class StepContext(ReplicaSamples):
     @property
     def applied(self) -> Any:
         """Whether every optimizer applied its update: bool scalar tensor; None where no optimizer can skip updates."""
-        return tf.reduce_all(tf.stack(self.verdicts)) if self.verdicts else None
+        return tf.reduce_all(tf.stack(self.finite_checks)) if self.finite_checks else None
 
 
 _step, _drawing = ThreadValue(), ThreadValue()

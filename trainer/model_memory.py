@@ -45,7 +45,7 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
     targets = None if y is None else _specs("y", y)
     with variables_without_memory():
         few, many = (_kept_bytes(model, inputs, targets, samples) for samples in _ROWS)
-        slots = _slot_bytes(model)
+        slots = _state_bytes(model)
     per_sample = (many - few) / (_ROWS[1] - _ROWS[0])
     if many == few:  # the shapes determine the number of samples
         samples = next((each.shape[0] for each in tf.nest.flatten(inputs) if each.shape.rank), None) or 1
@@ -135,7 +135,7 @@ def _loss(model: keras.Model, x: Any, outputs: Any, targets: Any, samples: int) 
         return model.compute_loss(x, classes, outputs)
 
 
-def _slot_bytes(model: keras.Model) -> int:
+def _state_bytes(model: keras.Model) -> int:
     if not model.compiled or model.optimizer is None:
         return 2 * sum(map(bytes_of, model.trainable_variables))
     optimizer: Any = model.optimizer

@@ -92,7 +92,7 @@ def part_path(path: Path, worker: int) -> Path:
     return path.with_name(f"{path.stem}.part-{worker}.unisono")
 
 
-def parts_beside(path: Path) -> list[Path]:
+def part_paths(path: Path) -> list[Path]:
     """The files of parts that belong to a backup, by their names."""
     return sorted(path.parent.glob(f"{path.stem}.part-*.unisono"))
 

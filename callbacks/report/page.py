@@ -123,8 +123,8 @@ def _tiles(run: Run) -> str:
     for name in run.metric_names()[:3]:
         training, validation = run.log(name, fine=not run.epochs), run.last(f"val_{name}")
         if training:
-            beside = "" if validation is None else f" (validation {number(validation)})"
-            tiles.append((number(training[-1][1]), f"{name}{beside}"))
+            suffix = "" if validation is None else f" (validation {number(validation)})"
+            tiles.append((number(training[-1][1]), f"{name}{suffix}"))
     rates = run.samples_per_second()
     if rates:
         tiles.append((number(rates[-1][1]), "samples per second"))

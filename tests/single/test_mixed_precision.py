@@ -227,8 +227,8 @@ class Gan(unisono.Model):
     def train_step(self, batch):
         x, _ = batch
         with tf.GradientTape(persistent=True) as tape:
-            verdict = tf.cast(self.judge(x), tf.float32)
-            judge_loss = tf.reduce_mean(tf.square(verdict - 1))
+            all_finite = tf.cast(self.judge(x), tf.float32)
+            judge_loss = tf.reduce_mean(tf.square(all_finite - 1))
             maker_loss = tf.reduce_mean(tf.square(tf.cast(self.maker(x * 0 + 1), tf.float32)))
             scaled_judge = self.judge_optimizer.scale_loss(judge_loss)
             scaled_maker = self.maker_optimizer.scale_loss(maker_loss)

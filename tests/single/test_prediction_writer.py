@@ -51,10 +51,10 @@ def test_files_hold_what_predict_returns(kind, tmp_path):
 def test_one_output_is_a_file_and_memory_holds_one_execution(tmp_path, monkeypatch):
     model = make_model(outputs=one)
     expected, kept = model.predict(X, batch_size=4, verbose=0), []
-    joined = unisono.trainer.run.evaluation_loops.joined
+    joined = unisono.trainer.run.evaluation_loops.concatenated
     monkeypatch.setattr(
         unisono.trainer.run.evaluation_loops,
-        "joined",
+        "concatenated",
         lambda outputs: kept.append(len(outputs)) or joined(outputs),
     )
     writer = PredictionWriter(tmp_path / "p.npy")

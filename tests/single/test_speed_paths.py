@@ -263,7 +263,7 @@ def test_outputs_that_vary_in_shape_are_predicted_one_by_one(monkeypatch):
     for loop in model.predict_function._loops.values():
         loop._others = loop._first + 1
     assert model.predict(x, batch_size=BATCH, verbose=0).shape[0] == 4 * BATCH
-    assert all(loop._refused for loop in model.predict_function._loops.values())
+    assert all(loop._rejected for loop in model.predict_function._loops.values())
 
 
 def test_loop_of_predictions_is_made_when_calls_have_cost_more_than_the_first(monkeypatch):

@@ -12,9 +12,9 @@ def initial_state(scale):
     return ls.ScaleState(tf.constant(scale, tf.float32), zero, zero, zero)
 
 
-def run(verdicts, rule, initial=2.0**15):
+def run(finite_checks, rule, initial=2.0**15):
     state = initial_state(initial)
-    for finite in verdicts:
+    for finite in finite_checks:
         state = ls.next_state(state, tf.constant(finite), rule)
     return [field.numpy().item() for field in state]
 
@@ -66,15 +66,15 @@ def test_loss_scale_grows_as_computed_by_hand_over_5000_steps():
     rule = ls.ScaleRule()
 
     @tf.function
-    def train(verdicts):
+    def train(finite_checks):
         def body(state, finite):
             return ls.next_state(ls.ScaleState(*state), finite, rule)
 
-        return tf.scan(body, verdicts, initial_state(2.0**15))
+        return tf.scan(body, finite_checks, initial_state(2.0**15))
 
-    verdicts = np.ones(5000, bool)
-    verdicts[[4100, 4101]] = False
-    scale, good, skipped, in_a_row = (field.numpy() for field in train(tf.constant(verdicts)))
+    finite_checks = np.ones(5000, bool)
+    finite_checks[[4100, 4101]] = False
+    scale, good, skipped, in_a_row = (field.numpy() for field in train(tf.constant(finite_checks)))
     expected = np.empty(5000, np.float32)
     expected[:1999] = 2.0**15
     expected[1999:3999] = 2.0**16

@@ -354,4 +354,4 @@ def test_step_divides_by_the_scale_that_it_multiplied_with():
         optimizer.dynamic_scale.assign(2.0)
         optimizer.apply([tf.constant(GRADIENT) * 2.0**15], [v])
     np.testing.assert_array_equal(v.numpy(), [0.5, -1.0, -0.5, 3.0])
-    assert [bool(verdict) for verdict in step.verdicts] == [True]
+    assert [bool(all_finite) for all_finite in step.finite_checks] == [True]

@@ -31,7 +31,7 @@ def test_bytes_for_each_weight_are_those_of_the_published_table(n):
 
 def test_what_fits_as_it_is_needs_nothing():
     (plan,) = memory_plans(ADAM, 17 * WEIGHTS / 0.9 + 1, 1000)
-    assert plan.fits and not plan.remedies and plan.total == 17 * WEIGHTS
+    assert plan.fits and not plan.changes and plan.total == 17 * WEIGHTS
 
 
 def test_nine_tenths_of_the_memory_may_be_used():
@@ -46,7 +46,7 @@ def test_many_activations_are_accumulated_and_no_more_often_than_needed():
         "16 MB of weights, gradients and slots, 4 of accumulators, and 16 rows of 1 MB"
     )
     assert ways[0].samples == 16 and ways[0].accumulators == 4 * WEIGHTS and ways[0].fits
-    assert [way.remedies for way in ways] == [{"accumulation"}], "half precision alone does not fit"
+    assert [way.changes for way in ways] == [{"accumulation"}], "half precision alone does not fit"
 
 
 def test_slots_are_sharded_before_gradients_and_both_before_a_pipeline():
@@ -54,7 +54,7 @@ def test_slots_are_sharded_before_gradients_and_both_before_a_pipeline():
     assert [(plan.sharded, plan.stages) for plan in plans if plan.fits][:1] == [("optimizer", 1)]
     plans = memory_plans(ADAM, 8e6 / 0.9, 8, replicas=4)
     assert next(plan.sharded for plan in plans if plan.fits) == "gradients"
-    assert any(plan.remedies == {"pipeline"} for plan in plans)
+    assert any(plan.changes == {"pipeline"} for plan in plans)
 
 
 def test_no_way_leaves_the_model_as_it_is_alone():
@@ -65,13 +65,13 @@ def test_half_precision_halves_activations_and_copies_weights():
     plan = _plan(ADAM, 1.0, 1000, 1, half_precision=True)
     assert plan.activations == 1e6 / 2 + 4 * WEIGHTS / 2 and plan.weights == 4 * WEIGHTS
     already = ModelMemory(4, 4, 8, activations=1e9, half_precision=True)
-    assert not any("half_precision" in plan.remedies for plan in memory_plans(already, 2e9, 64))
+    assert not any("half_precision" in plan.changes for plan in memory_plans(already, 2e9, 64))
 
 
 def test_slots_of_a_pipeline_are_shared_by_its_replicas():
     plain, sharded = (_plan(ADAM, 1.0, 1024, 8, stages=4, sharded=level) for level in (None, "optimizer"))
     assert sharded.slots == plain.slots / 2 and sharded.total - sharded.slots == plain.total - plain.slots
-    assert sharded.remedies == {"pipeline", "sharded"}
+    assert sharded.changes == {"pipeline", "sharded"}
     assert [line for line in code_of(sharded, 1024, 8) if "sharded" in line] == [
         'unisono.distribute.sharded(strategy, level="optimizer")'
     ]

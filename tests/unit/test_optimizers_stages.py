@@ -291,8 +291,8 @@ def test_run_stages_skips_everything_when_a_gradient_is_not_finite():
     optimizer = optimizers.AdamW(0.1, use_ema=True, ema_overwrite_frequency=1)
     optimizer.apply_gradients([(tf.ones([2]), v)])
     before = [x.numpy() for x in [v, *optimizer.variables]]
-    verdict = run_stages(optimizer, [(tf.constant([np.inf, 1.0]), v)], scale=8.0, check_finite=True)
-    assert not bool(verdict)
+    all_finite = run_stages(optimizer, [(tf.constant([np.inf, 1.0]), v)], scale=8.0, check_finite=True)
+    assert not bool(all_finite)
     for old, new in zip(before, [v, *optimizer.variables]):
         np.testing.assert_array_equal(old, new.numpy())
     assert bool(run_stages(optimizer, [(tf.ones([2]), v)], scale=8.0, check_finite=True))

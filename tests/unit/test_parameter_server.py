@@ -104,7 +104,7 @@ def test_gradient_of_split_variable_is_joined_and_cut_again(sparse):
         ]
     else:
         parts = [tf.constant([[2.0, 2], [0, 0], [1, 1]]), tf.constant([[0.0, 0], [3, 3]])]
-    joined = parameter_server_shards._joined(parts, shards)
+    joined = parameter_server_shards._concatenated(parts, shards)
     whole = tf.convert_to_tensor(joined).numpy()
     assert whole[:, 0].tolist() == [2, 0, 1, 0, 3]
     second = shard_updates._rows_of(joined, 3, 2)

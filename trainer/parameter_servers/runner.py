@@ -18,7 +18,7 @@ from ...distribute.parameter_servers.worker_pool import ParameterServerError
 from ...mixed_precision import skipped_steps
 from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Source
-from ..run.evaluation_loops import joined
+from ..run.evaluation_loops import concatenated
 from ..run.plain_runner import PlainRunner
 from ..run.runner import Passes
 from .pieces import Piece
@@ -116,7 +116,7 @@ class ParameterServerRunner(PlainRunner):
         for _, outputs in _in_order(model.predict_function, source, begin, lambda: model.stop_predicting):
             steps += len(outputs)
             take(outputs)
-            callbacks.on_predict_batch_end(steps - 1, {"outputs": joined(outputs)})
+            callbacks.on_predict_batch_end(steps - 1, {"outputs": concatenated(outputs)})
         return steps
 
     @contextlib.contextmanager

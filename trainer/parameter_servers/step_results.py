@@ -26,7 +26,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
 from ...compat.shared_change import shared_attributes
 from ...compat.variables import raw_value
-from ...distribute.parameter_servers.updates import beside
+from ...distribute.parameter_servers.updates import colocated_with
 from ...distribute.replicas import local_copy, once_per_copy
 from ...distribute.step_context import StepContext, step_scope
 from ..checks import checked_logs
@@ -191,7 +191,7 @@ def write_state(
     def write(values: list[tf.Tensor], applied: tf.Tensor) -> None:
         for (variable, _), value in zip(writes, values):
             copy = local_copy(variable)
-            with beside(copy):
+            with colocated_with(copy):
                 current = tf.convert_to_tensor(copy)
                 start = before.get(id(variable))
                 adds = value.dtype.is_floating or value.dtype.is_integer

@@ -24,7 +24,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.graphs import graph_function
 from ...compat.parameter_servers import scheduling
 from ...compat.training import loss_tracker
-from ...distribute.parameter_servers.updates import FIRST_SERVER, beside
+from ...distribute.parameter_servers.updates import FIRST_SERVER, colocated_with
 from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope
 from ...distribute.write_rules import reduce_parts
@@ -221,7 +221,7 @@ class SynchronousSteps(WorkerSteps):
                 of_parts = [gradients[index] for _, gradients, _ in parts]
                 total = []
                 for variable, *each in zip(variables, *of_parts):
-                    with beside(variable.value):
+                    with colocated_with(variable.value):
                         total.append(_weighted_sum(each, shares[:, 0]))
                 with call_options(CallOptions(weight_total=tf.reduce_sum(weights[:, 0]))):
                     optimizer.apply(total, variables)
@@ -248,6 +248,6 @@ def _weighted_sum(gradients: list[Any], shares: tf.Tensor) -> Any:
 
 def _reduced(variable: keras.Variable, values: list[tf.Tensor], shares: tf.Tensor) -> tf.Tensor:
     """The concatenation of all parts, all of them non-empty."""
-    with beside(variable.value):
+    with colocated_with(variable.value):
         old = tf.convert_to_tensor(variable.value)
     return reduce_parts(variable, values, tf.unstack(shares), [True] * len(values), old)

@@ -192,7 +192,7 @@ def _short(device: str) -> str:
 
 def _plan(model: TrainedModel, settings: Settings, samples: int | None) -> Plan:
     plan = Plan(model, settings, samples)
-    move_weights(plan.stages, slots_in_parts=settings.sharded is not None and settings.replicas > 1)
+    move_weights(plan.stages, state_is_sharded=settings.sharded is not None and settings.replicas > 1)
     return plan
 
 

@@ -23,7 +23,7 @@ from ..step.train_step import default_train_step, track_loss
 from .engine import PipelinedStep, Result
 from .loss import head_of, own_loss, track_single_losses
 from .micro_batches import micro_slices, micro_steps
-from .placement import follow_inputs, move_slots
+from .placement import follow_inputs, move_optimizer_state
 from .plan import Plan
 
 
@@ -72,7 +72,7 @@ def prepare(model: TrainedModel, samples: int | None, training: bool = True) -> 
     for optimizer in optimizers_of(model):
         for part in (optimizer, getattr(optimizer, "inner_optimizer", None)):
             if part is not None and part.built and part not in plan.optimizers:
-                move_slots(part, plan.stages)
+                move_optimizer_state(part, plan.stages)
                 plan.optimizers.add(part)
     if training:
         plan.check_batch_size(samples)

@@ -59,14 +59,14 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
         callbacks.on_predict_begin()
         source.begin_epoch(0)
         outputs: list[Any] = []
-        take = outputs.extend if writer is None else lambda new: writer.write(joined(new))
+        take = outputs.extend if writer is None else lambda new: writer.write(concatenated(new))
         steps = runner.predict_steps(model, source, callbacks, take)
         callbacks.on_predict_end()
     if not steps:
         raise ValueError("`predict()` got no batch from `x`: give at least one sample.")
     if writer is not None:
         return writer.outputs()
-    return keras.tree.map_structure(convert_to_np_if_not_ragged, joined(outputs))
+    return keras.tree.map_structure(convert_to_np_if_not_ragged, concatenated(outputs))
 
 
 def test_steps(
@@ -91,7 +91,7 @@ def predict_steps(
     for batch, outputs in _pass(model, source, callbacks, "predict", "stop_predicting", list):
         steps += len(outputs)
         take(outputs)
-        callbacks.on_predict_batch_end(batch, {"outputs": joined(outputs)})
+        callbacks.on_predict_batch_end(batch, {"outputs": concatenated(outputs)})
     return steps
 
 
@@ -123,7 +123,7 @@ def _pass(
             return
 
 
-def joined(outputs: list[Any]) -> Any:
+def concatenated(outputs: list[Any]) -> Any:
     """The concatenated outputs of several batches."""
     leaves = zip(*[keras.tree.flatten(output) for output in outputs])
     return keras.tree.pack_sequence_as(

@@ -82,7 +82,7 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
             batch_size=a.validation_batch_size,
             steps_per_epoch=a.validation_steps,
             strategy=strategy,
-            beside=source,
+            other=source,
             own_step=model._overrides_step("test_step"),
         )
         checks.check_batches(model, validation.spec, "test_step")

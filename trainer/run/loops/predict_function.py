@@ -86,9 +86,9 @@ class PredictFunction:
         self._reached = None
         loop = self._loop(chunk)
         if loop is not None and loop.pays(chunk.steps):
-            done, joined = loop(chunk)
-            if joined is not None:
-                return done, [joined] if done else []
+            done, concatenated = loop(chunk)
+            if concatenated is not None:
+                return done, [concatenated] if done else []
         began = time.perf_counter()
         outputs = list(self._drawn_one_by_one(chunk) if chunk.open_ended else self._one_by_one(chunk))
         if loop is not None:

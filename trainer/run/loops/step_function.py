@@ -124,11 +124,11 @@ class StepFunction:
     def _take_size(self) -> None:
         """Estimates the overhead of a call from the number of variables."""
         variables = len(self.model.variables)
-        slots = sum(len(each.variables) for each in optimizers_of(self.model)) if self.training else 0
+        state = sum(len(each.variables) for each in optimizers_of(self.model)) if self.training else 0
         replicas = 1 if self.alone else len(self.model.distribute_strategy.extended.worker_devices)
         self._is_large = variables >= LARGE
         if not self.model.run_eagerly:
-            self.call_seconds = _EACH_INPUT * (variables + slots) * replicas
+            self.call_seconds = _EACH_INPUT * (variables + state) * replicas
 
     def reached(self) -> int | None:
         """After an error: the steps of the last call that ran before; None where that is not known."""

@@ -222,9 +222,9 @@ class XlaChoice:
             return
         if not self._may_be_compiled(chunk):
             return  # only the last partial batch: a compiled call of full ones will come
-        refusal = self._refusal(chunk)
-        if refusal is not None:
-            self._settle(GRAPH, refusal)
+        reason = self._reason_for_graph(chunk)
+        if reason is not None:
+            self._settle(GRAPH, reason)
             return
         self._go(XLA)
         if self._function.alone:
@@ -238,7 +238,7 @@ class XlaChoice:
         """Whether it has more than a last partial batch."""
         return chunk.batch_size == self._function.full_size
 
-    def _refusal(self, chunk: Chunk) -> str | None:
+    def _reason_for_graph(self, chunk: Chunk) -> str | None:
         """The reason not to try XLA on chunks like this; None where it is tried."""
         from_iterator = isinstance(chunk.inputs, tf.data.Iterator)
         if not xla_loops.has_one_size(chunk):
