@@ -83,8 +83,8 @@ class PredictionWriter(keras.callbacks.Callback):
             return
         check_output_path("`path` of `PredictionWriter`", os.fspath(self.path), folder=not self._single)
         outputs = getattr(self.model, "outputs", None)
-        own_step = self.model._overrides_step("predict_step")
-        if self._single and isinstance(outputs, list) and len(outputs) > 1 and not own_step:
+        custom_step = self.model._overrides_step("predict_step")
+        if self._single and isinstance(outputs, list) and len(outputs) > 1 and not custom_step:
             self._reject_several(len(outputs))
         self._keep_others()
         remove_leftovers(self.path.parent, self.path.name.partition(".")[0])

@@ -15,8 +15,7 @@ pipeline over K   W / K         T / K         S / K               none: micro-ba
 
 and the activations of one micro-batch, kept for the backward pass. L bytes are the weights of the largest layer: two layers'
 weights or gradients have their full size at a time. Weights of rank one are never sharded. With float32 and Adam this is,
-except for L, 4 + 4 + 8/N, 4 + 12/N and 16/N bytes for each weight. Source: Rajbhandari et al. 2020, arXiv 1910.02054. No
-tensors.
+except for L, 4 + 4 + 8/N, 4 + 12/N and 16/N bytes for each weight. Source: Rajbhandari et al. 2020, arXiv 1910.02054.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absent_gpus import HOST, MACHINE, PretendedMachine, absent_gpus
-from own_step import OwnStep
+from custom_step import CustomStep
 from tensorflow.python.framework import kernels
 
 import unisono
@@ -51,7 +51,7 @@ def compiled(strategy, accumulation=None, **options):
     return model
 
 
-class LogsNorm(OwnStep):
+class LogsNorm(CustomStep):
     def more_logs(self, gradients):
         return {"norm": tf.linalg.global_norm(gradients)}
 

@@ -246,10 +246,10 @@ def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
         spec: nest of `tf.TypeSpec` of a batch.
         step: "train_step", "test_step" or "predict_step".
     """
-    own_step = model._overrides_step(step)
-    if own_step and step == "predict_step":
+    custom_step = model._overrides_step(step)
+    if custom_step and step == "predict_step":
         return
-    if not own_step and not is_standard(spec):
+    if not custom_step and not is_standard(spec):
         raise ValueError(
             f"`x` gives tuples of {len(spec)}, but `{step}` takes x, (x,), (x, y) or (x, y, sample_weight): put several "
             f"inputs into one tuple or dict, or give the model a custom `{step}`. Received: {spec}"
@@ -262,7 +262,7 @@ def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
                 "Encode the strings as numbers first, or begin the model with a keras.layers.StringLookup or "
                 "TextVectorization."
             )
-    if own_step:
+    if custom_step:
         return
     if holds_text(sample_weight):
         raise ValueError(

@@ -80,8 +80,8 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
 
     def _has_own_logs(self, training: bool) -> bool:
         """Whether a step may return logs that are not the results of `self.metrics`."""
-        own_step = self._overrides_step("train_step" if training else "test_step")
-        return own_step or _overridden(self, "compute_metrics", KerasTrainer)
+        custom_step = self._overrides_step("train_step" if training else "test_step")
+        return custom_step or _overridden(self, "compute_metrics", KerasTrainer)
 
     def reset_metrics(self) -> None:
         """Sets every metric to its initial state, on all replicas."""
@@ -215,7 +215,7 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
                 steps_per_epoch=whole_number("steps", steps, optional=True),
                 strategy=self.distribute_strategy,
                 resumable=False,
-                own_step=self._overrides_step("test_step"),
+                custom_step=self._overrides_step("test_step"),
             )
         with contextlib.closing(source):
             logs = evaluate(self, source, verbose, callbacks, runner_of(self))
@@ -254,7 +254,7 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
                 steps_per_epoch=whole_number("steps", steps, optional=True),
                 strategy=self.distribute_strategy,
                 resumable=False,
-                own_step=self._overrides_step("predict_step"),
+                custom_step=self._overrides_step("predict_step"),
             )
         with contextlib.closing(source):
             return predict(self, source, verbose, callbacks, runner_of(self))

@@ -5,7 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from traceless import Shuffling, X, Y, dataset, drawn, make_model
+from without_side_effects import Shuffling, X, Y, dataset, drawn, make_model
 
 import unisono
 from unisono.trainer.finders import batch_size
@@ -119,7 +119,7 @@ def test_rates_and_losses_are_those_of_one_replica():
     assert one.losses[0] != one.losses[1]
 
 
-def test_what_cannot_be_searched_is_refused():
+def test_what_cannot_be_searched_is_rejected():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
     unbuilt = unisono.Sequential([keras.layers.Dense(1)])
     unbuilt.compile("sgd", "mse")

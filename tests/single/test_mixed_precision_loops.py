@@ -148,7 +148,7 @@ def test_accumulation_under_a_strategy_skips_whole_updates(bad_call):
     assert skipped_steps.step_logs(optimizer) == {"loss_scale": 2.0**14, "skipped_steps": 1}
 
 
-def test_several_optimizers_behind_one_scale_share_a_verdict():
+def test_several_optimizers_behind_one_scale_share_a_finite_check():
     a, b = keras.Variable([1.0], name="a"), keras.Variable([1.0], name="b")
     parts = optimizers.OptimizerMap(optimizers.SGD(1.0))
     parts["b"] = optimizers.Adam(1.0)

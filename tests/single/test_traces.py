@@ -16,7 +16,7 @@ X = RANDOM.integers(0, 50, (ROWS, 3))
 Y = RANDOM.normal(size=(ROWS, 1)).astype("float32")
 
 
-class OwnStep(unisono.Model):
+class CustomStep(unisono.Model):
     """Counts how often its step is traced."""
 
     traces = 0
@@ -90,10 +90,10 @@ def test_what_is_left_of_a_long_fit_has_one_graph_whatever_its_size(monkeypatch)
     assert model.train_function.compilations() == 2
 
 
-def test_own_step_is_traced_to_be_built_and_to_be_run():
-    OwnStep.traces = 0
-    _, history = trained(compiled(OwnStep))
-    assert OwnStep.traces == 2
+def test_custom_step_is_traced_to_be_built_and_to_be_run():
+    CustomStep.traces = 0
+    _, history = trained(compiled(CustomStep))
+    assert CustomStep.traces == 2
     assert history[1] == [3, 3] and np.isfinite(history).all()
 
 

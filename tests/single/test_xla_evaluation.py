@@ -179,7 +179,7 @@ def test_validation_chooses_for_itself_from_what_is_ahead(eager_to_try):
 
 @pytest.mark.short("graph")
 @pytest.mark.parametrize("way", [GRAPH, XLA])
-def test_resumed_run_repeats_the_way_of_its_validation_to_the_bit(tmp_path, monkeypatch, way):
+def test_resumed_run_repeats_the_way_of_its_validation_bit_for_bit(tmp_path, monkeypatch, way):
     def run(folder, stop=None):
         model = compiled()
         backup = unisono.callbacks.BackupAndRestore(tmp_path / folder)
@@ -200,7 +200,7 @@ def test_resumed_run_repeats_the_way_of_its_validation_to_the_bit(tmp_path, monk
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate"])
-def test_other_numbers_of_rows_are_measured_by_themselves(eager_to_try, method):
+def test_other_numbers_of_samples_are_measured_by_themselves(eager_to_try, method):
     """XLA would compile for each number of rows: clients of federated rounds, folds of a cross-validation."""
     model = compiled()
     for rows in (64, 56, 48, 64):

@@ -61,7 +61,7 @@ def test_loss_scale_fixed_never_moves_but_counts():
     assert run([True, False, True, False, False], rule, 1000.0) == [1000.0, 0, 3, 2]
 
 
-def test_loss_scale_grows_as_computed_by_hand_over_5000_steps():
+def test_loss_scale_grows_as_computed_manually_over_5000_steps():
     """2000 steps a doubling, an overflow at step 4,100 and one at 4,101: 2, 1.5 thousand steps and so on."""
     rule = ls.ScaleRule()
 
@@ -124,6 +124,6 @@ def test_make_rule_defaults():
         ((8.0, 1, 16.0, 4.0), ValueError, r"`min_scale` \(16\) and `max_scale` \(4\)"),
     ],
 )
-def test_make_rule_refuses_with_the_argument_and_its_value(arguments, error, words):
+def test_make_rule_rejects_with_the_argument_and_its_value(arguments, error, words):
     with pytest.raises(error, match=words):
         ls.make_rule(*arguments)

@@ -198,7 +198,7 @@ def test_accumulation_without_overflow_moves_the_scale_once_an_update():
         ({"dynamic": False}, ValueError, "loss_scale_factor"),
     ],
 )
-def test_arguments_that_cannot_be_used_are_refused(arguments, error, words):
+def test_arguments_that_cannot_be_used_are_rejected(arguments, error, words):
     with pytest.raises(error, match=words):
         LossScaleOptimizer(keras.optimizers.SGD(), **arguments)
 

@@ -49,7 +49,7 @@ def test_many_activations_are_accumulated_and_no_more_often_than_needed():
     assert [way.changes for way in ways] == [{"accumulation"}], "half precision alone does not fit"
 
 
-def test_slots_are_sharded_before_gradients_and_both_before_a_pipeline():
+def test_optimizer_state_are_sharded_before_gradients_and_both_before_a_pipeline():
     plans = memory_plans(ADAM, 11e6 / 0.9, 8, replicas=4)
     assert [(plan.sharded, plan.stages) for plan in plans if plan.fits][:1] == [("optimizer", 1)]
     plans = memory_plans(ADAM, 8e6 / 0.9, 8, replicas=4)
@@ -68,7 +68,7 @@ def test_half_precision_halves_activations_and_copies_weights():
     assert not any("half_precision" in plan.changes for plan in memory_plans(already, 2e9, 64))
 
 
-def test_slots_of_a_pipeline_are_shared_by_its_replicas():
+def test_optimizer_state_of_a_pipeline_are_shared_by_its_replicas():
     plain, sharded = (_plan(ADAM, 1.0, 1024, 8, stages=4, sharded=level) for level in (None, "optimizer"))
     assert sharded.slots == plain.slots / 2 and sharded.total - sharded.slots == plain.total - plain.slots
     assert sharded.changes == {"pipeline", "sharded"}
@@ -83,7 +83,7 @@ def test_pipeline_keeps_as_many_micro_batches_as_it_has_stages():
     assert plan.activations == 4 * 32 * 1000 / 4 and plan.weights == WEIGHTS
 
 
-def test_frozen_weights_are_in_parts_and_vectors_are_whole():
+def test_frozen_weights_are_sharded_and_vectors_are_whole():
     lora = ModelMemory(
         weights=100 * WEIGHTS, trained=WEIGHTS, slots=2 * WEIGHTS, activations=0.0, vectors=4 * WEIGHTS
     )

@@ -145,12 +145,12 @@ class Shrinking(layers.Dense):
         return super().call(x)
 
 
-class OwnStep(unisono.Sequential):
+class CustomStep(unisono.Sequential):
     def train_step(self, data):
         return super().train_step(data)
 
 
-def test_what_cannot_be_cut_is_refused_before_the_first_step_and_changes_nothing():
+def test_what_cannot_be_cut_is_rejected_before_the_first_step_and_changes_nothing():
     x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
 
     def fit(model, pipeline, **kwargs):
@@ -170,9 +170,9 @@ def test_what_cannot_be_cut_is_refused_before_the_first_step_and_changes_nothing
         fit(two, Pipeline(["CPU:0", "CPU:1"] * 2, 3, replicas=2))
     with pytest.raises(ValueError, match="its call is Python code, not a graph of layers"):
         fit(Subclassed, Pipeline(["CPU:0", "CPU:1"], 2))
-    with pytest.raises(ValueError, match=r"OwnStep.train_step is a custom step"):
+    with pytest.raises(ValueError, match=r"CustomStep.train_step is a custom step"):
         fit(
-            lambda: OwnStep([keras.Input((4,)), layers.Dense(2), layers.Dense(1)]),
+            lambda: CustomStep([keras.Input((4,)), layers.Dense(2), layers.Dense(1)]),
             Pipeline(["CPU:0", "CPU:1"], 2),
         )
     with pytest.raises(ValueError, match="shrinking/kernel' is trainable and assigned by a layer's call"):
@@ -203,12 +203,12 @@ def test_what_cannot_be_cut_is_refused_before_the_first_step_and_changes_nothing
         ({"devices": ["/job:worker/task:1/device:CPU:0"]}, "python -m unisono launch --stages K"),
     ],
 )
-def test_wrong_arguments_are_refused_with_the_value(arguments, message):
+def test_wrong_arguments_are_rejected_with_the_value(arguments, message):
     with pytest.raises(ValueError, match=message):
         Pipeline(**{"devices": ["CPU:0", "CPU:1"], "micro_batches": 2, **arguments})
 
 
-def test_scope_is_refused_inside_of_a_strategy_and_ends():
+def test_scope_is_rejected_inside_of_a_strategy_and_ends():
     pipeline = Pipeline(["CPU:0"], 1)
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         with pytest.raises(ValueError, match="replicas=R"), pipeline.scope():
@@ -225,7 +225,7 @@ def test_device_names_are_understood_in_all_spellings():
     assert resolve_devices(["CPU:1", "/cpu:1", "/device:CPU:1", full]) == [full] * 4
 
 
-def test_connect_without_addresses_or_answer_is_refused_in_time(monkeypatch):
+def test_connect_without_addresses_or_answer_is_rejected_in_time(monkeypatch):
     monkeypatch.delenv("UNISONO_STAGES", raising=False)
     with pytest.raises(ValueError, match="launch --stages K"):
         connect()
@@ -278,7 +278,7 @@ def test_measured_costs_are_seconds_and_change_no_state():
     assert all(np.array_equal(a, np.array(b)) for a, b in zip(before, model.variables))
 
 
-def test_memory_limit_moves_the_cut_and_is_refused_where_it_cannot_be_met():
+def test_memory_limit_moves_the_cut_and_is_rejected_where_it_cannot_be_met():
     sizes = [64, 64, 64, 64]
     free = Pipeline(["CPU:0", "CPU:1"], 2).plan(chain_of(*sizes), batch_size=8)
     needs = free.memory(0, 0, 2)

@@ -123,7 +123,7 @@ def test_run_whose_last_line_was_cut_off_is_read_without_it(tmp_path):
     assert len(read_run(path).epochs) == 1
 
 
-def test_run_with_a_damaged_line_in_its_middle_is_refused_with_its_number(tmp_path):
+def test_run_with_a_damaged_line_in_its_middle_is_rejected_with_its_number(tmp_path):
     path = write(tmp_path / "r.jsonl", LINES[:2])
     path.write_text("{oops\n" + path.read_text())
     with pytest.raises(ValueError, match="line 1 is not a line of a training report"):

@@ -47,7 +47,7 @@ def make_source(
     resident_bytes: int = RESIDENT_BYTES,
     other: Source | None = None,
     resumable: bool = True,
-    own_step: bool = False,
+    custom_step: bool = False,
 ) -> Source:
     """Makes the source of global batches from the arguments of `fit`, `evaluate` or `predict`.
 
@@ -64,7 +64,7 @@ def make_source(
         resident_bytes: larger arrays are not copied to the host's tensors but read batch by batch.
         other: another source of the same fit: arrays that both get are held once.
         resumable: whether its position will be requested: not in `evaluate` and `predict`.
-        own_step: whether a custom step gets the batches: their arrays may have different numbers of samples.
+        custom_step: whether a custom step gets the batches: their arrays may have different numbers of samples.
 
     Returns:
         The source, checked: unsupported inputs raise here, before the first step.
@@ -100,7 +100,7 @@ def make_source(
                 "is expected to already be shuffled.",
                 stacklevel=3,
             )
-        sharing = checks.Sharing(own_step, replicas)
+        sharing = checks.Sharing(custom_step, replicas)
         if kind == "PyDataset":
             source = PyDatasetSource(x, shuffle, seed, steps_per_epoch, many_workers(strategy), sharing)
         elif kind in ("generator", "iterable", "torch DataLoader"):

@@ -65,7 +65,7 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
         class_weight=a.class_weight,
         seed=same_random(model, _peek_seed()) if shuffle else 0,
         strategy=strategy,
-        own_step=model._overrides_step("train_step"),
+        custom_step=model._overrides_step("train_step"),
     )
     if validation_data is None:
         return source, None
@@ -83,7 +83,7 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
             steps_per_epoch=a.validation_steps,
             strategy=strategy,
             other=source,
-            own_step=model._overrides_step("test_step"),
+            custom_step=model._overrides_step("test_step"),
         )
         checks.check_batches(model, validation.spec, "test_step")
     return source, validation

@@ -143,15 +143,15 @@ class PredictFunction:
         self, batch: Any, samples: int | None, worker_samples: tf.Tensor | None = None, part: Any = None
     ) -> Any:
         strategy = self._strategy
-        own_step = self._model._overrides_step("predict_step")
+        custom = self._model._overrides_step("predict_step")
         after = []
         if not self._alone and part is None:
             after = (
-                check_samples(batch, strategy.num_replicas_in_sync, inputs_alone=True) if not own_step else []
+                check_samples(batch, strategy.num_replicas_in_sync, inputs_alone=True) if not custom else []
             )
         own = self._partition.of(batch)
         whole, predict_step = isinstance(own, WholeStep), own or self._predict_step
-        slices = ReplicaSlices(strategy, batch, samples, worker_samples, part, in_units=own_step, whole=whole)
+        slices = ReplicaSlices(strategy, batch, samples, worker_samples, part, in_units=custom, whole=whole)
         several_workers = spans_workers(strategy)
         tracing = Tracing(after=after)
         if runs_in_threads(strategy):

@@ -248,15 +248,15 @@ class StepFunction:
         model, strategy = self.model, self.model.distribute_strategy
         if hooks:
             self.call_hooks(batch)
-        own_step = model._overrides_step("train_step" if self.training else "test_step")
-        if not (in_xla or own_step):
+        custom = model._overrides_step("train_step" if self.training else "test_step")
+        if not (in_xla or custom):
             sharers = strategy.num_replicas_in_sync if model._pipeline is None else 2
             after = [*after, *check_samples(batch, sharers)]
         elif worker_samples is not None:
             after = [*after, *check_equal_samples(batch)]
         own = self._partition.of(batch, compiles)
         whole = isinstance(own, WholeStep)
-        slices = ReplicaSlices(strategy, batch, samples, worker_samples, part, in_units=own_step, whole=whole)
+        slices = ReplicaSlices(strategy, batch, samples, worker_samples, part, in_units=custom, whole=whole)
         tracing = Tracing(self.training and accumulates(model.optimizer), in_xla, after)
         tracing.calls = {} if in_xla else self._calls.next()
         if runs_in_threads(strategy):
