@@ -135,7 +135,7 @@ class PredictionWriter(keras.callbacks.Callback):
         self._temporary = None
 
     def outputs(self) -> Any:
-        """What was written, as arrays `[samples, ...]` mapped to the files, in the structure of the outputs.
+        """What was written, as arrays `(samples, ...)` mapped to the files, in the structure of the outputs.
 
         None before the first batch, and on workers that do not write.
         """
@@ -223,7 +223,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _storable(leaf: Any) -> np.ndarray:
-    """An output as an array `[samples, ...]` that an `.npy` file can hold."""
+    """An output as an array `(samples, ...)` that an `.npy` file can hold."""
     if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
         raise TypeError(
             f"`PredictionWriter` writes dense arrays, but an output is a {type(leaf).__name__}: convert it in the model "
@@ -233,7 +233,7 @@ def _storable(leaf: Any) -> np.ndarray:
     if array.dtype.hasobject or not array.ndim:
         kind = "text or objects" if array.dtype.hasobject else "one number without samples"
         raise TypeError(
-            f"`PredictionWriter` writes numbers `[samples, ...]`, but an output is {kind}: let the model return numbers, or "
+            f"`PredictionWriter` writes numbers `(samples, ...)`, but an output is {kind}: let the model return numbers, or "
             "call `predict` without it."
         )
     if np.dtype(array.dtype.str) != array.dtype:  # a type that NumPy has not itself

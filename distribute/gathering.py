@@ -45,7 +45,7 @@ def gather(values: Any) -> Any:
     """
     if values is None or isinstance(values, str | bytes):
         raise TypeError(
-            f"`values` must be a tensor `[samples, ...]`, or tensors in dicts, lists or tuples. Received: {shown(values)}"
+            f"`values` must be a tensor `(samples, ...)`, or tensors in dicts, lists or tuples. Received: {shown(values)}"
         )
     if current_step() is not None:  # the program of one device
         return values

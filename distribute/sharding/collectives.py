@@ -208,7 +208,7 @@ def shard_size(numbers: int, replicas: int) -> int:
 
 
 def as_shards(value: tf.Tensor, replicas: int) -> tf.Tensor:
-    """`value`, of a known shape, as `[replicas, shard_size]`: a matrix whose row r is the shard of replica r."""
+    """`value`, of a known shape, as `(replicas, shard_size)`: a matrix whose row r is the shard of replica r."""
     numbers = value.shape.num_elements()
     size = shard_size(numbers, replicas)
     flat = tf.reshape(value, [-1])

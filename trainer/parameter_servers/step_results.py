@@ -72,7 +72,7 @@ class ResultLayout:
         self.width = int(self._bounds[-1])
 
     def pack(self, applied: Any, added: list[tf.Tensor], logs: Any) -> tf.Tensor:
-        """The result of one step: float64 `[width]`. Context: graph."""
+        """The result of one step: float64 `(width,)`. Context: graph."""
         flags = tf.stack([tf.constant(1.0, tf.float64), tf.cast(applied, tf.float64)])
         leaves = [*added, *keras.tree.flatten(logs)]
         return tf.concat([flags, *(tf.reshape(tf.cast(leaf, tf.float64), [-1]) for leaf in leaves)], 0)
@@ -91,7 +91,7 @@ class ResultLayout:
         return self.pack(applied, added, own), state
 
     def added(self, results: np.ndarray, variable: Any) -> np.ndarray:
-        """Each step's addition to one of `variables`: `[steps, *shape]`."""
+        """Each step's addition to one of `variables`: `(steps, *shape)`."""
         return self._part(results, next(i for i, other in enumerate(self.variables) if other is variable))
 
     def logs_of(self, result: np.ndarray) -> Any:
@@ -235,7 +235,7 @@ class Totals:
         self.applied = 0
 
     def add(self, results: np.ndarray) -> None:
-        """Adds the steps of `results`, float64 `[steps, width]`, one by one: the single-device sums."""
+        """Adds the steps of `results`, float64 `(steps, width)`, one by one: the single-device sums."""
         for index, (variable, state) in enumerate(zip(self._layout.variables, self._state)):
             each = self._layout.added(results, variable).astype(state.dtype)
             self._state[index] = np.add.accumulate(np.concatenate([state[None], each]), axis=0)[-1]

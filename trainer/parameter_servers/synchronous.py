@@ -104,7 +104,7 @@ class SynchronousSteps(WorkerSteps):
             yield piece, results
 
     def _one_step(self, phase: Phase, piece: Piece, number: int) -> np.ndarray:
-        """The results of the parts of step `number`, `[parts, width]`, after applying the sum of the parts."""
+        """The results of the parts of step `number`, `(parts, width)`, after applying the sum of the parts."""
         ordered = self._computed(phase, self.parts_of(piece, number))
         applied = self.update(ordered)
         assert self._layout is not None

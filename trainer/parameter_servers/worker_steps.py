@@ -80,7 +80,7 @@ class WorkerSteps(WorkerFunction):
         return piece.steps, totals.logs()
 
     def run(self, worker: int, piece: Piece) -> np.ndarray:
-        """The results of the piece's steps, `[steps, width]`. Context: host, in the thread of a worker."""
+        """The results of the piece's steps, `(steps, width)`. Context: host, in the thread of a worker."""
         function = self._function(piece)
         inputs = self.memory.inputs(worker, piece)
         with tf.device(HOST):  # a copy to a hanging worker would hold the GIL

@@ -43,7 +43,7 @@ class ReplicaSlices:
         batch: nest of tensors `(batch, ...)` (dense, ragged or sparse) and Nones: the whole global batch, or this worker's
             part of it.
         samples: int; samples of the global batch; None: not known while tracing.
-        worker_samples: int32 `[workers]`, where `batch` holds this worker's samples only: the samples of each worker.
+        worker_samples: int32 `(workers,)`, where `batch` holds this worker's samples only: the samples of each worker.
         part: `part(replica, first, last)` reads samples `first` to `last - 1` on a replica of this worker; None: they are
             sliced from `batch`, on the host.
         in_units: whether the arrays of a batch may differ in samples. Not with `samples`, `worker_samples` or `part`.

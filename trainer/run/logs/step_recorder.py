@@ -85,7 +85,7 @@ class StepRecorder:
         return self.halts and bool(self._halted.numpy())
 
     def rows(self) -> dict[str, np.ndarray]:
-        """The logs of the steps of this compiled call so far: name -> `[steps, ...]`. Context: host."""
+        """The logs of the steps of this compiled call so far: name -> `(steps, ...)`. Context: host."""
         if self._buffer is None or not self._layout or self._rejected:
             return {}
         rows = self._buffer[: self._count].numpy()

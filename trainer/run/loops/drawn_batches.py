@@ -95,7 +95,7 @@ def batches_of(
 
 
 def samples_of_workers(strategy: tf.distribute.Strategy, samples: tf.Tensor) -> tf.Tensor:
-    """The number of samples of every worker, int32 `[workers]`, on every worker: one small all-reduce.
+    """The number of samples of every worker, int32 `(workers,)`, on every worker: one small all-reduce.
 
     Context: cross-replica, in a `tf.function` or eager.
     """

@@ -233,7 +233,7 @@ class StepFunction:
         Args:
             batch: nest of tensors `(batch, ...)` and Nones.
             samples: int or None; samples of the global batch, where they are known.
-            worker_samples: int32 `[workers]`, where `batch` holds this worker's samples only.
+            worker_samples: int32 `(workers,)`, where `batch` holds this worker's samples only.
             after: operations that must have ended before anything of the step begins.
             compiles: whether XLA compiles each replica's computations between collectives.
             in_xla: whether all of the step is compiled by XLA.
