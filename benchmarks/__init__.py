@@ -1,1 +1,1 @@
-"""Scripts that measure, each against peers in the same run. `python -m benchmarks` compares the speed of training."""
+"""Benchmarks; each compares Unisono with its peers in the same run. `python -m benchmarks` compares training speed."""

@@ -1,12 +1,4 @@
-"""Compares the speed of training with that of other frameworks and of loops written by hand, in one run.
-
-    python -m benchmarks [--quick | --guide] [--models mlp,cnn] [--replicas 1,2] [--inputs arrays,dataset] [--out bench]
-    python -m benchmarks --write [TABLE ...]      # this and all others, and writes the tables of the guides
-    python -m benchmarks --write --try            # the same with small settings: whether each makes its tables
-
-Writes `speed.md` (tables of ratios), `speed.png` (a chart) and `speed.json` (every number) into the folder. What is not
-installed is left out, and the tables say so. Let nothing else run on the machine meanwhile.
-"""
+"""Compares training speed with other frameworks and with hand-written loops: `python -m benchmarks`."""
 
 from __future__ import annotations
 
@@ -39,7 +31,15 @@ _GROWTH = [
 
 
 def main() -> None:
-    """Reads the arguments, measures, writes."""
+    """Reads the arguments, measures, and writes the results.
+
+        python -m benchmarks [--quick | --guide] [--models mlp,cnn] [--replicas 1,2] [--inputs arrays,dataset] [--out bench]
+        python -m benchmarks --write [TABLE ...]      # runs all benchmarks and writes the tables of the guides
+        python -m benchmarks --write --try            # the same with small settings, to check that each makes its tables
+
+    The output folder gets `speed.md` (ratios), `speed.png` (a chart) and `speed.json` (all numbers). Frameworks that
+    are not installed are left out, and the tables say so. Run it on a machine that does nothing else.
+    """
     o = _arguments()
     if o.write is not None:
         raise SystemExit(write(o.write, o.only_try))
@@ -49,8 +49,8 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
 
-    def say(words: str) -> None:
-        print(f"{time.perf_counter() - began:6.0f} s  {words}", flush=True)
+    def say(message: str) -> None:
+        print(f"{time.perf_counter() - began:6.0f} s  {message}", flush=True)
 
     settings: Settings = []
     growth: Settings = []
@@ -82,25 +82,32 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--guide",
         action="store_true",
-        help="what the tables of the guide need: 40 minutes on two cores, 3 rounds",
+        help="only what the tables of the guide need: 40 minutes on two cores, 3 rounds",
     )
     parser.add_argument(
         "--write",
         nargs="*",
         metavar="TABLE",
-        help="runs every benchmark that these tables of the guides need",
+        help="run the benchmarks of these tables (default: all) and write the tables into the guides",
     )
     parser.add_argument(
-        "--try", dest="only_try", action="store_true", help="with --write: small settings, and writes nothing"
+        "--try",
+        dest="only_try",
+        action="store_true",
+        help="with --write: use small settings and write nothing",
     )
-    parser.add_argument("--models", type=_names(MODELS), help=f"of {','.join(MODELS)}")
-    parser.add_argument("--replicas", type=_numbers, help="logical replicas, for instance 1,2,4")
-    parser.add_argument("--inputs", type=_names(("arrays", "dataset")), help="of arrays,dataset")
-    parser.add_argument("--contestants", type=_names(tuple(BY_NAME)), help=f"of {','.join(BY_NAME)}")
-    parser.add_argument("--rounds", type=int, help="turns of each contestant")
-    parser.add_argument("--starts", type=int, help="processes in which the first step is timed")
-    parser.add_argument("--scale", type=float, default=1.0, help="times the usual steps of an epoch")
-    parser.add_argument("--growth", action=argparse.BooleanOptionalAction, help="how step times grow")
+    parser.add_argument("--models", type=_names(MODELS), help=f"some of {','.join(MODELS)}")
+    parser.add_argument("--replicas", type=_numbers, help="numbers of logical replicas, such as 1,2,4")
+    parser.add_argument("--inputs", type=_names(("arrays", "dataset")), help="arrays, dataset, or both")
+    parser.add_argument("--contestants", type=_names(tuple(BY_NAME)), help=f"some of {','.join(BY_NAME)}")
+    parser.add_argument("--rounds", type=int, help="rounds; every contestant runs once in each")
+    parser.add_argument("--starts", type=int, help="number of processes in which the first step is timed")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for the number of steps in an epoch")
+    parser.add_argument(
+        "--growth",
+        action=argparse.BooleanOptionalAction,
+        help="also measure how step times grow with layers, callbacks and replicas",
+    )
     parser.add_argument("--out", default="bench", help="folder for the tables and the chart")
     o = parser.parse_args()
     o.models = o.models or (["mlp", "cnn"] if o.quick else list(MODELS))
@@ -119,7 +126,7 @@ def _names(known: tuple[str, ...]) -> Any:
         names = text.split(",")
         for name in names:
             if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is unknown: give some of {', '.join(known)}")
+                raise argparse.ArgumentTypeError(f"{name!r} is unknown: choose from {', '.join(known)}")
         return names
 
     return read
@@ -128,12 +135,14 @@ def _names(known: tuple[str, ...]) -> Any:
 def _numbers(text: str) -> list[int]:
     numbers = [int(part) for part in text.split(",")]
     if any(number < 1 or 32 % number for number in numbers):
-        raise argparse.ArgumentTypeError(f"{text!r}: give divisors of 32, the rows of a batch")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is invalid: each number must divide 32, the samples of a batch"
+        )
     return numbers
 
 
 def _write(out: pathlib.Path, settings: Settings, growth: Settings, options: argparse.Namespace) -> None:
-    """Writes what has been measured so far, so that a run that is stopped leaves its results."""
+    """Writes the results so far, so that an interrupted run keeps them."""
     facts = _facts(options)
     (out / "speed.md").write_text(page(settings, growth, facts))
     found = [
@@ -156,7 +165,7 @@ def _facts(options: argparse.Namespace) -> dict[str, Any]:
         "packages": ", ".join(versions),
         "rounds": options.rounds,
         "steps of an epoch": ", ".join(f"{model} {steps}" for model, steps in options.steps.items()),
-        "load of the machine when this was written": ", ".join(f"{load:.1f}" for load in os.getloadavg()),
+        "load average at the end": ", ".join(f"{load:.1f}" for load in os.getloadavg()),
     }
 
 

@@ -1,12 +1,4 @@
-"""How much training time saving takes: one save per 10 s of a model of about 50 MB, in the background and not.
-
-Trains the same model three times for the same number of steps: without backups, with `background=True`, with
-`background=False`. Prints for each: seconds per 1,000 steps, the ratio to no backups, the time for which saving held up
-training (the stall) as a share of training time, the size of a backup, and the time a plain copy of as many bytes to the
-same disk takes, as a floor.
-
-    python -m benchmarks.backup_stall --seconds 60 --every 10
-"""
+"""Measures how much training time backups take: one backup of 50 MB of weights every 10 s, with and without `background`."""
 
 from __future__ import annotations
 
@@ -24,22 +16,22 @@ import numpy as np
 import unisono
 from benchmarks.tables import publish
 
-WIDTH = 2500  # two layers of 2500 x 2500 float32: 50 MB; with Adam's slots 150 MB
+WIDTH = 2500  # two layers of 2500 x 2500 float32: 50 MB; with Adam's state 150 MB
 
 
 class StopAfter(keras.callbacks.Callback):
-    """Stops after so many seconds or steps; counts steps and the seconds after the first execution."""
+    """Stops training after `seconds`; counts steps and seconds after the first compiled call."""
 
     def __init__(self, seconds: float):
         super().__init__()
         self.seconds, self.begin, self.first, self.steps = seconds, None, 0, 0
 
     def steps_until_call(self, step: int) -> int | None:
-        """At any time."""
+        """Allows compiled calls of any length."""
         return None
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Looks at the clock."""
+        """Reads the clock."""
         now = time.perf_counter()
         done = int(self.model.optimizer.iterations.numpy())
         if self.begin is None:  # compiling is not counted
@@ -50,14 +42,14 @@ class StopAfter(keras.callbacks.Callback):
 
 
 class Sizes(keras.callbacks.Callback):
-    """The size of a backup that is whole."""
+    """Measures the size of a complete backup."""
 
     def __init__(self, folder: Path):
         super().__init__()
         self.folder, self.bytes = folder, 0
 
     def on_train_end(self, logs: dict | None = None) -> None:
-        """Looks into the directory, before the backups are deleted."""
+        """Reads the size before the backups are deleted."""
         until = time.monotonic() + 60
         while not self.bytes and self.folder.exists() and time.monotonic() < until:
             self.bytes = max(
@@ -89,7 +81,7 @@ def train(seconds: float, every: float, folder: Path, background: bool | None) -
     }
 
 
-WORDS = {
+LABELS = {
     "in the background": "in the background (the default)",
     "not in the background": "`background=False`",
 }
@@ -106,10 +98,18 @@ def plain_write(size: int, folder: Path) -> float:
 
 
 def main() -> None:
+    """Trains the same model three times, without backups, with `background=True`, and with `background=False`.
+
+        python -m benchmarks.backup_stall --seconds 60 --every 10
+
+    For each run it prints the seconds per 1,000 steps, their ratio to the run without backups, and the stall: the
+    share of training time for which a backup blocked training. As a lower bound, it also times a plain copy of as
+    many bytes.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each training")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds of each training run")
     parser.add_argument("--every", type=float, default=10.0, help="seconds between saves")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -130,12 +130,12 @@ def main() -> None:
         )
     rows = [
         [
-            WORDS[name],
+            LABELS[name],
             f"{100 * result['stall']:.1f} % of its time",
             f"{100 * (result['per step'] / base - 1):.1f} % longer",
         ]
         for name, result in results.items()
-        if name in WORDS
+        if name in LABELS
     ]
     rows.append(["a plain write and `fsync` of as many bytes", f"{plain:.2f} s", ""])
     publish("backup_stall", ["saving", "training is blocked for", "the training run takes"], rows)

@@ -1,10 +1,4 @@
-"""The long version of `tests/unit/test_broken_files.py`: more power cuts, more forged files, with seeds of your own.
-
-    python -m benchmarks.broken_files --seeds 20000 --first 1000
-
-Every call of a save and of a checkpoint fails once with each error; power is cut after every call, with `--seeds / 100`
-choices of what was lost; and `--seeds` forged files are read. It ends with an error at the first case that loses something.
-"""
+"""Runs more power cuts and forged files than `tests/unit/test_broken_files.py`, from seeds that you choose."""
 
 from __future__ import annotations
 
@@ -25,13 +19,22 @@ from unisono.callbacks.backup.files import container
 
 
 def main() -> int:
+    """Ends with an error at the first case that loses data.
+
+        python -m benchmarks.broken_files --seeds 20000 --first 1000
+
+    Every call of a save and of a checkpoint fails once with each error. Power is cut after every call, with `--seeds
+    / 100` choices of lost writes. `--seeds` forged files are read.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=20_000, help="forged files")
+    parser.add_argument("--seeds", type=int, default=20_000, help="number of forged files")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     arguments = parser.parse_args()
-    os.fsync = lambda descriptor: None  # what was flushed is recorded, the real disk need not be waited for
+    os.fsync = lambda descriptor: (
+        None
+    )  # the test records flushed data, so waiting for the real disk is unnecessary
     good = io.BytesIO()
     container.write(good, backup_content(), {**SUMMARY, "time": 1e9})
     few = range(arguments.first, arguments.first + max(1, arguments.seeds // 100))
@@ -47,7 +50,7 @@ def main() -> int:
             "calls of checkpoints at which power was cut",
             lambda f: broken_files.power_cuts_of_checkpoints(f, few),
         ),
-        ("forged files refused", lambda f: broken_files.fuzz(f, good.getvalue(), many)),
+        ("forged files rejected", lambda f: broken_files.fuzz(f, good.getvalue(), many)),
     ]:
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
-"""Where the time of a step of the CNN goes, by operation, from TensorFlow's own profile of `fit`.
+"""Shows how the time of a CNN step divides among operations, from TensorFlow's profile of `fit`.
 
-`python -m benchmarks.cnn_kernels [STEPS]`. Two operations may run at the same time, so the sum is larger than the step.
+`python -m benchmarks.cnn_kernels [STEPS]`. Operations may overlap, so their sum is larger than the step.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ GROUPS = {
     "ReLU, backward": "ReluGrad",
     "dense layer": "MatMul",
 }
-"""Of operations, by what their names contain; the first counts."""
+"""Group -> a part of the operation's name; the first match counts."""
 OTHERS = "all else: loss, Adam, metrics, reading the batch"
 
 
 def durations(folder: pathlib.Path) -> dict[str, float]:
-    """Seconds by type of operation, of all threads of the host."""
+    """Operation type -> seconds, summed over the host's threads."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     found: dict[str, float] = collections.defaultdict(float)
@@ -51,7 +51,7 @@ def durations(folder: pathlib.Path) -> dict[str, float]:
 
 
 def main(steps: int = 400) -> None:
-    """Prints a table."""
+    """Profiles one epoch and prints a table."""
     model = keras_models.build(keras, Task("cnn"), unisono.Model)
     model.compile(**keras_models.compile_arguments(keras), jit_compile=False)
     x, y = arrays("cnn", steps)

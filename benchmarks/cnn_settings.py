@@ -1,9 +1,4 @@
-"""The step of the CNN under the settings that a user has: which is fastest here, and does it change numbers?
-
-Each setting is a process of its own, since TensorFlow reads its environment once; in every round each takes a turn. The
-table has the time of a step of `fit` from arrays, the ratio to the default in the same round, and how far the weights
-after the first steps are from those of the default. `python -m benchmarks.cnn_settings [ROUNDS]`.
-"""
+"""Compares the CNN's step time and weights under settings of a user: `python -m benchmarks.cnn_settings [ROUNDS]`."""
 
 from __future__ import annotations
 
@@ -21,14 +16,14 @@ STEPS, EPOCHS = 200, 4
 
 
 class Setting(NamedTuple):
-    """What differs from the default.
+    """The differences from the default.
 
     Attributes:
-        environment: variables of the process.
-        policy: of precision.
-        jit_compile: of `compile`.
-        layout: of images.
-        threads: within an operation, and operations at once, of `tf.config.threading`; None: those of TensorFlow.
+        environment: environment variables of the process.
+        policy: dtype policy.
+        jit_compile: argument of `compile`.
+        layout: image data format.
+        threads: (intra-op, inter-op) threads of `tf.config.threading`; None: TensorFlow's defaults.
     """
 
     environment: dict[str, str] = {}
@@ -50,7 +45,11 @@ SETTINGS = {
 
 
 def main(rounds: int = 3) -> None:
-    """Prints a table; a setting with which TensorFlow has no kernel says so in it."""
+    """Prints the step time of `fit` from arrays, its ratio to the default in the same round, and the distance of weights.
+
+    Each setting has its own process, because TensorFlow reads its environment once. The settings take turns in every round.
+    If TensorFlow has no kernel for a setting, the table says so.
+    """
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in SETTINGS}
     for turn in range(rounds):
         for name in list(SETTINGS)[:: 1 if turn % 2 else -1]:

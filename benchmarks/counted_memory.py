@@ -1,9 +1,4 @@
-"""Does `unisono.model_memory` count what a step takes? The growth of a process over its first step, beside what was counted.
-
-Each model in a process of its own, on a CPU, without XLA: `python -m benchmarks.counted_memory`. Counted are activations and
-gradients; measured is the peak of the process in its first step with many rows, less what it held before, when the step had
-been compiled and run on one row.
-"""
+"""Compares the estimate of `unisono.model_memory` with the measured growth of a process in its first step."""
 
 from __future__ import annotations
 
@@ -63,29 +58,37 @@ MODELS: dict[str, tuple[Callable[[Any], Any], int]] = {
 
 
 def measure(name: str) -> dict[str, float]:
-    """Bytes that were counted and that were measured."""
+    """The estimated and the measured bytes."""
     import keras
     import numpy as np
 
     import unisono
 
-    make, rows = MODELS[name]
+    make, samples = MODELS[name]
     model = unisono.Model(*make(keras))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(unisono.optimizers.SGD(0.01), loss, jit_compile=False)
     needed = unisono.model_memory(model)
-    shape = (rows, *model.inputs[0].shape[1:])
-    x, y = np.zeros(shape, model.inputs[0].dtype), np.zeros(rows, "int32")
+    shape = (samples, *model.inputs[0].shape[1:])
+    x, y = np.zeros(shape, model.inputs[0].dtype), np.zeros(samples, "int32")
     model.train_on_batch(x[:1], y[:1])
     with open("/proc/self/statm") as file:
         before = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     model.train_on_batch(x, y)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"counted": needed.trained + needed.always + rows * needed.activations, "measured": peak - before}
+    return {
+        "counted": needed.trained + needed.always + samples * needed.activations,
+        "measured": peak - before,
+    }
 
 
 def main() -> None:
-    """Prints a table."""
+    """Prints a table. Run it with `python -m benchmarks.counted_memory`.
+
+    Each model has its own process, on a CPU, without XLA. The estimate counts activations and gradients. The
+    measurement is the peak memory of the process during its first step with many samples, minus its memory after a
+    step with one sample.
+    """
     from benchmarks.tables import publish
 
     rows = []

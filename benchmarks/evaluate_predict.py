@@ -1,10 +1,4 @@
-"""The time of `evaluate` and `predict` relative to Keras 3, on the models of the speed comparison.
-
-From arrays and from a pipeline, in batches of 32 rows; ours and Keras' take turns in one process. The table has the medians
-of the ratios of the rounds, after `evaluate` of ours has found which of the graph and XLA is faster. The last row is what
-only reading the pipeline takes, relative to Keras' `evaluate`: no loop over it can be faster.
-`python -m benchmarks.evaluate_predict [ROUNDS]`.
-"""
+"""Measures the time of `evaluate` and `predict` relative to Keras 3: `python -m benchmarks.evaluate_predict [ROUNDS]`."""
 
 from __future__ import annotations
 
@@ -30,20 +24,20 @@ MOST_PASSES = 100
 
 
 def ratio(name: str, method: str, kind: str, rounds: int, only_read: bool = False) -> float:
-    """The median over the rounds of our time by Keras', or of the time to read the pipeline by Keras'."""
+    """The median ratio of Unisono's time, or of the time to read the pipeline, to Keras' time."""
     x, y = arrays(name, STEPS[name])
-    rows: Any = (x, y) if method == "evaluate" else x
+    data: Any = (x, y) if method == "evaluate" else x
 
     def given() -> dict[str, Any]:
         if kind == "dataset":
-            return {"x": tf.data.Dataset.from_tensor_slices(rows).batch(BATCH).prefetch(2)}
+            return {"x": tf.data.Dataset.from_tensor_slices(data).batch(BATCH).prefetch(2)}
         return {"x": x, "batch_size": BATCH, **({"y": y} if method == "evaluate" else {})}
 
     def run_of(model: Any) -> Callable[[], Any]:
         return lambda: getattr(model, method)(verbose=0, **given())
 
     model = model_of(name, unisono.Model)
-    ours = (lambda: int(last_row(given()["x"]))) if only_read else run_of(model)
+    ours = (lambda: int(last_label(given()["x"]))) if only_read else run_of(model)
     both = [ours, run_of(model_of(name, keras.Model))]
     for turn in range(MOST_PASSES):
         both[0](), both[1]()
@@ -58,32 +52,37 @@ def ratio(name: str, method: str, kind: str, rounds: int, only_read: bool = Fals
 
 
 def model_of(name: str, model_class: Any) -> Any:
-    """The compiled model of that name."""
+    """The compiled model `name`."""
     model: Any = keras_models.build(keras, Task(name), model_class)
     model.compile(**keras_models.compile_arguments(keras))
     return model
 
 
 def has_chosen(model: Any) -> bool:
-    """Whether `evaluate` has found which of the graph and XLA is faster."""
+    """Whether `evaluate` has chosen between graph and XLA."""
     return all(measured.way is not None for measured in model.test_function.measured.values())
 
 
 @tf.function(autograph=False, reduce_retracing=True)
-def last_row(dataset: Any) -> Any:
-    """Reads all batches; the first label of the last."""
+def last_label(dataset: Any) -> Any:
+    """Reads all batches and returns the first label of the last one."""
     return dataset.reduce(tf.constant(0, tf.int64), lambda _, batch: batch[1][0])
 
 
 def seconds(run: Callable[[], Any]) -> float:
-    """What a call takes."""
+    """Times a call."""
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
 
 
 def main(rounds: int = 7) -> None:
-    """Prints a table."""
+    """Prints the median ratios over the rounds, on the models of the speed comparison.
+
+    Inputs are arrays and a pipeline, in batches of 32 samples. Unisono and Keras take turns in one process, after
+    `evaluate` has chosen between graph and XLA. The last line of the table is the time to read the pipeline alone,
+    relative to Keras' `evaluate`: no loop over the pipeline can be faster.
+    """
     rows = []
     for method in ("evaluate", "predict"):
         cells = [[ratio(name, method, kind, rounds) for kind in ("arrays", "dataset")] for name in MODELS]

@@ -1,10 +1,4 @@
-"""Rows a second by kind of input, against a bare loop over the same input: is feeding the bottleneck?
-
-Reads batches of 32 x 32 x 3 images by every kind of source as the training loop does (a compiled loop over the steps of
-a chunk that touches every number), and by hand: a `tf.data` pipeline in a loop in the graph, everything else with a Python
-loop that calls a compiled function with each batch. Both take turns; the table has the rate by hand, and the median and the
-quartiles of the ratio. `python -m benchmarks.feeding [ROWS]`.
-"""
+"""Measures samples per second for each kind of input, against a hand-written loop over the same input."""
 
 from __future__ import annotations
 
@@ -53,7 +47,7 @@ class Working(Batches):
 
 
 class EachBatch:
-    """An iterable that is no list."""
+    """An iterable without a length."""
 
     def __init__(self, batches: Batches) -> None:
         self.batches = batches
@@ -66,7 +60,7 @@ Kind = tuple[Callable[[], Any], Callable[[], Iterable[Any]] | tf.data.Dataset]
 
 
 def kinds(x: np.ndarray, y: np.ndarray, folder: pathlib.Path) -> dict[str, Kind]:
-    """For every kind of source what makes it, and what a loop by hand goes over."""
+    """Kind of input -> (a function that makes `fit`'s source, the data of the hand-written loop)."""
     np.save(folder / "x.npy", x)
     mapped = np.load(folder / "x.npy", mmap_mode="r")
     order = np.random.default_rng(1).permutation(len(x))
@@ -76,8 +70,8 @@ def kinds(x: np.ndarray, y: np.ndarray, folder: pathlib.Path) -> dict[str, Kind]
     count = len(batches)
 
     def gathered(x: Any) -> Iterable[Any]:
-        rows = (order[i * BATCH : (i + 1) * BATCH] for i in range(count))
-        return ((x[each], y[each]) for each in rows)
+        indices = (order[i * BATCH : (i + 1) * BATCH] for i in range(count))
+        return ((x[each], y[each]) for each in indices)
 
     result: dict[str, Kind] = {
         "tf.data": (lambda: make_source(slices), slices),
@@ -113,17 +107,20 @@ def kinds(x: np.ndarray, y: np.ndarray, folder: pathlib.Path) -> dict[str, Kind]
         return result
     data = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
     loader = torch.utils.data.DataLoader(data, batch_size=BATCH)
-    by_hand = lambda: ((a.numpy(), b.numpy()) for a, b in loader)  # noqa: E731
-    return {**result, "PyTorch's `DataLoader`, in one process": (lambda: make_source(loader), by_hand)}
+    batches_of_loader = lambda: ((a.numpy(), b.numpy()) for a, b in loader)  # noqa: E731
+    return {
+        **result,
+        "PyTorch's `DataLoader`, in one process": (lambda: make_source(loader), batches_of_loader),
+    }
 
 
 def total(batch: Any) -> Any:
-    """The sum of every number."""
+    """The sum of all numbers in a batch."""
     return tf.add_n([tf.reduce_sum(tf.cast(leaf, tf.float32)) for leaf in tf.nest.flatten(batch)])
 
 
 def compiled_loop(chunk: Any) -> Any:
-    """The loop over a chunk, as the trainer compiles it: adds up every number."""
+    """The loop over a chunk as the trainer compiles it; it adds up all numbers."""
 
     def run(inputs: Any, steps: tf.Tensor) -> Any:
         result = 0.0
@@ -152,8 +149,8 @@ def by_source(make: Callable[[], Any]) -> Callable[[int], None]:
     return epoch
 
 
-def by_hand(data: Any) -> Callable[[int], None]:
-    """A function that reads one epoch with a bare loop."""
+def hand_written(data: Any) -> Callable[[int], None]:
+    """A function that reads one epoch with a hand-written loop."""
     if isinstance(data, tf.data.Dataset):
 
         @tf.function
@@ -174,15 +171,21 @@ def by_hand(data: Any) -> Callable[[int], None]:
     return epoch
 
 
-def main(rows: int = 20_000) -> None:
-    """Prints a table."""
+def main(samples: int = 20_000) -> None:
+    """Prints a table. Run it with `python -m benchmarks.feeding [SAMPLES]`.
+
+    `fit`'s input reads batches of 32 x 32 x 3 images in a compiled loop over the steps of a chunk, and adds up every
+    number. The hand-written loop does the same: in the graph for `tf.data`, and otherwise in Python with a compiled
+    function for each batch. Both take turns. The table has the rate of the hand-written loop, and the median and
+    quartiles of the ratio.
+    """
     random = np.random.default_rng(0)
-    x = random.random((rows, 32, 32, 3), dtype=np.float32)
-    y = random.integers(0, 10, rows)
+    x = random.random((samples, 32, 32, 3), dtype=np.float32)
+    y = random.integers(0, 10, samples)
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         for name, (make, data) in kinds(x, y, pathlib.Path(folder)).items():
-            epochs = [by_source(make), by_hand(data)]
+            epochs = [by_source(make), hand_written(data)]
             times: list[list[float]] = [[], []]
             for turn in range(ROUNDS + 1):
                 for which in (0, 1) if turn % 2 else (1, 0):
@@ -191,7 +194,7 @@ def main(rows: int = 20_000) -> None:
                     times[which].append(time.perf_counter() - began)
             (ours, hand) = (each[1:] for each in times)  # the first epoch compiles
             ratios = spread([b / a for a, b in zip(ours, hand)])
-            lines.append([name, spread([rows / b for b in hand], 1e-3, "{:,.0f}"), ratios])
+            lines.append([name, spread([samples / b for b in hand], 1e-3, "{:,.0f}"), ratios])
             print(" ".join(lines[-1]), flush=True)
     publish(
         "feeding",

@@ -1,4 +1,4 @@
-"""Draws the chart of the README from a table of the guide's figures: `python -m benchmarks.guide_chart`."""
+"""Draws the chart of the README from a table in `docs/benchmarks.md`: `python -m benchmarks.guide_chart`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SHOWN = {
     "Keras 3 on TensorFlow": "Keras 3 on TensorFlow",
     "tf_keras": "tf_keras",
 }
-"""The rows of the table that the chart shows, and what it calls them."""
+"""Line of the table -> its label in the chart."""
 
 
-def rows_of(text: str) -> tuple[list[str], dict[str, list[float]]]:
-    r"""The models, and the medians (microseconds per step) of each trainer, from the text of the guide.
+def medians_in(text: str) -> tuple[list[str], dict[str, list[float]]]:
+    r"""Reads the models and each trainer's medians (microseconds per step) from the guide's text.
 
     >>> table = "| | MLP |\n|---|---|\n| tf_keras | 1,728 [727-732] |"
-    >>> rows_of(f"<!-- begin table: speed_arrays_1 -->\n{table}\n<!-- end table -->")
+    >>> medians_in(f"<!-- begin table: speed_arrays_1 -->\n{table}\n<!-- end table -->")
     (['MLP'], {'tf_keras': [1728.0]})
     """
     table = text.partition(f"<!-- begin table: {TABLE} -->\n")[2].partition("\n<!-- end table -->")[0]
@@ -39,13 +39,13 @@ def rows_of(text: str) -> tuple[list[str], dict[str, list[float]]]:
 
 
 def draw(path: pathlib.Path) -> None:
-    """Writes the picture (PNG): a panel for each model, a bar for each trainer, with its median beside it."""
+    """Writes a PNG with one panel per model and one bar per trainer, labelled with its median."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    models, medians = rows_of(GUIDE.read_text(encoding="utf-8"))
+    models, medians = medians_in(GUIDE.read_text(encoding="utf-8"))
     figure, panels = pyplot.subplots(1, len(models), figsize=(4.2 * len(models), 3.0), sharey=True)
     names = list(SHOWN)[::-1]
     for index, (panel, model) in enumerate(zip(panels, models)):

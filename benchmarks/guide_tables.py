@@ -1,11 +1,4 @@
-"""Runs the benchmarks whose figures are in the guides, one after the other, and writes their tables there.
-
-    python -m benchmarks --write [TABLE ...]
-    python -m benchmarks --write [TABLE ...] --try     # with small settings: writes nothing, says which tables are made
-
-Each benchmark is a process of its own. One that fails or takes too long leaves its tables as they are and is named at the
-end; the others go on.
-"""
+"""Runs the benchmarks of the guides one after the other and writes their tables: `python -m benchmarks --write`."""
 
 from __future__ import annotations
 
@@ -24,14 +17,14 @@ GUIDES = pathlib.Path(__file__).resolve().parent.parent / "docs"
 
 
 class Benchmark(NamedTuple):
-    """What makes tables of the guides.
+    """A benchmark that makes tables of the guides.
 
     Attributes:
-        module: of `benchmarks`; "" is the comparison of frameworks itself.
-        tables: the names of the regions that it writes.
-        minutes: what it takes, about, on two cores; it is ended after three times as many.
-        arguments: of its command line.
-        quick: the same where it is only tried: settings with which it ends in a minute or two.
+        module: its name in `benchmarks`; "" is the comparison of frameworks.
+        tables: names of the tables that it writes.
+        minutes: approximate duration on two cores; after three times as long it is killed.
+        arguments: command-line arguments.
+        quick: command-line arguments for a trial of one or two minutes.
     """
 
     module: str
@@ -107,9 +100,9 @@ BENCHMARKS = (
         ),
     ),
     Benchmark("scaling_check", ("scaling_check",), 5, quick=("--workers", "2")),
-    Benchmark("mixed_memory", ("mixed_memory",), 3, quick=("--rows", "4096", "--layers", "4")),
+    Benchmark("mixed_memory", ("mixed_memory",), 3, quick=("--samples", "4096", "--layers", "4")),
     Benchmark("counted_memory", ("counted_memory",), 5),
-    Benchmark("recomputation", ("recomputation",), 2, quick=("--rounds", "1")),
+    Benchmark("rematerialization", ("rematerialization",), 2, quick=("--rounds", "1")),
     Benchmark(
         "sharded_state",
         ("sharded_state",),
@@ -134,15 +127,17 @@ BENCHMARKS = (
 
 
 def write(names: Sequence[str], only_try: bool = False) -> int:
-    """Measures the tables of these names, none for all, and writes them into the guides; returns an exit status.
+    """Measures the tables `names` (all if empty) and writes them into the guides; returns an exit status.
 
-    `only_try`: with small settings, and writes nothing.
+    A benchmark that fails or takes too long leaves its tables unchanged and is reported at the end.
+
+    `only_try`: use small settings and write nothing.
     """
     chosen = [b for b in BENCHMARKS if not names or set(names) & set(b.tables)]
     unknown = set(names).difference(*(b.tables for b in BENCHMARKS))
     if unknown:
         known = ", ".join(table for b in BENCHMARKS for table in b.tables)
-        print(f"no table {', '.join(sorted(unknown))}: give some of {known}", file=sys.stderr)
+        print(f"unknown table {', '.join(sorted(unknown))}: choose from {known}", file=sys.stderr)
         return 2
     if not only_try:
         print(f"{len(chosen)} benchmarks, about {sum(b.minutes for b in chosen)} minutes", flush=True)
@@ -154,20 +149,20 @@ def write(names: Sequence[str], only_try: bool = False) -> int:
         failed += missing
         if not only_try:
             replace(found)
-        words = f"{'made' if only_try else 'written'}: {', '.join(found) or 'nothing'}"
+        result = f"{'made' if only_try else 'written'}: {', '.join(found) or 'nothing'}"
         if missing:
-            words += f"; not measured: {', '.join(missing)}"
+            result += f"; not measured: {', '.join(missing)}"
         print(
-            f"{time.perf_counter() - began:6.0f} s  {benchmark.module or 'benchmarks'}: {words}", flush=True
+            f"{time.perf_counter() - began:6.0f} s  {benchmark.module or 'benchmarks'}: {result}", flush=True
         )
     if failed:
-        what = "not made" if only_try else "as they were"
-        print(f"these tables are {what}: {', '.join(failed)}", file=sys.stderr)
+        state = "not made" if only_try else "unchanged"
+        print(f"these tables are {state}: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 
 def run(benchmark: Benchmark, only_try: bool = False) -> dict[str, str]:
-    """The tables that a benchmark prints; fewer where it fails, and the end of its errors is shown."""
+    """Runs a benchmark and returns the tables that it printed; if it fails, prints the end of its errors."""
     module = f"benchmarks.{benchmark.module}" if benchmark.module else "benchmarks"
     arguments = benchmark.quick if only_try else benchmark.arguments
     command = [sys.executable, "-m", module, *arguments]
@@ -186,7 +181,7 @@ def run(benchmark: Benchmark, only_try: bool = False) -> dict[str, str]:
 
 
 def replace(tables: dict[str, str]) -> None:
-    """Writes tables into their regions."""
+    """Writes tables into the guides."""
     for guide in sorted(GUIDES.glob("*.md")):
         text = guide.read_text(encoding="utf-8")
         new = with_tables(text, tables)

@@ -1,11 +1,4 @@
-"""Steps and first steps of models with many layers and variables, beside a loop by hand and Keras 3.
-
-Narrow networks of 32 hidden layers and of 1,000 (2,002 variables), and networks with 100 and 1,000 small embedding tables,
-with Adam, from arrays, in the graph (without XLA). The loop by hand runs all steps of an epoch in one call, computes no
-metric and has Keras' Adam; Keras runs 20 steps a call, and is left out where there are more than 1,000 variables. In each
-round they take turns in one process. The table has the medians and quartiles of the rounds; first steps are of one new
-model each. `python -m benchmarks.many_variables [ROUNDS] [MODEL ...]`; `"10000 embedding tables"` is none of the default.
-"""
+"""Times steps and first steps of models with many layers and variables, against a hand-written loop and Keras 3."""
 
 from __future__ import annotations
 
@@ -30,7 +23,7 @@ Epoch = Callable[[int], None]
 
 
 def deep(layers: int) -> Callable[[Any], Any]:
-    """A network of so many hidden layers, in chains side by side: Keras walks along a chain by recursion."""
+    """A network of `layers` hidden layers, in parallel chains: Keras follows a chain by recursion."""
 
     def build(model_class: Any) -> Any:
         inputs = keras.Input((WIDTH,))
@@ -48,7 +41,7 @@ def deep(layers: int) -> Callable[[Any], Any]:
 
 
 def tables(number: int) -> Callable[[Any], Any]:
-    """A network that looks each of so many features up in an embedding table of its own."""
+    """A network with `number` features, each with its own embedding table."""
 
     def build(model_class: Any) -> Any:
         inputs = keras.Input((number,), dtype="int32")
@@ -63,30 +56,30 @@ MOST_FOR_KERAS = 1000  # variables
 
 
 def maker_of(name: str) -> tuple[Callable[[Any], Any], int]:
-    """How a model is made, and how many features its rows have if these are numbers of words."""
+    """The function that builds a model, and its number of integer features (0: float features)."""
     number, _, kind = name.partition(" ")
     return (deep(int(number)), 0) if kind == "hidden layers" else (tables(int(number)), int(number))
 
 
 def data(features: int, steps: int) -> tuple[Any, Any]:
-    """Rows for so many steps."""
+    """Samples for `steps` steps."""
     random = np.random.default_rng(0)
-    rows = BATCH * steps
-    words = random.integers(0, WIDTH, (rows, features or 1)).astype("int32")
-    x = words if features else random.normal(size=(rows, WIDTH)).astype("float32")
-    return x, random.integers(0, 10, rows)
+    samples = BATCH * steps
+    words = random.integers(0, WIDTH, (samples, features or 1)).astype("int32")
+    x = words if features else random.normal(size=(samples, WIDTH)).astype("float32")
+    return x, random.integers(0, 10, samples)
 
 
 def by_fit(build: Callable[[Any], Any], features: int, model_class: Any) -> tuple[Epoch, Any]:
-    """An epoch of `fit`, and the model."""
+    """A function that runs an epoch of `fit`, and the model."""
     model = build(model_class)
-    per_execution = {} if model_class is unisono.Model else {"steps_per_execution": STEPS}
+    options = {} if model_class is unisono.Model else {"steps_per_execution": STEPS}
     model.compile(
         keras.optimizers.Adam(1e-3),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         jit_compile=False,
-        **per_execution,
+        **options,
     )
 
     def epoch(steps: int) -> None:
@@ -96,16 +89,16 @@ def by_fit(build: Callable[[Any], Any], features: int, model_class: Any) -> tupl
     return epoch, model
 
 
-def by_hand(build: Callable[[Any], Any], features: int) -> tuple[Epoch, Any]:
-    """An epoch of the loop by hand, and the model."""
+def hand_written(build: Callable[[Any], Any], features: int) -> tuple[Epoch, Any]:
+    """A function that runs an epoch of the hand-written loop, and the model."""
     model = build(keras.Model)
     step = step_of(model)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def run(xs: Any, ys: Any, order: Any, steps: Any) -> Any:
         def body(i: Any, _: Any) -> Any:
-            rows = tf.gather(order, i * BATCH + tf.range(BATCH))
-            return i + 1, step(tf.gather(xs, rows), tf.gather(ys, rows))
+            indices = tf.gather(order, i * BATCH + tf.range(BATCH))
+            return i + 1, step(tf.gather(xs, indices), tf.gather(ys, indices))
 
         return tf.while_loop(lambda i, _: i < steps, body, (tf.constant(0), tf.constant(0.0)))[1]
 
@@ -120,18 +113,18 @@ def by_hand(build: Callable[[Any], Any], features: int) -> tuple[Epoch, Any]:
 
 
 def timed(epoch: Epoch, steps: int) -> float:
-    """Its seconds."""
+    """The seconds of one epoch."""
     began = time.perf_counter()
     epoch(steps)
     return time.perf_counter() - began
 
 
 def row(name: str, rounds: int) -> list[str]:
-    """What was measured on a model."""
+    """Measures one model; returns its line of the table."""
     build, features = maker_of(name)
     makers = [
         lambda: by_fit(build, features, unisono.Model),
-        lambda: by_hand(build, features),
+        lambda: hand_written(build, features),
         lambda: by_fit(build, features, keras.Model),
     ]
     epochs, firsts, variables = [], [], 0
@@ -146,7 +139,7 @@ def row(name: str, rounds: int) -> list[str]:
     fastest = min(timed(epoch, STEPS) for epoch in epochs)
     steps = STEPS * max(1, min(MOST // STEPS, int(1 / fastest)))
     for epoch in epochs:
-        timed(epoch, steps)  # executions grow
+        timed(epoch, steps)  # compiled calls reach their full length
     turns = []
     for turn in range(rounds):
         order = range(len(epochs))[:: 1 if turn % 2 else -1]
@@ -161,7 +154,14 @@ def row(name: str, rounds: int) -> list[str]:
 
 
 def main(rounds: int = 7, names: Sequence[str] = MODELS) -> None:
-    """Prints a table."""
+    """Prints a table. Run it with `python -m benchmarks.many_variables [ROUNDS] [MODEL ...]`.
+
+    The models are narrow networks of 32 and 1,000 hidden layers, and networks with 100 and 1,000 small embedding
+    tables. `"10000 embedding tables"` runs only on request. All train with Adam, from arrays, in the graph (without
+    XLA), and take turns in one process. The hand-written loop runs all steps of an epoch in one call, computes no
+    metric and uses Keras' Adam. Keras runs 20 steps per call, and is left out beyond 1,000 variables. First steps are
+    those of one new model each.
+    """
     rows = []
     for name in names:
         rows.append(row(name, rounds))

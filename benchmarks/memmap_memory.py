@@ -1,9 +1,4 @@
-"""Trains from a file 4 times larger than the memory that the process may use, and shows that it stays under the limit.
-
-A child process limits its own anonymous memory (`RLIMIT_DATA`: what it allocates, not what it maps from files), then
-trains one epoch from an `np.memmap`. The same child that reads the whole file first dies of a `MemoryError`, which proves
-that the limit bites. Run it: `python -m benchmarks.memmap_memory [LIMIT_MIB]`. Linux only.
-"""
+"""Trains from a file four times larger than the process' memory limit, and checks that it stays below the limit."""
 
 from __future__ import annotations
 
@@ -21,20 +16,20 @@ MIB = 2**20
 
 
 def write(path: pathlib.Path, size: int) -> int:
-    """Writes a file of `size` bytes of float32 numbers, a part at a time; returns its rows."""
+    """Writes a file of `size` bytes of float32 numbers, part by part; returns its number of samples."""
     import numpy as np
 
-    rows = size // (4 * COLUMNS)
-    file = np.lib.format.open_memmap(path, mode="w+", dtype="float32", shape=(rows, COLUMNS))
+    samples = size // (4 * COLUMNS)
+    file = np.lib.format.open_memmap(path, mode="w+", dtype="float32", shape=(samples, COLUMNS))
     part = np.random.default_rng(0).random((4096, COLUMNS), dtype=np.float32)
-    for start in range(0, rows, len(part)):
+    for start in range(0, samples, len(part)):
         file[start : start + len(part)] = part[: len(file[start : start + len(part)])]
     file.flush()
-    return rows
+    return samples
 
 
 def status(name: str) -> int:
-    """Bytes of this process: `RssAnon`, anonymous memory in use now; `VmData`, what counts for the limit."""
+    """Bytes of this process: `RssAnon` is anonymous memory in use, `VmData` counts towards the limit."""
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -52,9 +47,7 @@ def child(path: str, limit: int, read_all: bool) -> None:
     y = np.zeros((len(x), 1), "float32")
     model = unisono.Sequential([keras.Input((COLUMNS,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=False)
-    model.fit(
-        x[:640], y[:640], batch_size=64, verbose=0
-    )  # libraries take what they take once; the limit is for data
+    model.fit(x[:640], y[:640], batch_size=64, verbose=0)  # libraries allocate once; the limit is for data
     before = status("RssAnon")
     data = status("VmData")
     resource.setrlimit(resource.RLIMIT_DATA, (data + limit, data + limit))
@@ -67,11 +60,16 @@ def child(path: str, limit: int, read_all: bool) -> None:
             peak[0] = max(peak[0], status("RssAnon"))
 
     model.fit(x, y, batch_size=64, epochs=1, shuffle=True, verbose=0, callbacks=[Watch()])
-    print(f"rows {len(x)}, file {os.path.getsize(path) // MIB} MiB, used {(peak[0] - before) // MIB} MiB")
+    print(f"samples {len(x)}, file {os.path.getsize(path) // MIB} MiB, used {(peak[0] - before) // MIB} MiB")
 
 
 def main(limit_mib: int = 256) -> None:
-    """Writes the file and runs both children."""
+    """Writes the file and runs both child processes: `python -m benchmarks.memmap_memory [LIMIT_MIB]` (Linux only).
+
+    A child limits its own anonymous memory (`RLIMIT_DATA`: allocations, not mapped files), then trains one epoch from
+    an `np.memmap`. A second child reads the whole file first and must die of a `MemoryError`, which proves that the
+    limit works.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "x.npy"
         write(path, 4 * limit_mib * MIB)
@@ -85,13 +83,13 @@ def main(limit_mib: int = 256) -> None:
                 str(int(read_all)),
             ]
             done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
-            how = "reading it all first" if read_all else "as it is"
+            how = "read into memory first" if read_all else "memory-mapped"
             said = done.stdout.strip().splitlines()[-1:] or done.stderr.strip().splitlines()[-1:]
             print(
                 f"limit {limit_mib} MiB, {how}: exit status {done.returncode}: {' '.join(said)}", flush=True
             )
             if (done.returncode == 0) == read_all:
-                raise SystemExit(done.stderr[-2000:] or "the limit did not bite")
+                raise SystemExit(done.stderr[-2000:] or "the limit had no effect")
 
 
 if __name__ == "__main__":

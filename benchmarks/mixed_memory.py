@@ -1,12 +1,4 @@
-"""Memory of one training step in float32, mixed_float16 and mixed_bfloat16: the activations of a mixed model take half.
-
-Each policy trains in a process of its own, so that one's peak is not the other's. The model is deep and narrow and the
-batch large, so that nearly all memory is activations kept for the backward pass. Prints, for each policy, the bytes that
-its layers hand on (counted from shapes and dtypes) and the measured peak: of the device on a GPU
-(`tf.config.experimental.get_memory_info`), else of the process, less what the process held before the step.
-
-    python -m benchmarks.mixed_memory [--rows 65536] [--layers 24] [--width 64]
-"""
+"""Measures the memory of a training step in float32, mixed_float16 and mixed_bfloat16: mixed activations take half."""
 
 from __future__ import annotations
 
@@ -27,15 +19,15 @@ TIMEOUT = 600
 
 
 def resident() -> int:
-    """Bytes that this process holds now."""
+    """Bytes of resident memory of this process."""
     for line in pathlib.Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
     raise RuntimeError("/proc/self/status has no VmRSS")
 
 
-def measure(policy: str, rows: int, layers: int, width: int) -> dict[str, float]:
-    """One step of `rows` rows after one of a single row (which builds everything); bytes."""
+def measure(policy: str, samples: int, layers: int, width: int) -> dict[str, float]:
+    """Bytes of one step with `samples` samples, after a step with one sample that builds everything."""
     import warnings
 
     import keras
@@ -50,10 +42,10 @@ def measure(policy: str, rows: int, layers: int, width: int) -> dict[str, float]
         [keras.layers.Input((width,)), *blocks, keras.layers.Dense(1, dtype="float32")]
     )
     model.compile("sgd", "mse", jit_compile=False)
-    x, y = tf.zeros((rows, width)), tf.zeros((rows, 1))
+    x, y = tf.zeros((samples, width)), tf.zeros((samples, 1))
     model.train_on_batch(x[:1], y[:1])
     gpus = tf.config.list_logical_devices("GPU")
-    handed_on = sum(rows * width * tf.as_dtype(block.compute_dtype).size for block in blocks)
+    handed_on = sum(samples * width * tf.as_dtype(block.compute_dtype).size for block in blocks)
     if gpus:
         tf.config.experimental.reset_memory_stats("GPU:0")
         before = tf.config.experimental.get_memory_info("GPU:0")["current"]
@@ -67,9 +59,9 @@ def measure(policy: str, rows: int, layers: int, width: int) -> dict[str, float]
 
 
 def in_child(policy: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """`measure` in a process of its own."""
+    """Runs `measure` in a new process."""
     command = [sys.executable, __file__, "--policy", policy]
-    for name in ("rows", "layers", "width"):
+    for name in ("samples", "layers", "width"):
         command += [f"--{name}", str(getattr(arguments, name))]
     result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     if result.returncode:
@@ -78,21 +70,31 @@ def in_child(policy: str, arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measures every policy and prints a table with ratios to float32."""
+    """Measures every policy and prints a table with ratios to float32.
+
+        python -m benchmarks.mixed_memory [--samples 65536] [--layers 24] [--width 64]
+
+    Each policy has its own process, so that the peaks are independent. The model is deep and narrow and the batch
+    large, so that nearly all memory is activations. For each policy the table has the bytes of the layers' outputs
+    (from shapes and dtypes) and the measured peak minus the memory before the step: of the device on a GPU, otherwise
+    of the process.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=65536)
-    parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--samples", type=int, default=65536, help="samples of the batch")
+    parser.add_argument("--layers", type=int, default=24, help="number of layers")
+    parser.add_argument("--width", type=int, default=64, help="units of a layer")
     parser.add_argument("--policy", choices=POLICIES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.policy:
-        print(json.dumps(measure(arguments.policy, arguments.rows, arguments.layers, arguments.width)))
+        print(json.dumps(measure(arguments.policy, arguments.samples, arguments.layers, arguments.width)))
         return
-    print(f"{arguments.layers} layers of width {arguments.width}, {arguments.rows:,} rows, one step of SGD")
+    print(
+        f"{arguments.layers} layers of width {arguments.width}, {arguments.samples:,} samples, one step of SGD"
+    )
     results = {policy: in_child(policy, arguments) for policy in POLICIES}
     base = results["float32"]
     print(
-        f"measured: peak of the {'GPU' if base['gpu'] else 'process'} in the step, less what was held before it\n"
+        f"measured: peak of the {'GPU' if base['gpu'] else 'process'} in the step, minus the memory before it\n"
     )
     from benchmarks.tables import publish  # not where this file is run as a child
 

@@ -1,14 +1,4 @@
-"""Steps a second with parameter servers, by workers and mode, beside tf_keras' in the same run.
-
-    python -m benchmarks.parameter_servers [--steps 2000] [--workers 1,2] [--servers 1]
-
-Every line is a cluster of its own on this machine: a coordinator, workers and servers as processes. tf_keras is left out
-where it is not installed.
-
-"Slowed" means that the last worker is stopped for 160 of every 200 ms. There each step also waits for 60 ms on its worker,
-as it would for an accelerator: with all processes on the same few cores, two workers that compute take from each other
-what neither has alone, and the sum of their own rates would say nothing.
-"""
+"""Measures steps per second with parameter servers, by number of workers and mode, against tf_keras in the same run."""
 
 from __future__ import annotations
 
@@ -45,9 +35,9 @@ _OURS = {
 
 @contextlib.contextmanager
 def servers(workers: int, count: int, slow: str):
-    """Starts the processes; sets this process's TF_CONFIG. Gives a function after which the last worker is slowed.
+    """Starts the processes and sets TF_CONFIG of this process. Yields a function that slows the last worker down.
 
-    `slow`: "" (it does nothing) or "last".
+    `slow`: "" (the function does nothing) or "last".
     """
     tasks = {task.name: task for task in plan(Layout(workers=workers, parameter_servers=count), ["-"])}
     os.environ.update(tasks.pop("chief").env)
@@ -60,7 +50,7 @@ def servers(workers: int, count: int, slow: str):
     slowing: list[subprocess.Popen] = []
 
     def slow_down() -> None:
-        # By a process of its own: a thread may wait for Python's lock, held by who waits for the stopped worker.
+        # In another process: a thread may wait for the GIL, held by the thread that waits for the stopped worker.
         if slow:
             pid = str(processes[f"worker-{workers - 1}"].pid)
             slowing.append(subprocess.Popen([sys.executable, "-c", _STOP_AND_GO, pid]))
@@ -77,9 +67,9 @@ def servers(workers: int, count: int, slow: str):
 
 
 def _waiting(keras):
-    """A layer that lets its inputs pass after `_WAIT` ms, in which the worker's processor is free.
+    """A layer that returns its inputs after `_WAIT` ms, during which the worker's CPU is idle.
 
-    TensorFlow waits twice: for the number, and for there being no other.
+    TensorFlow waits twice: for the number, and for the end of the dataset.
     """
     import tensorflow as tf
 
@@ -99,20 +89,20 @@ def _waiting(keras):
 
 
 def measure(which: str, workers: int, count: int, steps: int, slow: str, waits: bool) -> float:
-    """Steps a second of one fit of `steps` steps, after one that compiled everything."""
+    """Steps per second of one `fit` of `steps` steps, after a `fit` that compiled everything."""
     with servers(workers, count, slow) as slow_down:
         import numpy as np
         import tensorflow as tf
 
-        rows = np.random.default_rng(0).normal(size=(6400, 64)).astype("float32")
-        labels = (rows[:, 0] > 0).astype("int64")
+        x = np.random.default_rng(0).normal(size=(6400, 64)).astype("float32")
+        labels = (x[:, 0] > 0).astype("int64")
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         if which == "tf_keras":
             import tf_keras as keras
 
             strategy = tf.distribute.ParameterServerStrategy(resolver)
             sequential, adam = keras.Sequential, keras.optimizers.Adam
-            data = tf.data.Dataset.from_tensor_slices((rows, labels)).shuffle(6400).repeat().batch(64)
+            data = tf.data.Dataset.from_tensor_slices((x, labels)).shuffle(6400).repeat().batch(64)
             arguments: dict = {"steps_per_epoch": steps}
         else:
             import keras
@@ -121,7 +111,7 @@ def measure(which: str, workers: int, count: int, steps: int, slow: str, waits: 
 
             strategy = unisono.distribute.ParameterServerStrategy(resolver, **_OURS[which])
             sequential, adam = unisono.Sequential, unisono.optimizers.Adam
-            data, arguments = rows, {"y": labels, "batch_size": 64}
+            data, arguments = x, {"y": labels, "batch_size": 64}
         with strategy.scope():
             layers = [_waiting(keras)] if waits else []
             layers += [
@@ -148,7 +138,7 @@ def measure(which: str, workers: int, count: int, steps: int, slow: str, waits: 
 def _in_own_process(
     which: str, workers: int, count: int, steps: int, slow: str, waits: bool = False
 ) -> float | None:
-    """What `measure` finds in a process of its own; None, and the reason is printed, where it fails or takes too long."""
+    """Runs `measure` in a new process; if it fails or takes too long, prints the reason and returns None."""
     command = [sys.executable, "-m", "benchmarks.parameter_servers", "--one"]
     command.append(json.dumps([which, workers, count, steps, slow, waits]))
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -161,7 +151,7 @@ def _in_own_process(
         return None
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with its servers, where it did not come to an end
+            os.killpg(process.pid, signal.SIGKILL)  # and its servers, if it is still running
     if "RATE " not in out:
         print(err[-2000:], file=sys.stderr)
         return None
@@ -169,11 +159,20 @@ def _in_own_process(
 
 
 def main() -> None:
+    """Prints the tables.
+
+        python -m benchmarks.parameter_servers [--steps 2000] [--workers 1,2] [--servers 1]
+
+    Each line of a table has its own cluster on this machine: a coordinator, workers and servers as processes.
+    tf_keras is left out if it is not installed. In the second table, the last worker is stopped for 160 of every 200
+    ms, and each step also waits 60 ms on its worker, as it would for an accelerator. Without this wait, workers on
+    the same few cores would slow each other down, and the sum of their separate rates would mean nothing.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--workers", default="1,2")
-    parser.add_argument("--servers", type=int, default=1)
-    parser.add_argument("--only-slowed", action="store_true", help="leave the table of modes out")
+    parser.add_argument("--steps", type=int, default=2000, help="steps of a measured run")
+    parser.add_argument("--workers", default="1,2", help="numbers of workers")
+    parser.add_argument("--servers", type=int, default=1, help="number of parameter servers")
+    parser.add_argument("--only-slowed", action="store_true", help="skip the table of modes")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -199,8 +198,8 @@ def main() -> None:
 
 
 def _slowed(options: argparse.Namespace) -> None:
-    """The table of modes where one worker is slow."""
-    print(f"\nOne worker slowed five times; each step waits for {_WAIT} ms on its worker:")
+    """Measures the modes with one slow worker."""
+    print(f"\nOne worker runs at a fifth of its speed; each step waits {_WAIT} ms on its worker:")
     few = max(100, options.steps // 5)
     own = [_in_own_process("asynchronous", 1, options.servers, few, slow, True) for slow in ("", "last")]
     if None not in own:

@@ -1,14 +1,4 @@
-"""Peak activation memory of a pipelined step, by stages, schedule and rematerialization, beside what the paper says.
-
-    python -m benchmarks.pipeline_memory --stages 1 2 4 --micro-batches 8 --json memory.json
-
-On GPUs it is each stage's peak from TensorFlow's allocator. On a CPU it is what the process has grown by in its
-first step, all stages together.
-
-The rule, in activations of one layer for one micro-batch (L layers in a stage, M micro-batches, K stages): the M inputs,
-and on stage k GPipe keeps M L, 1F1B min(M, K - k) L; with rematerialization a stage keeps one boundary for each of these
-micro-batches, and the L activations of the micro-batch at work. What a backward pass is working on comes on top.
-"""
+"""Compares the peak activation memory of a pipelined step with the formula, by stages, schedule and rematerialization."""
 
 from __future__ import annotations
 
@@ -34,10 +24,10 @@ LAYERS = 8
 
 
 class Scale(keras.layers.Layer):
-    """tanh(x w), one number w: one activation kept, hardly any weights."""
+    """tanh(x w) with a scalar w: one activation, hardly any weights."""
 
     def build(self, shape: Any) -> None:
-        """Makes w."""
+        """Creates w."""
         self.w = self.add_weight(shape=(), initializer="ones")
 
     def call(self, x: Any) -> Any:
@@ -46,6 +36,16 @@ class Scale(keras.layers.Layer):
 
 
 def main() -> None:
+    """Prints a table.
+
+        python -m benchmarks.pipeline_memory --stages 1 2 4 --micro-batches 8 --json memory.json
+
+    On GPUs, memory is each stage's peak from TensorFlow's allocator. On a CPU, it is the growth of the process in its
+    first step, for all stages together. The formula counts activations of one layer for one micro-batch (L layers in
+    a stage, M micro-batches, K stages): the M inputs, and on stage k M L with GPipe or min(M, K - k) L with 1F1B.
+    With rematerialization a stage keeps one boundary for each of these micro-batches, and L activations of the
+    current one. Temporary tensors of a backward pass are not counted.
+    """
     options = _options()
     if options.case:
         stages, schedule, rematerialize = options.case.split(",")
@@ -53,7 +53,7 @@ def main() -> None:
         return
     results = []
     for case in itertools.product(options.stages, options.schedules, (False, True)):
-        # A process for each: memory that a step has used stays with the process.
+        # A new process each time: a process keeps the memory that a step has used.
         command = [sys.executable, __file__, "--case", ",".join(map(str, case))]
         for name in ("micro_batches", "megabytes", "gpu_megabytes"):
             command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
@@ -63,9 +63,9 @@ def main() -> None:
     from benchmarks.tables import publish  # not where this file is run as a child
 
     names = {"gpipe": "GPipe", "1f1b": "1F1B"}
-    ways = list(itertools.product(options.schedules, (False, True)))
+    settings = list(itertools.product(options.schedules, (False, True)))
     head = ["stages"]
-    for schedule, again in ways:
+    for schedule, again in settings:
         head += [names[schedule] + (", rematerialized" if again else ""), "rule"]
     rows = []
     for stages in options.stages:
@@ -105,7 +105,7 @@ def _case(options: Any, stages: int, schedule: str, rematerialize: bool) -> dict
         def head(q: int | None, outputs: tf.Tensor) -> tf.Tensor:
             return tf.reduce_sum(outputs)
 
-        # The outputs are not returned: what is not used any more is let go of.
+        # The outputs are not returned, so that TensorFlow can free them.
         result = run.train(plan.jobs, head, True, rematerialize)
         return [result.gradients[id(v)] for v in model.trainable_variables]
 
@@ -129,7 +129,7 @@ def _case(options: Any, stages: int, schedule: str, rematerialize: bool) -> dict
 
 
 def _rule(stages: int, m: int, schedule: str, rematerialize: bool, shared: bool) -> list[int]:
-    """What the paper says, in activations of one layer for one micro-batch: by stage, or of a process that has all."""
+    """The formula, in activations of one layer for one micro-batch: by stage, or for one process with all stages."""
     layers = LAYERS // stages
     kept = [m if schedule == "gpipe" else min(m, stages - k) for k in range(stages)]
     boundaries = [m, *kept[1:]]
@@ -143,7 +143,7 @@ def _rule(stages: int, m: int, schedule: str, rematerialize: bool, shared: bool)
 
 
 def _resident() -> int:
-    """Bytes of this process in memory."""
+    """Bytes of resident memory of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -159,15 +159,15 @@ def _line(result: dict[str, Any], megabytes: int) -> str:
 
 def _options() -> Any:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 4], help="numbers of stages")
+    parser.add_argument("--micro-batches", type=int, default=8, help="micro-batches of a step")
     parser.add_argument("--megabytes", type=int, default=40, help="size of one activation")
     parser.add_argument(
-        "--gpu-megabytes", type=int, default=32768, help="shared out over the stages on one GPU"
+        "--gpu-megabytes", type=int, default=32768, help="GPU memory, divided among the stages"
     )
-    parser.add_argument("--schedules", nargs="+", default=["gpipe", "1f1b"])
+    parser.add_argument("--schedules", nargs="+", default=["gpipe", "1f1b"], help="schedules to compare")
     parser.add_argument("--case", help=argparse.SUPPRESS)
-    parser.add_argument("--json", help="file for the numbers")
+    parser.add_argument("--json", help="write the numbers to this file")
     return parser.parse_args()
 
 

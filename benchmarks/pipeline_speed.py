@@ -1,11 +1,4 @@
-"""Two stages in two processes, each pinned to a core, beside the ideal M K / (M + K - 1) and what the simulator says.
-
-    python -m benchmarks.pipeline_speed --micro-batches 1 2 4 8 16 32 --json speed.json
-
-One process with one core runs the same step with one stage: the ratio of the times is the speed-up. They take turns, and
-the best time of each counts, since both are slowed by whatever else runs. Transfers are the time that remains. Run it on a
-quiet machine with at least as many cores as stages.
-"""
+"""Measures the speed-up of two pipeline stages on two cores, against the ideal M K / (M + K - 1) and the simulator."""
 
 from __future__ import annotations
 
@@ -22,6 +15,14 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def main() -> None:
+    """Prints a table.
+
+        python -m benchmarks.pipeline_speed --micro-batches 1 2 4 8 16 32 --json speed.json
+
+    Each stage has its own process, pinned to a core. The baseline runs the same step with one stage in one process on
+    one core. Both take turns, and the best time of each counts. The remaining difference is the time of transfers.
+    Run it on a quiet machine with at least as many cores as stages.
+    """
     options = _options()
     if options.inner:
         _measure(options)
@@ -128,13 +129,13 @@ def _measure(options: Any) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     stages, (micro_batches,) = options.stages, options.micro_batches
     devices = connect() if stages > 1 else ["CPU:0"]
-    rows = options.rows * micro_batches
+    samples = options.samples * micro_batches
     with Pipeline(devices, micro_batches, schedule=options.schedule, cost="measured").scope():
         dense = [keras.layers.Dense(options.width, activation="relu") for _ in range(options.layers)]
         model = unisono.Sequential([keras.Input((options.width,)), *dense])
         model.compile("sgd", "mse", steps_per_execution=options.steps)
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(rows, options.width)).astype("float32")
+    x = rng.normal(size=(samples, options.width)).astype("float32")
     data = tf.data.Dataset.from_tensors((x, x)).repeat(options.steps)
     model.fit(data, verbose=0)
     times = []
@@ -148,17 +149,19 @@ def _measure(options: Any) -> None:
 
 def _options() -> Any:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--stages", type=int, default=2)
-    parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--rows", type=int, default=128, help="rows of a micro-batch")
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=2, help="turns of each; the best one counts")
-    parser.add_argument("--schedule", default="1f1b")
+    parser.add_argument("--stages", type=int, default=2, help="numbers of stages")
+    parser.add_argument(
+        "--micro-batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], help="micro-batches of a step"
+    )
+    parser.add_argument("--width", type=int, default=1024, help="units of a layer")
+    parser.add_argument("--layers", type=int, default=8, help="number of layers")
+    parser.add_argument("--samples", type=int, default=128, help="samples of a micro-batch")
+    parser.add_argument("--steps", type=int, default=5, help="steps of a measured run")
+    parser.add_argument("--repeats", type=int, default=5, help="repetitions; the best one counts")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds; the best one counts")
+    parser.add_argument("--schedule", default="1f1b", help="schedule of the pipeline")
     parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--json", help="file for the numbers")
+    parser.add_argument("--json", help="write the numbers to this file")
     return parser.parse_args()
 
 

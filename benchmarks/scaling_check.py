@@ -1,10 +1,4 @@
-"""Does `simulate_scaling` tell the step of real workers? Up to four of them, with links that are slowed down.
-
-Each worker is a process that trains with `fit` under `MultiWorkerMirroredStrategy`; what its port sends is limited to so
-many bytes a second (Linux `tc`, in a network namespace of its own: nothing else is slowed down). The processes share the
-cores of this machine, so the step without sums is measured with as many processes side by side. Prints, for each number of
-workers, the step that was measured and the one that is simulated: `python -m benchmarks.scaling_check [--mbyte 20]`.
-"""
+"""Compares `simulate_scaling` with measured steps of up to four workers whose links are slowed down."""
 
 from __future__ import annotations
 
@@ -18,14 +12,23 @@ import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-FIRST_PORT, WIDTH, LAYERS, ROWS, STEPS, WARM_UP = 23450, 512, 6, 32, 10, 4
+FIRST_PORT, WIDTH, LAYERS, SAMPLES, STEPS, WARM_UP = 23450, 512, 6, 32, 10, 4
 
 
 def main() -> int:
-    """Prints the table; with `--child` it is one worker, with `--inside` the parent in the namespace."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--mbyte", type=float, default=20.0, help="10**6 bytes a second that a worker sends")
-    parser.add_argument("--workers", type=int, default=4)
+    """Prints a table; `--child` runs one worker, `--inside` the parent in its network namespace.
+
+        python -m benchmarks.scaling_check [--mbyte 20]
+
+    Each worker is a process that trains with `fit` under `MultiWorkerMirroredStrategy`. Linux `tc` limits the bytes
+    per second that its port sends, in a separate network namespace. The processes share the cores of this machine, so
+    the step without all-reduce is measured with as many processes at the same time.
+    """
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--mbyte", type=float, default=20.0, help="10**6 bytes per second that a worker sends"
+    )
+    parser.add_argument("--workers", type=int, default=4, help="numbers of workers")
     parser.add_argument("--inside", action="store_true")
     parser.add_argument("--child", action="store_true")
     o = parser.parse_args()
@@ -44,9 +47,9 @@ def main() -> int:
     for workers in range(1, o.workers + 1):
         alone, size = run(workers, together=False)
         measured, _ = run(workers, together=True) if workers > 1 else (alone, size)
-        [told] = simulate_scaling(alone, size, o.mbyte * 1e6, [workers])
-        times = [f"{1e3 * seconds:.0f} ms" for seconds in (alone, measured, told.step_seconds)]
-        rows.append([str(workers), *times, f"{told.step_seconds / measured:.2f}"])
+        [estimate] = simulate_scaling(alone, size, o.mbyte * 1e6, [workers])
+        times = [f"{1e3 * seconds:.0f} ms" for seconds in (alone, measured, estimate.step_seconds)]
+        rows.append([str(workers), *times, f"{estimate.step_seconds / measured:.2f}"])
     head = ["workers", "step without sums", "measured", "simulated (ring)", "simulated / measured"]
     publish("scaling_check", head, rows)
     return 0
@@ -68,7 +71,7 @@ def limit_links(bytes_per_second: float, workers: int) -> None:
 
 
 def run(workers: int, together: bool) -> tuple[float, float]:
-    """The median step in seconds, and the bytes of the gradients; alone, each worker is a training of its own."""
+    """The median step in seconds, and the bytes of the gradients; without `together`, each worker trains separately."""
     addresses = [f"127.0.0.1:{FIRST_PORT + worker}" for worker in range(workers)]
     children = []
     for worker in range(workers):
@@ -81,7 +84,7 @@ def run(workers: int, together: bool) -> tuple[float, float]:
     try:
         found = [json.loads(child.communicate(timeout=600)[0].splitlines()[-1]) for child in children]
     finally:
-        for child in children:  # where one has failed or hangs, the others would wait for it
+        for child in children:  # if one fails or hangs, the others wait for it
             child.kill()
     return statistics.median(one["seconds"] for one in found), found[0]["bytes"]
 
@@ -103,15 +106,15 @@ def train() -> dict[str, float]:
         for _ in range(LAYERS):
             model.add(keras.layers.Dense(WIDTH, "relu"))
         model.compile("sgd", "mse", jit_compile=False, steps_per_execution=1)
-    x = np.zeros((ROWS * 4, WIDTH), "float32")
+    x = np.zeros((SAMPLES * 4, WIDTH), "float32")
     times: list[float] = []
 
     class Clock(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: object = None) -> None:
             times.append(time.perf_counter())
 
-    rows = ROWS * (json.loads(config)["cluster"]["worker"].__len__() if config else 1)
-    data = tf.data.Dataset.from_tensor_slices((x, x)).repeat().batch(rows, drop_remainder=True)
+    batch_size = SAMPLES * (json.loads(config)["cluster"]["worker"].__len__() if config else 1)
+    data = tf.data.Dataset.from_tensor_slices((x, x)).repeat().batch(batch_size, drop_remainder=True)
     model.fit(data, steps_per_epoch=WARM_UP + STEPS, callbacks=[Clock()], verbose=0)
     seconds = (times[-1] - times[WARM_UP - 1]) / STEPS
     return {"seconds": seconds, "bytes": 4.0 * sum(int(np.prod(v.shape)) for v in model.trainable_variables)}

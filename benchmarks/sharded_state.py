@@ -1,18 +1,4 @@
-"""Memory and time of a step with sharded state: worker processes stand for machines.
-
-    python -m benchmarks.sharded_state [--megabytes 200] [--workers 1 2 4] [--rounds 1] [--accumulation 1 2] [--json FILE]
-
-A stack of Dense layers with that many megabytes of float32 weights is trained with Adam, on one row for each worker, so
-that nothing but weights, gradients and slots takes memory. Memory is what the largest worker holds at most during steps,
-beyond what it held before the model was made and what the same program needs with layers of 64 units (graphs, threads,
-connections), in bytes for each parameter. The formula is that of the guide: 4 for weights,
-4 for gradients, 8 for slots, and with accumulation 4 for what is carried; of what is sharded a part of one in N. Beside it
-stands what is whole for a moment: two gradients, with "weights" also two weights, each that of one layer. The level
-"optimizer" does what "gradients" does, and is not measured again.
-
-Time is that of a step, from a run of its own; the levels take turns in every round, and the ratio to no sharding is the
-median of the rounds. With accumulation two workers are measured.
-"""
+"""Measures memory and time of a step with sharded state; worker processes stand for machines."""
 
 from __future__ import annotations
 
@@ -30,7 +16,7 @@ from .tables import publish
 
 WIDTH, SMALL, WARM_UP = 1024, 64, 3
 LEVELS = ("none", "gradients", "weights")
-# What is free again counts no more: oneDNN's allocator and that of C would keep it.
+# Makes the allocators of oneDNN and C return freed memory.
 GIVES_BACK = {"TF_ENABLE_ONEDNN_OPTS": "0", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "2"}
 _HEAD = (
     "workers",
@@ -45,7 +31,21 @@ _HEAD = (
 
 
 def main() -> None:
-    """Runs the rounds and prints the table; with `--child` it is one worker of one case."""
+    """Runs the rounds and prints the table; `--child` runs one worker of one case.
+
+        python -m benchmarks.sharded_state [--megabytes 200] [--workers 1 2 4] [--rounds 1] [--accumulation 1 2]
+
+    A stack of Dense layers with `--megabytes` of float32 weights trains with Adam on one sample for each worker, so
+    that only weights, gradients and optimizer state take memory. Memory, in bytes per parameter, is the peak of the
+    largest worker during steps, minus its memory before the model was created, minus the need of the same program
+    with layers of 64 units. The formula is that of the guide: 4 for weights, 4 for gradients, 8 for optimizer state,
+    with accumulation 4 for the accumulated gradient; a sharded part counts 1/N. Transient full-size tensors come on
+    top: two gradients, and at the level "weights" also two weights, each of one layer. The level "optimizer" equals
+    "gradients" here and is not measured.
+
+    Step times come from a separate run. The levels take turns in every round, and the ratio to no sharding is the
+    median of the rounds. With accumulation, two workers are measured.
+    """
     options = _options()
     if options.child:
         print(json.dumps(_worker(options)), flush=True)
@@ -80,15 +80,15 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def formula(level: str, workers: int, accumulation: int) -> float:
-    """Bytes for a parameter that are held for good, and its gradient."""
+    """Persistent bytes per parameter, and those of its gradient."""
     parts = 1 if level == "none" else workers
     weights = 4 / (workers if level == "weights" else 1)
-    gradients, slots = 4 / parts, 8 / parts
-    return weights + gradients + slots + (4 / parts if accumulation > 1 else 0.0)
+    gradients, state = 4 / parts, 8 / parts
+    return weights + gradients + state + (4 / parts if accumulation > 1 else 0.0)
 
 
-def for_a_moment(level: str, layers: int) -> float:
-    """Bytes for a parameter of a stack of equal layers that are whole for a moment, of what the formula counts as parts."""
+def transient(level: str, layers: int) -> float:
+    """Bytes per parameter of transient full-size tensors, in a stack of equal layers."""
     return {"none": 0, "gradients": 2, "weights": 4}[level] * 4 / layers
 
 
@@ -104,14 +104,14 @@ def _row(
         "level": level,
         "bytes": statistics.median(r["bytes"] for r in results),
         "formula": expected,
-        "with_moments": expected + for_a_moment(level, layers),
+        "with_moments": expected + transient(level, layers),
         "ms": 1e3 * statistics.median(r["seconds"] for r in results),
         "ratio": statistics.median(r["seconds"] / p["seconds"] for r, p in zip(results, plain)),
     }
 
 
 def _measure(options: Any, workers: int, accumulation: int, level: str) -> dict[str, float]:
-    """The largest memory of the workers, and in a run of its own, with the allocators as they are, the longest time."""
+    """The largest memory of the workers and, from a second run with the usual allocators, the longest time."""
     memory, little = (
         _run(options, workers, accumulation, level, GIVES_BACK, width)["bytes"] for width in (WIDTH, SMALL)
     )
@@ -155,8 +155,8 @@ def _worker(options: Any) -> dict[str, float]:
     accumulation = options.accumulation[0]
     layers, width = _layers(options), options.width
     workers = strategy.num_replicas_in_sync
-    rows = workers * accumulation * options.steps
-    x = np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
+    samples = workers * accumulation * options.steps
+    x = np.random.default_rng(0).normal(size=(samples, width)).astype("float32")
 
     def made(count: int) -> Any:
         with strategy.scope():
@@ -172,7 +172,7 @@ def _worker(options: Any) -> dict[str, float]:
         count = workers * accumulation * steps
         model.fit(x[:count], x[:count], batch_size=workers, shuffle=False, verbose=0)
 
-    fit(made(2), 1)  # what TensorFlow keeps for good is there before
+    fit(made(2), 1)  # allocates what TensorFlow keeps
     before = memory("VmRSS")
     model = made(layers)
     fit(model, WARM_UP)
@@ -184,30 +184,30 @@ def _worker(options: Any) -> dict[str, float]:
 
 
 def memory(name: str) -> int:
-    """Bytes of this process: now (`VmRSS`), or at most (`VmHWM`)."""
+    """Bytes of this process: current (`VmRSS`) or peak (`VmHWM`)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return 1024 * int(line.split()[1])
-    raise RuntimeError(f"This system does not say the memory of a process: /proc/self/status has no {name}.")
+    raise RuntimeError(f"/proc/self/status has no {name}: this benchmark needs Linux.")
 
 
 def forget_peak() -> None:
-    """From now on the peak is counted anew."""
+    """Resets the peak memory of this process."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def _options() -> Any:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--megabytes", type=int, default=200, help="of float32 weights")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--megabytes", type=int, default=200, help="megabytes of float32 weights")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4], help="numbers of workers")
     parser.add_argument(
-        "--accumulation", type=int, nargs="+", default=[1, 2], help="micro-batches of an update"
+        "--accumulation", type=int, nargs="+", default=[1, 2], help="micro-batches per update"
     )
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=1, help="measured rounds")
+    parser.add_argument("--steps", type=int, default=6, help="steps of a measured run")
     parser.add_argument("--width", type=int, default=WIDTH, help=argparse.SUPPRESS)
     parser.add_argument("--child", choices=LEVELS, help=argparse.SUPPRESS)
-    parser.add_argument("--json", help="file for the numbers")
+    parser.add_argument("--json", help="write the numbers to this file")
     return parser.parse_args()
 
 

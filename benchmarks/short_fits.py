@@ -1,9 +1,4 @@
-"""What calls of `fit` and epochs cost beside their steps, relative to the whole loop by hand under XLA.
-
-Trains the MLP of the speed comparison, and one of 32 hidden layers, from arrays. In each round an epoch of a long fit, a fit
-of one epoch of its own and an epoch of the loop by hand take turns in one process. The loop by hand computes no metric. The
-table has the medians and quartiles of the ratios of the rounds. `python -m benchmarks.short_fits [ROUNDS]`.
-"""
+"""Measures the cost of calls of `fit` and of epochs, relative to a hand-written loop under XLA."""
 
 from __future__ import annotations
 
@@ -24,27 +19,27 @@ from benchmarks.contestants.task import BATCH, Task, arrays
 from benchmarks.tables import publish, spread
 
 SETTINGS = ((2, 600), (2, 2000), (2, 6000), (32, 600))
-"""Hidden layers, and steps of an epoch."""
+"""(hidden layers, steps of an epoch)."""
 
 
 class Clock(keras.callbacks.Callback):
-    """The seconds of each epoch."""
+    """Records the seconds of each epoch."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seconds: list[float] = []
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Looks at the clock."""
+        """Reads the clock."""
         self.began = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Looks at the clock."""
+        """Reads the clock."""
         self.seconds.append(time.perf_counter() - self.began)
 
 
-def seconds(fit: Any, by_hand: Any, steps: int) -> tuple[float, float, float]:
-    """Of an epoch of a long fit, of a fit of one epoch, and of an epoch of the loop by hand."""
+def seconds(fit: Any, hand_written: Any, steps: int) -> tuple[float, float, float]:
+    """Seconds of an epoch of a long fit, of a fit of one epoch, and of an epoch of the hand-written loop."""
     clock, times = Clock(), max(2, 4000 // steps)
     fit(epochs=1 + times, callbacks=[clock])
     one = []
@@ -52,26 +47,31 @@ def seconds(fit: Any, by_hand: Any, steps: int) -> tuple[float, float, float]:
         began = time.perf_counter()
         fit(epochs=1)
         one.append(time.perf_counter() - began)
-    loop = by_hand(1 + times, steps)
+    loop = hand_written(1 + times, steps)
     return statistics.median(clock.seconds[1:]), statistics.median(one), statistics.median(loop[1:])
 
 
 def main(rounds: int = 9) -> None:
-    """Prints a table."""
+    """Prints the medians and quartiles of the ratios: `python -m benchmarks.short_fits [ROUNDS]`.
+
+    The models are the MLP of the speed comparison and one with 32 hidden layers, trained from arrays. In each round,
+    an epoch of a long fit, a fit of one epoch, and an epoch of the hand-written loop take turns in one process. The
+    loop computes no metric.
+    """
     rows = []
     for layers, steps in SETTINGS:
         task = Task("mlp", layers=layers)
         x, y = arrays("mlp", steps)
         model: Any = keras_models.build(keras, task, unisono.Model)
         model.compile(**keras_models.compile_arguments(keras))
-        by_hand = tensorflow_loops.make("tf_xla", task)
+        hand_written = tensorflow_loops.make("tf_xla", task)
 
         def fit(model: Any = model, x: Any = x, y: Any = y, **options: Any) -> None:
             model.fit(x, y, batch_size=BATCH, verbose=0, **options)
 
-        fit(epochs=60_000 // steps)  # until it has chosen its way
-        by_hand(2, steps)
-        found = [seconds(fit, by_hand, steps) for _ in range(rounds)]
+        fit(epochs=60_000 // steps)  # until it has chosen between graph and XLA
+        hand_written(2, steps)
+        found = [seconds(fit, hand_written, steps) for _ in range(rounds)]
         epochs, ones, loops = zip(*found)
         cells = [
             spread(loops, 1e6 / steps, "{:.0f}"),

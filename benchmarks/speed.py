@@ -1,8 +1,4 @@
-"""Runs the contestants of one setting in turns, each in a process of its own that lives through all rounds.
-
-While one contestant is measured all others wait, idle. In every round each has its turn, and another one begins, so that
-whatever else the machine does, and what the turn before leaves behind, falls on all of them alike.
-"""
+"""Runs the contestants of one setting in turns; each has its own process for all rounds."""
 
 from __future__ import annotations
 
@@ -26,15 +22,15 @@ SHORT_FIT = {"do": "short", "epochs": 2, "steps": 60}
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How much is measured.
+    """The amount of measurements.
 
     Attributes:
-        rounds: turns of each contestant.
-        starts: processes in which the time to the first step is measured.
-        steps: steps of an epoch, for each model.
-        longest: seconds that an epoch may take; a slower contestant gets shorter ones.
-        epochs: epochs of a turn; the first one is left out of the step time.
-        short_fits: rounds in which a short fit is measured, the first ones; None: all.
+        rounds: rounds; every contestant runs once in each.
+        starts: number of processes in which the time to the first step is measured.
+        steps: model -> steps of an epoch.
+        longest: most seconds of an epoch; a slower contestant gets shorter epochs.
+        epochs: epochs of a turn; the step time leaves the first one out.
+        short_fits: number of first rounds in which a short fit is measured; None: all.
     """
 
     rounds: int
@@ -47,11 +43,11 @@ class Plan:
 
 @dataclasses.dataclass
 class Result:
-    """What was measured of one contestant in one setting: one number for each round (or start), in seconds or bytes.
+    """The measurements of one contestant in one setting: one number per round (or start), in seconds or bytes.
 
     Attributes:
-        name: the contestant's.
-        skipped: why nothing was measured, or None.
+        name: the contestant's name.
+        skipped: the reason if nothing was measured, or None.
         steps: steps of its epochs.
         values: "step" (steady), "step_of_all" (whole call, the first epoch included), "epoch", "first_step", "import",
             "short_fit", "memory".
@@ -63,16 +59,16 @@ class Result:
     values: dict[str, list[float]] = dataclasses.field(default_factory=dict)
 
     def add(self, what: str, value: float) -> None:
-        """Notes one number."""
+        """Records one number."""
         self.values.setdefault(what, []).append(value)
 
 
 class Lost(Exception):
-    """A contestant that failed; the reason in words."""
+    """A contestant failed; the message is the reason."""
 
 
 class Process:
-    """The process of a contestant: it is told what to do, a line each time, and waited for no longer than `PATIENCE`."""
+    """The process of a contestant: it reads one order per line and answers each within `PATIENCE` seconds."""
 
     def __init__(self, contestant: Contestant, task: Task) -> None:
         devices = f"--xla_force_host_platform_device_count={task.replicas}"
@@ -94,7 +90,7 @@ class Process:
         )
 
     def answer(self) -> dict[str, Any]:
-        """The next line it writes.
+        """Reads its next answer.
 
         Raises:
             Lost: it failed, ended, or took too long.
@@ -113,8 +109,8 @@ class Process:
             raise Lost(content["error"])
         return content
 
-    def tell(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Has it do something; what it answers."""
+    def send(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Sends an order and returns the answer."""
         stdin: Any = self._process.stdin
         try:
             stdin.write(json.dumps(order).encode() + b"\n")
@@ -124,7 +120,7 @@ class Process:
         return self.answer()
 
     def close(self) -> None:
-        """Ends it."""
+        """Kills the process."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -136,7 +132,11 @@ class Process:
 def measure(
     task: Task, contestants: Iterable[Contestant], plan: Plan, say: Callable[[str], None]
 ) -> list[Result]:
-    """Measures every contestant on `task`; those that cannot take part have the reason in their result."""
+    """Measures every contestant on `task`; the result of one that cannot take part has the reason.
+
+    While one contestant runs, the others are idle. Another one begins each round, so that other load on the machine and
+    effects of the previous turn fall on all of them alike.
+    """
     results: list[Result] = []
     running: list[tuple[Process, Result]] = []
     try:
@@ -156,7 +156,7 @@ def measure(
                 result,
                 say,
                 lambda process=process, result=result: result.add(
-                    "memory", process.tell({"do": "end"})["memory"]
+                    "memory", process.send({"do": "end"})["memory"]
                 ),
             )
     finally:
@@ -173,7 +173,7 @@ def _start(
     running: list[tuple[Process, Result]],
     say: Callable[[str], None],
 ) -> None:
-    """Starts its process, `plan.starts` times; the last one stays, warmed up."""
+    """Starts its process `plan.starts` times; the last process stays, warmed up."""
     say(f"start {contestant.name}")
     for start in range(plan.starts):
         process = Process(contestant, task)
@@ -199,16 +199,16 @@ def _warm_up(process: Process, task: Task, plan: Plan, result: Result, last: boo
         return
     most = plan.steps[task.model]
     few = max(1, most // 10)
-    seconds = process.tell({"do": "steady", "epochs": 2, "steps": few})["epochs"][1] / few
+    seconds = process.send({"do": "steady", "epochs": 2, "steps": few})["epochs"][1] / few
     result.steps = max(min(most, 10), min(most, int(plan.longest / seconds)))
-    process.tell({"do": "steady", "epochs": 1, "steps": result.steps})
+    process.send({"do": "steady", "epochs": 1, "steps": result.steps})
 
 
 def _turn(process: Process, task: Task, plan: Plan, result: Result, number: int) -> None:
     if plan.short_fits is None or number < plan.short_fits:
-        result.add("short_fit", process.tell(SHORT_FIT)["seconds"])
+        result.add("short_fit", process.send(SHORT_FIT)["seconds"])
     steps = result.steps
-    answer = process.tell({"do": "steady", "epochs": plan.epochs, "steps": steps})
+    answer = process.send({"do": "steady", "epochs": plan.epochs, "steps": steps})
     later = answer["epochs"][1:]
     result.add("step", sum(later) / len(later) / steps)
     result.add("step_of_all", answer["whole"] / len(answer["epochs"]) / steps)
@@ -216,7 +216,7 @@ def _turn(process: Process, task: Task, plan: Plan, result: Result, number: int)
 
 
 def _guarded(result: Result, say: Callable[[str], None], measure_it: Callable[[], None]) -> None:
-    """Runs a measurement; a contestant that fails takes no further part, and its result says why."""
+    """Runs a measurement; a contestant that fails is skipped from then on, and its result has the reason."""
     if result.skipped is not None:
         return
     try:

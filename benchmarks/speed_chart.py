@@ -1,4 +1,4 @@
-"""The step times as a picture: a panel for each setting, a bar for each contestant."""
+"""Draws the step times: a panel for each setting, a bar for each contestant."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import statistics
 from .contestants import BY_NAME
 from .speed_tables import Settings
 
-_OURS, _BY_HAND, _OTHERS = "#1f6f5c", "#b8b8b8", "#d9893b"
+_OURS, _HAND_WRITTEN, _OTHERS = "#1f6f5c", "#b8b8b8", "#d9893b"
 
 
 def draw(settings: Settings, path: pathlib.Path) -> None:
-    """Writes the picture to `path` (PNG); bars end at the median, lines span the quartiles; the scale is logarithmic."""
+    """Writes a PNG to `path`; bars end at the median, lines span the quartiles, the scale is logarithmic."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -31,7 +31,7 @@ def draw(settings: Settings, path: pathlib.Path) -> None:
             (r for r in results if r.skipped is None), key=lambda r: -statistics.median(r.values["step"])
         )
         medians = [1e6 * statistics.median(r.values["step"]) for r in ran]
-        panel.barh([BY_NAME[r.name].words for r in ran], medians, color=[_colour(r.name) for r in ran])
+        panel.barh([BY_NAME[r.name].label for r in ran], medians, color=[_colour(r.name) for r in ran])
         for place, (result, middle) in enumerate(zip(ran, medians)):
             values = [1e6 * v for v in result.values["step"]]
             high = middle
@@ -41,7 +41,7 @@ def draw(settings: Settings, path: pathlib.Path) -> None:
             panel.text(high * 1.05, place, f"{middle:.0f}", va="center", fontsize=8)
         panel.set_xscale("log")
         panel.set_xlim(min(medians) / 2, 3 * max(medians))
-        panel.set_xlabel("microseconds a step, less is better")
+        panel.set_xlabel("microseconds per step, less is better")
         panel.set_title(str(task), fontsize=10)
         panel.tick_params(axis="y", labelsize=8)
         panel.spines[["top", "right"]].set_visible(False)
@@ -56,4 +56,4 @@ def draw(settings: Settings, path: pathlib.Path) -> None:
 def _colour(name: str) -> str:
     if name.startswith("ours"):
         return _OURS
-    return _BY_HAND if BY_NAME[name].hand_written else _OTHERS
+    return _HAND_WRITTEN if BY_NAME[name].hand_written else _OTHERS

@@ -1,4 +1,4 @@
-"""The tables of the speed comparison in the guide "Figures"."""
+"""Makes the tables of the speed comparison for `docs/benchmarks.md`."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _REPLACED = {
     "jit_compile=False": "`jit_compile=False`",
     "jit_compile=True": "`jit_compile=True`",
 }
-GROWTH = ("ours", "keras")  # shown where step times grow
+GROWTH = ("ours", "keras")  # contestants of the table of growing step times
 _SEVERAL = ("ours", "tf_graph", "keras", "tf_keras")
 _PIPELINES = ("ours", "tf_graph", "keras", "keras_100", "keras_jax_100")
 _HEADS = {"mlp": "MLP", "cnn": "CNN", "transformer": "transformer"}
 
 
 def is_shown(contestant: Contestant, task: Task) -> bool:
-    """Whether the guide's table of this setting has a line for the contestant."""
+    """Whether the guide's table of this setting includes the contestant."""
     if task.replicas > 1:
         return task.input == "arrays" and contestant.name in _SEVERAL
     return task.input == "arrays" or contestant.name in _PIPELINES
 
 
-def guide_name(words: str) -> str:
-    """How the guide calls a contestant.
+def guide_name(label: str) -> str:
+    """The name of a contestant in the guide.
 
     >>> guide_name("Keras 3 on TensorFlow, fit, jit_compile=True")
     'Keras 3 on TensorFlow, `jit_compile=True`'
     """
     for old, new in _REPLACED.items():
-        words = words.replace(old, new)
-    return words
+        label = label.replace(old, new)
+    return label
 
 
 def publish_all(settings: Settings, growth: Settings) -> None:
@@ -61,7 +61,7 @@ def publish_all(settings: Settings, growth: Settings) -> None:
             each = [find(found[model][1], contestant.name) for model in models]
             if any(each):
                 cells = [spread(r.values["step"], 1e6, "{:,.0f}") if r else "" for r in each]
-                rows.append([guide_name(contestant.words), *cells])
+                rows.append([guide_name(contestant.label), *cells])
         publish(f"speed_{kind}_{replicas}", ["", *[_HEADS[model] for model in models]], rows)
     rows = [
         [str(task), against, f"{aim:.2f}", f"{measured:.2f}", "yes" if measured <= aim else "**missed**"]
@@ -70,7 +70,7 @@ def publish_all(settings: Settings, growth: Settings) -> None:
         if measured is not None
     ]
     publish("speed_aims", ["setting", "`fit` against", "aim, at most", "measured", "reached"], rows)
-    rows = [[_in_words(task), *_times(results, GROWTH)] for task, results in growth]
+    rows = [[_label(task), *_times(results, GROWTH)] for task, results in growth]
     publish("speed_growth", ["MLP from arrays", "`unisono` fit", "Keras 3 on TensorFlow"], rows)
 
 
@@ -79,7 +79,7 @@ def _times(results: Iterable, names: Iterable[str]) -> list[str]:
     return [spread(r.values["step"], 1e6, "{:,.0f}") if r else "" for r in found]
 
 
-def _in_words(task: Task) -> str:
+def _label(task: Task) -> str:
     if task.callbacks:
         return f"{task.callbacks} callback{'s' * (task.callbacks > 1)} called on every batch"
     return f"{task.replicas} replicas" if task.replicas > 1 else f"{task.layers} hidden layers"

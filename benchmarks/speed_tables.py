@@ -1,4 +1,4 @@
-"""The measurements as tables of ratios in Markdown."""
+"""Turns the measurements into Markdown tables of ratios."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from .tables import markdown
 Settings = list[tuple[Task, list[Result]]]
 
 NOTES = """\
-Medians over the rounds, with the quartiles in brackets. In every round each contestant has its turn while the others wait.
+Medians over the rounds, with the quartiles in brackets. In every round the contestants take turns while the others are idle.
 
-- **step**: steady state. The time of an epoch over its steps, the first epoch of a call left out.
-- **with the first epoch**: the whole call of `fit` over its steps, what comes before and after the epochs included.
-- **epoch**: of as many steps as the list above says. Contestants for which it lasts more than two seconds are measured
-  on shorter ones, and the time is scaled.
+- **step**: steady state. The time of an epoch divided by its steps, without the first epoch of a call.
+- **with the first epoch**: the time of the whole call of `fit` divided by its steps.
+- **epoch**: the number of steps is in the list above. If an epoch lasts more than two seconds, a shorter one is measured
+  and its time is scaled.
 - **first step**: from the start of Python to the end of the first step: import, building, compiling.
 - **short fit**: a new model, built, compiled and trained for 2 epochs of 60 steps, in a process that has trained before.
-- **memory**: the most that the process held at any time, its data included.
-- All train with Adam on batches of 32 rows that are shuffled anew in every epoch. `fit` computes accuracy as well;
-  loops written by hand compute the loss alone.
-- The loops in TensorFlow and JAX use Keras' layers and Keras' Adam. Those in PyTorch use its own; for the transformer its
-  own encoder layer, with the same sizes.
-- *unisono fit* chooses its way by measuring, as at the beginning of a long training; a short fit runs in the plain graph.
+- **memory**: the peak of the process, data included.
+- All train with Adam on batches of 32 samples, shuffled in every epoch. `fit` also computes accuracy; hand-written loops
+  compute only the loss.
+- The loops in TensorFlow and JAX use Keras' layers and Keras' Adam. Those in PyTorch use PyTorch's
+  layers, Adam and transformer encoder, with the same sizes.
+- *unisono fit* measures graph and XLA at the beginning of a long run and chooses; a short fit runs in the plain graph.
 """
 
 
-def best_by_hand(results: Iterable[Result]) -> Result | None:
-    """The fastest of the loops written by hand."""
+def best_hand_written(results: Iterable[Result]) -> Result | None:
+    """The fastest hand-written loop."""
     found = [r for r in results if r.skipped is None and BY_NAME[r.name].hand_written]
     return min(found, key=lambda r: statistics.median(r.values["step"]), default=None)
 
 
 def find(results: Iterable[Result], name: str) -> Result | None:
-    """The result of a contestant that took part."""
+    """The result of a contestant that was measured."""
     return next((r for r in results if r.name == name and r.skipped is None), None)
 
 
 def median(result: Result | None, what: str) -> float | None:
-    """The median of one number, or None."""
+    """The median of one measurement, or None."""
     if result is None or not result.values.get(what):
         return None
     return statistics.median(result.values[what])
@@ -55,20 +55,20 @@ def page(settings: Settings, growth: Settings, facts: dict[str, Any]) -> str:
     Args:
         settings: the tasks, and what was measured on each.
         growth: the same for the tasks that show how step times grow.
-        facts: about the machine and the run.
+        facts: facts about the machine and the run.
     """
     parts = ["# Speed of training", _list(facts), NOTES, "## Aims", aims(settings)]
     for task, results in settings:
         parts += [f"## {task}", table(results), _skipped(results)]
     if growth:
-        parts += ["## How it grows", growth_table(growth)]
+        parts += ["## Growth", growth_table(growth)]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
 def table(results: list[Result]) -> str:
-    """One setting: a row for each contestant, fastest first."""
+    """The table of one setting: a line for each contestant, fastest first."""
     ran = sorted((r for r in results if r.skipped is None), key=lambda r: statistics.median(r.values["step"]))
-    best, keras = median(best_by_hand(results), "step"), median(find(results, "keras"), "step")
+    best, keras = median(best_hand_written(results), "step"), median(find(results, "keras"), "step")
     head = [
         "contestant",
         "step, us",
@@ -83,7 +83,7 @@ def table(results: list[Result]) -> str:
     ]
     rows = [
         [
-            BY_NAME[r.name].words,
+            BY_NAME[r.name].label,
             spread(r, "step", 1e6, "{:.0f}"),
             ratio(median(r, "step"), best),
             ratio(median(r, "step"), keras),
@@ -102,7 +102,7 @@ def table(results: list[Result]) -> str:
 def growth_table(settings: Settings) -> str:
     """Step times of the `fit`s as layers and callbacks grow."""
     names = [r.name for r in settings[0][1] if any(find(results, r.name) for _, results in settings)]
-    head = ["setting", *[f"{BY_NAME[name].words}, us" for name in names]]
+    head = ["setting", *[f"{BY_NAME[name].label}, us" for name in names]]
     rows = [
         [str(task), *[spread(find(results, name), "step", 1e6, "{:.0f}") for name in names]]
         for task, results in settings
@@ -111,28 +111,28 @@ def growth_table(settings: Settings) -> str:
 
 
 def aims(settings: Settings) -> str:
-    """The ratios that are aimed at, and those that were measured."""
+    """The table of target ratios and measured ratios."""
     rows = []
     for task, results in settings:
-        for words, aim, measured in aims_of(task, results):
+        for peer, aim, measured in aims_of(task, results):
             if measured is not None:
                 rows.append(
-                    [str(task), words, f"{aim:.2f}", f"{measured:.2f}", "yes" if measured <= aim else "no"]
+                    [str(task), peer, f"{aim:.2f}", f"{measured:.2f}", "yes" if measured <= aim else "no"]
                 )
     return markdown(["setting", "unisono fit against", "aim, at most", "measured", "reached"], rows)
 
 
 def aims_of(task: Task, results: list[Result]) -> list[tuple[str, float, float | None]]:
-    """(against whom, the aim, the measured ratio or None) for each aim of a setting."""
+    """(peer, target, measured ratio or None) for each target of a setting."""
 
     def against(others: Iterable[str], what: str = "step") -> float | None:
         values = [v for v in (median(find(results, name), what) for name in others) if v is not None]
         own = median(find(results, "ours"), what)
         return own / min(values) if values and own is not None else None
 
-    by_hand = best_by_hand(results)
+    hand_written = best_hand_written(results)
     found: list[tuple[str, float, float | None]] = [
-        ("the best hand-written loop", 1.10, against([by_hand.name]) if by_hand else None),
+        ("the best hand-written loop", 1.10, against([hand_written.name]) if hand_written else None),
         ("Keras 3 fit, a short fit", 1.0, against(["keras"], "short_fit")),
     ]
     keras, jax = ("keras", "keras_100", "keras_xla"), ("keras_jax", "keras_jax_100")
@@ -166,7 +166,7 @@ def ratio(value: float | None, base: float | None) -> str:
 
 
 def _skipped(results: list[Result]) -> str:
-    out = [f"- {BY_NAME[r.name].words}: {r.skipped}" for r in results if r.skipped is not None]
+    out = [f"- {BY_NAME[r.name].label}: {r.skipped}" for r in results if r.skipped is not None]
     return "Not measured:\n\n" + "\n".join(out) if out else ""
 
 

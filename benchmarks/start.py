@@ -1,10 +1,4 @@
-"""The time from `fit` to the end of the first step, relative to Keras 3: tracing, and the first run of a graph.
-
-Large models (a ResNet-50 and an encoder of BERT's size on short inputs) on one device and on two replicas. In each round a
-new model of ours begins a fit, and two of Keras', as they come (under XLA) and without XLA, in the same process. The table
-has the medians and quartiles of the seconds, the medians of the ratios of the rounds, and the nodes of the graphs.
-`python -m benchmarks.start [ROUNDS] [MODEL ...]`.
-"""
+"""Measures the time from `fit` to the end of the first step, relative to Keras 3."""
 
 from __future__ import annotations
 
@@ -53,18 +47,18 @@ MODELS = {"ResNet-50": resnet, "encoder of 12 blocks": encoder}
 
 
 def data(name: str) -> tuple[Any, Any]:
-    """Rows for four steps."""
-    rows = 4 * BATCH
+    """Samples for four steps."""
+    samples = 4 * BATCH
     if name == "ResNet-50":
-        return np.zeros((rows, 64, 64, 3), "float32"), np.zeros(rows, "int64")
-    return [np.zeros((rows, TOKENS), "int32")] * 2, np.zeros(rows, "int64")
+        return np.zeros((samples, 64, 64, 3), "float32"), np.zeros(samples, "int64")
+    return [np.zeros((samples, TOKENS), "int32")] * 2, np.zeros(samples, "int64")
 
 
 class First(keras.callbacks.Callback):
-    """Notes when the first step has ended, and ends training."""
+    """Records the end of the first step and stops training."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Looks at the clock."""
+        """Reads the clock."""
         self.ended = time.perf_counter()
         model: Any = self.model
         model.stop_training = True
@@ -74,7 +68,7 @@ CONTESTANTS = ((unisono.Model, "auto"), (keras.Model, "auto"), (keras.Model, Fal
 
 
 def begin(name: str, strategy: Any, model_class: Any, jit_compile: Any) -> tuple[float, int]:
-    """Seconds from `fit` to the end of the first step of a new model, and the nodes of the graph of one of ours."""
+    """Seconds from `fit` to the end of a new model's first step, and the nodes of a Unisono graph."""
     keras.backend.clear_session()
     with contextlib.nullcontext() if strategy is None else strategy.scope():
         model = MODELS[name](model_class)
@@ -92,12 +86,18 @@ def begin(name: str, strategy: Any, model_class: Any, jit_compile: Any) -> tuple
 
 
 def main(rounds: int = 3, names: Sequence[str] = tuple(MODELS)) -> None:
-    """Prints a table."""
+    """Prints a table: `python -m benchmarks.start [ROUNDS] [MODEL ...]`.
+
+    The models are a ResNet-50 and an encoder of BERT's size on short inputs, on one device and on two replicas. In
+    each round, a new Unisono model begins a fit in the same process as two new Keras models, one with XLA (the
+    default) and one without. The table has the medians and quartiles of the seconds, the median ratios, and the
+    number of nodes of the graph.
+    """
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     two = tf.distribute.MirroredStrategy(
         ["CPU:0", "CPU:1"]
-    )  # under a second one plain Keras gets keys that were used
+    )  # a second strategy would give plain Keras keys that are in use
     rows = []
     for name in names:
         for replicas in (1, 2):

@@ -1,13 +1,4 @@
-"""Tables in Markdown, numbers in them, and how a benchmark gives a table to a guide.
-
-A guide holds each table of measured figures in a region of its own:
-
-    <!-- begin table: step_logs -->
-    | ... |
-    <!-- end table -->
-
-A benchmark prints its tables in the same form (`publish`), and `python -m benchmarks --write` puts them into the guides.
-"""
+"""Makes Markdown tables, which benchmarks print (`publish`) and `python -m benchmarks --write` copies into the guides."""
 
 from __future__ import annotations
 
@@ -15,17 +6,18 @@ import re
 import statistics
 from collections.abc import Callable, Sequence
 
+# A guide has each table between `<!-- begin table: NAME -->` and `<!-- end table -->`.
 REGION = re.compile(r"<!-- begin table: (\w+) -->\n(.*?)\n<!-- end table -->", re.DOTALL)
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
+    """A Markdown table."""
     line: Callable[[Sequence[str]], str] = lambda cells: f"| {' | '.join(cells)} |"  # noqa: E731
     return "\n".join([line(head), "|" + "---|" * len(head), *map(line, rows)])
 
 
 def spread(values: Sequence[float], unit: float = 1.0, form: str = "{:.2f}") -> str:
-    """Median and quartiles as text: `33 [32-49]`; nothing where nothing was measured."""
+    """Median and quartiles as text, `33 [32-49]`; empty without values."""
     scaled = [unit * value for value in values]
     if len(scaled) < 2:
         return form.format(scaled[0]) if scaled else ""
@@ -34,18 +26,18 @@ def spread(values: Sequence[float], unit: float = 1.0, form: str = "{:.2f}") -> 
 
 
 def region(name: str, table: str) -> str:
-    """The table with its marks."""
+    """The table between its marks."""
     return f"<!-- begin table: {name} -->\n{table}\n<!-- end table -->"
 
 
 def publish(name: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table for the region `name` of a guide; nothing where no row was measured."""
+    """Prints the table `name` of a guide; nothing if it has no lines."""
     if rows:
         print(f"\n{region(name, markdown(head, rows))}\n", flush=True)
 
 
 def tables_in(text: str) -> dict[str, str]:
-    r"""Name -> table, of all regions in a text.
+    r"""Name -> table, for all tables in a text.
 
     >>> tables_in("before\n<!-- begin table: a -->\n| 1 |\n<!-- end table -->\n")
     {'a': '| 1 |'}
@@ -54,5 +46,5 @@ def tables_in(text: str) -> dict[str, str]:
 
 
 def with_tables(text: str, tables: dict[str, str]) -> str:
-    """The text with these tables in the regions of their names; other regions stay as they are."""
+    """The text with these tables replaced by name; other tables stay unchanged."""
     return REGION.sub(lambda found: region(found[1], tables.get(found[1], found[2])), text)

@@ -1,10 +1,4 @@
-"""What your own losses, metrics and steps cost on several replicas, against the step of `fit` with Keras' parts.
-
-Each program trains the same classifier on two replicas of one machine. The rounds alternate the programs; the table has the
-median and the quartiles of the ratio of each program's time a step to that of the plain one in the same round, and the
-seconds that `fit` needs before its first step on new programs, where the search for how user code is joined is part of it.
-Run it on a quiet machine: `python -m benchmarks.user_code [ROUNDS]`.
-"""
+"""Measures custom losses, metrics and steps on several replicas, against `fit` with Keras' own parts."""
 
 from __future__ import annotations
 
@@ -26,35 +20,35 @@ from benchmarks.tables import publish
 
 ops: Any = keras.ops
 
-ROWS, BATCH, WIDTH, CLASSES = 16_000, 64, 256, 10
+SAMPLES, BATCH, WIDTH, CLASSES = 16_000, 64, 256, 10
 
 
-def _rows(y: Any, p: Any) -> Any:
+def _per_sample(y: Any, p: Any) -> Any:
     return keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True)
 
 
 def _across(y: Any, p: Any) -> Any:
-    return ops.mean(_rows(y, p)) + 1e-3 * ops.mean((p[:, None] - p[None]) ** 2)
+    return ops.mean(_per_sample(y, p)) + 1e-3 * ops.mean((p[:, None] - p[None]) ** 2)
 
 
-class OwnStep(unisono.Model):
+class CustomStep(unisono.Model):
     """A `train_step` as TensorFlow's guides write it."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One step."""
         x, y = data
         with tf.GradientTape() as tape:
-            loss = ops.mean(_rows(y, self(x, training=True)))
+            loss = ops.mean(_per_sample(y, self(x, training=True)))
         variables = self.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
         return {"loss": loss}
 
 
-class OwnComputeLoss(unisono.Model):
-    """A `compute_loss` that compares rows, so that rows are gathered."""
+class CustomComputeLoss(unisono.Model):
+    """A `compute_loss` that compares samples, so that samples are all-gathered."""
 
     def compute_loss(self, x: Any, y: Any, y_pred: Any, *_: Any, **__: Any) -> Any:
-        """The loss of all rows."""
+        """The loss over the global batch."""
         return _across(y, y_pred)
 
 
@@ -65,12 +59,12 @@ def _accuracy(y: Any, p: Any) -> Any:
 PLAIN = "the step of `fit`, Keras' loss"
 PROGRAMS: dict[str, tuple[type, Any, list[Any]]] = {
     PLAIN: (unisono.Model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), []),
-    "custom loss, marked `unisono.rowwise`": (unisono.Model, unisono.rowwise(_rows), []),
-    "custom per-sample loss, not marked": (unisono.Model, _rows, []),
+    "custom loss, marked `unisono.rowwise`": (unisono.Model, unisono.rowwise(_per_sample), []),
+    "custom per-sample loss, not marked": (unisono.Model, _per_sample, []),
     "custom loss that compares samples": (unisono.Model, _across, []),
-    "custom `compute_loss` that compares samples": (OwnComputeLoss, None, []),
+    "custom `compute_loss` that compares samples": (CustomComputeLoss, None, []),
     "custom metric, a function of all samples": (unisono.Model, PLAIN, [_accuracy]),
-    "custom `train_step`": (OwnStep, None, []),
+    "custom `train_step`": (CustomStep, None, []),
 }
 
 
@@ -83,17 +77,22 @@ def program(name: str) -> Callable[[], Any]:
     loss = PROGRAMS[PLAIN][1] if loss is PLAIN else loss
     model.compile(unisono.optimizers.SGD(0.01), loss, metrics=metrics, jit_compile=False)
     random = np.random.default_rng(0)
-    x = random.normal(size=(ROWS, WIDTH)).astype("float32")
-    y = random.integers(0, CLASSES, size=ROWS)
-    return lambda steps=ROWS // BATCH: model.fit(x[: steps * BATCH], y[: steps * BATCH], BATCH, verbose=0)
+    x = random.normal(size=(SAMPLES, WIDTH)).astype("float32")
+    y = random.integers(0, CLASSES, size=SAMPLES)
+    return lambda steps=SAMPLES // BATCH: model.fit(x[: steps * BATCH], y[: steps * BATCH], BATCH, verbose=0)
 
 
 def main(rounds: int = 9) -> None:
-    """Prints a table."""
+    """Prints a table. Run it on a quiet machine with `python -m benchmarks.user_code [ROUNDS]`.
+
+    Each program trains the same classifier on two replicas of one machine. The rounds alternate the programs. The
+    table has the median and quartiles of each program's step time relative to the plain program in the same round. It
+    also has the seconds until the end of a new program's first step, which include the analysis of user code.
+    """
     unisono.distribute.simulate_devices(2)
     starts, fits = {}, {}
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-        for name in (PLAIN, *PROGRAMS):  # the first one pays for what is imported late
+        for name in (PLAIN, *PROGRAMS):  # the first one pays for late imports
             begin = time.perf_counter()
             fits[name] = program(name)
             fits[name](1)

@@ -1,9 +1,4 @@
-"""One worker of one trainer of `workers_efficiency`, pinned to a core: prints its seconds a step.
-
-    CORE=0 python benchmarks/worker_loops.py ours --widths 512-1024-1024-10 --steps 40     # in a worker's environment
-
-It is a script of its own, which imports nothing of the parent's.
-"""
+"""Runs one worker of one trainer for `workers_efficiency`, pinned to a core, and prints its seconds per step."""
 
 from __future__ import annotations
 
@@ -14,17 +9,20 @@ import os
 import sys
 import time
 
-ROWS, WARM_UP = 512, 10
+SAMPLES, WARM_UP = 512, 10
 WIDTHS: tuple[int, ...] = ()
 
 
 def main() -> None:
-    """Runs one trainer."""
+    """Runs one trainer, in the environment of a worker. The script imports nothing from its parent.
+
+    CORE=0 python benchmarks/worker_loops.py ours --widths 512-1024-1024-10 --steps 40
+    """
     global WIDTHS
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("trainer", choices=CHILDREN)
-    parser.add_argument("--widths", required=True)
-    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--widths", required=True, help="units of the layers, such as 512-1024-10")
+    parser.add_argument("--steps", type=int, required=True, help="steps of a measured run")
     options = parser.parse_args()
     WIDTHS = tuple(map(int, options.widths.split("-")))
     os.sched_setaffinity(0, {int(os.environ["CORE"])})
@@ -32,16 +30,18 @@ def main() -> None:
 
 
 def numbers() -> int:
-    """How many numbers a step sums."""
+    """The number of values that a step all-reduces."""
     return sum((n + 1) * m for n, m in itertools.pairwise(WIDTHS))
 
 
 def data():
-    """One worker's rows, the same on all: NumPy arrays."""
+    """NumPy arrays with one worker's samples, the same on all workers."""
     import numpy as np
 
     random = np.random.default_rng(0)
-    return random.normal(size=(ROWS, WIDTHS[0])).astype("float32"), random.integers(0, WIDTHS[-1], size=ROWS)
+    return random.normal(size=(SAMPLES, WIDTHS[0])).astype("float32"), random.integers(
+        0, WIDTHS[-1], size=SAMPLES
+    )
 
 
 def one_core():
@@ -153,9 +153,9 @@ def torch(steps: int) -> float:
 
 
 def bare(
-    steps: int, packs: int = 1, dtype: str = "float32", way: str = "reduce", piece: int = 64 * 1024
+    steps: int, packs: int = 1, dtype: str = "float32", collective: str = "reduce", piece: int = 64 * 1024
 ) -> float:
-    """Sums of the gradients' bytes with nothing before or after them, sent in strings of `piece` bytes."""
+    """All-reduces as many bytes as the gradients have, without computation, in messages of `piece` bytes."""
     tf = one_core()
     from unisono.compat.tensorflow_private.clusters import send_in_pieces
     from unisono.compat.tensorflow_private.collectives import all_gather, all_to_all, launchers_of
@@ -172,10 +172,10 @@ def bare(
         mine = tf.add_n(tf.unstack(all_to_all(launcher, tf.reshape(value, [count, -1]))))
         return all_gather(launcher, mine)
 
-    ways = {"reduce": launcher.all_reduce, "gather": gathered, "scatter": scattered}
+    collectives = {"reduce": launcher.all_reduce, "gather": gathered, "scatter": scattered}
 
     def replica(values):
-        return [ways[way](tf.identity(value)) for value in values]  # on this replica's device
+        return [collectives[collective](tf.identity(value)) for value in values]  # on this replica's device
 
     @tf.function
     def loop(times):
@@ -215,8 +215,8 @@ CHILDREN = {
     "bare_1": bare,
     "bare_4096": lambda steps: bare(steps, piece=4096),
     "bare_packs": lambda steps: bare(steps, packs=6),
-    "bare_gather": lambda steps: bare(steps, way="gather"),
-    "bare_scatter": lambda steps: bare(steps, way="scatter"),
+    "bare_gather": lambda steps: bare(steps, collective="gather"),
+    "bare_scatter": lambda steps: bare(steps, collective="scatter"),
     "bare_bfloat16": lambda steps: bare(steps, dtype="bfloat16"),
     "bare_torch": bare_torch,
 }

@@ -1,15 +1,4 @@
-"""Two worker processes, pinned to a core each: how much of their double work do they keep?
-
-    python -m benchmarks.workers_efficiency [--mbyte 6|25] [--what trainers|limits] [--rounds 2] [--steps 40]
-
-Each trainer takes the same step (an MLP, 512 rows for each worker, SGD) alone on one core, and on two workers that sum their
-gradients, 6 or 25 MB, over loopback. Efficiency is the time alone over the time together; with collectives that cost nothing
-it would be 100 %. Trainers take turns in every round; medians are printed, with the quartiles.
-
-`ours` is `unisono.Model.fit`; `tensorflow` a hand-written loop of `strategy.run` and `all_reduce` in one `tf.function`;
-`torch` is PyTorch's DistributedDataParallel with gloo, where PyTorch is installed. Limits are bare loops that sum as many
-bytes and compute nothing: what the transport costs at best. What each worker runs is in `worker_loops.py`.
-"""
+"""Measures the efficiency of two worker processes, each pinned to a core."""
 
 from __future__ import annotations
 
@@ -28,7 +17,7 @@ from unisono.distribute.workers.addresses import free_ports
 from .tables import publish, spread
 
 WIDTHS = {"6": "512-1024-1024-10", "25": "1024-2048-2048-10"}
-WORDS = {
+LABELS = {
     "ours": "`unisono.Model.fit`",
     "ours_bfloat16": '`fit`, `HalfPrecisionAggregation("bfloat16")`',
     "tensorflow": "a hand-written loop on TensorFlow's collectives",
@@ -51,20 +40,36 @@ Times = dict[tuple[str, int], list[float]]
 
 
 def main() -> int:
-    """Runs the rounds and prints the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--mbyte", choices=WIDTHS, default="6", help="of gradients, about")
-    parser.add_argument("--what", choices=("trainers", "limits"), default="trainers")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--only", help="of the trainers or limits, for instance ours,torch")
+    """Runs the rounds and prints the table.
+
+        python -m benchmarks.workers_efficiency [--mbyte 6|25] [--what trainers|limits] [--rounds 2] [--steps 40]
+
+    Each trainer takes the same step (an MLP, 512 samples for each worker, SGD) alone on one core, and on two workers
+    that all-reduce their gradients, 6 or 25 MB, over loopback. Efficiency is the time alone divided by the time
+    together: 100 % if collectives cost nothing. Trainers take turns in every round, and the table has medians and
+    quartiles. `ours` is `unisono.Model.fit`; `tensorflow` is a hand-written loop of `strategy.run` and `all_reduce`
+    in one `tf.function`; `torch` is PyTorch's DistributedDataParallel with gloo, if PyTorch is installed. Limits are
+    loops that all-reduce as many bytes and compute nothing: the lowest cost of the transport. `worker_loops.py` has
+    the programs of the workers.
+    """
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mbyte", choices=WIDTHS, default="6", help="approximate size of the gradients")
+    parser.add_argument(
+        "--what",
+        choices=("trainers", "limits"),
+        default="trainers",
+        help="compare trainers, or measure the limits",
+    )
+    parser.add_argument("--rounds", type=int, default=2, help="measured rounds")
+    parser.add_argument("--steps", type=int, default=40, help="steps of a measured run")
+    parser.add_argument("--only", help="only these trainers or limits, such as ours,torch")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
-        print("workers_efficiency: two cores are needed", file=sys.stderr)
+        print("workers_efficiency: needs two CPU cores", file=sys.stderr)
         return 1
     limits, here = options.what == "limits", importlib.util.find_spec("torch") is not None
-    chosen = options.only.split(",") if options.only else LIMITS if limits else WORDS
+    chosen = options.only.split(",") if options.only else LIMITS if limits else LABELS
     chosen = [name for name in chosen if here or "torch" not in name]
     times: Times = {}
     for _ in range(options.rounds):
@@ -73,7 +78,7 @@ def main() -> int:
                 script = ["worker_loops.py", name, "--widths", WIDTHS[options.mbyte]]
                 seconds = measure([*script, "--steps", str(options.steps)], workers, cores)
                 times.setdefault((name, workers), []).append(seconds)
-    small, rows = options.mbyte == "6", (rows_of_limits if limits else rows_of_trainers)(chosen, times)
+    small, rows = options.mbyte == "6", (lines_of_limits if limits else lines_of_trainers)(chosen, times)
     if limits and small:
         publish("all_reduce_limit", LIMIT_HEAD, rows)
     elif limits:
@@ -85,20 +90,20 @@ def main() -> int:
     return 0
 
 
-def rows_of_trainers(chosen: list[str], times: Times) -> list[list[str]]:
-    """A row for each trainer, in the order of `HEAD`."""
+def lines_of_trainers(chosen: list[str], times: Times) -> list[list[str]]:
+    """A line for each trainer, in the order of `HEAD`."""
     rows = []
     for trainer in chosen:
         alone, together = times[trainer, 1], times[trainer, 2]
         cost = [b - a for a, b in zip(alone, together)]
         cells = [spread(each, 1e3, "{:.1f}") for each in (alone, together, cost)]
         efficiency = spread([a / b for a, b in zip(alone, together)], 100, "{:.0f}")
-        rows.append([WORDS[trainer], *cells, f"{efficiency} %"])
+        rows.append([LABELS[trainer], *cells, f"{efficiency} %"])
     return rows
 
 
-def rows_of_limits(chosen: list[str], times: Times) -> list[list[str]]:
-    """A row for each bare loop, in the order of `LIMIT_HEAD`; ratios to the first."""
+def lines_of_limits(chosen: list[str], times: Times) -> list[list[str]]:
+    """A line for each loop, in the order of `LIMIT_HEAD`; ratios to the first."""
     rows = []
     for limit in chosen:
         ratios = [a / b for a, b in zip(times[limit, 2], times[chosen[0], 2])]
@@ -108,7 +113,7 @@ def rows_of_limits(chosen: list[str], times: Times) -> list[list[str]]:
 
 
 def measure(script: list[str], workers: int, cores: list[int]) -> float:
-    """Seconds a step of the slowest worker."""
+    """Seconds per step of the slowest worker."""
     script = [str(pathlib.Path(__file__).with_name(script[0])), *script[1:]]
     port = str(free_ports(1)[0])
     processes = []

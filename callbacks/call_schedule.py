@@ -76,8 +76,8 @@ def takes_step_logs(callback: Any) -> bool:
 
     Args of the hook:
         first: int; the first step of the compiled call, counted from 0 in its epoch.
-        logs: dict from the name of a log to an array `[steps]`, float64: its value after each step, as `on_train_batch_end`
-            would have received it. Logs that are not scalars are `[steps, ...]`.
+        logs: dict from the name of a log to an array `(steps,)`, float64: its value after each step, as `on_train_batch_end`
+            would have received it. Logs that are not scalars are `(steps, ...)`.
     """
     return hasattr(callback, "on_train_steps_end")
 
@@ -116,7 +116,7 @@ def replay_steps(
         callbacks: in their order.
         state: of the fit; its step and its logs are those of the call while a hook is called.
         first: int; the first step of the compiled call in its epoch, whose `on_train_batch_begin` has been called.
-        logs: name -> array `[steps, ...]`.
+        logs: name -> array `(steps, ...)`.
         replayed: whether per-batch hooks are called for each step.
         all_done: whether the last step is replayed too; otherwise the loop calls `on_train_batch_end` of all callbacks.
     """

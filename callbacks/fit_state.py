@@ -98,6 +98,6 @@ class FitState:
     custom_loop: bool = False
 
     @property
-    def usual_rows(self) -> int | None:
+    def usual_batch_size(self) -> int | None:
         """The samples of most batches of the source, where that is known; a worker that reads its own has as many."""
         return getattr(self.source, "batch_size", None) or getattr(self.source, "usual_batch_size", None)

@@ -188,7 +188,7 @@ def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
         return
     with contextlib.ExitStack() as stack:
         for number, callback in enumerate(callbacks):
-            if any(kind.__module__.partition(".")[0] in _LOGGERS for kind in type(callback).__mro__):
+            if any(cls.__module__.partition(".")[0] in _LOGGERS for cls in type(callback).__mro__):
                 stack.enter_context(_silenced(callback))
                 continue
             for kind in _ON_ALL_WORKERS:
@@ -217,14 +217,10 @@ def _silenced(callback: Any) -> Iterator[None]:
     """No hook of the callback does anything inside."""
     hooks = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_") or name == "set_model"]
     before = dict(vars(callback))
-    vars(callback).update(dict.fromkeys(hooks, _nothing))
+    vars(callback).update(dict.fromkeys(hooks, lambda *args, **kwargs: None))
     try:
         yield
     finally:
         for name in hooks:
             vars(callback).pop(name, None)
         vars(callback).update({name: before[name] for name in hooks if name in before})
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """A hook that does nothing."""

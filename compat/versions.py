@@ -1,7 +1,6 @@
 """The supported versions, and a check that the installed ones have every private name that is used.
 
-The modules of this package import the private names of modules; the tables below are the attributes of objects. An attribute
-that only objects have counts as there if a method of the class sets it.
+The tables below are of attributes of objects. One that only objects have counts as there if a method of the class sets it.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ def gather(values: Any) -> Any:
       `strategy.num_replicas_in_sync`.
 
     Args:
-        values: nest of tensors `[rows, ...]` of this replica; scalars stay unchanged. Keras masks are gathered as well.
+        values: nest of tensors `(batch, ...)` of this replica; scalars stay unchanged. Keras masks are gathered as well.
 
     Returns:
-        The same nest, `[rows of the global batch, ...]` in the order of the replicas; `values` itself on one replica.
+        The same nest, `(global batch, ...)` in the order of the replicas; `values` itself on one replica.
 
     Raises:
         RuntimeError: called outside of `strategy.run`.
@@ -45,7 +45,7 @@ def gather(values: Any) -> Any:
     """
     if values is None or isinstance(values, str | bytes):
         raise TypeError(
-            f"`values` must be a tensor `[samples, ...]`, or tensors in dicts, lists or tuples. Received: {shown(values)}"
+            f"`values` must be a tensor `(samples, ...)`, or tensors in dicts, lists or tuples. Received: {shown(values)}"
         )
     if current_step() is not None:  # the program of one device
         return values
@@ -98,9 +98,10 @@ def _gather(value: Any, step: StepContext, is_data: bool) -> Any:
     value = tf.convert_to_tensor(value)
     if value.shape.rank == 0:
         return value
-    if not isinstance(step.rows, int) or not value.shape.is_fully_defined():
+    if not isinstance(step.samples, int) or not value.shape.is_fully_defined():
         step.shapes_vary = True
-    own, first = _trimmed(value, step), step.rows_before * (tf.shape(value)[0] // tf.maximum(step.rows, 1))
+    own = _trimmed(value, step)
+    first = step.samples_before * (tf.shape(value)[0] // tf.maximum(step.samples, 1))
     differentiable = value.dtype.is_floating and not is_data
     everyone = _with_gradient_of_all(own, first) if differentiable else _all_gather(own)
     result = tf.ensure_shape(everyone, [None, *value.shape[1:]])
@@ -115,7 +116,7 @@ def _trimmed(value: Any, step: StepContext) -> Any:
     if step.certainly_alive:
         return value
     if isinstance(value, tf.SparseTensor):
-        size = tf.concat([tf.cast([step.rows], tf.int64), value.dense_shape[1:]], 0)
+        size = tf.concat([tf.cast([step.samples], tf.int64), value.dense_shape[1:]], 0)
         return tf.sparse.slice(value, tf.zeros_like(size), size)
     return value[: tf.where(step.alive, tf.shape(value)[0], 0)]
 
@@ -136,7 +137,7 @@ def gather_outputs(outputs: Any, step: StepContext) -> Any:
     """The samples of all replicas, in order, on every replica.
 
     Args:
-        outputs: nest of dense, ragged or sparse tensors `[step.rows, ...]` of any dtype.
+        outputs: nest of dense, ragged or sparse tensors `(step.samples, ...)` of any dtype.
         step: this replica's part of the batch.
 
     Context: replica, with several workers.
@@ -151,10 +152,10 @@ def _gather_batch(value: Any, step: StepContext) -> Any:
             _all_gather(value.flat_values), lengths, validate=False
         )
     if isinstance(value, tf.SparseTensor):
-        first = tf.cast(step.rows_before, tf.int64)
+        first = tf.cast(step.samples_before, tf.int64)
         moved = tf.concat([value.indices[:, :1] + first, value.indices[:, 1:]], 1)
         sizes = tf.reduce_max(_all_gather(value.dense_shape[None]), 0)
-        shape = tf.concat([tf.cast([step.global_rows], tf.int64), sizes[1:]], 0)
+        shape = tf.concat([tf.cast([step.global_samples], tf.int64), sizes[1:]], 0)
         return tf.SparseTensor(_all_gather(moved), _all_gather(value.values), shape)
     value = tf.convert_to_tensor(value)
     result = _all_gather(value)
@@ -164,7 +165,7 @@ def _gather_batch(value: Any, step: StepContext) -> Any:
 def gather_samples(value: tf.Tensor) -> tf.Tensor:
     """The tensors of all replicas, concatenated in order along axis 0. Context: replica, inside a step."""
     step = this_step()
-    if not value.shape.is_fully_defined() or not isinstance(step.rows, int):
+    if not value.shape.is_fully_defined() or not isinstance(step.samples, int):
         step.shapes_vary = True
     return tf.ensure_shape(_all_gather(value), [None, *value.shape[1:]])
 

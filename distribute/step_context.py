@@ -19,7 +19,7 @@ from ..compat.thread_value import ThreadValue
 
 
 @dataclasses.dataclass
-class ReplicaRows:
+class ReplicaSamples:
     """One replica's samples of the global batch.
 
     Attributes:
@@ -27,23 +27,23 @@ class ReplicaRows:
             their seeds, so that replicas draw different numbers. Asynchronous workers, which read the same random
             state, also have distinct numbers, though each of their steps has one replica.
         num_replicas: int; replicas in sync.
-        rows: int or int32 scalar tensor; samples of the global batch that this replica holds. Can be 0: the replica then
+        samples: int or int32 scalar tensor; samples of the global batch that this replica holds. Can be 0: the replica then
             computes on one borrowed sample, whose effects are dropped (`alive` is false).
-        global_rows: int or int32 scalar tensor; samples of the global batch.
-        first_row: int or int32 scalar tensor or None; the position of this replica's first sample in the global batch.
+        global_samples: int or int32 scalar tensor; samples of the global batch.
+        first_sample: int or int32 scalar tensor or None; the position of this replica's first sample in the global batch.
             None: the samples are split evenly, in the order of the replicas.
     """
 
     replica_id: Any
     num_replicas: int
-    rows: Any
-    global_rows: Any
-    first_row: Any = None
+    samples: Any
+    global_samples: Any
+    first_sample: Any = None
 
     @property
     def alive(self) -> Any:
         """Whether this replica has samples: a bool when that is known while tracing, else a bool tensor."""
-        return self.rows > 0
+        return self.samples > 0
 
     @property
     def draws_as_one_device(self) -> bool:
@@ -53,24 +53,24 @@ class ReplicaRows:
     @property
     def certainly_alive(self) -> bool:
         """Whether this replica certainly has samples, known while tracing."""
-        return isinstance(self.rows, int) and self.rows > 0
+        return isinstance(self.samples, int) and self.samples > 0
 
     @property
-    def rows_before(self) -> Any:
+    def samples_before(self) -> Any:
         """The number of samples of the global batch before this replica's: an int or an int tensor."""
-        if self.first_row is not None:
-            return self.first_row
-        return (self.replica_id * self.global_rows) // self.num_replicas
+        if self.first_sample is not None:
+            return self.first_sample
+        return (self.replica_id * self.global_samples) // self.num_replicas
 
     @property
-    def holds_first_row(self) -> Any:
+    def holds_first_sample(self) -> Any:
         """Whether the first sample of the global batch is this replica's: a bool tensor."""
-        return tf.logical_and(tf.equal(self.rows_before, 0), self.alive)
+        return tf.logical_and(tf.equal(self.samples_before, 0), self.alive)
 
     def share(self, dtype: Any = tf.float32) -> tf.Tensor:
-        """`rows / global_rows`, the weight of this replica's mean in the global mean; a scalar."""
-        rows, total = tf.cast(self.rows, tf.float64), tf.cast(self.global_rows, tf.float64)
-        return tf.cast(tf.math.divide_no_nan(rows, total), dtype)
+        """`samples / global_samples`, the weight of this replica's mean in the global mean; a scalar."""
+        samples, total = tf.cast(self.samples, tf.float64), tf.cast(self.global_samples, tf.float64)
+        return tf.cast(tf.math.divide_no_nan(samples, total), dtype)
 
 
 NOT_AGGREGATED = "not aggregated"
@@ -98,7 +98,7 @@ class WeightTotals:
 
 
 @dataclasses.dataclass
-class StepContext(ReplicaRows):
+class StepContext(ReplicaSamples):
     """A replica's samples, and the state that code inside of Keras leaves for the surrounding step.
 
     Attributes:
@@ -107,7 +107,7 @@ class StepContext(ReplicaRows):
         totals: the total sample weights of its losses, where they are needed (to accumulate gradients, to combine the
             parts of a batch); else None.
         writes: the scope that collects the writes of Keras variables in this step.
-        verdicts: bool scalar tensors of the finite checks, one for each optimizer that was to update: true if it did.
+        finite_checks: bool scalar tensors of the finite checks, one for each optimizer that was to update: true if it did.
         notes: state of other objects for the rest of this step, under separate keys.
         shapes_vary: bool; set while the step is traced: a collective in it may have another shape in another step.
             TensorFlow keeps the shape of a collective for a whole call, so such steps cannot run in one loop.
@@ -122,7 +122,7 @@ class StepContext(ReplicaRows):
     in_xla: bool = False
     totals: WeightTotals | None = None
     writes: Any = None
-    verdicts: list[Any] = dataclasses.field(default_factory=list)
+    finite_checks: list[Any] = dataclasses.field(default_factory=list)
     notes: dict[Any, Any] = dataclasses.field(default_factory=dict)
     shapes_vary: bool = False
     builds_under: Any = None
@@ -139,7 +139,7 @@ class StepContext(ReplicaRows):
     @property
     def applied(self) -> Any:
         """Whether every optimizer applied its update: bool scalar tensor; None where no optimizer can skip updates."""
-        return tf.reduce_all(tf.stack(self.verdicts)) if self.verdicts else None
+        return tf.reduce_all(tf.stack(self.finite_checks)) if self.finite_checks else None
 
 
 _step, _drawing = ThreadValue(), ThreadValue()

@@ -102,16 +102,16 @@ def open_plain(path: str | Path) -> io.BufferedReader:
     Raises:
         OSError: it cannot be opened, or is not a plain file.
     """
-    _refuse_unless_plain(os.stat(path), path)  # opening a device can have effects
+    _reject_unless_plain(os.stat(path), path)  # opening a device can have effects
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
-        _refuse_unless_plain(os.fstat(descriptor), path)
+        _reject_unless_plain(os.fstat(descriptor), path)
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
 
 
-def _refuse_unless_plain(status: os.stat_result, path: str | Path) -> None:
+def _reject_unless_plain(status: os.stat_result, path: str | Path) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a plain file", str(path))

@@ -117,9 +117,9 @@ def diagnose(
         value = tf.reduce_sum(compute(y_pred=y_pred, **parts))
         value = tf.cast(value, tf.float32) if value.dtype.size < 4 else value
         scaled = value * tf.cast(loss_scale, value.dtype)
-    first = _first_output(events) or _look("loss", "loss", [value]) or _first_gradient(tape, scaled, events)
-    inputs = [_look("input", name, tf.nest.flatten(part)) for name, part in parts.items()]
-    weights = [_look("weight", w.path, [tf.convert_to_tensor(w)]) for w in model.weights]
+    first = _first_output(events) or _check("loss", "loss", [value]) or _first_gradient(tape, scaled, events)
+    inputs = [_check("input", name, tf.nest.flatten(part)) for name, part in parts.items()]
+    weights = [_check("weight", w.path, [tf.convert_to_tensor(w)]) for w in model.weights]
     return Diagnosis(first, tuple(f for f in inputs if f), tuple(f for f in weights if f))
 
 
@@ -163,7 +163,7 @@ def _statistics(tensor: Any) -> dict[str, Any]:
 
 def _first_output(events: list[Event]) -> NonFinite | None:
     ended = ((layer, tf.nest.flatten(tensors)) for event, layer, tensors in events if event == "end")
-    found = (_look("output", str(layer.path), tensors, layer.name) for layer, tensors in ended)
+    found = (_check("output", str(layer.path), tensors, layer.name) for layer, tensors in ended)
     return next(filter(None, found), None)
 
 
@@ -176,13 +176,13 @@ def _first_gradient(tape: tf.GradientTape, scaled: tf.Tensor, events: list[Event
             kinds = {"output gradient": floats, "weight gradient": [_local(v) for v in own_weights(layer)]}
         for kind, sources in kinds.items():
             gradients: Any = tape.gradient(scaled, sources)
-            found = _look(kind, str(layer.path), gradients, layer.name)
+            found = _check(kind, str(layer.path), gradients, layer.name)
             if found:
                 return found
     return None
 
 
-def _look(kind: str, name: str, tensors: list[Any], layer: str | None = None) -> NonFinite | None:
+def _check(kind: str, name: str, tensors: list[Any], layer: str | None = None) -> NonFinite | None:
     """The values that are not finite in `tensors`, counted together; None if there are none."""
     tensors = [t.values if isinstance(t, tf.IndexedSlices | tf.SparseTensor) else t for t in tensors]
     tensors = [t for t in tensors if _is_float(t)]

@@ -20,8 +20,8 @@ def optimizers_of(model: Any, of_layers: bool = False) -> list[Any]:
         model: a model, of ours or not.
         of_layers: whether those of layers count in any case.
     """
-    own_step = getattr(model, "_overrides_step", lambda name: True)("train_step")
-    holders = [model, *layers_of(model)[1:]] if own_step or of_layers else [model]
+    custom_step = getattr(model, "_overrides_step", lambda name: True)("train_step")
+    holders = [model, *layers_of(model)[1:]] if custom_step or of_layers else [model]
     found = [getattr(model, "optimizer", None)]
     for holder in holders:
         found += _held_by(holder)

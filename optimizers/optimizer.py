@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from ..compat.keras_private.optimizers import accumulator_of, call_count, own_learning_rate
-from ..distribute.parameter_servers.shards import created_beside
+from ..distribute.parameter_servers.shards import created_colocated
 from ..distribute.replicas import local_copy, shares_variables
 from ..distribute.sharding.row_sharding import created_in_rows
 from ..distribute.variables import add_to_shared_counts
@@ -237,7 +237,7 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
     ) -> Any:
         """A state variable, as in Keras; on parameter servers it is placed next to its variable, and it may be sharded."""
         shards, rows = created_as_shards(reference_variable, initializer), created_in_rows(reference_variable)
-        with created_beside(reference_variable), shards, rows:
+        with created_colocated(reference_variable), shards, rows:
             return super().add_variable_from_reference(reference_variable, name, initializer)
 
     @property

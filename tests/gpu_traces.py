@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absent_gpus import HOST, MACHINE, PretendedMachine, absent_gpus
-from own_step import OwnStep
+from custom_step import CustomStep
 from tensorflow.python.framework import kernels
 
 import unisono
@@ -51,7 +51,7 @@ def compiled(strategy, accumulation=None, **options):
     return model
 
 
-class LogsNorm(OwnStep):
+class LogsNorm(CustomStep):
     def more_logs(self, gradients):
         return {"norm": tf.linalg.global_norm(gradients)}
 
@@ -111,7 +111,7 @@ def step_of(model, training=True, x=X, y=Y, way=None, shuffle=True):
     runner.build(model, source.spec, source.batch_size)
     function = runner.train_function(model) if training else runner.test_function(model)
     model.train_function = function
-    function.full_rows = source.batch_size
+    function.full_size = source.batch_size
     function.way = way or function.way
     found, _ = function.compiled_for(chunk)
     loop = getattr(found.function, "functions", [found.function])[0]

@@ -11,7 +11,7 @@ from unisono.trainer.run.xla.xla_choice import XlaChoice
 def try_eagerly(monkeypatch: pytest.MonkeyPatch, fewest_steps: int) -> dict[str, float]:
     """Tries XLA in whatever has `fewest_steps`, whatever it costs; gives the seconds of a step of each way, to be set."""
     clock = {GRAPH: 200e-6, XLA: 30e-6}
-    monkeypatch.setattr("unisono.trainer.run.loops.row_layouts.FEWEST_STEPS", fewest_steps)
+    monkeypatch.setattr("unisono.trainer.run.loops.sample_layouts.FEWEST_STEPS", fewest_steps)
     monkeypatch.setattr(xla_choice, "WORTH", 0.0)
     note = XlaChoice.note
     monkeypatch.setattr(

@@ -64,10 +64,10 @@ def global_batch_size(
             "Give either `batch_size` (the global batch) or `per_replica_batch_size`, not both. Received: "
             f"batch_size={batch_size!r} and per_replica_batch_size={per_replica_batch_size!r}"
         )
-    rows = whole_number("per_replica_batch_size", per_replica_batch_size)
+    samples = whole_number("per_replica_batch_size", per_replica_batch_size)
     if kind_of(x) != "array":
-        alone(kind_of(x), per_replica_batch_size=rows)
-    return rows * model.distribute_strategy.num_replicas_in_sync
+        alone(kind_of(x), per_replica_batch_size=samples)
+    return samples * model.distribute_strategy.num_replicas_in_sync
 
 
 def check_home(model: TrainedModel, method: str) -> None:
@@ -245,10 +245,10 @@ def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
         spec: nest of `tf.TypeSpec` of a batch.
         step: "train_step", "test_step" or "predict_step".
     """
-    own_step = model._overrides_step(step)
-    if own_step and step == "predict_step":
+    custom_step = model._overrides_step(step)
+    if custom_step and step == "predict_step":
         return
-    if not own_step and not is_standard(spec):
+    if not custom_step and not is_standard(spec):
         raise ValueError(
             f"`x` gives tuples of {len(spec)}, but `{step}` takes x, (x,), (x, y) or (x, y, sample_weight): put several "
             f"inputs into one tuple or dict, or give the model a custom `{step}`. Received: {spec}"
@@ -261,7 +261,7 @@ def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
                 "Encode the strings as numbers first, or begin the model with a keras.layers.StringLookup or "
                 "TextVectorization."
             )
-    if own_step:
+    if custom_step:
         return
     if holds_text(sample_weight):
         raise ValueError(

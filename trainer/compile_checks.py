@@ -52,14 +52,14 @@ def optimizer_from(identifier: Any) -> Any:
         return keras.optimizers.get(identifier)
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(identifier, str):
-            cure = _similar(identifier, [name.lower() for name in dir(keras.optimizers) if name[0].isupper()])
+            fix = _similar(identifier, [name.lower() for name in dir(keras.optimizers) if name[0].isupper()])
         elif inspect.isclass(identifier):
-            cure = f"give an instance, {identifier.__name__}()."
+            fix = f"give an instance, {identifier.__name__}()."
         elif isinstance(identifier, dict) and "class_name" in identifier:
             raise
         else:
-            cure = 'give a name such as "adam", or an instance of a class of keras.optimizers or unisono.optimizers.'
-        raise ValueError(f"`optimizer` {shown(identifier)} is not an optimizer of Keras 3: {cure}") from error
+            fix = 'give a name such as "adam", or an instance of a class of keras.optimizers or unisono.optimizers.'
+        raise ValueError(f"`optimizer` {shown(identifier)} is not an optimizer of Keras 3: {fix}") from error
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:

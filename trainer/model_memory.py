@@ -44,18 +44,18 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
     inputs = _specs("x", _known_inputs(model) if x is None else x)
     targets = None if y is None else _specs("y", y)
     with variables_without_memory():
-        few, many = (_kept_bytes(model, inputs, targets, rows) for rows in _ROWS)
-        slots = _slot_bytes(model)
-    per_row = (many - few) / (_ROWS[1] - _ROWS[0])
+        few, many = (_kept_bytes(model, inputs, targets, samples) for samples in _ROWS)
+        slots = _state_bytes(model)
+    per_sample = (many - few) / (_ROWS[1] - _ROWS[0])
     if many == few:  # the shapes determine the number of samples
-        rows = next((each.shape[0] for each in tf.nest.flatten(inputs) if each.shape.rank), None) or 1
-        per_row = few / rows
+        samples = next((each.shape[0] for each in tf.nest.flatten(inputs) if each.shape.rank), None) or 1
+        per_sample = few / samples
     return ModelMemory(
         weights=sum(map(bytes_of, model.variables)),
         trained=sum(map(bytes_of, model.trainable_variables)),
         slots=slots,
-        activations=per_row,
-        always=max(0.0, few - per_row * _ROWS[0]) if many != few else 0.0,
+        activations=per_sample,
+        always=max(0.0, few - per_sample * _ROWS[0]) if many != few else 0.0,
         largest_layer=largest_layer(model),
         vectors=bytes_of_vectors(model),
         half_precision=any(layer.compute_dtype in _HALF for layer in layers_of(model)),
@@ -103,30 +103,30 @@ def _specs(name: str, values: Any) -> Any:
     return specs
 
 
-def _placeholder(spec: tf.TensorSpec, rows: int) -> tf.Tensor:
-    sizes: Any = [rows if size is None else size for size in spec.shape]
+def _placeholder(spec: tf.TensorSpec, samples: int) -> tf.Tensor:
+    sizes: Any = [samples if size is None else size for size in spec.shape]
     return tf.compat.v1.placeholder(spec.dtype, sizes)
 
 
-def _kept_bytes(model: keras.Model, inputs: Any, targets: Any, rows: int) -> int:
-    """The bytes of the inputs and of the tensors kept for the backward pass, with size `rows` for every open axis."""
+def _kept_bytes(model: keras.Model, inputs: Any, targets: Any, samples: int) -> int:
+    """The bytes of the inputs and of the tensors kept for the backward pass, with size `samples` for every open axis."""
     with scratch_graph() as graph:
-        x = tf.nest.map_structure(lambda spec: _placeholder(spec, rows), inputs)
+        x = tf.nest.map_structure(lambda spec: _placeholder(spec, samples), inputs)
         with tf.GradientTape() as tape:
             outputs = model(x, training=True)
-            loss = _loss(model, x, outputs, targets, rows)
+            loss = _loss(model, x, outputs, targets, samples)
         tape.gradient(loss, [variable.value for variable in model.trainable_variables])
     given = sum(each.shape.num_elements() * each.dtype.size for each in tf.nest.flatten(x))
     return given + bytes_kept_for_backward(graph)
 
 
-def _loss(model: keras.Model, x: Any, outputs: Any, targets: Any, rows: int) -> Any:
+def _loss(model: keras.Model, x: Any, outputs: Any, targets: Any, samples: int) -> Any:
     if not model.compiled or not callable(getattr(model, "compute_loss", None)):
         return tf.add_n(
             [tf.reduce_sum(tf.square(tf.cast(each, tf.float32))) for each in tf.nest.flatten(outputs)]
         )
     if targets is not None:
-        y = tf.nest.map_structure(lambda spec: _placeholder(spec, rows), targets)
+        y = tf.nest.map_structure(lambda spec: _placeholder(spec, samples), targets)
         return model.compute_loss(x, y, outputs)
     try:
         return model.compute_loss(x, tf.nest.map_structure(tf.zeros_like, outputs), outputs)
@@ -135,7 +135,7 @@ def _loss(model: keras.Model, x: Any, outputs: Any, targets: Any, rows: int) -> 
         return model.compute_loss(x, classes, outputs)
 
 
-def _slot_bytes(model: keras.Model) -> int:
+def _state_bytes(model: keras.Model) -> int:
     if not model.compiled or model.optimizer is None:
         return 2 * sum(map(bytes_of, model.trainable_variables))
     optimizer: Any = model.optimizer

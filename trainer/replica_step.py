@@ -27,7 +27,7 @@ from ..distribute.gathering import gather_for_step
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from ..distribute.replicas import all_reduce_sum, local_replica_index, replica_id, runs_in_threads
 from ..distribute.step_context import (
-    ReplicaRows,
+    ReplicaSamples,
     StepContext,
     WeightTotals,
     current_step,
@@ -190,22 +190,22 @@ class _Arguments:
         strategy = self._strategy
         count = len(strategy.extended.worker_devices)
         given = [[_tensor(each[r if len(each) > 1 else 0]) for each in tensors] for r in range(count)]
-        samples = [_samples_in(each) for each in given]
+        counts = [_samples_in(each) for each in given]
         state = thread_state()  # before the trace, in which the global seed generator could not be created
         eager = tf.executing_eagerly()
         step = self._partition.whole() if eager else self._partition.of(_spec(given))
         tracing = Tracing(enter_thread=state.enter if runs_in_threads(strategy) else None)
 
-        def data_of(_: Any) -> tuple[Any, ReplicaRows]:
-            rows, own = _rows_of_replica(strategy, samples), given[local_replica_index()]
+        def data_of(_: Any) -> tuple[Any, ReplicaSamples]:
+            part, own = _samples_of_replica(strategy, counts), given[local_replica_index()]
             if isinstance(step, WholeStep):
-                with step_scope(StepContext(**vars(rows))):
+                with step_scope(StepContext(**vars(part))):
                     own = gather_for_step(own)
-                first = rows.replica_id == 0
-                rows.rows, rows.first_row = (rows.global_rows, 0) if first else (0, rows.global_rows)
+                size = part.global_samples
+                part.samples, part.first_sample = (size, 0) if part.replica_id == 0 else (0, size)
             else:
-                own = [_with_a_sample(tensor, rows.rows) for tensor in own]
-            return own, rows
+                own = [_with_a_sample(tensor, part.samples) for tensor in own]
+            return own, part
 
         return strategy.run(functools.partial(run_on_replica, step, data_of, tracing))
 
@@ -254,14 +254,14 @@ def _with_a_sample(tensor: tf.Tensor, samples: Any) -> tf.Tensor:
     return tf.ensure_shape(tf.concat([tensor, nothing], 0), [None, *tensor.shape[1:]])
 
 
-def _rows_of_replica(strategy: tf.distribute.Strategy, samples: list[Any]) -> ReplicaRows:
+def _samples_of_replica(strategy: tf.distribute.Strategy, samples: list[Any]) -> ReplicaSamples:
     """The range of this replica's samples in the global batch. Context: replica."""
     replicas, here = strategy.num_replicas_in_sync, local_replica_index()
     if not spans_workers(strategy):
-        return ReplicaRows(here, replicas, samples[here], sum(samples), sum(samples[:here]))
+        return ReplicaSamples(here, replicas, samples[here], sum(samples), sum(samples[:here]))
     me = int(tf.get_static_value(replica_id()))
     (counts,) = all_reduce_sum([tf.one_hot(me, replicas, dtype=tf.int32) * tf.cast(samples[here], tf.int32)])
-    return ReplicaRows(me, replicas, samples[here], tf.reduce_sum(counts), tf.reduce_sum(counts[:me]))
+    return ReplicaSamples(me, replicas, samples[here], tf.reduce_sum(counts), tf.reduce_sum(counts[:me]))
 
 
 def draws_of_replica() -> contextlib.AbstractContextManager[None]:

@@ -25,9 +25,9 @@ class SingleBatches:
         """Runs one training step on one global batch, as `keras.Model.train_on_batch`.
 
         Args:
-            x: inputs of the batch: an array `[rows, ...]` or a nest of them.
-            y: targets `[rows, ...]` or a nest of them.
-            sample_weight: weights `[rows]` of the losses of the samples, or `[rows, steps]` for sequences.
+            x: inputs of the batch: an array `(batch, ...)` or a nest of them.
+            y: targets `(batch, ...)` or a nest of them.
+            sample_weight: weights `(batch,)` of the losses of the samples, or `(batch, steps)` for sequences.
             class_weight: dict from class (int) to weight (float), for one output; other classes weigh 1.
             return_dict: bool; return a dict from the names of the loss and the metrics to their values.
 
@@ -43,9 +43,9 @@ class SingleBatches:
         """Computes the loss and the metrics of one global batch, as `keras.Model.test_on_batch`.
 
         Args:
-            x: inputs of the batch: an array `[rows, ...]` or a nest of them.
-            y: targets `[rows, ...]` or a nest of them.
-            sample_weight: weights `[rows]`, or `[rows, steps]` for sequences.
+            x: inputs of the batch: an array `(batch, ...)` or a nest of them.
+            y: targets `(batch, ...)` or a nest of them.
+            sample_weight: weights `(batch,)`, or `(batch, steps)` for sequences.
             return_dict: bool; return a dict from the names of the loss and the metrics to their values.
 
         Returns:
@@ -79,10 +79,10 @@ class SingleBatches:
         """Computes the outputs for one global batch, as `keras.Model.predict_on_batch`.
 
         Args:
-            x: inputs of the batch: an array `[rows, ...]` or a nest of them.
+            x: inputs of the batch: an array `(batch, ...)` or a nest of them.
 
         Returns:
-            A NumPy array `[rows, ...]` or a nest of them.
+            A NumPy array `(batch, ...)` or a nest of them.
         """
         bring_along(self, "predict_on_batch")
         checks.check_stateful(self, "predict_on_batch")

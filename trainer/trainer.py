@@ -79,8 +79,8 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
 
     def _has_own_logs(self, training: bool) -> bool:
         """Whether a step may return logs that are not the results of `self.metrics`."""
-        own_step = self._overrides_step("train_step" if training else "test_step")
-        return own_step or _overridden(self, "compute_metrics", KerasTrainer)
+        custom_step = self._overrides_step("train_step" if training else "test_step")
+        return custom_step or _overridden(self, "compute_metrics", KerasTrainer)
 
     def reset_metrics(self) -> None:
         """Sets every metric to its initial state, on all replicas."""
@@ -115,9 +115,9 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
         """Trains the model, as `keras.Model.fit` does, under the strategy that it was built under.
 
         Args:
-            x: inputs: an array `[rows, ...]` or a nest of them, a dataset, a generator, ...; the guide "Input" lists
+            x: inputs: an array `(batch, ...)` or a nest of them, a dataset, a generator, ...; the guide "Input" lists
                 all kinds. Non-array inputs give batches `(x, y)` or `(x, y, sample_weight)`.
-            y: targets `[rows, ...]` or a nest of them, where `x` is arrays.
+            y: targets `(batch, ...)` or a nest of them, where `x` is arrays.
             batch_size: int; samples of the global batch, over all replicas, where `x` is arrays. None: 32.
             epochs: int; training ends when this many epochs are done, including those before `initial_epoch`.
             verbose: 0: silent; 1 or "auto": a progress bar; 2: one line for each epoch; 3: the number of each epoch.
@@ -129,7 +129,7 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
             shuffle: bool; read arrays, or the batches of a PyDataset, in a new order in every epoch. The shuffle seed is
                 derived from Python's `random` state. "batch": shuffle arrays within each batch only.
             class_weight: dict from class (int) to weight (float), for one output; other classes weigh 1.
-            sample_weight: weights `[rows]` of the losses of the samples, or `[rows, steps]` for sequences.
+            sample_weight: weights `(batch,)` of the losses of the samples, or `(batch, steps)` for sequences.
             initial_epoch: int; the epoch, counted from 0, at which training begins.
             steps_per_epoch: int; steps of an epoch. None: one pass over the data.
             validation_steps: int; steps of an evaluation. None: one pass over the validation data.
@@ -190,10 +190,10 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
 
         Args:
             x: inputs of any kind that `fit` takes.
-            y: targets `[rows, ...]` or a nest of them, where `x` is arrays.
+            y: targets `(batch, ...)` or a nest of them, where `x` is arrays.
             batch_size: int; samples of the global batch, where `x` is arrays. None: 32.
             verbose: 0: silent; 1 or "auto": a progress bar; 2: one line.
-            sample_weight: weights `[rows]`, or `[rows, steps]` for sequences, where `x` is arrays.
+            sample_weight: weights `(batch,)`, or `(batch, steps)` for sequences, where `x` is arrays.
             steps: int; the number of global batches. None: one pass over the data.
             callbacks: list of `keras.callbacks.Callback`, or a `CallbackList`.
             return_dict: bool; return a dict from the names of the loss and the metrics to their values.
@@ -214,7 +214,7 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
                 steps_per_epoch=whole_number("steps", steps, optional=True),
                 strategy=self.distribute_strategy,
                 resumable=False,
-                own_step=self._overrides_step("test_step"),
+                custom_step=self._overrides_step("test_step"),
             )
         with contextlib.closing(source):
             logs = evaluate(self, source, verbose, callbacks, runner_of(self))
@@ -241,7 +241,7 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
             per_replica_batch_size: int, instead of `batch_size`: the global batch is this times `num_replicas_in_sync`.
 
         Returns:
-            A NumPy array `[rows, ...]` or a nest of them; ragged and sparse outputs stay tensors.
+            A NumPy array `(batch, ...)` or a nest of them; ragged and sparse outputs stay tensors.
         """
         bring_along(self, "predict")
         checks.check_loop(verbose, callbacks)
@@ -253,7 +253,7 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
                 steps_per_epoch=whole_number("steps", steps, optional=True),
                 strategy=self.distribute_strategy,
                 resumable=False,
-                own_step=self._overrides_step("predict_step"),
+                custom_step=self._overrides_step("predict_step"),
             )
         with contextlib.closing(source):
             return predict(self, source, verbose, callbacks, runner_of(self))

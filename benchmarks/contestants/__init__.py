@@ -1,7 +1,4 @@
-"""Who is measured: every way of training that the comparison knows, each in a file with those of its framework.
-
-Nothing here imports a framework: each contestant is measured in a process of its own, which imports what it needs.
-"""
+"""Lists the contestants: every trainer of the comparison. Each runs in its own process, which imports its framework."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ from .task import Task
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """One way of training.
+    """One trainer.
 
     Attributes:
         name: its name on the command line and in files.
-        words: its name in tables.
-        module: the module of this package that has `make(name, task)`.
+        label: its name in tables.
+        module: module of this package with `make(name, task)`.
         needs: packages that must be installed.
-        hand_written: whether it is a loop written by hand, which computes no metrics.
+        hand_written: whether it is a hand-written loop, which computes no metrics.
         arrays: whether it trains from NumPy arrays.
         dataset: whether it trains from a `tf.data.Dataset`.
         replicas: whether it trains on several logical replicas.
@@ -28,7 +25,7 @@ class Contestant:
     """
 
     name: str
-    words: str
+    label: str
     module: str
     needs: tuple[str, ...]
     hand_written: bool = False
@@ -38,7 +35,7 @@ class Contestant:
     jax: bool = False
 
     def reason_to_skip(self, task: Task) -> str | None:
-        """Why it cannot take part in `task`, in words; None where it can."""
+        """The reason why it cannot run `task`; None if it can."""
         missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
         if missing:
             return f"not installed: {', '.join(missing)}"

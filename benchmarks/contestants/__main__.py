@@ -1,8 +1,4 @@
-"""The process of one contestant: answers each line of JSON on its input with one on its output.
-
-The first line it writes itself, unasked: the seconds of the import and to the end of the first step. Then it is told
-`{"do": "short"}`, `{"do": "steady", ...}` or `{"do": "end"}`.
-"""
+"""Runs one contestant: answers each line of JSON on its input with one line on its output."""
 
 from __future__ import annotations
 
@@ -19,9 +15,13 @@ BEGAN = time.perf_counter()
 
 
 def main() -> None:
-    """Serves until told to end; an error is an answer too, in one line."""
+    """Answers orders until the order "end"; an error is an answer too, in one line.
+
+    The first answer comes without an order: the seconds of the import and until the end of the first step. Orders are
+    `{"do": "short"}`, `{"do": "steady", ...}` and `{"do": "end"}`.
+    """
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever frameworks print goes to the other stream
+    os.dup2(2, 1)  # output of the frameworks goes to stderr
 
     def answer(content: dict[str, Any]) -> None:
         print(json.dumps(content), file=answers, flush=True)
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _first_sentence(error: Exception) -> str:
-    """The first line that says something: TensorFlow puts the places of the operation before its message."""
+    """The first line of the message: TensorFlow puts the location of the operation before it."""
     places = ("Graph execution error", "Detected at node", "File ", "<stack traces")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(places)]

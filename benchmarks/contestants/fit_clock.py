@@ -1,4 +1,4 @@
-"""What every `fit` is timed with: callbacks that look at the clock between epochs only."""
+"""Times every `fit` with a callback that reads the clock between epochs only."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from .task import Task, Train, arrays, dataset
 
-LONG = 10_000  # epochs of a training that a callback stops
+LONG = 10_000  # epochs of a run that a callback stops
 
 
 def train_by_fit(keras: Any, model: Any, task: Task, batch_size: int) -> Train:
     """A `Train` that calls `model.fit`.
 
     Args:
-        keras: the package that `model` is of.
-        model: compiled.
-        task: names the data and the callbacks.
-        batch_size: int; rows of the global batch.
+        keras: the package of `model`.
+        model: a compiled model.
+        task: selects the data and the callbacks.
+        batch_size: int; samples of the global batch.
     """
 
     class Clock(keras.callbacks.Callback):
@@ -66,7 +66,7 @@ def strategy_of(tf: Any, task: Task) -> Any:
 
 
 def use_logical_devices(tf: Any, replicas: int) -> None:
-    """Cuts the CPU into `replicas` logical devices; must be the first use of TensorFlow's devices."""
+    """Splits the CPU into `replicas` logical devices; must be the first use of TensorFlow's devices."""
     if replicas > 1:
         tf.config.set_logical_device_configuration(
             tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * replicas

@@ -1,6 +1,6 @@
-"""The loop that a user of JAX writes by hand: `lax.scan` over the steps of an epoch, compiled whole, data on the device.
+"""The hand-written JAX loop: `lax.scan` over the steps of an epoch, compiled as a whole, with the data on the device.
 
-Model and Adam are Keras' own, called without state, so that the mathematics are the same as everybody's.
+It calls Keras' model and Adam through their stateless API, so that the computation is the same for all contestants.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def make(name: str, task: Task) -> Train:
 
     @jax.jit
     def run(state: Any, xs: Any, ys: Any, order: Any) -> Any:
-        def body(state: Any, rows: Any) -> Any:
-            weights, slots = state
-            value, gradients = jax.value_and_grad(loss_of)(weights, xs[rows], ys[rows])
-            weights, slots = optimizer.stateless_apply(slots, gradients, weights)
-            return (weights, slots), value
+        def body(state: Any, indices: Any) -> Any:
+            weights, optimizer_state = state
+            value, gradients = jax.value_and_grad(loss_of)(weights, xs[indices], ys[indices])
+            weights, optimizer_state = optimizer.stateless_apply(optimizer_state, gradients, weights)
+            return (weights, optimizer_state), value
 
         state, losses = jax.lax.scan(body, state, order)
         return state, losses[-1]

@@ -18,7 +18,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def load(name: str) -> None:
-    """Imports the package, so that this time can be measured."""
+    """Imports the package, so that the import can be timed."""
     importlib.import_module("tf_keras" if name == "tf_keras" else "keras")
 
 

@@ -1,4 +1,4 @@
-"""The three models in Keras' words, for every package that speaks them (`keras`, `tf_keras`)."""
+"""Builds the three models for any package with Keras' API (`keras`, `tf_keras`)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from .task import CLASSES, FEATURES, HEADS, SIDE, TOKENS, WIDTH, WORDS, Task
 
 
 def build(keras: Any, task: Task, model_class: Any = None) -> Any:
-    """The model of `task`, with logits `[rows, 10]`.
+    """The model of `task`, with logits `(batch, 10)`.
 
     Args:
         keras: the package, or one with `layers`, `Model`, `Input`.
-        task: names the model.
+        task: selects the model.
         model_class: the class of the model; None: `keras.Model`.
     """
     inputs, hidden = {"mlp": _mlp, "cnn": _cnn, "transformer": _transformer}[task.model](keras, task)
@@ -21,7 +21,7 @@ def build(keras: Any, task: Task, model_class: Any = None) -> Any:
 
 
 def compile_arguments(keras: Any) -> dict[str, Any]:
-    """The optimizer, loss and metric that every `fit` is measured with."""
+    """The optimizer, loss and metric of every `fit`."""
     return {
         "optimizer": keras.optimizers.Adam(1e-3),
         "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),

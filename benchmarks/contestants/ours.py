@@ -1,4 +1,4 @@
-"""`unisono.Model.fit`: as it comes, and with XLA never and always."""
+"""`unisono.Model.fit` with `jit_compile` at its default, False and True."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is trained: the model by name, its data, and on how many replicas."""
+"""The task of a contestant: model, data, and number of replicas."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Task:
         replicas: logical devices that share each batch.
         input: "arrays" (NumPy) or "dataset" (`tf.data`, shuffled, batched, prefetched).
         layers: hidden layers of the MLP.
-        callbacks: callbacks with per-batch hooks that `fit` is given.
+        callbacks: number of callbacks with per-batch hooks.
     """
 
     model: str = "mlp"
@@ -37,46 +37,46 @@ class Task:
     callbacks: int = 0
 
     def __str__(self) -> str:
-        words = [self.model, f"{self.replicas} replica{'s' * (self.replicas > 1)}", self.input]
+        parts = [self.model, f"{self.replicas} replica{'s' * (self.replicas > 1)}", self.input]
         if self.layers != Task.layers:
-            words.append(f"{self.layers} hidden layers")
+            parts.append(f"{self.layers} hidden layers")
         if self.callbacks:
-            words.append(f"{self.callbacks} callbacks on every batch")
-        return ", ".join(words)
+            parts.append(f"{self.callbacks} callbacks on every batch")
+        return ", ".join(parts)
 
 
 class Train(Protocol):
-    """A model that is ready to train: each call goes on where the last one ended."""
+    """A model that is ready to train; each call continues where the previous one ended."""
 
     def __call__(self, epochs: int, steps: int, goes_on: bool = False) -> list[float]:
         """Trains; returns the seconds of each epoch.
 
         Args:
-            epochs: int.
+            epochs: int; number of epochs.
             steps: int; steps of an epoch.
-            goes_on: bool; whether these are the first epochs of a long training that is stopped after them.
+            goes_on: bool; stop a long training run after these epochs.
         """
         ...
 
 
 @functools.lru_cache(maxsize=4)
 def arrays(model: str, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows for `steps` batches: `x` float32 (int32 for the transformer), `y` int64 `[rows]`."""
+    """Samples for `steps` batches: `x` float32 (int32 for the transformer), `y` int64 `(samples,)`."""
     random = np.random.default_rng(0)
-    rows = BATCH * steps
-    labels = random.integers(0, CLASSES, rows)
+    samples = BATCH * steps
+    labels = random.integers(0, CLASSES, samples)
     if model == "transformer":
-        return random.integers(0, WORDS, (rows, TOKENS)).astype("int32"), labels
-    shape = (rows, FEATURES) if model == "mlp" else (rows, SIDE, SIDE, 1)
+        return random.integers(0, WORDS, (samples, TOKENS)).astype("int32"), labels
+    shape = (samples, FEATURES) if model == "mlp" else (samples, SIDE, SIDE, 1)
     return random.normal(size=shape).astype("float32"), labels
 
 
 def dataset(model: str, steps: int) -> Any:
-    """The same rows as a `tf.data.Dataset` of batches."""
+    """The same samples as a `tf.data.Dataset` of batches."""
     import tensorflow as tf
 
-    rows = tf.data.Dataset.from_tensor_slices(arrays(model, steps))
-    return rows.shuffle(1024).batch(BATCH, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    samples = tf.data.Dataset.from_tensor_slices(arrays(model, steps))
+    return samples.shuffle(1024).batch(BATCH, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
 
 def timed_epochs(epochs: int, one_epoch: Callable[[], None]) -> list[float]:

@@ -1,7 +1,6 @@
-"""Loops that a user of TensorFlow writes by hand: Keras layers and Keras' Adam, a loss, and nothing else.
+"""Hand-written TensorFlow loops with Keras' layers, Keras' Adam and a loss, and nothing else.
 
-Arrays are put on the device once and read by index there, in a new order for each epoch. On several replicas each takes
-its part of every batch, and Keras' Adam sums the gradients.
+Arrays are on the device, indexed in a new order each epoch. Each replica takes its part of a batch; Adam sums the gradients.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def make(name: str, task: Task) -> Train:
 
 
 def step_of(model: Any) -> Callable[[Any, Any], Any]:
-    """One step of Adam on a batch of a classifier, by hand; returns its loss, a share of that of `BATCH` rows."""
+    """A hand-written step of Adam for a classifier; it returns the sum of the losses divided by `BATCH`."""
     optimizer = keras.optimizers.Adam(1e-3)
     optimizer.build(model.trainable_variables)
     variables = model.trainable_variables
@@ -56,11 +55,11 @@ def _step(strategy: Any, task: Task, jit: bool) -> Callable[[Any, Any], Any]:
         step = tf.function(step, autograph=False, jit_compile=True)
     if task.replicas == 1:
         return step
-    rows = BATCH // task.replicas
+    samples = BATCH // task.replicas
 
     def on_replica(x: Any, y: Any) -> Any:
-        first = tf.distribute.get_replica_context().replica_id_in_sync_group * rows
-        return step(x[first : first + rows], y[first : first + rows])
+        first = tf.distribute.get_replica_context().replica_id_in_sync_group * samples
+        return step(x[first : first + samples], y[first : first + samples])
 
     return lambda x, y: strategy.reduce("SUM", strategy.run(on_replica, args=(x, y)), axis=None)
 
@@ -75,8 +74,8 @@ def _step_by_step(one: Any, task: Task) -> Train:
             xs, ys = arrays(task.model, steps)
             order = np.random.permutation(len(xs))
             for i in range(steps):
-                rows = order[i * BATCH : (i + 1) * BATCH]
-                loss = one(tf.constant(xs[rows]), tf.constant(ys[rows]))
+                indices = order[i * BATCH : (i + 1) * BATCH]
+                loss = one(tf.constant(xs[indices]), tf.constant(ys[indices]))
         assert loss is not None and np.isfinite(loss.numpy())
 
     return lambda epochs, steps, goes_on=False: timed_epochs(epochs, lambda: epoch(steps))
@@ -91,8 +90,8 @@ def _over_arrays(step: Any, task: Task, jit: bool) -> Train:
     )
     def run(xs: Any, ys: Any, order: Any, steps: Any) -> Any:
         def body(i: Any, _: Any) -> Any:
-            rows = tf.gather(order, i * BATCH + tf.range(BATCH))
-            return i + 1, step(tf.gather(xs, rows), tf.gather(ys, rows))
+            indices = tf.gather(order, i * BATCH + tf.range(BATCH))
+            return i + 1, step(tf.gather(xs, indices), tf.gather(ys, indices))
 
         return tf.while_loop(lambda i, _: i < steps, body, (tf.constant(0), tf.constant(0.0)))[1]
 

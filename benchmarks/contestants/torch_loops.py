@@ -1,4 +1,4 @@
-"""The loop that a user of PyTorch writes by hand, and Lightning's `Trainer.fit` without logger and progress bar."""
+"""A hand-written PyTorch loop, and Lightning's `Trainer.fit` without logger and progress bar."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def _loop(model: nn.Module, task: Task) -> Train:
         xs, ys = _tensors(task, steps)
         order = torch.randperm(len(xs))
         loss = torch.zeros(())
-        for rows in order.split(BATCH):
+        for indices in order.split(BATCH):
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(xs[rows]), ys[rows])
+            loss = nn.functional.cross_entropy(model(xs[indices]), ys[indices])
             loss.backward()
             optimizer.step()
         assert np.isfinite(loss.item())

@@ -1,1 +1,1 @@
-"""Step times on a GPU: `python -m benchmarks.gpu`. Each way of training is measured in a process of its own."""
+"""Measures step times on a GPU: `python -m benchmarks.gpu`. Each trainer has its own process."""

@@ -1,10 +1,4 @@
-"""Step times on the first GPU, of an MLP, a ResNet-50, a GPT-2-small and a BERT-base in four precisions.
-
-    python -m benchmarks.gpu [--models mlp,gpt2] [--precisions tf32,float16] [--ways ours,loop] [--minutes 10] [--out bench]
-
-Writes `gpu.md` (a table) and `gpu.json`. Unisono's fit is compared with a loop by hand in TensorFlow, Keras' fit, and loops
-by hand in PyTorch and JAX where these are installed. `--tiny` trains small models, on a CPU too, to see that all of it runs.
-"""
+"""Measures step times on the first GPU, of an MLP, a ResNet-50, a GPT-2-small and a BERT-base in four precisions."""
 
 from __future__ import annotations
 
@@ -19,19 +13,28 @@ import time
 from typing import Any
 
 from .table import page
-from .task import MODELS, PRECISIONS, WAYS
+from .task import MODELS, PRECISIONS, TRAINERS
 
 _NEEDS = {"torch": "torch", "jax": "jax"}
 
 
 def main() -> int:
-    """Measures and writes; returns 1 where nothing can be measured."""
+    """Measures and writes `gpu.md` (a table) and `gpu.json`; returns 1 if nothing can be measured.
+
+        python -m benchmarks.gpu [--models mlp,gpt2] [--precisions tf32,float16] [--trainers ours,loop] [--out bench]
+
+    Unisono's `fit` is compared with a hand-written TensorFlow loop, Keras' `fit`, and hand-written loops in PyTorch
+    and JAX, if these are installed. `--tiny` trains small models, also on a CPU, to check that everything runs.
+    """
     o = _arguments()
-    ways = [way for way in o.ways if way not in _NEEDS or importlib.util.find_spec(_NEEDS[way])]
+    trainers = [
+        trainer
+        for trainer in o.trainers
+        if trainer not in _NEEDS or importlib.util.find_spec(_NEEDS[trainer])
+    ]
     gpus = _gpus()
-    print(
-        f"GPU: {gpus[0] if gpus else 'none'}. Left out, not installed: {', '.join(set(o.ways) - set(ways)) or 'none'}."
-    )
+    left_out = ", ".join(set(o.trainers) - set(trainers)) or "none"
+    print(f"GPU: {gpus[0] if gpus else 'none'}. Left out because not installed: {left_out}.")
     print(
         f"This needs about 16 GiB of the GPU's memory and {o.minutes:g} minutes, and nothing else running on it."
     )
@@ -41,11 +44,11 @@ def main() -> int:
     out = pathlib.Path(o.out)
     out.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + 60 * o.minutes
-    pairs = [(model, way) for model in o.models for way in ways]
+    pairs = [(model, trainer) for model in o.models for trainer in trainers]
     results: list[dict[str, Any]] = []
-    for number, (model, way) in enumerate(pairs):
+    for number, (model, trainer) in enumerate(pairs):
         share = max(5.0, (until - time.monotonic()) / (len(pairs) - number))
-        results += _measured(model, way, o.precisions, o.tiny, share)
+        results += _measured(model, trainer, o.precisions, o.tiny, share)
         text = page(results, gpus[0] if gpus else "the CPU", o.tiny)
         (out / "gpu.md").write_text(text, encoding="utf-8")
         (out / "gpu.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
@@ -55,21 +58,21 @@ def main() -> int:
 
 
 def _measured(
-    model: str, way: str, precisions: list[str], tiny: bool, seconds: float
+    model: str, trainer: str, precisions: list[str], tiny: bool, seconds: float
 ) -> list[dict[str, Any]]:
-    """The answers of one process; for precisions that it did not come to, why."""
+    """The answers of one process; for precisions that it did not reach, the reason."""
     command = [
         sys.executable,
         "-m",
         "benchmarks.gpu.one",
-        way,
+        trainer,
         model,
         ",".join(precisions),
         f"--seconds={seconds}",
     ]
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
-    environment["KERAS_BACKEND"] = "jax" if way == "jax" else "tensorflow"
-    if way == "jax":
+    environment["KERAS_BACKEND"] = "jax" if trainer == "jax" else "tensorflow"
+    if trainer == "jax":
         environment["JAX_ENABLE_X64"] = "0"
     began = time.monotonic()
     try:
@@ -83,9 +86,11 @@ def _measured(
     last = (errors.strip().splitlines() or ["it ended without an answer"])[-1][:200]
     there = {answer["precision"] for answer in answers}
     answers += [
-        {"way": way, "model": model, "precision": p, "failed": last} for p in precisions if p not in there
+        {"trainer": trainer, "model": model, "precision": p, "failed": last}
+        for p in precisions
+        if p not in there
     ]
-    print(f"{model:9} {way:6} {time.monotonic() - began:5.0f} s", flush=True)
+    print(f"{model:9} {trainer:6} {time.monotonic() - began:5.0f} s", flush=True)
     return answers
 
 
@@ -116,12 +121,21 @@ def _arguments() -> argparse.Namespace:
 
         return parse
 
-    parser.add_argument("--models", type=some(MODELS), default=list(MODELS))
-    parser.add_argument("--precisions", type=some(PRECISIONS), default=list(PRECISIONS))
-    parser.add_argument("--ways", type=some(WAYS), default=list(WAYS))
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--out", default="bench")
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument(
+        "--models", type=some(MODELS), default=list(MODELS), help=f"some of {','.join(MODELS)}"
+    )
+    parser.add_argument(
+        "--precisions",
+        type=some(PRECISIONS),
+        default=list(PRECISIONS),
+        help=f"some of {','.join(PRECISIONS)}",
+    )
+    parser.add_argument(
+        "--trainers", type=some(TRAINERS), default=list(TRAINERS), help=f"some of {','.join(TRAINERS)}"
+    )
+    parser.add_argument("--minutes", type=float, default=10.0, help="total time, divided among the cells")
+    parser.add_argument("--out", default="bench", help="folder for the table and the numbers")
+    parser.add_argument("--tiny", action="store_true", help="small models, also on a CPU")
     return parser.parse_args()
 
 

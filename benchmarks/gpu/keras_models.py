@@ -1,4 +1,4 @@
-"""The models as Keras builds them, for Unisono, TensorFlow and Keras on JAX alike."""
+"""Builds the models with Keras, for Unisono, TensorFlow and Keras on JAX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures one way of training one model, in each precision: a line of JSON for each. Run by `benchmarks.gpu`."""
+"""Measures one trainer of one model in each precision and prints a line of JSON for each. `benchmarks.gpu` runs it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .watch import Watch
 
 
 def main() -> None:
-    """Reads the arguments; prints."""
+    """Reads the arguments, measures, and prints."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("way")
+    parser.add_argument("trainer")
     parser.add_argument("model")
     parser.add_argument("precisions")
     parser.add_argument("--tiny", action="store_true")
@@ -28,43 +28,43 @@ def main() -> None:
     timer.start()
     for precision in o.precisions.split(","):
         began = time.perf_counter()
-        answer = _measure(o.way, Task(o.model, precision, o.tiny))
-        answer |= {"way": o.way, "model": o.model, "precision": precision}
+        answer = _measure(o.trainer, Task(o.model, precision, o.tiny))
+        answer |= {"trainer": o.trainer, "model": o.model, "precision": precision}
         answer["took"] = time.perf_counter() - began
         print(json.dumps(answer), flush=True)
 
 
 def _give_up() -> None:
-    print("its share of the ten minutes is over", file=sys.stderr, flush=True)
+    print("its share of the time is over", file=sys.stderr, flush=True)
     os._exit(3)
 
 
-def _measure(way: str, task: Task) -> dict[str, Any]:
+def _measure(trainer: str, task: Task) -> dict[str, Any]:
     try:
         with Watch() as watch:
-            seconds, peak = _run(way, task)
-    except Exception as error:  # the other cells of the table can still be filled
+            seconds, peak = _run(trainer, task)
+    except Exception as error:  # continue with the other cells of the table
         return {"failed": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]}
     return {"ms": 1e3 * min(seconds) / task.steps, "peak": peak, "busy": watch.percent}
 
 
-def _run(way: str, task: Task) -> tuple[list[float], int | None]:
-    if way == "torch":
-        from . import torch_ways
+def _run(trainer: str, task: Task) -> tuple[list[float], int | None]:
+    if trainer == "torch":
+        from . import torch_loop
 
-        return torch_ways.loop(task), torch_ways.peak_bytes()
-    if way == "jax":
-        from . import jax_ways
+        return torch_loop.loop(task), torch_loop.peak_bytes()
+    if trainer == "jax":
+        from . import jax_loop
 
-        return jax_ways.loop(task), jax_ways.peak_bytes()
-    from . import tensorflow_ways
+        return jax_loop.loop(task), jax_loop.peak_bytes()
+    from . import tensorflow_trainers
 
-    ways = {
-        "ours": lambda: tensorflow_ways.fit(task, ours=True),
-        "keras": lambda: tensorflow_ways.fit(task, ours=False),
-        "loop": lambda: tensorflow_ways.loop(task),
+    trainers = {
+        "ours": lambda: tensorflow_trainers.fit(task, ours=True),
+        "keras": lambda: tensorflow_trainers.fit(task, ours=False),
+        "loop": lambda: tensorflow_trainers.loop(task),
     }
-    return ways[way](), tensorflow_ways.peak_bytes()
+    return trainers[trainer](), tensorflow_trainers.peak_bytes()
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .task import MODELS, PRECISIONS, WAYS
+from .task import MODELS, PRECISIONS, TRAINERS
 
-_WORDS = {
+_LABELS = {
     "ours": "unisono fit",
     "loop": "TensorFlow loop",
     "keras": "Keras fit",
@@ -16,9 +16,9 @@ _WORDS = {
 
 
 def page(results: list[dict[str, Any]], device: str, tiny: bool) -> str:
-    """Milliseconds a step, their ratio to TensorFlow's loop by hand, how busy the GPU was, and the most memory in use."""
-    cells = {(r["model"], r["precision"], r["way"]): r for r in results}
-    ways = [way for way in WAYS if any(r["way"] == way for r in results)]
+    """Formats step times, their ratio to the hand-written TensorFlow loop, GPU utilization, and peak memory."""
+    cells = {(r["model"], r["precision"], r["trainer"]): r for r in results}
+    trainers = [trainer for trainer in TRAINERS if any(r["trainer"] == trainer for r in results)]
     lines = [
         f"# Step times on {device}",
         "",
@@ -26,19 +26,19 @@ def page(results: list[dict[str, Any]], device: str, tiny: bool) -> str:
         if tiny
         else "Milliseconds a step (times the TensorFlow loop; GPU busy; peak memory).",
         "",
-        f"| model | precision | {' | '.join(_WORDS[way] for way in ways)} |",
-        f"|---|---|{'---|' * len(ways)}",
+        f"| model | precision | {' | '.join(_LABELS[trainer] for trainer in trainers)} |",
+        f"|---|---|{'---|' * len(trainers)}",
     ]
     for model in MODELS:
         for precision in PRECISIONS:
-            row = [cells.get((model, precision, way)) for way in ways]
+            row = [cells.get((model, precision, trainer)) for trainer in trainers]
             if any(row):
                 base = (cells.get((model, precision, "loop")) or {}).get("ms")
                 words = " | ".join(_cell(cell, base) for cell in row)
                 lines.append(f"| {model} | {precision} | {words} |")
     failures = sorted(
         {
-            f"{r['model']}, {r['precision']}, {_WORDS[r['way']]}: {r['failed']}"
+            f"{r['model']}, {r['precision']}, {_LABELS[r['trainer']]}: {r['failed']}"
             for r in results
             if "failed" in r
         }

@@ -1,4 +1,4 @@
-"""What is trained on a GPU: the model by name, its size, its data, and the precision. Imports no framework."""
+"""The task on a GPU: model, size, data and precision. Imports no framework."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 MODELS = ("mlp", "resnet50", "gpt2", "bert")
 PRECISIONS = ("float32", "tf32", "bfloat16", "float16")
-WAYS = ("ours", "loop", "keras", "torch", "jax")
+TRAINERS = ("ours", "loop", "keras", "torch", "jax")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,12 +17,12 @@ class Size:
     """A model's size.
 
     Attributes:
-        batch: rows of a step.
-        inputs: shape of a row: features, an image, or tokens.
-        classes: of a row, or words of a vocabulary.
-        width: of the layers.
-        blocks: how many layers, or of each of the four stages.
-        heads: of attention.
+        batch: samples of a step.
+        inputs: shape of a sample: features, an image, or tokens.
+        classes: number of classes, or size of the vocabulary.
+        width: units of a layer.
+        blocks: number of layers, or of blocks in each stage.
+        heads: attention heads.
     """
 
     batch: int
@@ -46,12 +46,12 @@ TINY = {
     "bert": Size(2, (16,), 100, 32, (1,), 2),
 }
 STEPS = {"mlp": 200, "resnet50": 20, "gpt2": 12, "bert": 20}
-"""In one measured round."""
+"""Model -> steps of a measured round."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One cell of the table, but for who fills it."""
+    """One cell of the table, for any trainer."""
 
     model: str
     precision: str
@@ -59,20 +59,20 @@ class Task:
 
     @property
     def size(self) -> Size:
-        """Of its model."""
+        """The size of its model."""
         return (TINY if self.tiny else FULL)[self.model]
 
     @property
     def steps(self) -> int:
-        """Of one measured round."""
+        """Steps of a measured round."""
         return 5 if self.tiny else STEPS[self.model]
 
     def arrays(self) -> tuple[Any, Any]:
-        """Inputs and targets of two batches: every way trains on them again and again."""
+        """Inputs and targets of two batches, on which every trainer trains repeatedly."""
         size, random = self.size, np.random.default_rng(0)
-        rows = 2 * size.batch
+        samples = 2 * size.batch
         if self.model in ("gpt2", "bert"):
-            words = random.integers(0, size.classes, (rows, size.inputs[0] + 1)).astype("int32")
+            words = random.integers(0, size.classes, (samples, size.inputs[0] + 1)).astype("int32")
             return (words[:, :-1], words[:, 1:]) if self.model == "gpt2" else (words[:, 1:], words[:, 1:])
-        x = random.normal(size=(rows, *size.inputs)).astype("float32")
-        return x, random.integers(0, size.classes, rows).astype("int32")
+        x = random.normal(size=(samples, *size.inputs)).astype("float32")
+        return x, random.integers(0, size.classes, samples).astype("int32")

@@ -1,4 +1,4 @@
-"""How busy the GPU is while something runs, as `nvidia-smi` sees it."""
+"""Measures GPU utilization during a block with `nvidia-smi`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Watch:
     """Samples utilization inside its block.
 
     Attributes:
-        percent: afterwards, the mean of the busier half of the samples: compiling and starting are idle; None without GPU.
+        percent: mean of the higher half of the samples (the GPU idles while a program compiles); None without a GPU.
     """
 
     percent: float | None = None

@@ -149,7 +149,8 @@ def _state_methods(callback: Any) -> tuple[Callable[[], Any] | None, Callable[[A
         return get and (lambda: copy.deepcopy(get())), set_ and (lambda state: set_(copy.deepcopy(state)))
     if isinstance(callback, keras.callbacks.CSVLogger):
         return functools.partial(_csv_state, callback), functools.partial(_set_csv_state, callback)
-    attributes = _known_attributes(callback)
+    names = (cls.__name__ for cls in type(callback).__mro__ if cls.__module__.startswith("keras."))
+    attributes = next((CALLBACK_ATTRIBUTES[name] for name in names if name in CALLBACK_ATTRIBUTES), None)
     if attributes is None:
         return None, None
 
@@ -161,11 +162,6 @@ def _state_methods(callback: Any) -> tuple[Callable[[], Any] | None, Callable[[A
     return lambda: {
         name: _copied(getattr(callback, name)) for name in attributes if hasattr(callback, name)
     }, set_attributes
-
-
-def _known_attributes(callback: Any) -> tuple[str, ...] | None:
-    names = (cls.__name__ for cls in type(callback).__mro__ if cls.__module__.startswith("keras."))
-    return next((CALLBACK_ATTRIBUTES[name] for name in names if name in CALLBACK_ATTRIBUTES), None)
 
 
 def _copied(value: Any) -> Any:

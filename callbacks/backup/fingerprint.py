@@ -104,9 +104,9 @@ def _known_differences(what: str, saved: Any, now: Any, same_versions: bool = Tr
 def _data(fit_state: FitState, source_state: Mapping[str, Any]) -> dict[str, Any]:
     source = fit_state.source
     spec = getattr(source, "spec", None)
-    rows = source_state.get("rows")
+    samples = source_state.get("rows")
     return {
-        "rows": None if rows is None else int(rows),
+        "rows": None if samples is None else int(samples),
         "batch_rows": getattr(source, "batch_size", None),
         "steps_per_epoch": fit_state.steps_per_epoch,
         "layout": None if spec is None else [_layout(part) for part in tf.nest.flatten(spec)],

@@ -79,7 +79,10 @@ def variables_of(model: CompiledModel, metrics: bool = True) -> dict[str, list[A
         "model": new(model.variables),
         "optimizer": new(v for each in optimizers for v in (*each.variables, *errors_of(each))),
         "metrics": new(model.metrics_variables if metrics else ()),
-        "other": new(_plain_variables(model)),
+        "other": new(
+            found.state if isinstance(found, _GENERATORS) else found
+            for _, found in reached(held_by(model), (tf.Variable, keras.Variable, *_GENERATORS))
+        ),
     }
 
 
@@ -164,11 +167,6 @@ def describe(variables: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
 
 
 _GENERATORS = (tf.random.Generator, keras.random.SeedGenerator)
-
-
-def _plain_variables(model: CompiledModel) -> Iterable[Any]:
-    for _, found in reached(held_by(model), (tf.Variable, keras.Variable, *_GENERATORS)):
-        yield found.state if isinstance(found, _GENERATORS) else found
 
 
 def held_by(model: CompiledModel) -> dict[str, Any]:

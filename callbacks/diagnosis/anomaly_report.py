@@ -104,7 +104,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
             exact = len(self._watches) == 1
             at = self._last_step + good - self._steps_before + 1 if exact else step
             self._explain(at, sorted({path for watch in tripped for path in watch.not_finite}), exact)
-        elif self._bad_loss(logs):
+        elif not math.isfinite(np.mean((logs or {}).get("loss", 0.0))):
             self._explain(step, [], exact=step - self._last_step == 1)
         self._steps_before += step - self._last_step
         self._last_step = step
@@ -128,10 +128,6 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         if self._watches:
             self.model.train_function = None
         self._watches = []
-
-    def _bad_loss(self, logs: Any) -> bool:
-        loss = (logs or {}).get("loss")
-        return loss is not None and not math.isfinite(float(np.mean(loss)))
 
     def _explain(self, step: int, gradients: list[str], exact: bool) -> None:
         batch = self._batch.batch if self._batch is not None else None

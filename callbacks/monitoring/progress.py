@@ -182,9 +182,9 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
 
     def _samples_per_step(self) -> int | None:
         state = getattr(self.model, "fit_state", None)
-        if state is None or state.usual_rows is None:
+        if state is None or state.usual_batch_size is None:
             return None
-        return state.usual_rows * (num_workers() if getattr(state.source, "per_worker", False) else 1)
+        return state.usual_batch_size * (num_workers() if getattr(state.source, "per_worker", False) else 1)
 
     @property
     def _in_place(self) -> bool:

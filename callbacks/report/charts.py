@@ -13,6 +13,7 @@ from .runs import Points
 
 _WIDTH, _HEIGHT = 480, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 34
+_MOST_POINTS = 500  # of a curve: more than it has pixels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,19 +30,17 @@ class Line:
 
 def line_chart(title: str, lines: Sequence[Line], whole: bool = False, note: str = "") -> str:
     """A `<figure>` with the curves; an empty string if none has a point. `whole`: the y axis begins at 0."""
-    drawn = [(line, [(x, y) for x, y in line.points if math.isfinite(y)]) for line in lines]
+    drawn = [(line, outline([point for point in line.points if math.isfinite(point[1])])) for line in lines]
     drawn = [(line, points) for line, points in drawn if points]
     lost = _lost([line for line in lines if not line.faint]) or _lost(lines)
     if not drawn:
         return _figure(title, "", [], f"{lost} values, none of them finite") if lost else ""
-    xs = [x for _, points in drawn for x, _ in points]
-    ys = [y for _, points in drawn for _, y in points]
+    xs, ys = zip(*(point for _, points in drawn for point in points))
     logarithmic = not whole and min(ys) > 0 and max(ys) > 50 * min(ys)
     x_axis = _Axis(min([0.0, *xs]), max(xs), _LEFT, _WIDTH - _RIGHT)
-    low, high = (0.0, max(ys)) if whole else (min(ys), max(ys))
+    low, high = 0.0 if whole else min(ys), max(ys)
     margin = 0.0 if logarithmic else 0.05 * (high - low)
-    low, high = (low if whole else low - margin), high + margin
-    y_axis = _Axis(low, high, _HEIGHT - _BOTTOM, _TOP, logarithmic)
+    y_axis = _Axis(low if whole else low - margin, high + margin, _HEIGHT - _BOTTOM, _TOP, logarithmic)
     parts = _grid(x_axis, y_axis)
     for line, points in drawn:
         path = " ".join(f"{x_axis.at(x):.1f},{y_axis.at(y):.1f}" for x, y in points)
@@ -63,12 +62,20 @@ def line_chart(title: str, lines: Sequence[Line], whole: bool = False, note: str
         f"data-lines='{_attribute(data)}' data-scale='{_attribute(scale)}'>{''.join(parts)}"
         f'<line class="cursor" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" hidden=""/></svg>'
     )
-    notes = (
-        [note] * bool(note)
-        + ["logarithmic scale"] * logarithmic
-        + [f"{lost} values are not finite"] * (lost > 0)
-    )
-    return _figure(title, svg, [line for line, _ in drawn], "; ".join(notes))
+    notes = (note, "logarithmic scale" * logarithmic, f"{lost} values are not finite" * (lost > 0))
+    return _figure(title, svg, [line for line, _ in drawn if line.key], "; ".join(filter(None, notes)))
+
+
+def outline(points: Points) -> Points:
+    """Of each part of a long curve the lowest and the highest point, and the last of all: it looks the same.
+
+    >>> outline([(x, x % 5) for x in range(3000)])[-3:]
+    [(2989, 4), (2990, 0), (2999, 4)]
+    """
+    size = 2 * len(points) // _MOST_POINTS or 1
+    parts = [points[first : first + size] for first in range(0, len(points), size)]
+    kept = {end(part, key=lambda point: point[1]) for part in parts for end in (min, max)}
+    return sorted(kept.union(points[-1:]))
 
 
 def shares(title: str, parts: Sequence[tuple[str, float, str]], note: str = "") -> str:

@@ -59,25 +59,25 @@ def grouped(names: Sequence[str], outputs: Sequence[str]) -> dict[str, list[tupl
     return {group: members for group, members in groups.items() if members}
 
 
-def other_curves(runs: Sequence[Run]) -> str:
-    """The learning rate and what else is measured; the memory for one run alone."""
+def other_curves(runs: Sequence[Run]) -> dict[str, str]:
+    """Title -> chart: the learning rate and everything else that is measured; the memory for one run alone."""
     one = len(runs) == 1
-    charts = [
-        line_chart(
+    charts = {
+        title: line_chart(
             title,
             [Line(title if one else run.name, points(run), i) for i, run in enumerate(runs)],
             whole=title in _FROM_ZERO,
         )
         for title, points in _OTHERS.items()
-    ]
+    }
     if one:
         memory = [(line["epoch"] + 1.0, line["workers"][0]["memory"]) for line in runs[0].epochs]
         lines = []
         for i, kind in enumerate(unique(kind for _, used in memory for kind in used)):
             points = [(x, used[kind] / 1e6) for x, used in memory if kind in used]
             lines.append(Line(kind, points, i // 2, kind.endswith("peak")))
-        charts.append(line_chart("memory, MB", lines, whole=True))
-    return "".join(charts)
+        charts["memory"] = line_chart("memory, MB", lines, whole=True)
+    return charts
 
 
 def _metric_chart(runs: Sequence[Run], name: str, title: str) -> str:

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...compat.keras_private.random_state import seeds_as_set
 from ...compat.tensorflow_private.strategies import devices_of
 from ...compat.versions import installed
 from ...distribute.environment import shown_variables
@@ -42,6 +43,8 @@ def facts_of(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
     "model", "strategy", "configuration", "versions", "machine" and "environment" are flat dicts; "summary" is that of
     the model.
     """
+    lines: list[str] = []
+    model.summary(print_fn=lambda text, **_: lines.append(text), line_length=96)
     return {
         "model": _model(model),
         "strategy": _strategy(model),
@@ -54,7 +57,7 @@ def facts_of(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
             "git commit": git_commit(Path.cwd()) or "none",
         },
         "environment": shown_variables(os.environ),
-        "summary": _summary(model),
+        "summary": "\n".join(lines),
     }
 
 
@@ -113,12 +116,13 @@ def _configuration(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
     result: dict[str, Any] = {
         "epochs": fit_state.epochs,
         "steps per epoch": fit_state.steps_per_epoch or "unknown",
-        "global batch": fit_state.usual_rows or "unknown",
+        "global batch": fit_state.usual_batch_size or "unknown",
         "input": "unknown" if fit_state.custom_loop else _users_name(_INPUTS, type(fit_state.source)),
         "steps per compiled call": "auto"
         if getattr(model, "_auto_steps", False)
         else model.steps_per_execution,
         "loss": _name(getattr(model, "loss", None)),
+        **{name: str(seed) for name, seed in seeds_as_set().items()},
     }
     optimizer = getattr(model, "optimizer", None)
     if isinstance(optimizer, keras.optimizers.Optimizer):
@@ -141,9 +145,3 @@ def _name(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_name(v) for v in value]
     return getattr(value, "__name__", None) or type(value).__name__
-
-
-def _summary(model: CompiledModel) -> str:
-    lines: list[str] = []
-    model.summary(print_fn=lambda text, **_: lines.append(text), line_length=96)
-    return "\n".join(lines)

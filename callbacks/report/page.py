@@ -1,4 +1,4 @@
-"""The page: what a reader wants to know first, then the curves, then the tables."""
+"""The page answers in order: did the run learn, was it healthy, was it fast, and how can it be reproduced?"""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _PARTS = {
     "input": "waiting for input",
     "callbacks": "callbacks",
     "validation": "validation",
-    "other": "building, beginning of epochs",
+    "other": "building the model, starting epochs",
     "report": "this report",
-    "unaccounted": "outside of the measurement",
+    "unaccounted": "not measured",
 }
 _NEWS_SECONDS = 60.0  # a run that is at work and has written nothing for so long is said to be without news
 _MOST_REPLICAS = 4096  # of a worker: no real file has more
+_MOST_EPOCHS = 100  # rows of the table
 _FACTS = ("strategy", "configuration", "model", "machine", "environment", "versions")
 
 
@@ -66,9 +67,17 @@ def _one(run: Run) -> str:
     return (
         f'<header><h1>{html.escape(run.title)}</h1><p><span class="state"{news}>{html.escape(run.how or "running")}</span> '
         f'<span class="dim">began {_moment(run.began)}, {duration(run.now - run.began)} until the last update{restarts}'
-        f"</span></p></header>{_tiles(run)}{_section('Metrics', metric_curves([run]), '')}"
-        f"{_section('Course', other_curves([run]), 'charts')}"
-        f"{_section('Time', _time(run), 'cards')}{_workers(run)}{_facts(run)}"
+        f"</span></p></header>{_tiles(run)}{_curves([run], _time(run))}{_workers(run)}{_facts(run)}"
+    )
+
+
+def _curves(runs: Sequence[Run], time: str = "") -> str:
+    charts = other_curves(runs)
+    speed = charts.pop("samples per second")
+    return (
+        f"{_section('Did it learn?', metric_curves(runs), '')}"
+        f"{_section('Is it healthy?', ''.join(charts.values()), 'charts')}"
+        f"{_section('Was it fast?', speed + time, 'cards')}"
     )
 
 
@@ -104,22 +113,21 @@ def _several(runs: Sequence[Run]) -> str:
     return (
         f"<header><h1>{len(runs)} training runs side by side</h1></header>"
         f"{_section('Results', results)}"
-        f"{_section('What is different in their configuration', different)}"
-        f"{_section('Metrics', metric_curves(runs), '')}{_section('Course', other_curves(runs), 'charts')}"
+        f"{_section('Different settings', different)}{_curves(runs)}"
     )
 
 
 def _tiles(run: Run) -> str:
     """What is asked first. A metric is followed by its validation."""
-    tiles = [(f"{run.epochs_done} of {run.facts['configuration']['epochs']}", "epochs done")]
+    tiles = [(f"{run.epochs_done:,} of {number(run.facts['configuration']['epochs'])}", "epochs done")]
     for name in run.metric_names()[:3]:
         training, validation = run.log(name, fine=not run.epochs), run.last(f"val_{name}")
         if training:
-            beside = "" if validation is None else f" (validation {number(validation)})"
-            tiles.append((number(training[-1][1]), f"{name}{beside}"))
-    rows = run.samples_per_second()
-    if rows:
-        tiles.append((number(rows[-1][1]), "samples per second"))
+            suffix = "" if validation is None else f" (validation {number(validation)})"
+            tiles.append((number(training[-1][1]), f"{name}{suffix}"))
+    rates = run.samples_per_second()
+    if rates:
+        tiles.append((number(rates[-1][1]), "samples per second"))
     tiles.append((number(run.facts["strategy"]["replicas"]), "replicas"))
     tiles.append((number(run.facts["model"]["trainable parameters"]), "trainable parameters"))
     boxes = "".join(
@@ -177,20 +185,22 @@ def _workers(run: Run) -> str:
 def _facts(run: Run) -> str:
     blocks = []
     for name in _FACTS:
-        rows = [[key, number(value)] for key, value in run.facts.get(name, {}).items()]
+        rows = [[Html(breakable(key)), number(value)] for key, value in run.facts.get(name, {}).items()]
         blocks.append(f'<div class="box"><b>{name.capitalize()}</b>{_table([], rows)}</div>')
     if run.restarts:
         rows = [[_moment(r["time"]), r["machine"]["host"]] for r in run.restarts]
         blocks.append(f'<div class="box"><b>Restarts</b>{_table(["when", "where"], rows)}</div>')
-    names = unique(name for line in run.epochs for name in line["logs"])
+    every = -(-len(run.epochs) // _MOST_EPOCHS) or 1
+    lines = run.epochs[::-every][::-1]  # the last is always there
+    names = unique(name for line in lines for name in line["logs"])
     epochs = [
-        [number(line["epoch"] + 1), *(number(line["logs"].get(name)) for name in names)]
-        for line in run.epochs
+        [number(line["epoch"] + 1), *(number(line["logs"].get(name)) for name in names)] for line in lines
     ]
     return (
-        f'<section><h2>Facts</h2><div class="cards">{"".join(blocks)}</div>'
+        f'<section><h2>Can I reproduce it?</h2><div class="cards">{"".join(blocks)}</div>'
         f'<details class="box"><summary>Model summary</summary><pre>{html.escape(run.facts["summary"])}</pre></details>'
-        f'<details class="box"><summary>Numbers of every epoch</summary><div class="scroll">'
+        f'<details class="box"><summary>Logs of {len(lines)} of {len(run.epochs):,} epochs (the .jsonl file has all)'
+        f'</summary><div class="scroll">'
         f"{_table(['epoch', *names], epochs, 'numbers')}</div></details></section>"
     )
 

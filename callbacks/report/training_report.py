@@ -134,14 +134,14 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         workers = gather_json(mine, self.model.distribute_strategy)
         if not state.chief:
             return
-        rows = state.usual_rows
-        if rows and getattr(state.source, "per_worker", False):
-            rows *= len(workers)
+        samples = state.usual_batch_size
+        if samples and getattr(state.source, "per_worker", False):
+            samples *= len(workers)
         self._write(
             "epoch",
             **self._numbers(logs),
             steps=steps,
-            rows_per_step=rows,
+            rows_per_step=samples,
             elapsed=self._clock() - self._epoch_began,
             report_seconds=self._own_seconds,
             workers=workers,
@@ -215,7 +215,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
 
 def _scalar(value: Any) -> float | None:
     try:
-        return float(np.mean(np.asarray(value)))
+        return float(np.mean(value))
     except (TypeError, ValueError):
         return None
 

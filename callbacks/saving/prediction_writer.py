@@ -83,9 +83,9 @@ class PredictionWriter(keras.callbacks.Callback):
             return
         check_output_path("`path` of `PredictionWriter`", os.fspath(self.path), folder=not self._single)
         outputs = getattr(self.model, "outputs", None)
-        own_step = self.model._overrides_step("predict_step")
-        if self._single and isinstance(outputs, list) and len(outputs) > 1 and not own_step:
-            self._refuse_several(len(outputs))
+        custom_step = self.model._overrides_step("predict_step")
+        if self._single and isinstance(outputs, list) and len(outputs) > 1 and not custom_step:
+            self._reject_several(len(outputs))
         self._keep_others()
         remove_leftovers(self.path.parent, self.path.name.partition(".")[0])
 
@@ -135,7 +135,7 @@ class PredictionWriter(keras.callbacks.Callback):
         self._temporary = None
 
     def outputs(self) -> Any:
-        """What was written, as arrays `[samples, ...]` mapped to the files, in the structure of the outputs.
+        """What was written, as arrays `(samples, ...)` mapped to the files, in the structure of the outputs.
 
         None before the first batch, and on workers that do not write.
         """
@@ -146,7 +146,7 @@ class PredictionWriter(keras.callbacks.Callback):
 
     def _begin(self, outputs: Any, arrays: list[np.ndarray]) -> None:
         if self._single and len(arrays) > 1:
-            self._refuse_several(len(arrays))
+            self._reject_several(len(arrays))
         names = [_name(place) for place, _ in keras.tree.flatten_with_path(outputs)]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = temporary_path(self.path)
@@ -157,7 +157,7 @@ class PredictionWriter(keras.callbacks.Callback):
         self._files = [_ArrayFile(*each) for each in zip(files, arrays, ends)]
         self._structure = keras.tree.pack_sequence_as(outputs, names)
 
-    def _refuse_several(self, count: int) -> None:
+    def _reject_several(self, count: int) -> None:
         raise ValueError(
             f"`path` of `PredictionWriter` is the file of one array, and the model has {count} outputs: give a folder, a "
             f"path without the suffix .npy. Received: {self.path}"
@@ -223,7 +223,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _storable(leaf: Any) -> np.ndarray:
-    """An output as an array `[samples, ...]` that an `.npy` file can hold."""
+    """An output as an array `(samples, ...)` that an `.npy` file can hold."""
     if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
         raise TypeError(
             f"`PredictionWriter` writes dense arrays, but an output is a {type(leaf).__name__}: convert it in the model "
@@ -233,7 +233,7 @@ def _storable(leaf: Any) -> np.ndarray:
     if array.dtype.hasobject or not array.ndim:
         kind = "text or objects" if array.dtype.hasobject else "one number without samples"
         raise TypeError(
-            f"`PredictionWriter` writes numbers `[samples, ...]`, but an output is {kind}: let the model return numbers, or "
+            f"`PredictionWriter` writes numbers `(samples, ...)`, but an output is {kind}: let the model return numbers, or "
             "call `predict` without it."
         )
     if np.dtype(array.dtype.str) != array.dtype:  # a type that NumPy has not itself

@@ -49,7 +49,7 @@ def holds_own_code(layer: Any) -> bool:
     if is_own(layer) or isinstance(layer, keras.layers.Lambda):
         return True
     settings = [value for name, value in vars(layer).items() if name not in _OF_COMPILE]
-    if any(map(_is_users, settings)) or _is_along_rows(getattr(layer, "axis", None)):
+    if any(map(_is_users, settings)) or _is_along_samples(getattr(layer, "axis", None)):
         return True
     graph = graph_of(layer)
     nodes = [] if graph is None else nodes_in_order(graph)
@@ -64,7 +64,7 @@ def _is_users(value: Any) -> bool:
     return not module.startswith(("keras.src.", "tensorflow.")) or module.startswith("keras.src.ops.")
 
 
-def _is_along_rows(axis: Any) -> bool:
+def _is_along_samples(axis: Any) -> bool:
     return 0 in axis if isinstance(axis, list | tuple) else isinstance(axis, int) and axis == 0
 
 

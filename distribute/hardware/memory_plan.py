@@ -15,8 +15,7 @@ pipeline over K   W / K         T / K         S / K               none: micro-ba
 
 and the activations of one micro-batch, kept for the backward pass. L bytes are the weights of the largest layer: two layers'
 weights or gradients have their full size at a time. Weights of rank one are never sharded. With float32 and Adam this is,
-except for L, 4 + 4 + 8/N, 4 + 12/N and 16/N bytes for each weight. Source: Rajbhandari et al. 2020, arXiv 1910.02054. No
-tensors.
+except for L, 4 + 4 + 8/N, 4 + 12/N and 16/N bytes for each weight. Source: Rajbhandari et al. 2020, arXiv 1910.02054.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class MemoryPlan:
         accumulation: int; micro-batches whose gradients are summed before each update; 1: none.
         half_precision: bool; whether it needs a half-precision policy that the model does not have yet.
         stages: int; devices over which each copy of the model is split; 1: no pipeline.
-        rows: int; samples that a device processes at once.
+        samples: int; samples that a device processes at once.
         weights, gradients, slots, accumulators, activations: int; bytes.
         fits: bool; whether they are at most nine tenths of the device's memory.
     """
@@ -84,7 +83,7 @@ class MemoryPlan:
     accumulation: int
     half_precision: bool
     stages: int
-    rows: int
+    samples: int
     weights: int
     gradients: int
     slots: int
@@ -98,7 +97,7 @@ class MemoryPlan:
         return self.weights + self.gradients + self.slots + self.accumulators + self.activations
 
     @property
-    def remedies(self) -> frozenset[str]:
+    def changes(self) -> frozenset[str]:
         """The techniques that it adds to plain data parallelism."""
         used = {
             "sharded": self.sharded is not None,
@@ -135,21 +134,21 @@ def memory_plans(
             f"`model` must be a `ModelMemory`, as from `unisono.model_memory`. Received: {shown(model)}"
         )
     number("memory_bytes", memory_bytes, above=0)
-    rows = whole_number("global_batch_size", global_batch_size)
+    samples = whole_number("global_batch_size", global_batch_size)
     replicas = whole_number("replicas", replicas)
-    as_it_is = _plan(model, memory_bytes, rows, replicas)
+    as_it_is = _plan(model, memory_bytes, samples, replicas)
     if as_it_is.fits:
         return [as_it_is]
     found: list[MemoryPlan] = []
-    for plan in sorted(_candidates(model, memory_bytes, rows, replicas), key=_cost):
-        if plan.remedies and plan.fits and not any(other.remedies <= plan.remedies for other in found):
+    for plan in sorted(_candidates(model, memory_bytes, samples, replicas), key=_cost):
+        if plan.changes and plan.fits and not any(other.changes <= plan.changes for other in found):
             found.append(plan)
     return [as_it_is, *found]
 
 
 def less_memory(
     model: ModelMemory,
-    rows: int,
+    samples: int,
     replicas: int = 1,
     level: str | None = None,
     accumulates: bool = False,
@@ -159,7 +158,7 @@ def less_memory(
 
     Args:
         model: its memory on one device.
-        rows: of one replica.
+        samples: of one replica.
         replicas: that may shard the state; 1: it cannot be sharded.
         level: the present level of sharding; None: each replica holds all state.
         accumulates: whether gradients are accumulated over several calls already.
@@ -171,10 +170,10 @@ def less_memory(
         accumulation = 1 + accumulates
         return _plan(state, float("inf"), 2 * replicas, replicas, sharded=level, accumulation=accumulation)
 
-    now, activations = at(level), model.activations * rows
+    now, activations = at(level), model.activations * samples
     saved: list[tuple[float, str]] = []
-    if rows > 1:
-        parts = min(4, rows)
+    if samples > 1:
+        parts = min(4, samples)
         gained = activations * (1 - 1 / parts) - (0 if accumulates else now.gradients)
         saved.append((activations / 2, "half the batch"))
         saved.append(
@@ -196,14 +195,14 @@ def less_memory(
     options = "; ".join(f"{name}: about {in_words(amount)} less" for amount, name in helpful)
     return (
         f"Of a replica's memory, weights take {in_words(now.weights)}, gradients {in_words(now.gradients)}, the "
-        f"optimizer state {in_words(now.slots)}, and the activations of {rows} samples about "
+        f"optimizer state {in_words(now.slots)}, and the activations of {samples} samples about "
         f"{in_words(activations)}. Options that need less: {options}."
     )
 
 
-def _candidates(model: ModelMemory, memory: float, rows: int, replicas: int) -> Iterator[MemoryPlan]:
-    plan = functools.partial(_plan, model, memory, rows, replicas)
-    of_replica = -(-rows // replicas)
+def _candidates(model: ModelMemory, memory: float, samples: int, replicas: int) -> Iterator[MemoryPlan]:
+    plan = functools.partial(_plan, model, memory, samples, replicas)
+    of_replica = -(-samples // replicas)
     steps = [2**n for n in range(of_replica.bit_length())]
     levels = (None, *LEVELS) if replicas > 1 else (None,)
     for half in (False,) if model.half_precision else (False, True):
@@ -217,7 +216,7 @@ def _candidates(model: ModelMemory, memory: float, rows: int, replicas: int) -> 
 def _plan(
     model: ModelMemory,
     memory: float,
-    rows: int,
+    samples: int,
     replicas: int,
     *,
     sharded: str | None = None,
@@ -237,7 +236,7 @@ def _plan(
         weights = min(model.weights, model.vectors + parts + two_layers)
     if level >= 2:
         gradients = min(model.trained, gradients + two_layers)
-    at_once, held = _rows_of_device(rows, replicas, accumulation, stages)
+    at_once, held = _samples_of_device(samples, replicas, accumulation, stages)
     activations = model.activations * held / stages + model.always / stages
     # Half of each, and a half-precision copy of the weights that is kept for the backward pass.
     if half_precision:
@@ -255,9 +254,9 @@ def _plan(
     return MemoryPlan(sharded, accumulation, half_precision, stages, at_once, fits=fits, **sizes)
 
 
-def _rows_of_device(rows: int, replicas: int, accumulation: int, stages: int) -> tuple[int, int]:
+def _samples_of_device(samples: int, replicas: int, accumulation: int, stages: int) -> tuple[int, int]:
     """How many samples a device processes at once, and for how many it keeps activations."""
-    of_copy = -(-rows // (replicas // stages))
+    of_copy = -(-samples // (replicas // stages))
     if stages == 1:
         at_once = -(-of_copy // accumulation)
         return at_once, at_once
@@ -274,4 +273,4 @@ def micro_batches(plan: MemoryPlan, global_batch_size: int, replicas: int) -> in
 def _cost(plan: MemoryPlan) -> tuple[Any, ...]:
     """Sort key: the same numbers first, then no idle devices, little traffic, few micro-batches."""
     level = 0 if plan.sharded is None else LEVELS.index(plan.sharded) + 1
-    return plan.stages, plan.half_precision, level == 3, len(plan.remedies), level, plan.accumulation
+    return plan.stages, plan.half_precision, level == 3, len(plan.changes), level, plan.accumulation

@@ -18,7 +18,7 @@ from .output import Output
 from .tasks import Task
 
 _POLL = 0.05
-_LOOK = 0.5  # seconds between two reads of records and states
+_EVERY = 0.5  # seconds between two reads of records and states
 _AFTER_KILL = 10.0
 _LAST_LINES = 20
 
@@ -43,7 +43,7 @@ class Processes:
         self._records, self._attempt = records, attempt
         self.output = Output([task.name for task in tasks], log_dir, attempt)
         self._states: dict[str, ProcessState] = {}
-        self._looked = 0.0
+        self._checked = 0.0
         self._due: list[tuple[float, Task]] = []
         self.several = len(tasks) > 1
         self.scripts_left = {task.name for task in tasks if task.role == "script"}
@@ -84,7 +84,7 @@ class Processes:
         """Waits a moment for output; returns the tasks that have ended since, with their exit statuses."""
         began = time.monotonic()
         wrote = self.output.pump(_POLL)
-        self._look()
+        self._check()
         found = []
         for each in self._running():
             code = each.process.poll()
@@ -104,7 +104,7 @@ class Processes:
 
     def states(self) -> list[ProcessState]:
         """The states of all processes, for `attribute`."""
-        self._look(always=True)
+        self._check(always=True)
         for each in self._states.values():
             each.lines = self.output.last_lines(each.task.name)
         return list(self._states.values())
@@ -155,13 +155,13 @@ class Processes:
     def _running(self) -> list[ProcessState]:
         return [each for each in self._states.values() if each.code is None]
 
-    def _look(self, always: bool = False) -> None:
+    def _check(self, always: bool = False) -> None:
         """Reads the records and the states of the running processes."""
         now = time.monotonic()
-        if not always and now - self._looked < _LOOK:
+        if not always and now - self._checked < _EVERY:
             return
-        asleep = now - self._looked > 10 * _LOOK  # this process itself was stopped, or the machine slept
-        self._looked = now
+        asleep = now - self._checked > 10 * _EVERY  # this process itself was stopped, or the machine slept
+        self._checked = now
         for each in self._running():
             each.record = records.read(self._records, each.process.pid)
             if state_of(each.process.pid) != "T":

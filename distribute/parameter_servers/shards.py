@@ -19,14 +19,14 @@ from ...compat.patches import provide, replaced_functions, wrap
 from ...compat.tensorflow_private.parameter_servers import ShardedVariable
 from ..hardware.devices import computes_on_gpu
 from ..step_context import current_step
-from .updates import beside, on_parameter_servers, shards_of
+from .updates import colocated_with, on_parameter_servers, shards_of
 
 
 def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
     """Entries of a table on parameter servers, gathered on the servers, so that only those are sent.
 
     Args:
-        variable: shape `[rows, ...]`.
+        variable: shape `(batch, ...)`.
         indices: integer tensor of any shape; negative ones count from the end.
 
     Returns:
@@ -41,7 +41,7 @@ def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
         indices = tf.cast(indices, tf.int32)
     indices = tf.where(indices < 0, indices + tf.cast(variable.shape[0], indices.dtype), indices)
     if len(shards) == 1:
-        with beside(shards[0]):
+        with colocated_with(shards[0]):
             return tf.identity(shards[0].sparse_read(indices))
     return tf.nn.embedding_lookup(list(shards), indices)
 
@@ -64,7 +64,7 @@ def gradient(
         return tape.gradient(target, variables, **options)
     sources = [[variable] if part is None else list(part) for variable, part in zip(variables, parts)]
     gradients: Any = tape.gradient(target, sources, **options)
-    return [own[0] if part is None else _joined(own, part) for own, part in zip(gradients, parts)]
+    return [own[0] if part is None else _concatenated(own, part) for own, part in zip(gradients, parts)]
 
 
 def rows_of(shard: tf.Variable) -> int:
@@ -72,7 +72,7 @@ def rows_of(shard: tf.Variable) -> int:
     return int(shard.shape.as_list()[0] or 0)
 
 
-def _joined(gradients: Sequence[Any], shards: Sequence[tf.Variable]) -> Any:
+def _concatenated(gradients: Sequence[Any], shards: Sequence[tf.Variable]) -> Any:
     """The gradients of the shards, combined to one of the whole variable."""
     if all(g is None for g in gradients):
         return None
@@ -94,7 +94,7 @@ def _joined(gradients: Sequence[Any], shards: Sequence[tf.Variable]) -> Any:
 
 
 @contextlib.contextmanager
-def created_beside(variable: Any) -> Iterator[None]:
+def created_colocated(variable: Any) -> Iterator[None]:
     """Variables created inside are on the server of `variable`, and sharded like it."""
     if not on_parameter_servers():
         yield

@@ -60,7 +60,7 @@ def _mutex(strategy: Any) -> tf.Tensor:
     return _locks[strategy]
 
 
-def beside(variable: Any) -> Any:
+def colocated_with(variable: Any) -> Any:
     """A device scope on the server of `variable`. Elsewhere it does nothing."""
     if tf.executing_eagerly() or not on_parameter_servers():
         return contextlib.nullcontext()
@@ -99,9 +99,9 @@ def _as_one_message(tensors: list[tf.Tensor], device: str) -> list[tf.Tensor]:
     if len(tensors) == 1:
         with tf.device(device):
             return [tf.identity(tensors[0])]
-    joined = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+    concatenated = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
     with tf.device(device):
-        parts = tf.split(tf.identity(joined), [tensor.shape.num_elements() for tensor in tensors])
+        parts = tf.split(tf.identity(concatenated), [tensor.shape.num_elements() for tensor in tensors])
         return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors)]
 
 

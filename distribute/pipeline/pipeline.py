@@ -90,7 +90,7 @@ _planner: Planner | None = None
 
 
 def register_planner(planner: Planner) -> None:
-    """Sets the planner of models: `planner(model, settings, rows)`. It is above this package, because it knows Keras."""
+    """Sets the planner of models: `planner(model, settings, batch_size)`. It is above this package: it knows Keras."""
     global _planner
     _planner = planner
 
@@ -183,22 +183,22 @@ class Pipeline:
         finally:
             _scopes.entered.pop()
 
-    def plan(self, model: Any, rows: int | None = None) -> PlannedModel:
+    def plan(self, model: Any, batch_size: int | None = None) -> PlannedModel:
         """The model's plan, the same on every call: the first call splits it and moves its variables to their stages.
 
         Args:
             model: a built Sequential or functional model.
-            rows: int or None; samples of a global batch, where known.
+            batch_size: int or None; samples of a global batch, where known.
 
         Raises:
             ValueError: the model cannot be split as requested.
         """
-        whole_number("rows", rows, optional=True)
+        whole_number("batch_size", batch_size, optional=True)
         plan = self._plans.get(model) if hasattr(model, "layers") else None
         if plan is None:
             if _planner is None or not hasattr(model, "layers"):
                 raise ValueError(f"`model` must be built in this pipeline's scope. Received: {shown(model)}")
-            plan = self._plans[model] = _planner(model, self.settings, rows)
+            plan = self._plans[model] = _planner(model, self.settings, batch_size)
         self._newest = weakref.ref(model)
         return plan
 

@@ -87,9 +87,9 @@ def sizes_are_known(rows: tf.Tensor) -> bool:
     strategy = tf.distribute.get_strategy()
     if len(strategy.extended.worker_devices) == strategy.num_replicas_in_sync:
         return True
-    if step is None or not (isinstance(step.rows, int) and isinstance(step.global_rows, int)):
+    if step is None or not (isinstance(step.samples, int) and isinstance(step.global_samples, int)):
         return False
-    return step.rows * num_replicas() == step.global_rows and rows.shape.is_fully_defined()
+    return step.samples * num_replicas() == step.global_samples and rows.shape.is_fully_defined()
 
 
 def gather_dense(rows: tf.Tensor) -> tf.Tensor:
@@ -208,7 +208,7 @@ def shard_size(numbers: int, replicas: int) -> int:
 
 
 def as_shards(value: tf.Tensor, replicas: int) -> tf.Tensor:
-    """`value`, of a known shape, as `[replicas, shard_size]`: a matrix whose row r is the shard of replica r."""
+    """`value`, of a known shape, as `(replicas, shard_size)`: a matrix whose row r is the shard of replica r."""
     numbers = value.shape.num_elements()
     size = shard_size(numbers, replicas)
     flat = tf.reshape(value, [-1])

@@ -145,7 +145,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
             trainable_variables: None: those that the optimizer was built with.
 
         Context: replica, or cross-replica as in `run_stages`. The finite check is appended to
-        `current_step().verdicts`.
+        `current_step().finite_checks`.
         """
         if len(grads) == 0:
             return

@@ -14,7 +14,7 @@ import tensorflow as tf
 from ...compat.keras_private.optimizers import know_variable, variable_key
 from ...compat.keras_private.variables import holding
 from ...distribute.parameter_servers.shards import rows_of
-from ...distribute.parameter_servers.updates import beside, shards_of
+from ...distribute.parameter_servers.updates import colocated_with, shards_of
 from ...distribute.sharding.row_sharding import rows_per_shard, state_devices
 from ...distribute.sharding.sharded_value import TensorInPlace
 from ..stages.sparse_gradients import is_sparse
@@ -32,13 +32,13 @@ def updates_of(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Itera
         yield from _next_to_state(optimizer, gradient, variable, copy)
         return
     if shards is None or not is_elementwise(optimizer):
-        with beside(copy):
+        with colocated_with(copy):
             yield gradient, copy
         return
     first = 0
     for index, shard in enumerate(shards):
         rows = rows_of(shard)
-        with beside(shard), _state_of_shard(optimizer, index):
+        with colocated_with(shard), _state_of_shard(optimizer, index):
             yield _rows_of(gradient, first, rows), shard
         first += rows
 

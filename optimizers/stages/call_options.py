@@ -33,7 +33,7 @@ class CallOptions:
         step = current_step()
         if step is None:
             return 1
-        return step.global_rows if step.weight_total is None else step.weight_total
+        return step.global_samples if step.weight_total is None else step.weight_total
 
 
 _options, _counts = ThreadValue(CallOptions()), ThreadValue({})

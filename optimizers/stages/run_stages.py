@@ -66,7 +66,7 @@ def run_stages(
 
     Returns:
         The finite check: bool scalar tensor, the same on every replica, true if the update was applied. Without
-        `check_finite` the constant True. A tensor is also appended to `current_step().verdicts`.
+        `check_finite` the constant True. A tensor is also appended to `current_step().finite_checks`.
 
     Context: replica, or cross-replica (then each replica takes its own part of `PerReplica` gradients).
     """
@@ -101,7 +101,7 @@ def run_stages(
     stages.once(optimizer, variables, write)(finite, gradients, options.divisor())
     step = current_step()
     if step is not None and finite is not True:
-        step.verdicts.append(finite)
+        step.finite_checks.append(finite)
     return finite
 
 

@@ -59,13 +59,8 @@ addEventListener('securitypolicyviolation',function(e){violations.push(e.blocked
 def page(tmp_path_factory):
     lines = [{"event": "begin", "time": 100.0, **FACTS}]
     for epoch in range(3):
-        logs = {
-            "loss": 1.0 / (epoch + 1),
-            "val_loss": 1.1 / (epoch + 1),
-            "accuracy": 0.5,
-            "loss_scale": 2.0**15,
-            **METRICS,
-        }
+        losses = {"loss": 1.0 / (epoch + 1), "val_loss": 1.1 / (epoch + 1), "accuracy": 0.5}
+        logs = {**losses, "loss_scale": 2.0**15, **METRICS}
         where = {"epoch": epoch, "step": 10, "time": 101.0 + epoch, "logs": logs, **NUMBERS}
         extra = {"steps": 10, "rows_per_step": 32, "elapsed": 2.0, "workers": WORKERS}
         lines.append({"event": "epoch", **where, **extra})
@@ -110,10 +105,8 @@ def test_curves_can_be_filtered_by_words_of_their_names(page, tmp_path):
 
 def test_page_shows_the_values_under_the_pointer(page, tmp_path):
     answer = ask(page, tmp_path)
-    assert not answer["hidden"]
-    assert (
-        answer["tip"].startswith("epoch ") and "training  " in answer["tip"] and "validation" in answer["tip"]
-    )
+    tip = answer["tip"]
+    assert not answer["hidden"] and tip.startswith("epoch ") and "training  " in tip and "validation" in tip
 
 
 def test_page_follows_the_reader_into_the_dark(page, tmp_path):
@@ -127,7 +120,6 @@ def test_page_can_be_printed_and_photographed(page, tmp_path):
     (tmp_path / "page.html").write_text(page)
     browse(tmp_path, f"--print-to-pdf={tmp_path / 'page.pdf'}", "--no-pdf-header-footer")
     browse(tmp_path, f"--screenshot={tmp_path / 'page.png'}", "--window-size=1280,900")
-    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF") and (
-        tmp_path / "page.pdf"
-    ).stat().st_size > 10_000
+    pdf = (tmp_path / "page.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF") and len(pdf) > 10_000
     assert (tmp_path / "page.png").stat().st_size > 20_000

@@ -33,7 +33,7 @@ def is_measured(cells):
     return sum(bool(FIGURE.match(cell)) for cell in cells) >= 0.3 * len(cells) > 0
 
 
-def test_tables_of_figures_are_told_from_others():
+def test_tables_of_figures_are_distinguished_from_others():
     measured = "| a | us |\n|---|---|\n| x | 33 [32-49] |\n| y | 1,046 |\n"
     assert [
         is_measured(cells) for cells in tables_of(f"{measured}\n| a | b |\n|---|---|\n| 0 | a word |\n")

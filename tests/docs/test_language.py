@@ -18,7 +18,7 @@ OLD = {
     r"join rules?\b|\bjoined (over|by|as|on|like)\b|replicas? joins?\b|rule joins": "reduced, reduction",
     r"\bto the bit\b": "bit-for-bit, bitwise identical",
     r"\bverdicts?\b": "finite check, overflow check",
-    r"\bexecutions?\b": "compiled call",
+    r"(?<!Graph )\bexecutions?\b": "compiled call",
     r"\bslots?\b": "optimizer state",
     r"\b(held|kept|hold|holds) in parts\b|\bput together\b|whole for a moment": "sharded, all-gathered, transient",
     r"\bcomput\w+ again\b|\brecomput\w+": "rematerialization",
@@ -54,6 +54,7 @@ PAGES = sorted(
 )
 # Their docstrings, comments and messages are read.
 PACKAGES = (
+    "benchmarks",
     "callbacks",
     "compat",
     "distribute",

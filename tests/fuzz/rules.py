@@ -72,7 +72,7 @@ def has_targets(case: Case) -> bool:
     return case.step != "train_step of x alone"
 
 
-def own_step(case: Case) -> bool:
+def custom_step(case: Case) -> bool:
     """Whether the loss of training is the step's own."""
     return case.step != "keras"
 
@@ -111,7 +111,7 @@ IMPOSSIBLE: Rules = (
     (
         "only a Loss object of Keras' form has a reduction",
         lambda c: any(
-            o.reduction != "sum_over_batch_size" and (o.loss not in REDUCED or own_step(c)) for o in c.outputs
+            o.reduction != "sum_over_batch_size" and (o.loss not in REDUCED or custom_step(c)) for o in c.outputs
         ),
     ),
     (
@@ -186,7 +186,7 @@ IMPOSSIBLE: Rules = (
     (
         "steps of our own are written for one output of values without weights or masks",
         lambda c: (
-            own_step(c)
+            custom_step(c)
             and (
                 [o.kind for o in c.outputs] != ["values"]
                 or c.sample_weight != "none"

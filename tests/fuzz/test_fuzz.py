@@ -52,7 +52,7 @@ def _check_all(seeds: range, accepts: Callable[[Case], bool], **given: Any) -> N
 
 @pytest.mark.short("1")
 @pytest.mark.parametrize("block", range(SMALL_BLOCKS))
-def test_small_programs_have_the_numbers_of_one_device_and_of_keras(block):
+def test_small_programs_have_the_results_of_one_device_and_of_keras(block):
     seeds = range(block * SMALL_CASES, (block + 1) * SMALL_CASES)
     _check_all(seeds, _is_small, way=("graph", "eager")[block % 2])
 
@@ -60,7 +60,7 @@ def test_small_programs_have_the_numbers_of_one_device_and_of_keras(block):
 @pytest.mark.as_for_users
 @pytest.mark.short("0")
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_programs_have_the_numbers_of_one_device_and_of_keras(block):
+def test_programs_have_the_results_of_one_device_and_of_keras(block):
     _check_all(range(block * CASES, (block + 1) * CASES), _is_quick)
 
 
@@ -101,7 +101,7 @@ def _assert_all_hold_somewhere(rules: Rules, cases: Iterable[Case]) -> None:
     raise AssertionError(f"about no case: {[reason for reason, _ in missing]}")
 
 
-def test_given_fields_that_no_case_can_have_are_refused(monkeypatch):
+def test_given_fields_that_no_case_can_have_are_rejected(monkeypatch):
     monkeypatch.setattr("tests.fuzz.draw.TRIES", 1000)
     with pytest.raises(ValueError, match="give fewer fields"):
         draw(0, given={"form": "sequential", "inputs": ("vector", "tokens")})

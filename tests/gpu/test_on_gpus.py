@@ -114,7 +114,7 @@ def test_half_precision_trains_and_keeps_float32_variables(gpus, policy):
 
 
 @pytest.mark.parametrize("steps", [None, 2])
-def test_step_that_overflows_leaves_every_bit_of_weights_and_slots(gpus, steps):
+def test_step_that_overflows_leaves_every_bit_of_weights_and_optimizer_state(gpus, steps):
     unisono.mixed_precision.set_global_policy("mixed_float16")
     model = compiled(mirrored(gpus[:2]), accumulation=steps)
     model.fit(X, Y, batch_size=70, verbose=0, epochs=2)
@@ -157,7 +157,7 @@ class Plan(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("place", ["device", "host"])
-def test_xla_is_the_default_after_the_first_execution(gpus, place):
+def test_xla_is_the_default_after_the_first_compiled_call(gpus, place):
     keep_data_on(place)
     model, seen = compiled(tf.distribute.OneDeviceStrategy(gpus[0])), Plan()
     plain = compiled(tf.distribute.OneDeviceStrategy(gpus[0]), jit_compile=False)
@@ -191,7 +191,7 @@ def test_validation_on_the_training_arrays_holds_no_second_copy(gpus):
     assert [validation[key][1] for key in (id(X), id(Y))] == [training[key][1] for key in (id(X), id(Y))]
 
 
-def test_fit_holds_weights_and_slots_once(gpus):
+def test_fit_holds_weights_and_optimizer_state_once(gpus):
     """Beside them are gradients and what one update computes, in a fit that builds the slots and in one that has them."""
     with tf.device(gpus[0]):
         model = unisono.Sequential([keras.Input((2048,)), keras.layers.Dense(16384), keras.layers.Dense(1)])

@@ -15,7 +15,7 @@ Y = (X @ [1.0, -2.0, 0.5, 3.0])[:, None].astype("float32")
 STRATEGIES = ["none", "mirrored2", "mirrored3", "central2"]
 
 
-class OwnStep(unisono.Model):
+class CustomStep(unisono.Model):
     """Clips the gradient of the global batch, after a penalty on the gradient at the inputs, and logs its norm."""
 
     def train_step(self, data):
@@ -36,13 +36,13 @@ class OwnStep(unisono.Model):
         return {"loss": loss, "norm": norm}
 
 
-def fit_own_step(name, policy="float32", **options):
+def fit_custom_step(name, policy="float32", **options):
     strategy = helpers.strategy(name)
     keras.utils.set_random_seed(1)
     with helpers.scope(strategy):
         inputs = keras.Input((4,))
         hidden = keras.layers.Dense(5, "tanh", dtype=policy)(inputs)
-        model = OwnStep(inputs, keras.layers.Dense(1, dtype=policy)(hidden))
+        model = CustomStep(inputs, keras.layers.Dense(1, dtype=policy)(hidden))
         optimizer = optimizers.Adam(0.01, **options)
         if policy == "mixed_float16":
             optimizer = unisono.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=1024.0)
@@ -67,24 +67,24 @@ def alone():
 
 @pytest.mark.short("mirrored3")
 @pytest.mark.parametrize("name", STRATEGIES[1:])
-def test_own_step_that_clips_the_global_gradient_equals_one_device(name, alone):
-    helpers.assert_close(fit_own_step(name), alone("float32", fit_own_step), helpers.FLOAT32)
+def test_custom_step_that_clips_the_global_gradient_equals_one_device(name, alone):
+    helpers.assert_close(fit_custom_step(name), alone("float32", fit_custom_step), helpers.FLOAT32)
 
 
-def test_own_step_with_accumulation_equals_one_device(alone):
+def test_custom_step_with_accumulation_equals_one_device(alone):
     def train(name):
-        return fit_own_step(name, gradient_accumulation_steps=2)
+        return fit_custom_step(name, gradient_accumulation_steps=2)
 
     helpers.assert_close(train("mirrored3"), alone("accumulation", train), helpers.FLOAT32)
 
 
-def test_own_step_in_half_precision_equals_one_device_and_is_unscaled_once(alone):
+def test_custom_step_in_half_precision_equals_one_device_and_is_unscaled_once(alone):
     def train(name):
-        return fit_own_step(name, "mixed_float16")
+        return fit_custom_step(name, "mixed_float16")
 
     half = alone("half", train)
     helpers.assert_close(train("mirrored2"), half, 2e-3)
-    helpers.assert_close(half, alone("float32", fit_own_step), 0.05)
+    helpers.assert_close(half, alone("float32", fit_custom_step), 0.05)
 
 
 def quadratic(optimizer, replicas=2):
@@ -135,7 +135,7 @@ def test_aggregated_gradient_is_unscaled_and_applied_once(make, in_graph):
 
 
 @pytest.mark.parametrize("in_graph", [True, False])
-def test_gradients_that_are_only_looked_at_are_applied_as_ever(in_graph):
+def test_gradients_that_are_only_analysed_are_applied_as_ever(in_graph):
     def look(optimizer, gradient, variable):
         optimizer.aggregate_gradients([(gradient, variable)])
         optimizer.apply_gradients([(gradient, variable)])
@@ -178,12 +178,12 @@ def by_the_other_method(optimizer, gradient, variable):
         (twice_applied, "applied twice"),
     ],
 )
-def test_misuse_is_refused(misuse, message, in_graph):
+def test_misuse_is_rejected(misuse, message, in_graph):
     with pytest.raises(ValueError, match=message):
         quadratic(scaled_sgd)(misuse, in_graph)
 
 
-def test_call_outside_of_replicas_is_refused():
+def test_call_outside_of_replicas_is_rejected():
     strategy = helpers.mirrored(2)
     with strategy.scope():
         variable, optimizer = keras.Variable(0.0), optimizers.SGD(1.0)

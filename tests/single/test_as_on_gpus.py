@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from custom_step import CustomStep
 from helpers import FLOAT32, assert_close, mirrored
-from own_step import OwnStep
 
 import unisono
 from unisono.distribute import replicas
@@ -53,7 +53,7 @@ CASES = {
     "fewer rows than tokens": (lambda: text(9), unisono.optimizers.Adam, {}),
     "slices clipped": (lambda: text(1000), unisono.optimizers.SGD, {"momentum": 0.9, "global_clipnorm": 0.1}),
     "scaled": (lambda: text(1000), scaled, {"gradient_accumulation_steps": 2}),
-    "own logs": (lambda: text(1000, OwnStep), unisono.optimizers.Adam, {}),
+    "own logs": (lambda: text(1000, CustomStep), unisono.optimizers.Adam, {}),
     "scaled averages": (picture, scaled, {"use_ema": True, "ema_overwrite_frequency": 3}),
 }
 
@@ -62,7 +62,7 @@ def trained(strategy, make, optimizer, options):
     keras.utils.set_random_seed(3)
     with strategy.scope():
         model = make()
-        own = type(model) is OwnStep
+        own = type(model) is CustomStep
         metrics = [] if own else ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)]
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer(**options), loss, metrics=metrics, jit_compile=False)

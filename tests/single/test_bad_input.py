@@ -71,7 +71,7 @@ FIT = {
 
 
 @pytest.mark.parametrize("case", FIT)
-def test_fit_refuses(case, model):
+def test_fit_rejects(case, model):
     arguments, message = FIT[case]
     before = model.get_weights()
     steps = int(model.optimizer.iterations.numpy())
@@ -102,7 +102,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_other_methods_refuse(case, model):
+def test_other_methods_reject(case, model):
     call, message = OTHERS[case]
     before = model.get_weights()
     with pytest.raises((ValueError, TypeError), match=message):
@@ -123,7 +123,7 @@ def test_other_methods_refuse(case, model):
         (dict(unknown=1), r"unknown"),
     ],
 )
-def test_compile_refuses_and_keeps_what_was_compiled(arguments, message, model):
+def test_compile_rejects_and_keeps_what_was_compiled(arguments, message, model):
     before = model.optimizer
     with pytest.raises((ValueError, TypeError), match=message):
         model.compile(**{"optimizer": "sgd", "loss": "mse", **arguments})
@@ -133,32 +133,32 @@ def test_compile_refuses_and_keeps_what_was_compiled(arguments, message, model):
 @pytest.mark.parametrize(
     "arguments", [dict(loss="no such"), dict(metrics=["no such"]), dict(loss={"a": "mse"})]
 )
-def test_unknown_loss_or_metric_is_refused_before_the_first_step(arguments):
+def test_unknown_loss_or_metric_is_rejected_before_the_first_step(arguments):
     with pytest.raises((ValueError, TypeError)):
         model = small_model(**arguments)
         model.fit(X, Y, verbose=0)
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "train_on_batch", "test_on_batch"])
-def test_missing_compile_is_refused(method):
+def test_missing_compile_is_rejected(method):
     with pytest.raises(ValueError, match=r"compile\(\)"):
         getattr(small_model(compiled=False), method)(X, Y)
 
 
-def test_missing_loss_is_refused():
+def test_missing_loss_is_rejected():
     with pytest.raises(ValueError, match="loss"):
         small_model(loss=None).fit(X, Y, verbose=0)
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
-def test_scope_mix_up_is_refused(method):
+def test_scope_mix_up_is_rejected(method):
     inside = small_model(helpers.mirrored(2))
     with helpers.mirrored(3).scope():
         with pytest.raises(ValueError, match=r"3 replica.*2 replica"):
             getattr(inside, method)(X)
 
 
-def test_layer_of_another_scope_is_refused():
+def test_layer_of_another_scope_is_rejected():
     with helpers.mirrored(3).scope():
         layer = keras.layers.Dense(2)
         layer.build((None, 3))
@@ -168,7 +168,7 @@ def test_layer_of_another_scope_is_refused():
             model.compile("sgd", "mse")
 
 
-def test_compiling_in_another_scope_is_refused():
+def test_compiling_in_another_scope_is_rejected():
     model = small_model(helpers.mirrored(3))
     with helpers.mirrored(2).scope():
         with pytest.raises(ValueError, match=r"`compile\(\)`.*built under MirroredStrategy with 3 replica"):
@@ -196,7 +196,7 @@ def test_compiling_what_needs_the_other_replicas_gives_the_single_device_result(
     helpers.assert_close(weights[2], weights[1], helpers.FLOAT32)
 
 
-def test_unknown_strategy_is_refused():
+def test_unknown_strategy_is_rejected():
     with tf.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     with pytest.raises(ValueError, match=r"MirroredStrategyV1.*tf.distribute.MirroredStrategy"):
@@ -204,7 +204,7 @@ def test_unknown_strategy_is_refused():
         model.fit(X, Y, verbose=0)
 
 
-def test_fit_outside_of_the_scope_works_and_parts_are_brought_home():
+def test_fit_outside_of_the_scope_works_and_parts_are_brought_back():
     strategy = helpers.mirrored(2)
     with strategy.scope():
         model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
@@ -219,7 +219,7 @@ def test_fit_outside_of_the_scope_works_and_parts_are_brought_home():
     assert helpers.copies_are_equal(model.optimizer.variables, strategy)
 
 
-def test_adopt_and_load_refuse_what_is_no_model(tmp_path: pathlib.Path):
+def test_adopt_and_load_reject_what_is_no_model(tmp_path: pathlib.Path):
     with pytest.raises(TypeError, match=r"keras\.Model"):
         unisono.adopt(keras.layers.Dense(1))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"missing\.keras"):

@@ -45,7 +45,7 @@ def train(
     }
 
 
-class OwnStep(helpers.GradientsOfItsOwn, unisono.Model):
+class CustomStep(helpers.GradientsOfItsOwn, unisono.Model):
     """Takes the gradient of its replica's own loss."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -56,10 +56,10 @@ class OwnStep(helpers.GradientsOfItsOwn, unisono.Model):
         return self.inner(x, training=training)
 
 
-def test_synchronized_in_an_own_step_equals_one_device():
+def test_synchronized_in_a_custom_step_equals_one_device():
     x, y = rows(10, 3), rows(10, 2)
-    expected = train(None, OwnStep, x, y, 5)
-    actual = train(helpers.strategy("mirrored3"), lambda: OwnStep(synchronized=True), x, y, 5, eager=True)
+    expected = train(None, CustomStep, x, y, 5)
+    actual = train(helpers.strategy("mirrored3"), lambda: CustomStep(synchronized=True), x, y, 5, eager=True)
     helpers.assert_close(actual, expected, helpers.FLOAT32)
 
 
@@ -96,7 +96,7 @@ def only_normalization(strategy: Any) -> Any:
     return model
 
 
-def test_not_synchronized_keeps_the_mean_weighted_with_rows():
+def test_not_synchronized_keeps_the_mean_weighted_with_samples():
     strategy = helpers.mirrored(2)
     model = only_normalization(strategy)
     x = rows(5, 3)
@@ -112,7 +112,7 @@ def test_not_synchronized_keeps_the_mean_weighted_with_rows():
     assert helpers.copies_are_equal(layer.weights, strategy)
 
 
-def test_replica_without_rows_adds_nothing():
+def test_replica_without_samples_adds_nothing():
     strategy = helpers.mirrored(3)
     model = only_normalization(strategy)
     x = rows(1, 3)
@@ -122,7 +122,7 @@ def test_replica_without_rows_adds_nothing():
     helpers.assert_close(layer.moving_variance, np.full(3, MOMENTUM), helpers.FLOAT32)
 
 
-def test_identical_rows_are_predicted_identically():
+def test_identical_samples_are_predicted_identically():
     model = only_normalization(helpers.mirrored(3))
     x = rows(7, 3)
     model.fit(x, x, batch_size=7, epochs=3, verbose=0)

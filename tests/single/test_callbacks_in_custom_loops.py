@@ -31,7 +31,7 @@ def model_of(kind):
     return model, strategy
 
 
-def own_step(model, strategy):
+def custom_step(model, strategy):
     """A step as in TensorFlow's guide on custom loops, with a summary in it."""
     optimizer = getattr(model, "optimizer", None) or keras.optimizers.Adam(0.1)
     strategy = strategy or tf.distribute.get_strategy()
@@ -100,7 +100,7 @@ def test_every_callback_works_in_a_loop_of_the_users_own(kind, tmp_path, capsys)
         ours.TensorBoard(tmp_path / "board", update_freq=2, histogram_freq=1),
         ours.TrainingReport(tmp_path / "report.html"),
     ]
-    drive(model, callbacks, own_step(model, strategy), epochs=EPOCHS, steps=STEPS)
+    drive(model, callbacks, custom_step(model, strategy), epochs=EPOCHS, steps=STEPS)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [(line["epoch"], line["step"]) for line in lines] == [(e, s) for e in (0, 1) for s in (2, 4, 5)]
     train, validation = events(tmp_path / "board" / "train"), events(tmp_path / "board" / "validation")
@@ -141,20 +141,20 @@ def test_loop_of_the_users_own_resumes_with_the_bits_of_one_that_ran_through(kin
         model, strategy = model_of(kind)
         schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (1 + epoch))
         backup = ours.BackupAndRestore(tmp_path / f"{stop_at}", save_freq=2, background=False)
-        drive(model, [schedule, backup], own_step(model, strategy), stop_at=stop_at)
+        drive(model, [schedule, backup], custom_step(model, strategy), stop_at=stop_at)
         if stop_at:
             backup.on_fit_exit()  # gives back what the end of a process does
             model, strategy = model_of(kind)
             backup = ours.BackupAndRestore(tmp_path / f"{stop_at}", save_freq=2)
             begin = lambda backup=backup: (backup.initial_epoch, backup.initial_step)  # noqa: E731
-            drive(model, [schedule, backup], own_step(model, strategy), begin)
+            drive(model, [schedule, backup], custom_step(model, strategy), begin)
             assert begin() == (1, 3)
         ends.append(model.get_weights() + [np.asarray(v) for v in model.optimizer.variables])
     for through, resumed in zip(*ends, strict=True):
         np.testing.assert_array_equal(resumed, through)
 
 
-def test_backup_of_a_loop_without_the_optimizer_is_refused(tmp_path):
+def test_backup_of_a_loop_without_the_optimizer_is_rejected(tmp_path):
     model, _ = model_of("plain, not compiled")
     with pytest.raises(RuntimeError, match="needs a model that is built, and compiled with the optimizer"):
         drive(model, [ours.BackupAndRestore(tmp_path)], lambda x: {})

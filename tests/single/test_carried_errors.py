@@ -110,7 +110,7 @@ def test_aggregate_gradients_carries_too():
     assert abs(variable.numpy()[0] + 2 * STEPS * (1 + 2.0**-12)) <= 4 * HALF_ULP
 
 
-def test_aggregator_that_is_given_too_late_is_refused():
+def test_aggregator_that_is_given_too_late_is_rejected():
     optimizer = unisono.optimizers.SGD(1.0)
     variable = keras.Variable([0.0])
     optimizer.build([variable])

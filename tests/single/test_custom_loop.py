@@ -116,7 +116,7 @@ def test_global_mean_of_uneven_and_empty_replicas(replicas):
         assert global_batch_size(8) == global_batch_size(8, strategy) == 8 * replicas
 
 
-def test_global_mean_outside_of_the_replicas_is_refused():
+def test_global_mean_outside_of_the_replicas_is_rejected():
     with helpers.mirrored(2).scope(), pytest.raises(RuntimeError, match=r"outside of `strategy.run`"):
         global_mean([1.0])
 
@@ -169,7 +169,7 @@ def test_strategies_of_several_sizes_with_tensorflows_collectives_share_a_proces
 
 
 @pytest.mark.parametrize("name", ["mirrored3", "central2"])
-def test_loop_of_tensorflows_guide_draws_on_each_replica_and_counts_each_row_once(name):
+def test_loop_of_tensorflows_guide_draws_on_each_replica_and_counts_each_sample_once(name):
     """A plain function for `strategy.run`, as TensorFlow's guide has it, eagerly and in a graph."""
     strategy = helpers.strategy(name)
     replicas, rows = strategy.num_replicas_in_sync, 20

@@ -352,21 +352,21 @@ def check(actual: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.mark.short("GAN", "PlainMean", "LossObject", "MeanTeacher", "TimesReplicas", "NoCall")
 @pytest.mark.parametrize("cls", MODELS, ids=lambda cls: cls.__name__)
-def test_own_step_on_uneven_replicas_equals_one_device(cls, one_device):
+def test_custom_step_on_uneven_replicas_equals_one_device(cls, one_device):
     replicas = 3 if cls in (PlainMean, LooksAtMetrics, GAN) else 2  # one of three has no rows at the end
     check(train(cls, helpers.mirrored(replicas)), one_device(cls))
 
 
 @pytest.mark.parametrize(("cls", "eager"), [(LooksAtMetrics, False), (GAN, True)])
-def test_own_step_under_central_storage_equals_one_device(cls, eager, one_device):
+def test_custom_step_under_central_storage_equals_one_device(cls, eager, one_device):
     check(train(cls, helpers.strategy("central2"), eager), one_device(cls))
 
 
-def test_own_step_in_a_graph_on_one_device_equals_eager_steps(one_device):
+def test_custom_step_in_a_graph_on_one_device_equals_eager_steps(one_device):
     check(train(PlainMean, None), one_device(PlainMean))
 
 
-def test_own_step_equals_a_loop_written_by_hand(one_device):
+def test_custom_step_equals_a_loop_hand_written(one_device):
     keras.utils.set_random_seed(3)
     model = PlainMean()
     x, y = data()
@@ -390,7 +390,7 @@ def test_own_step_equals_a_loop_written_by_hand(one_device):
     assert renamed["evaluate"]["loss"] > 0
 
 
-def test_error_in_own_step_is_the_users_own():
+def test_error_in_custom_step_is_the_users_own():
     class Wrong(NoCall):
         def train_step(self, data):
             self.net(data[0])

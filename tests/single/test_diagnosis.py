@@ -61,7 +61,7 @@ def test_anomaly_names_step_layer_and_batch_and_keeps_the_model_before_it(make_s
     assert json.loads((tmp_path / "sub" / "anomaly.json").read_text())["step"] == 1
 
 
-def test_anomaly_in_the_middle_of_an_execution_tells_the_step():
+def test_anomaly_in_the_middle_of_a_compiled_call_tells_the_step():
     x, y = data(bad_row=38)
     report = ours.AnomalyReport()
     model = make_model(tf.distribute.get_strategy())
@@ -106,7 +106,7 @@ def test_anomaly_report_lets_overflow_under_a_loss_scale_pass():
     assert model.optimizer.skipped_steps.numpy() > 0
 
 
-def test_slow_input_is_told_with_its_share():
+def test_slow_input_is_reported_with_its_share():
     workers = [{"input": 3.0, "compute": 1.0}]
     assert slow_input_text(workers, 0.2).startswith(
         "The last epoch spent 75% of the time of its steps (3.0 s)"
@@ -155,7 +155,7 @@ def test_straggler_is_the_worker_that_waits_least():
     assert straggler_text([worker(0.5), worker(0.4), worker(0.3)], 0.2) == ""
 
 
-def test_straggler_with_slow_input_is_told_apart():
+def test_straggler_with_slow_input_is_distinguished():
     text = straggler_text([worker(4.0), worker(0.1, computing=6.0, waiting_for_input=4.5)], 0.2)
     assert text.startswith("Worker 1") and "its input is slow" in text
 
@@ -195,7 +195,7 @@ def test_diagnosis_of_a_healthy_run_is_silent(monkeypatch):
 
 
 @pytest.mark.parametrize("argument", ["slow_input", "straggler"])
-def test_diagnosis_refuses_shares_out_of_range(argument):
+def test_diagnosis_rejects_shares_out_of_range(argument):
     with pytest.raises(
         ValueError, match=rf"`{argument}` must be a number of at least 0 and of at most 1. Received: 2"
     ):

@@ -25,7 +25,7 @@ def own_metric(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.mean(keras.ops.abs(y_true - y_pred))
 
 
-class OwnStep(unisono.Sequential):
+class CustomStep(unisono.Sequential):
     def train_step(self, data):
         logs = super().train_step(data)
         return {**logs, "twice": 2 * logs["loss"]}
@@ -43,7 +43,7 @@ def model(kind: str) -> Any:
     if kind == "own metric":
         arguments["metrics"] = [own_metric]
     with helpers.mirrored(REPLICAS).scope():
-        made = (OwnStep if kind == "own step" else unisono.Sequential)([keras.Input((4, 3)), *layers])
+        made = (CustomStep if kind == "own step" else unisono.Sequential)([keras.Input((4, 3)), *layers])
         made.compile("sgd", **arguments)
     return made
 

@@ -5,7 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from traceless import Shuffling, X, Y, dataset, drawn, make_model
+from without_side_effects import Shuffling, X, Y, dataset, drawn, make_model
 
 import unisono
 from unisono.trainer.finders import batch_size
@@ -47,14 +47,14 @@ def test_training_after_a_search_for_a_learning_rate_has_the_same_bits(kind):
 
 @pytest.mark.parametrize("fixed", [0, 40])
 def test_largest_batch_is_found_without_running_out_of_memory(fixed):
-    for a_row in (1, 3, 7.3):
+    for per_sample in (1, 3, 7.3):
         for rows, multiple in ((5000, 1), (5000, 3), (3, 2), (100, 3)):
             tried = []
-            bytes_of = lambda size: tried.append(size) or fixed + a_row * size  # noqa: B023, E731
+            bytes_of = lambda size: tried.append(size) or fixed + per_sample * size  # noqa: B023, E731
             found = largest_that_fits(bytes_of, 2000, rows, multiple)
-            best = int((2000 - fixed) / a_row)
+            best = int((2000 - fixed) / per_sample)
             assert found == (rows if rows <= best else best // multiple * multiple)
-            assert all(fixed + a_row * size <= 2000 for size in tried)
+            assert all(fixed + per_sample * size <= 2000 for size in tried)
     assert largest_that_fits(lambda size: 1950 + size, 2000, 999, 1) == 50  # nearly all of it is fixed
     jumps = {4: 10, 8: 20}  # memory that does not grow in proportion, and an end that is not announced
     found = largest_that_fits(
@@ -119,7 +119,7 @@ def test_rates_and_losses_are_those_of_one_replica():
     assert one.losses[0] != one.losses[1]
 
 
-def test_what_cannot_be_searched_is_refused():
+def test_what_cannot_be_searched_is_rejected():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
     unbuilt = unisono.Sequential([keras.layers.Dense(1)])
     unbuilt.compile("sgd", "mse")

@@ -114,7 +114,7 @@ def trained(tmp_path_factory):
     return fit, folder
 
 
-def test_forged_backup_is_skipped_or_refused_by_name_or_resumed(trained, tmp_path, capfd):
+def test_forged_backup_is_skipped_or_rejected_by_name_or_resumed(trained, tmp_path, capfd):
     fit, good = trained
     path = max((good / "b").glob("backup-*"))
     manifest, data = parts_of(path.read_bytes())

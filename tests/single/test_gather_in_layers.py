@@ -95,7 +95,7 @@ def whitened():
 @pytest.mark.short("2-Contrasted", "2-whitened")
 @pytest.mark.parametrize("make", [whitened, Contrasted])
 @pytest.mark.parametrize("replicas", [2, 3])
-def test_own_rows_compared_with_all_have_the_gradient_of_one_device(make, replicas, recwarn):
+def test_own_samples_compared_with_all_have_the_gradient_of_one_device(make, replicas, recwarn):
     keras.config.set_floatx("float64")
     shown = []
     for on in (None, helpers.mirrored(replicas)):

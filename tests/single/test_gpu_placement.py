@@ -76,13 +76,13 @@ def test_what_several_gpus_sum_are_floats_over_nccl(found, case):
 
 
 @pytest.mark.parametrize("case", FROM_PIPELINES)
-def test_rows_go_from_the_host_to_their_own_gpu_and_not_between_gpus(found, case):
+def test_samples_go_from_the_host_to_their_own_gpu_and_not_between_gpus(found, case):
     assert set(found[case]["host"]) <= PIPELINES
     assert found[case]["between_gpus"] == []
 
 
 @pytest.mark.parametrize("case", ["tf.data on 2", "generator on 2", "fit from the host on 2"])
-def test_each_gpu_is_sent_its_own_rows_and_nothing_else(found, case):
+def test_each_gpu_is_sent_its_own_samples_and_nothing_else(found, case):
     assert sorted(sent[: len("int32[4")] for sent in found[case]["sent"]) == ["float32"] * 2 + ["int32[4"] * 2
 
 

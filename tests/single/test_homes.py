@@ -177,10 +177,10 @@ MADE_ELSEWHERE = [
     ("make", "name"),
     [*((make, "mirrored2") for make in MADE_ELSEWHERE), (trained_by_keras_and_adopted, "one")],
 )
-def test_what_was_made_outside_of_the_scope_is_brought_along(make, name):
+def test_what_was_made_outside_of_the_scope_is_moved_into_the_scope(make, name):
     helpers.assert_close(trained(make, name), trained(make, "none"), helpers.FLOAT32)
 
 
-def test_optimizer_made_outside_of_the_scope_is_scaled_and_brought_along():
+def test_optimizer_made_outside_of_the_scope_is_scaled_and_moved_into_the_scope():
     make = optimizer_made_before_half_precision
     helpers.assert_close(trained(make, "mirrored2"), trained(make, "none"), 5e-3)  # float16 has 11 bits

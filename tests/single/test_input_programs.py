@@ -83,7 +83,7 @@ def test_strings_are_found_by_name(declared, replicas):
     equal(fit(with_words(unisono, structure), x, Y, batch_size=5), expected)
 
 
-def test_strings_for_numbers_are_still_refused():
+def test_strings_for_numbers_are_still_rejected():
     with pytest.raises(ValueError, match="the input 'a number' of the model takes float32"):
         words = np.tile(WORDS, (1, 4))
         fit(with_words(unisono, lambda word, number: [word, number]), {"word": WORDS, "a number": words}, Y)
@@ -95,13 +95,13 @@ def test_targets_of_one_dimension_train_as_in_keras():
     equal(fit(dense(unisono), X, Y[:, 0], strategy=mirrored(2), batch_size=5), expected)
 
 
-def test_list_of_rows_of_different_lengths_is_refused_with_the_cure():
+def test_list_of_samples_of_different_lengths_is_rejected_with_the_fix():
     with pytest.raises(ValueError, match=r"different lengths.*tf.ragged.constant"):
         fit(dense(unisono), [[1, 2], [3], [4, 5, 6]], np.ones(3))
 
 
 @pytest.mark.parametrize("layer", [keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN])
-def test_stateful_layers_are_refused_on_several_replicas_and_train_on_one(layer):
+def test_stateful_layers_are_rejected_on_several_replicas_and_train_on_one(layer):
     x = np.tile(X[:12, None], (1, 3, 1))
 
     def make(package):
@@ -115,7 +115,7 @@ def test_stateful_layers_are_refused_on_several_replicas_and_train_on_one(layer)
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("known", [True, False])
-def test_targets_with_more_rows_than_inputs_are_refused(known, replicas):
+def test_targets_with_more_samples_than_inputs_are_rejected(known, replicas):
     data = tf.data.Dataset.from_tensor_slices((X[:18], Y[:18])).batch(6, drop_remainder=known)
     data = data.map(lambda x, y: (x, tf.concat([y, y], 0)))
     error = ValueError if known else tf.errors.InvalidArgumentError

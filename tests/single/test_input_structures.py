@@ -177,7 +177,7 @@ def results(case, replicas, as_dataset, eager):
 
 @pytest.mark.short("scalars and two outputs", "ragged, functional", "lookup")
 @pytest.mark.parametrize("case", CASES)
-def test_structure_gives_the_numbers_of_one_device(case):
+def test_structure_gives_the_results_of_one_device(case):
     right = results(case, 1, as_dataset=False, eager=True)
     in_graph = case in ("sparse", "ragged", "text", "scalars and two outputs", "int8")  # as a dataset
     for replicas, as_dataset, eager in ((1, True, True), (2, in_graph, False), (3, not in_graph, True)):

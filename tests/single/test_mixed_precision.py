@@ -227,8 +227,8 @@ class Gan(unisono.Model):
     def train_step(self, batch):
         x, _ = batch
         with tf.GradientTape(persistent=True) as tape:
-            verdict = tf.cast(self.judge(x), tf.float32)
-            judge_loss = tf.reduce_mean(tf.square(verdict - 1))
+            all_finite = tf.cast(self.judge(x), tf.float32)
+            judge_loss = tf.reduce_mean(tf.square(all_finite - 1))
             maker_loss = tf.reduce_mean(tf.square(tf.cast(self.maker(x * 0 + 1), tf.float32)))
             scaled_judge = self.judge_optimizer.scale_loss(judge_loss)
             scaled_maker = self.maker_optimizer.scale_loss(maker_loss)
@@ -242,7 +242,7 @@ class Gan(unisono.Model):
 
 
 @pytest.mark.parametrize("replicas", ["mirrored2"])
-def test_two_optimizers_have_a_verdict_each(replicas):
+def test_two_optimizers_have_a_finite_check_each(replicas):
     mixed_precision.set_global_policy("mixed_float16")
     keras.utils.set_random_seed(3)
     with helpers.scope(helpers.strategy(replicas)):
@@ -269,14 +269,14 @@ def test_training_that_only_skips_stops_and_names_the_layer(replicas):
     assert np.isfinite(np.concatenate([np.array(v).ravel() for v in model.variables])).all()
 
 
-def test_policy_set_after_the_model_is_refused_by_compile():
+def test_policy_set_after_the_model_is_rejected_by_compile():
     model = small()
     mixed_precision.set_global_policy("mixed_float16")
     with pytest.raises(ValueError, match=r"model .* was built under policy 'float32'"):
         model.compile("sgd", "mse")
 
 
-def test_policy_set_between_compile_and_fit_is_refused_unless_the_model_has_trained():
+def test_policy_set_between_compile_and_fit_is_rejected_unless_the_model_has_trained():
     fresh, trained_before = small(), small()
     for model in (fresh, trained_before):
         model.compile("sgd", "mse")

@@ -148,7 +148,7 @@ def test_accumulation_under_a_strategy_skips_whole_updates(bad_call):
     assert skipped_steps.step_logs(optimizer) == {"loss_scale": 2.0**14, "skipped_steps": 1}
 
 
-def test_several_optimizers_behind_one_scale_share_a_verdict():
+def test_several_optimizers_behind_one_scale_share_a_finite_check():
     a, b = keras.Variable([1.0], name="a"), keras.Variable([1.0], name="b")
     parts = optimizers.OptimizerMap(optimizers.SGD(1.0))
     parts["b"] = optimizers.Adam(1.0)
@@ -177,7 +177,7 @@ def test_two_losses_of_one_optimizer_are_unscaled_alike(in_graph):
         tf.function(step)()
         assert (np.array(a).item(), np.array(b).item()) == (1.0, 0.75)
     else:
-        with step_scope(StepContext(replica_id=0, num_replicas=1, rows=1, global_rows=1)):
+        with step_scope(StepContext(replica_id=0, num_replicas=1, samples=1, global_samples=1)):
             step()
         assert (np.array(a).item(), np.array(b).item()) == (1.0, 0.75)
 

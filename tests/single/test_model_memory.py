@@ -18,7 +18,7 @@ def mlp(cls=keras.Sequential, optimizer="adam"):
     return model
 
 
-def test_bytes_of_a_small_model_are_those_counted_by_hand():
+def test_bytes_of_a_small_model_are_those_counted_manually():
     memory = unisono.model_memory(mlp())
     weights = NUMBER * (9 * 16 + 17 * 4)
     assert (memory.weights, memory.trained, memory.largest_layer) == (weights, weights, NUMBER * 9 * 16)
@@ -39,7 +39,7 @@ def test_nothing_of_the_model_changes():
     assert np.isfinite(model.fit(np.ones((8, 8)), np.ones((8, 4)), verbose=0).history["loss"]).all()
 
 
-def test_slots_are_those_of_the_optimizer():
+def test_optimizer_state_are_those_of_the_optimizer():
     none, one = (
         unisono.model_memory(mlp(optimizer=keras.optimizers.SGD(0.1, momentum=m))).slots for m in (0.0, 0.9)
     )
@@ -126,7 +126,7 @@ def test_command_names_what_it_cannot_read(place, words, capsys):
 
 
 @pytest.mark.parametrize("wrong", [["-m", "many"], ["-b", "0"], ["-n", "-1"]])
-def test_command_refuses_wrong_numbers(wrong, capsys):
+def test_command_rejects_wrong_numbers(wrong, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["model.keras", "-b", "8", "-m", "1G", *wrong])
     assert caught.value.code == 2 and wrong[1] in capsys.readouterr().err

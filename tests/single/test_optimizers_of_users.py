@@ -83,7 +83,7 @@ def test_an_optimizer_that_is_found_nowhere_is_adopted_when_it_is_called(place):
 @pytest.mark.short("2-UnitSteps", "3-ClipsAll")
 @pytest.mark.parametrize("optimizer", [UnitSteps, ClipsAll])
 @pytest.mark.parametrize("replicas", [2, 3])
-def test_an_optimizer_that_looks_at_all_gradients_is_given_those_of_the_global_batch(optimizer, replicas):
+def test_an_optimizer_that_reads_all_gradients_is_given_those_of_the_global_batch(optimizer, replicas):
     def make():
         return unisono.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(2)])
 

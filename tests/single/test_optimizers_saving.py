@@ -190,7 +190,7 @@ def model_state(path):
         return {key: value[()] for key, value in file["optimizer/vars"].items()}
 
 
-def test_checkpoint_of_tensorflow_holds_the_slots(tmp_path):
+def test_checkpoint_of_tensorflow_holds_the_optimizer_state(tmp_path):
     v, w = keras.Variable([1.0, 2.0]), keras.Variable([1.0, 2.0])
     first, second = (optimizers.Adam(0.1, gradient_accumulation_steps=2) for _ in range(2))
     step(first, v, 3)

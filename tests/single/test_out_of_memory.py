@@ -56,7 +56,7 @@ def test_error_tells_sizes_and_what_would_help():
     assert "half the batch" in note and "mixed_bfloat16" in note and "Pipeline" in note
 
 
-def test_activations_grow_with_a_replicas_rows_and_weights_do_not():
+def test_activations_grow_with_a_replicas_samples_and_weights_do_not():
     needs = []
     for strategy, rows, replicas in (
         (tf.distribute.get_strategy(), 32, 1),

@@ -82,7 +82,7 @@ def test_replicas_agree_and_an_epoch_may_have_fewer_batches():
     assert trained("shuffled", overfit_batches=99)[2] == [0, 1, 2, 3, 4] * 3
 
 
-def test_what_cannot_be_cut_is_refused():
+def test_what_cannot_be_cut_is_rejected():
     strategy = helpers.mirrored(2)
     given = strategy.experimental_distribute_dataset(dataset().batch(BATCH))
     KINDS["distributed"] = lambda: ((given,), {})

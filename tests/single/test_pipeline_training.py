@@ -342,7 +342,7 @@ def test_fit_evaluate_predict_are_those_of_one_device(name, schedule, replicas, 
     helpers.assert_close(shown, plain, helpers.FLOAT64)
 
 
-def test_losses_of_the_whole_batch_are_exact_under_gpipe_and_refused_under_1f1b():
+def test_losses_of_the_whole_batch_are_exact_under_gpipe_and_rejected_under_1f1b():
     keras.config.set_floatx("float64")
     x, y = golden_data(11)
     fit = {"x": x, "y": np.abs(y) % 1.0, "batch_size": 5, "epochs": 1}
@@ -355,7 +355,7 @@ def test_losses_of_the_whole_batch_are_exact_under_gpipe_and_refused_under_1f1b(
         train(*dice, on=pipeline(2, 4, schedule="1f1b"))
 
 
-def test_statistics_of_all_rows_are_refused_where_there_are_several_micro_batches():
+def test_statistics_of_all_samples_are_rejected_where_there_are_several_micro_batches():
     def build() -> keras.Model:
         model = unisono.Sequential([keras.Input((2,)), layers.BatchNormalization(synchronized=True)])
         model.compile("sgd", "mse")

@@ -48,12 +48,14 @@ def test_files_hold_what_predict_returns(kind, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "new/outputs/b.0.npy"), expected["b"][0])
 
 
-def test_one_output_is_a_file_and_memory_holds_one_execution(tmp_path, monkeypatch):
+def test_one_output_is_a_file_and_memory_holds_one_compiled_call(tmp_path, monkeypatch):
     model = make_model(outputs=one)
     expected, kept = model.predict(X, batch_size=4, verbose=0), []
-    joined = unisono.trainer.run.passes.joined
+    joined = unisono.trainer.run.passes.concatenated
     for module in (unisono.trainer.run.passes, unisono.trainer.run.evaluation):
-        monkeypatch.setattr(module, "joined", lambda outputs: kept.append(len(outputs)) or joined(outputs))
+        monkeypatch.setattr(
+            module, "concatenated", lambda outputs: kept.append(len(outputs)) or joined(outputs)
+        )
     writer = PredictionWriter(tmp_path / "p.npy")
     found = model.predict(X, batch_size=4, callbacks=[writer], verbose=0)
     np.testing.assert_array_equal(found, expected)
@@ -101,7 +103,7 @@ def test_failed_predict_leaves_the_old_files_and_nothing_else(tmp_path, monkeypa
     assert os.listdir(tmp_path) == ["p"] and (tmp_path / "p" / "b.0.npy").read_bytes() == before
 
 
-def test_outputs_and_places_that_cannot_be_written_are_refused(tmp_path):
+def test_outputs_and_places_that_cannot_be_written_are_rejected(tmp_path):
     several = make_model()
     with pytest.raises(ValueError, match=r"`path` .* has 3 outputs: give a folder.*p\.npy"):
         several.predict(X, callbacks=[PredictionWriter(tmp_path / "p.npy")], verbose=0)

@@ -33,7 +33,7 @@ def model():
 
 
 @pytest.mark.parametrize("steps", [(1, 2), (9, 10), (7, 30)])
-def test_profile_of_steps_is_written_where_the_plugin_looks(tmp_path, steps):
+def test_profile_of_steps_is_written_where_the_plugin_searches(tmp_path, steps):
     callback = unisono.callbacks.Profiler(tmp_path, steps=steps)
     model().fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[callback])
     (file,) = tmp_path.glob("plugins/profile/*/*.xplane.pb")
@@ -182,7 +182,7 @@ def test_profile_without_memory_for_a_fork_is_a_warning(tmp_path, monkeypatch):
     assert profiles.profiler_v2._profiler is None
 
 
-def test_executions_end_at_the_range_alone():
+def test_compiled_calls_end_at_the_range_alone():
     callback = unisono.callbacks.Profiler("unused", steps=(10, 20))
     assert callback.steps_until_call(0) == 9
     callback._temporary = "under way"
@@ -197,7 +197,7 @@ def test_steps_that_never_come_are_a_warning(tmp_path):
 
 
 @pytest.mark.parametrize("steps", [(0, 3), (4, 3), (1,), (1.0, 2)])
-def test_steps_that_are_no_range_are_refused(steps):
+def test_steps_that_are_no_range_are_rejected(steps):
     with pytest.raises(ValueError, match="Received: "):
         unisono.callbacks.Profiler("logs", steps=steps)
 
@@ -227,7 +227,7 @@ def test_profile_on_demand_from_outside(tmp_path):
     assert not (tmp_path / "unused").exists()
 
 
-def test_port_that_is_taken_is_refused_before_the_first_step(tmp_path):
+def test_port_that_is_taken_is_rejected_before_the_first_step(tmp_path):
     model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     with socket.socket() as taken:

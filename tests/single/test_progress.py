@@ -38,7 +38,7 @@ def bar_of(stream, ticks, verbose=1, steps=4, epochs=2, **state):
     return bar
 
 
-def test_rate_first_execution_compiles_is_left_out_once_there_is_another():
+def test_rate_first_compiled_call_compiles_is_left_out_once_there_is_another():
     rate = Rate(began=0.0, first_step=0, compiles=True)
     rate.update(2, 10.0)
     assert rate.seconds_per_step == 5.0
@@ -111,7 +111,7 @@ def test_bar_in_a_narrow_terminal_shows_whole_metrics_and_how_many_more(monkeypa
 
 
 @pytest.mark.parametrize("kind", ["generator", "PyDataset", "dataset"])
-def test_bar_shows_rows_per_second_where_sizes_may_differ(kind):
+def test_bar_shows_samples_per_second_where_sizes_may_differ(kind):
     x = np.zeros((4, 2), "float32")
     model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", run_eagerly=True)
@@ -176,7 +176,7 @@ def test_bar_on_a_worker_that_is_not_the_chief_prints_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("phase", ["train", "test", "predict"])
-def test_bar_never_shortens_an_execution(phase):
+def test_bar_never_shortens_a_compiled_call(phase):
     assert steps_until_call(ProgressBar(), 0, phase) is None
 
 

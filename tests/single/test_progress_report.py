@@ -38,6 +38,7 @@ def test_report_holds_curves_norm_times_and_facts(make_strategy, tmp_path):
     assert run.facts["configuration"]["input"] == "arrays"
     assert run.facts["strategy"]["replicas"] == model.distribute_strategy.num_replicas_in_sync
     assert run.facts["configuration"]["optimizer"] == "SGD"
+    assert run.facts["configuration"]["keras.utils.set_random_seed"].isdecimal()
     page = (tmp_path / "r.html").read_text()
     assert "<h1>T</h1>" in page and "finished" in page and 'http-equiv="refresh"' not in page
 
@@ -111,7 +112,7 @@ def test_report_that_is_slow_to_write_is_written_seldom(tmp_path, monkeypatch):
     assert sum(line["report_seconds"] for line in read_run(tmp_path / "r.jsonl").epochs) > 5
 
 
-def test_report_refuses_a_path_that_is_no_page():
+def test_report_rejects_a_path_that_is_no_page():
     with pytest.raises(ValueError, match=r"`path` must end in .html"):
         unisono.callbacks.TrainingReport("report")
 
@@ -130,7 +131,7 @@ def test_json_lines_by_epoch_and_by_step(tmp_path):
 
 
 @pytest.mark.parametrize("every", [0, -1, True, "step"])
-def test_json_lines_refuses_a_wrong_every(every):
+def test_json_lines_rejects_a_wrong_every(every):
     with pytest.raises(ValueError, match="every"):
         unisono.callbacks.JSONLines("a.jsonl", every=every)
 

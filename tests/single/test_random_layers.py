@@ -156,7 +156,7 @@ class NoisyContrast(keras.losses.Loss):
         return keras.ops.square(noisy - keras.ops.mean(noisy, axis=0) - y_true)[:, 0]
 
 
-def test_loss_that_looks_at_the_whole_batch_draws_the_numbers_of_one_device():
+def test_loss_that_reads_the_whole_batch_draws_the_results_of_one_device():
     def weights(strategy: Any) -> list[np.ndarray]:
         keras.utils.set_random_seed(9)
         with helpers.scope(strategy):

@@ -65,7 +65,7 @@ def test_a_fit_has_the_numbers_of_one_that_keeps_everything():
 
 
 @pytest.mark.long
-def test_so_has_one_on_replicas_that_hold_weights_in_parts():
+def test_so_has_one_on_replicas_that_hold_weights_sharded():
     strategy = unisono.distribute.sharded(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), level="weights")
     expected = trained(contextlib.nullcontext(), None, noise=False, eager=True)
     helpers.assert_close(

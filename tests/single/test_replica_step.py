@@ -119,7 +119,7 @@ def expected():
 
 @pytest.mark.short("mirrored[12]")
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_loop_with_everything_of_keras_gives_the_numbers_of_one_device(name, expected):
+def test_loop_with_everything_of_keras_gives_the_results_of_one_device(name, expected):
     strategy = helpers.strategy(name)
     loop = Loop(strategy, build=name != "mirrored2")  # there the replicas call the model first
     losses, results = loop.run()
@@ -195,7 +195,7 @@ def test_a_skipped_step_leaves_no_trace_in_eager_mode_too(name):
     assert int(optimizer.skipped_steps) == 1 and before[-1] == 3 * strategy.num_replicas_in_sync
 
 
-def test_wrong_uses_are_refused_with_the_cure():
+def test_wrong_uses_are_rejected_with_the_fix():
     strategy = helpers.mirrored(2)
     with pytest.raises(TypeError, match=r"Put `tf.function` around"):
         unisono.replica_step(tf.function(lambda: 0))

@@ -244,7 +244,7 @@ DIFFERENT = [
 ]
 
 
-def test_another_training_is_refused_with_what_differs(backups):
+def test_another_training_is_rejected_with_what_differs(backups):
     for settings, inputs, message in DIFFERENT:
         if settings.get("optimizer") == "adam 0.5":
             settings = {"optimizer": keras.optimizers.Adam(beta_1=0.5)}
@@ -262,7 +262,7 @@ def test_another_training_is_refused_with_what_differs(backups):
     assert callbacks.latest_backup(backups).status == "good"
 
 
-def test_backup_of_another_run_with_equal_settings_and_data_is_refused(backups, tmp_path):
+def test_backup_of_another_run_with_equal_settings_and_data_is_rejected(backups, tmp_path):
     interrupted(tmp_path / "other", 3)
     mixed = shutil.copy(callbacks.latest_backup(tmp_path / "other"), backups / "backup-000009.unisono")
     model = make_model()
@@ -353,7 +353,7 @@ def test_vanished_directory_is_an_error(tmp_path):
     assert callbacks.latest_backup(tmp_path / "elsewhere").status == "good"
 
 
-def test_read_only_place_is_refused_before_the_first_step(tmp_path):
+def test_read_only_place_is_rejected_before_the_first_step(tmp_path):
     (tmp_path / "file").touch()
     model = make_model()
     with pytest.raises(callbacks.SaveError):
@@ -392,7 +392,7 @@ def test_second_fit_of_a_script_is_not_taken_for_the_first(tmp_path, monkeypatch
     assert script() == alone()
 
 
-def test_directory_of_a_running_fit_is_refused(tmp_path):
+def test_directory_of_a_running_fit_is_rejected(tmp_path):
     class Another(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             with pytest.raises(
@@ -422,7 +422,7 @@ def test_backups_are_kept_and_deleted_as_asked(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
-def test_seconds_are_looked_at_whenever_an_execution_ends(tmp_path):
+def test_seconds_are_checked_whenever_a_compiled_call_ends(tmp_path):
     now = iter(range(0, 10**6, 4))
     backup = callbacks.BackupAndRestore(tmp_path, save_freq="10s", background=False, delete_when_done=False)
     backup._clock = lambda: next(now)
@@ -507,7 +507,7 @@ def test_callbacks_that_write_or_remember_go_on(tmp_path):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
 
 
-def test_plain_keras_model_is_told_what_to_do(tmp_path):
+def test_plain_keras_model_gets_advice(tmp_path):
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     with pytest.raises(RuntimeError, match=r"unisono\.adopt"):
@@ -516,7 +516,7 @@ def test_plain_keras_model_is_told_what_to_do(tmp_path):
         )
 
 
-class OwnStep(unisono.Sequential):
+class CustomStep(unisono.Sequential):
     """A step as in Keras' guides; the model is given an optimizer and no loss."""
 
     def train_step(self, data):
@@ -529,12 +529,12 @@ class OwnStep(unisono.Sequential):
 
 
 @pytest.mark.parametrize("replicas", [None, 2])
-def test_optimizer_of_an_own_step_is_there_before_it_is_restored(replicas, tmp_path):
+def test_optimizer_of_a_custom_step_is_there_before_it_is_restored(replicas, tmp_path):
     def train(directory, *extra):
         keras.backend.clear_session()
         keras.utils.set_random_seed(1)
         with helpers.scope(None if replicas is None else helpers.mirrored(replicas)):
-            model = OwnStep([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+            model = CustomStep([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
             model.compile(keras.optimizers.Nadam(0.1), run_eagerly=True)
         backup = callbacks.BackupAndRestore(directory, save_freq=1)
         model.fit(*data(), batch_size=BATCH, epochs=2, verbose=0, callbacks=[backup, *extra])

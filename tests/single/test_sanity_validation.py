@@ -5,7 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from traceless import Shuffling, X, Y, dataset, drawn, make_model
+from without_side_effects import Shuffling, X, Y, dataset, drawn, make_model
 
 import unisono
 from unisono import callbacks

@@ -37,7 +37,7 @@ X = np.random.default_rng(1).normal(size=(10, 8)).astype("float32")
 SIDE = 8 * 8 * 4  # bytes of the gradient of a square layer
 
 
-class OwnStep(unisono.Sequential):
+class CustomStep(unisono.Sequential):
     """Several gradients, optimizers or readings in one step, as its `step` says."""
 
     def train_step(self, data):
@@ -79,7 +79,7 @@ def trained(strategy, step=None, **options):
     keras.utils.set_random_seed(1)
     with helpers.scope(strategy):
         stack = [layers.Dense(8, "tanh") for _ in range(7)]
-        model = (unisono.Sequential if step is None else OwnStep)([keras.Input((8,)), *stack])
+        model = (unisono.Sequential if step is None else CustomStep)([keras.Input((8,)), *stack])
         model.compile(unisono.optimizers.Adam(0.01), "mse", steps_per_execution=1, **options)
         model.step, model.other = step, unisono.optimizers.SGD(0.1)
     model.fit(X, X, batch_size=5, shuffle=False, verbose=0)

@@ -70,7 +70,7 @@ class Outside:
     ],
     ids=["adamw", "averages", "accumulation", "whole weights"],
 )
-def test_slots_in_parts_give_the_numbers_of_one_device(make):
+def test_optimizer_state_sharded_give_the_results_of_one_device(make):
     model = trained(pipeline(), make(), eager=False)
     helpers.assert_close(state(model), state(trained(Outside(), make(), eager=False)), helpers.FLOAT64)
     parts = {
@@ -84,7 +84,7 @@ def test_slots_in_parts_give_the_numbers_of_one_device(make):
         assert max(part.shape[0] for part in each) - min(part.shape[0] for part in each) <= 1, path
 
 
-def test_the_rule_runs_where_the_slots_are():
+def test_the_rule_runs_where_the_optimizer_state_are():
     model = trained(pipeline(), optimizers.Adam(0.01), epochs=1)
 
     @tf.function
@@ -104,7 +104,7 @@ def test_the_rule_runs_where_the_slots_are():
         assert set(places[shape]) == {device}, places
 
 
-def test_a_saved_model_has_whole_slots_and_opens_anywhere(tmp_path):
+def test_a_saved_model_has_whole_optimizer_state_and_opens_anywhere(tmp_path):
     model = trained(pipeline(), optimizers.Adam(0.01))
     model.save(tmp_path / "model.keras")
     plain = keras.saving.load_model(tmp_path / "model.keras")
@@ -119,7 +119,7 @@ def test_a_saved_model_has_whole_slots_and_opens_anywhere(tmp_path):
     assert any(hasattr(raw_value(v), "variables") for v in other.optimizer.variables)
 
 
-def test_a_checkpoint_of_tensorflow_has_whole_slots(tmp_path):
+def test_a_checkpoint_of_tensorflow_has_whole_optimizer_state(tmp_path):
     model = trained(pipeline(), optimizers.Adam(0.01))
     before = state(model)
     path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(tmp_path / "checkpoint"))
@@ -145,7 +145,7 @@ def test_a_backup_is_resumed_with_and_without_parts(level, tmp_path):
     helpers.assert_close(state(resumed), state(whole), 0.0 if level else helpers.FLOAT64)
 
 
-def test_what_a_pipeline_cannot_shard_is_refused():
+def test_what_a_pipeline_cannot_shard_is_rejected():
     with pytest.raises(ValueError, match=r"use more stages\. Received: 'weights'"):
         pipeline(level="weights")
     made = pipeline(level=None)

@@ -145,7 +145,7 @@ def sharded_slots(optimizer):
     return [v for v in optimizer.variables if isinstance(v.value, ShardedValue)]
 
 
-def test_slots_are_held_in_equal_parts_and_seen_whole(tmp_path):
+def test_optimizer_state_are_held_in_equal_parts_and_seen_whole(tmp_path):
     strategy = sharded(helpers.mirrored(3))
     model = trained(strategy, "aggregated by the step")
     adam = model.optimizer
@@ -168,7 +168,7 @@ def test_slots_are_held_in_equal_parts_and_seen_whole(tmp_path):
     helpers.assert_close(slots[0].numpy(), 2 * before[len(model.weights) + 2], 0.0)
 
 
-def test_saved_model_has_whole_slots_and_trains_on_under_any_strategy(tmp_path):
+def test_saved_model_has_whole_optimizer_state_and_trains_on_under_any_strategy(tmp_path):
     strategy = sharded(helpers.mirrored(2), "weights")
     model = model_with(strategy, optimizers.Adam(0.05, gradient_accumulation_steps=2))
     model.fit(X, Y, batch_size=5, shuffle=False, verbose=0)
@@ -204,7 +204,7 @@ def test_optimizer_that_was_built_before_is_sharded_at_its_first_step():
     helpers.assert_close(state(model), state(program(None)), helpers.FLOAT64)
 
 
-def test_rule_that_looks_at_shapes_sees_those_of_parts():
+def test_rule_that_reads_shapes_sees_those_of_parts():
     """Keras adds what may be a bias in another way; a part is as long here as a row of the whole slot."""
 
     def program(strategy):
@@ -306,7 +306,7 @@ def test_gradient_watch_sees_the_gradients_of_all_shards():
         ((None, 2), ("optimizer", 3)),
     ],
 )
-def test_backup_resumes_to_the_bit_and_on_other_replicas_and_levels(tmp_path, before, after):
+def test_backup_resumes_bit_for_bit_and_on_other_replicas_and_levels(tmp_path, before, after):
     def run(level, replicas, stop=None):
         strategy = helpers.mirrored(replicas) if level is None else sharded(helpers.mirrored(replicas), level)
         keras.backend.clear_session()
@@ -328,7 +328,7 @@ def test_one_replica_is_the_plain_way():
     assert not sharded_slots(model.optimizer)
 
 
-def test_what_cannot_be_sharded_is_refused():
+def test_what_cannot_be_sharded_is_rejected():
     with pytest.raises(TypeError, match="`strategy` must be a tf"):
         sharded(tf.distribute.OneDeviceStrategy("CPU:0"))
     with pytest.raises(ValueError, match="level"):

@@ -140,7 +140,7 @@ def trained(strategy, make, x, **options):
 
 @pytest.mark.short("nested graphs", "tied", "penalizes slopes")
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_user_code_sees_whole_weights_and_gets_the_numbers_of_one_device(name, caplog):
+def test_user_code_sees_whole_weights_and_gets_the_results_of_one_device(name, caplog):
     make, x = PROGRAMS[name]
     model = trained(sharded(helpers.mirrored(2), "weights"), make, x)
     assert {isinstance(v.value, ShardedWeight) for v in model.trainable_variables if v.shape.rank > 1} == {
@@ -221,7 +221,7 @@ def test_half_precision_gives_the_bits_of_whole_weights(policy):
         np.testing.assert_array_equal(got, expected)
 
 
-def test_weights_are_created_in_parts_with_the_values_of_one_device():
+def test_weights_are_created_sharded_with_the_values_of_one_device():
     def weights(strategy):
         keras.utils.set_random_seed(3)
         with helpers.scope(strategy):
@@ -239,7 +239,7 @@ def test_weights_are_created_in_parts_with_the_values_of_one_device():
     np.testing.assert_allclose(tape.gradient(loss, kernel), 2 * kernel.numpy())
 
 
-def test_xla_for_all_of_a_step_and_exports_are_refused(tmp_path):
+def test_xla_for_all_of_a_step_and_exports_are_rejected(tmp_path):
     with sharded(helpers.mirrored(2), "weights").scope():
         model = unisono.Sequential([keras.Input((4,)), layers.Dense(2)])
         model.compile("sgd", "mse", jit_compile=True)

@@ -263,7 +263,7 @@ def test_outputs_that_vary_in_shape_are_predicted_one_by_one(monkeypatch):
     for loop in model.predict_function._loops.values():
         loop._others = loop._first + 1
     assert model.predict(x, batch_size=BATCH, verbose=0).shape[0] == 4 * BATCH
-    assert all(loop._refused for loop in model.predict_function._loops.values())
+    assert all(loop._rejected for loop in model.predict_function._loops.values())
 
 
 def test_loop_of_predictions_is_made_when_calls_have_cost_more_than_the_first(monkeypatch):
@@ -281,7 +281,7 @@ def test_loop_of_predictions_is_made_when_calls_have_cost_more_than_the_first(mo
 @pytest.mark.parametrize(
     "output", [tf.zeros(()), tf.zeros((3, 2)), tf.ragged.constant([[1], [2, 3]])], ids=str
 )
-def test_outputs_without_a_row_for_each_input_are_predicted_one_by_one(output, monkeypatch):
+def test_outputs_without_a_sample_for_each_input_are_predicted_one_by_one(output, monkeypatch):
     monkeypatch.setattr(predict_loop, "time", Clock(100.0))
     loop = predict_loop.PredictLoop(lambda batch: None, Chunk(None, 1, 2, lambda inputs, i: None))
     for _ in range(3):
@@ -334,7 +334,7 @@ def executions(length, clock, steps, seconds_a_step):
     return sizes
 
 
-def test_executions_grow_until_they_last_as_long_as_they_should():
+def test_compiled_calls_grow_until_they_last_as_long_as_they_should():
     clock = Clock()
     sizes = executions(CallLength(None, [], clock=clock), clock, 5000, seconds_a_step=1e-4)
     assert sizes[0] == 1
@@ -347,7 +347,7 @@ def test_slow_steps_are_run_one_by_one():
     assert executions(CallLength(None, [], clock=clock), clock, 5, seconds_a_step=0.3) == [1] * 5
 
 
-def test_executions_end_where_a_callback_wants_to_be_called():
+def test_compiled_calls_end_where_a_callback_wants_to_be_called():
     clock = Clock()
     length = CallLength(None, [Steps(7), Steps(10)], clock=clock)
     ends = np.cumsum(executions(length, clock, 70, seconds_a_step=1e-6))

@@ -47,7 +47,7 @@ PLACES = {
 }
 
 
-class OwnStep(unisono.Model):
+class CustomStep(unisono.Model):
     """A model whose step returns logs of its own."""
 
     def __init__(self, inner):
@@ -81,7 +81,7 @@ def trained(pipeline, way, strategy, monkeypatch, own=False, **options):
                 layers.Dense(3),
             ]
         )
-        model = OwnStep(model) if own else model
+        model = CustomStep(model) if own else model
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, metrics=["accuracy"], **options)
     history, notes = {}, []

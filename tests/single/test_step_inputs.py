@@ -155,7 +155,7 @@ def used(model, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_own_steps_get_the_structure_that_keras_gives(name):
+def test_custom_steps_get_the_structure_that_keras_gives(name):
     right, seen = used(step_model(keras.Model), name)
     with helpers.mirrored(2 if name in GRAPH else 3).scope():
         several = step_model(unisono.Model, eager=name not in GRAPH)
@@ -165,7 +165,7 @@ def test_own_steps_get_the_structure_that_keras_gives(name):
         helpers.assert_close(found, right, helpers.FLOAT32)
 
 
-def test_validation_data_reaches_the_own_step_as_in_keras():
+def test_validation_data_reaches_the_custom_step_as_in_keras():
     for validation, case in (((X,), "array"), ([X, Y], "array and targets"), (dataset(X), "dataset")):
         seen = []
         for base, scope in ((keras.Model, None), (unisono.Model, helpers.mirrored(3))):
@@ -196,7 +196,7 @@ def test_steps_on_one_batch_get_the_structure_that_keras_gives():
 @pytest.mark.parametrize(
     "make", [lambda: dataset(X, Y, W, Y), lambda: dataset(Pair(X, Y)), lambda: dataset(X)]
 )
-def test_own_steps_get_the_elements_of_distributed_datasets(make):
+def test_custom_steps_get_the_elements_of_distributed_datasets(make):
     strategy, element = helpers.mirrored(3), make().element_spec
     whole = tf.nest.map_structure(lambda spec: (False, spec.dtype.name, spec.shape.rank), element)
     for x in (
@@ -251,7 +251,7 @@ def test_keras_steps_take_what_keras_takes_apart(name):
     helpers.assert_close(results[1], results[0], helpers.FLOAT32)
 
 
-def test_structure_that_keras_step_cannot_take_apart_is_refused_before_the_first_step():
+def test_structure_that_keras_step_cannot_take_apart_is_rejected_before_the_first_step():
     model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     before, four = model.get_weights(), dataset(X, Y, W, W)
@@ -267,7 +267,7 @@ def test_structure_that_keras_step_cannot_take_apart_is_refused_before_the_first
     helpers.assert_close(model.get_weights(), before, 0.0)
 
 
-def test_optimizer_of_a_model_that_its_own_step_builds_makes_each_slot_once():
+def test_optimizer_of_a_model_that_its_custom_step_builds_makes_each_slot_once():
     class OfInputs(unisono.Model):
         def __init__(self):
             super().__init__()

@@ -131,7 +131,7 @@ class OwnLogsOfUnknownShape(OwnLogs):
         return {"large": tf.boolean_mask(error, error > 0)}
 
 
-def test_logs_of_an_own_step_are_told_with_their_shapes():
+def test_logs_of_a_custom_step_are_reported_with_their_shapes():
     woken, told, vectors = Woken(), Told(), Vectors()
     trained([woken], data(), model_class=OwnLogs)
     trained([told, vectors], data(), model_class=OwnLogs)
@@ -140,7 +140,7 @@ def test_logs_of_an_own_step_are_told_with_their_shapes():
     assert vectors.calls < 2 * STEPS
 
 
-def test_logs_of_unknown_shape_are_told_step_by_step():
+def test_logs_of_unknown_shape_are_reported_step_by_step():
     woken, told, vectors = Woken(), Told(), Vectors()
     trained([woken], data(steps=6), model_class=OwnLogsOfUnknownShape, epochs=1, run_eagerly=True)
     trained([told, vectors], data(steps=6), model_class=OwnLogsOfUnknownShape, epochs=1, run_eagerly=True)
@@ -177,7 +177,7 @@ def test_readers_and_others_are_called_in_the_order_of_their_list():
 
 
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
-def test_steps_before_an_error_are_told(kind):
+def test_steps_before_an_error_are_reported(kind):
     def failing(x, y):
         tf.debugging.assert_all_finite(x, "bad row")
         return x, y
@@ -203,7 +203,7 @@ def test_steps_before_an_error_are_told(kind):
     assert vectors.calls < 21
 
 
-def test_fixed_executions_tell_per_batch_hooks_at_their_end_as_keras_does():
+def test_fixed_compiled_calls_tell_per_batch_hooks_at_their_end_as_keras_does():
     woken, told, vectors, reference = Woken(), Told(), Vectors(), Vectors()
     trained([woken], data(), steps_per_execution=7, epochs=1)
     trained([told, vectors], data(), steps_per_execution=7, epochs=1)

@@ -101,7 +101,7 @@ def made_of_config(config):
     return keras.optimizers.deserialize(config)
 
 
-def test_tool_that_pickles_in_its_own_way_copies_our_models_as_ours(monkeypatch):
+def test_tool_that_pickles_by_its_own_method_copies_our_models_as_ours(monkeypatch):
     """As scikeras does: it gives `keras.Model` and the optimizers other ways of being pickled and copied."""
 
     def reduced(model):

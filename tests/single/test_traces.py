@@ -16,7 +16,7 @@ X = RANDOM.integers(0, 50, (ROWS, 3))
 Y = RANDOM.normal(size=(ROWS, 1)).astype("float32")
 
 
-class OwnStep(unisono.Model):
+class CustomStep(unisono.Model):
     """Counts how often its step is traced."""
 
     traces = 0
@@ -64,7 +64,7 @@ def test_short_fit_has_one_graph_for_batches_of_both_sizes_and_the_bits_of_two(c
     weights, history = trained(model, y, **options)
     assert model.train_function.compilations() == 1
     assert "validation_split" not in options or model.test_function.compilations() == 1
-    monkeypatch.setattr("unisono.trainer.run.loops.row_layouts.FEWEST_STEPS", 1)
+    monkeypatch.setattr("unisono.trainer.run.loops.sample_layouts.FEWEST_STEPS", 1)
     model = compiled()
     expected, expected_history = trained(model, y, **options)
     assert model.train_function.compilations() == 2
@@ -83,17 +83,17 @@ def test_short_fit_on_replicas_has_one_graph_where_each_step_is_a_call():
 
 
 def test_what_is_left_of_a_long_fit_has_one_graph_whatever_its_size(monkeypatch):
-    monkeypatch.setattr("unisono.trainer.run.loops.row_layouts.FEWEST_STEPS", 1)
+    monkeypatch.setattr("unisono.trainer.run.loops.sample_layouts.FEWEST_STEPS", 1)
     model = compiled()
     for rows in (27, 26, 25):
         model.fit(X[:rows], Y[:rows], batch_size=BATCH, verbose=0)
     assert model.train_function.compilations() == 2
 
 
-def test_own_step_is_traced_to_be_built_and_to_be_run():
-    OwnStep.traces = 0
-    _, history = trained(compiled(OwnStep))
-    assert OwnStep.traces == 2
+def test_custom_step_is_traced_to_be_built_and_to_be_run():
+    CustomStep.traces = 0
+    _, history = trained(compiled(CustomStep))
+    assert CustomStep.traces == 2
     assert history[1] == [3, 3] and np.isfinite(history).all()
 
 

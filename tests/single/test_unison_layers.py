@@ -93,7 +93,7 @@ def test_one_layer_that_adds_losses_twice_in_a_step():
     helpers.assert_close(train("mirrored3"), train("none"), helpers.FLOAT32)
 
 
-def test_regularizer_that_looks_at_all_samples_is_exact_where_xla_compiles_what_each_replica_computes():
+def test_regularizer_that_reads_all_samples_is_exact_where_xla_compiles_what_each_replica_computes():
     losses = {}
     for replicas in ("none", "mirrored2"):
         keras.utils.set_random_seed(3)
@@ -105,7 +105,7 @@ def test_regularizer_that_looks_at_all_samples_is_exact_where_xla_compiles_what_
     helpers.assert_close(losses["mirrored2"], losses["none"], helpers.FLOAT32)
 
 
-class OwnStep(helpers.GradientsOfItsOwn, unisono.Sequential):
+class CustomStep(helpers.GradientsOfItsOwn, unisono.Sequential):
     """A Sequential."""
 
 
@@ -113,8 +113,8 @@ def spectral():
     return keras.layers.SpectralNormalization(keras.layers.Dense(4))
 
 
-@pytest.mark.short("OwnStep")
-@pytest.mark.parametrize("cls", [unisono.Sequential, OwnStep])
+@pytest.mark.short("CustomStep")
+@pytest.mark.parametrize("cls", [unisono.Sequential, CustomStep])
 def test_weight_that_a_layer_assigns_in_the_step_trains_as_in_keras(cls):
     for replicas, eager, rows in REPLICAS:
         one = fitted("none", spectral, cls, rows=rows)
@@ -130,7 +130,7 @@ def test_weight_is_not_assigned_before_each_replica_has_read_it_in_a_branch():
     """A function whose reads are not among its control outputs has ended, for what comes after it, before it reads."""
     keras.utils.set_random_seed(3)
     with helpers.scope(helpers.strategy("mirrored2")):
-        model = OwnStep([keras.Input((5,)), spectral(), keras.layers.Dense(1)])
+        model = CustomStep([keras.Input((5,)), spectral(), keras.layers.Dense(1)])
         model.compile("sgd", "mse", jit_compile=False)
     model.fit(X, Y, verbose=0)
     found = 0

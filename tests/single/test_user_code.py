@@ -47,7 +47,7 @@ def begun(model, step):
     return ops.cast(model.optimizer.iterations > step, "float64")
 
 
-def own_step(loss_of):
+def custom_step(loss_of):
     class Stepping(Net):
         def __init__(self, between=L.Identity):
             super().__init__(between)
@@ -365,8 +365,8 @@ def assert_same(one, several):
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_own_train_step_gives_the_numbers_of_one_device(name):
-    make = own_step(STEPS[name])
+def test_custom_train_step_gives_the_results_of_one_device(name):
+    make = custom_step(STEPS[name])
     assert_same(trained(make, 1, weighted=False), trained(make, 3, weighted=False))
 
 
@@ -374,7 +374,7 @@ def test_own_train_step_gives_the_numbers_of_one_device(name):
     "across rows, with [mw]*", "states of frozen*", "outputs of*", "no reduction*", "an own*", "*of a scalar"
 )
 @pytest.mark.parametrize("name", LOSSES)
-def test_own_losses_and_states_give_the_numbers_of_one_device(name):
+def test_own_losses_and_states_give_the_results_of_one_device(name):
     make, arguments = LOSSES[name]
     assert_same(trained(make, 1, **arguments), trained(make, 3, **arguments))
 
@@ -406,7 +406,7 @@ def test_logs_of_any_kind_are_those_of_one_device():
 
 
 def test_gradient_that_begins_to_compare_samples_later_is_that_of_one_device():
-    make = own_step(lambda m, y, p: tf.reduce_mean((y - p) ** 2) + begun(m, 3) * contrastive(y, p))
+    make = custom_step(lambda m, y, p: tf.reduce_mean((y - p) ** 2) + begun(m, 3) * contrastive(y, p))
     assert_same(trained(make, 1, weighted=False), trained(make, 2, weighted=False))
 
 
@@ -417,7 +417,7 @@ def test_sum_with_a_regularizer_is_exact_as_with_its_part_of_it_on_each_replica(
         )
 
     for part in (penalty, lambda model: tf.nn.scale_regularization_loss(penalty(model))):
-        make = own_step(lambda m, y, p, part=part: squares(y, p) + part(m))
+        make = custom_step(lambda m, y, p, part=part: squares(y, p) + part(m))
         assert_same(trained(make, 1, weighted=False), trained(make, 3, weighted=False))
 
 
@@ -471,7 +471,7 @@ class TracksItsStep(Net):
 
 @pytest.mark.short("True")
 @pytest.mark.parametrize("eager", [False, True])
-def test_metrics_fed_with_gathered_rows_or_without_rows_count_once(eager):
+def test_metrics_fed_with_gathered_samples_or_without_samples_count_once(eager):
     results = []
     for replicas in (1, 3):
         keras.utils.set_random_seed(3)
@@ -530,7 +530,7 @@ def test_variables_of_tensorflow_that_a_layer_writes_are_those_of_one_device():
     made = []
 
     def make():
-        made.append(own_step(STEPS["a sum"])())
+        made.append(custom_step(STEPS["a sum"])())
         made[-1].between = Writes()
         return made[-1]
 
@@ -564,7 +564,7 @@ def test_no_batch_of_a_generator_is_lost_or_seen_twice():
         specs = (tf.TensorSpec([None, 5], tf.float64), tf.TensorSpec([None, 2], tf.float64))
         return tf.data.Dataset.from_generator(batches, output_signature=specs)
 
-    make, results = own_step(STEPS["a sum"]), []
+    make, results = custom_step(STEPS["a sum"]), []
     for replicas in (1, 3):
         keras.utils.set_random_seed(3)
         with mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext():
@@ -591,7 +591,7 @@ def test_loss_that_begins_later_is_that_of_one_device():
 
 
 def test_counts_that_are_zero_at_first_are_those_of_one_device():
-    class Counting(own_step(STEPS["a mean"])):
+    class Counting(custom_step(STEPS["a mean"])):
         def __init__(self):
             super().__init__()
             self.alarms = keras.metrics.Sum(name="alarms")
@@ -615,7 +615,7 @@ def test_counts_that_are_zero_at_first_are_those_of_one_device():
 
 
 def test_resumed_run_with_user_code_has_the_same_bits(tmp_path):
-    make = own_step(STEPS["a sum"])
+    make = custom_step(STEPS["a sum"])
 
     def fit(*callbacks):
         keras.backend.clear_session()
@@ -706,7 +706,7 @@ OUTPUTS = {
 )
 @pytest.mark.parametrize("case", OUTPUTS)
 @pytest.mark.parametrize("rows", [24, 17], ids=["full", "last of one row"])
-def test_losses_of_outputs_without_one_row_for_each_input_are_those_of_one_device(case, rows):
+def test_losses_of_outputs_without_one_sample_for_each_input_are_those_of_one_device(case, rows):
     base, loss_of = OUTPUTS[case]
 
     class Model(base):
@@ -726,7 +726,7 @@ def test_losses_of_outputs_without_one_row_for_each_input_are_those_of_one_devic
 
 
 @pytest.mark.parametrize("rows", [10, 9])
-def test_predictions_with_several_rows_for_each_input_are_those_of_one_device(rows):
+def test_predictions_with_several_samples_for_each_input_are_those_of_one_device(rows):
     predicted = []
     for scope in (
         contextlib.nullcontext(),
@@ -846,7 +846,7 @@ def test_tracing_a_step_has_no_side_effects():
     assert tf.distribute.Strategy.num_replicas_in_sync.fget.__name__ == "num_replicas_in_sync"
 
 
-def test_gather_in_a_custom_loop_is_exact_for_uneven_rows():
+def test_gather_in_a_custom_loop_is_exact_for_uneven_samples():
     strategy = mirrored(3)
     start = RNG.normal(size=(5, 2))
     rows = [(0, 1), (1, 5), (5, 10)]

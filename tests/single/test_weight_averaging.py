@@ -89,7 +89,7 @@ def test_resumed_training_ends_with_the_same_bits(every, tmp_path):
     assert [w.tobytes() for w in model.get_weights()] == expected
 
 
-def test_what_cannot_be_averaged_is_refused():
+def test_what_cannot_be_averaged_is_rejected():
     generator = ((X, Y) for _ in range(9))
     for extra, message in (
         ({"optimizer": keras.optimizers.SGD(0.1, use_ema=True)}, "with use_ema=True both set the weights"),

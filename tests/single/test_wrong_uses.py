@@ -71,7 +71,7 @@ def complaint(error: BaseException, words: tuple[str, ...]) -> str | None:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_wrong_uses_are_refused_in_one_line_before_the_first_step(table, bench, steps):
+def test_wrong_uses_are_rejected_in_one_line_before_the_first_step(table, bench, steps):
     failures, before = [], [np.array(value) for value in bench.model.get_weights()]
     for name, (use, words) in TABLES[table].items():
         steps.clear()
@@ -105,7 +105,7 @@ def test_metrics_of_another_name_than_that_of_the_one_output_are_warned_of(argum
         bench.new(**{argument: {"out": ["mae"]}})
 
 
-def test_labels_of_validation_batches_are_refused_by_the_name_of_the_argument(bench):
+def test_labels_of_validation_batches_are_rejected_by_the_name_of_the_argument(bench):
     model = bench.new(loss="sparse_categorical_crossentropy")
     data = tf.data.Dataset.from_tensors((X, np.full(6, 7)))
     with pytest.raises(ValueError, match=r"^`validation_data`: `y` holds the label 7.* from 0 to 1"):

@@ -65,7 +65,7 @@ def forced(way, monkeypatch):
 
 
 @pytest.mark.as_for_users
-def test_choice_goes_over_to_xla_on_the_fits_own_steps_and_stays(eager_to_try):
+def test_choice_goes_over_to_xla_on_the_fits_custom_steps_and_stays(eager_to_try):
     model, plan = compiled(), Plan()
     found = fit(model, plan)
     assert model.train_function.way == plan.plan["way"] == XLA and plan.plan["settled"]
@@ -158,7 +158,7 @@ def test_choice_by_a_clock_is_not_made_in_a_short_fit(monkeypatch):
 
 
 def test_choice_counts_the_steps_of_fits_in_a_loop(eager_to_try, monkeypatch):
-    monkeypatch.setattr("unisono.trainer.run.loops.row_layouts.FEWEST_STEPS", 20)
+    monkeypatch.setattr("unisono.trainer.run.loops.sample_layouts.FEWEST_STEPS", 20)
     model = compiled()
     ways = []
     for _ in range(12):
@@ -181,7 +181,7 @@ def test_choice_by_a_clock_is_not_made_where_it_must_not(eager_to_try, monkeypat
         callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)]
     plan = Plan()
     monkeypatch.setattr(XlaChoice, "_decide", lambda *args: pytest.fail("a clock decides"))
-    monkeypatch.setattr("unisono.trainer.run.loops.row_layouts.FEWEST_STEPS", 10)
+    monkeypatch.setattr("unisono.trainer.run.loops.sample_layouts.FEWEST_STEPS", 10)
     fit(model, plan, *callbacks, epochs=2)
     assert choices(plan.plan) == {"way": GRAPH, "settled": True, "switches": []}
 
@@ -257,7 +257,7 @@ def test_printing_step_prints_once_for_each_step(eager_to_try, capfd):
 
 
 @pytest.mark.parametrize("way", [GRAPH, XLA])
-def test_resumed_run_repeats_the_way_to_the_bit(tmp_path, monkeypatch, way):
+def test_resumed_run_repeats_the_way_bit_for_bit(tmp_path, monkeypatch, way):
     def run(folder, stop=None):
         model = compiled()
         backup = unisono.callbacks.BackupAndRestore(tmp_path / folder)
@@ -323,7 +323,7 @@ def test_choice_of_another_model_is_not_taken(tmp_path, monkeypatch):
     assert len({choice._file() for choice in choices}) == 3
 
 
-def test_measured_takes_the_best_of_the_last_long_executions():
+def test_measured_takes_the_best_of_the_last_long_compiled_calls():
     measured = Measured()
     measured.seconds[GRAPH].extend([(1, 7e-3), (8, 7e-3), (600, 0.06), (1000, 0.1), (1000, 0.09)])
     assert measured.seconds_a_step(GRAPH) == pytest.approx(90e-6), "the cost of a call is not that of a step"

@@ -92,7 +92,7 @@ def test_evaluation_stays_in_the_graph_where_no_clock_may_decide(eager_to_try, m
     monkeypatch.setattr(XlaChoice, "_decide", lambda *args: pytest.fail("a clock decides"))
     options = {"jit_compile": False} if why == "jit_compile=False" else {"run_eagerly": why == "run_eagerly"}
     if why == "few steps":
-        monkeypatch.setattr("unisono.trainer.run.loops.row_layouts.FEWEST_STEPS", 1000)
+        monkeypatch.setattr("unisono.trainer.run.loops.sample_layouts.FEWEST_STEPS", 1000)
     hooks = [keras.callbacks.LambdaCallback()]
     if why == "every batch":
         hooks[0].on_test_batch_end = lambda batch, logs: None
@@ -179,7 +179,7 @@ def test_validation_chooses_for_itself_from_what_is_ahead(eager_to_try):
 
 @pytest.mark.short("graph")
 @pytest.mark.parametrize("way", [GRAPH, XLA])
-def test_resumed_run_repeats_the_way_of_its_validation_to_the_bit(tmp_path, monkeypatch, way):
+def test_resumed_run_repeats_the_way_of_its_validation_bit_for_bit(tmp_path, monkeypatch, way):
     def run(folder, stop=None):
         model = compiled()
         backup = unisono.callbacks.BackupAndRestore(tmp_path / folder)
@@ -200,7 +200,7 @@ def test_resumed_run_repeats_the_way_of_its_validation_to_the_bit(tmp_path, monk
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate"])
-def test_other_numbers_of_rows_are_measured_by_themselves(eager_to_try, method):
+def test_other_numbers_of_samples_are_measured_by_themselves(eager_to_try, method):
     """XLA would compile for each number of rows: clients of federated rounds, folds of a cross-validation."""
     model = compiled()
     for rows in (64, 56, 48, 64):

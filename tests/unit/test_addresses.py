@@ -22,13 +22,13 @@ from unisono.distribute.workers.ticker import Ticker
 @pytest.mark.parametrize(
     ("address", "parts"), [("a.example:80", ("a.example", 80)), ("[::1]:65535", ("::1", 65535))]
 )
-def test_address_is_taken_apart_and_put_together(address, parts):
+def test_address_is_parsed_and_formatted(address, parts):
     assert split_address(address) == parts
     assert join_address(*parts) == address
 
 
 @pytest.mark.parametrize("address", ["", "host", ":80", "host:", "host:http", "host:0", "host:65536"])
-def test_what_is_no_address_is_refused_with_the_value(address):
+def test_what_is_no_address_is_rejected_with_the_value(address):
     with pytest.raises(ValueError, match=r"must be 'host:port' with a port from 1 to 65535. Received: "):
         split_address(address)
 

@@ -82,7 +82,7 @@ def test_scalars_strings_and_other_layouts_come_back():
 
 
 @pytest.mark.parametrize("value", [object(), {"a": [{1, 2}]}, np.zeros(2, [("x", "f4")])])
-def test_other_values_are_refused_with_their_place(value):
+def test_other_values_are_rejected_with_their_place(value):
     with pytest.raises(TypeError, match=r"callbacks\.mine.*(object|set|structured)"):
         written({"callbacks": {"mine": value}})
 
@@ -106,7 +106,7 @@ def test_every_flipped_bit_and_every_length_is_found(tmp_path):
             container.read(path, outline=True)
 
 
-def test_newer_version_is_told_apart_from_damage(tmp_path):
+def test_newer_version_is_distinguished_from_damage(tmp_path):
     body = bytearray(written({"a": 1})[: -container.DIGEST_BYTES])
     body[8:12] = struct.pack("<I", container.VERSION + 1)
     path = tmp_path / "newer"
@@ -116,7 +116,7 @@ def test_newer_version_is_told_apart_from_damage(tmp_path):
             read(path)
 
 
-def test_other_file_with_a_right_checksum_is_refused():
+def test_other_file_with_a_right_checksum_is_rejected():
     body = b"PK" + bytes(50)
     data = body + hashlib.blake2b(body, digest_size=container.DIGEST_BYTES).digest()
     with pytest.raises(container.DamagedFileError, match="not a backup of unisono"):

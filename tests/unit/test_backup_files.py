@@ -281,7 +281,7 @@ def test_all_damaged_gives_none_and_the_names(tmp_path, capsys):
     assert main([str(tmp_path)]) == 1
 
 
-def test_newer_version_is_refused_by_name(tmp_path, monkeypatch):
+def test_newer_version_is_rejected_by_name(tmp_path, monkeypatch):
     store = store_with(tmp_path, 1)
     with monkeypatch.context() as patch:
         patch.setattr("unisono.callbacks.backup.files.container.VERSION", 2)
@@ -310,7 +310,7 @@ def test_vanished_directory_is_an_error_and_not_made_again(tmp_path):
     assert latest_backup(tmp_path / "moved").status == "good"
 
 
-def test_directory_that_cannot_be_made_or_written_is_refused_at_once(tmp_path, monkeypatch):
+def test_directory_that_cannot_be_made_or_written_is_rejected_at_once(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(safe_file.SaveError, match="file"):
         BackupStore(tmp_path / "file", 2).prepare()
@@ -355,7 +355,7 @@ def test_cli_says_when_there_is_nothing(tmp_path, capsys):
     assert "best.keras  490 bytes  good" in capsys.readouterr().out
 
 
-def test_background_job_runs_beside_and_its_error_is_raised_once():
+def test_background_job_runs_concurrently_and_its_error_is_raised_once():
     writer, release = BackgroundWriter(), threading.Event()
     writer.submit(lambda: release.wait())
     assert writer.busy
@@ -424,7 +424,7 @@ def test_a_worker_keeps_the_shards_of_others_only_where_it_needs_them(tmp_path):
         read_checked(path, skips_worker=lambda worker: worker != 2)
 
 
-def test_forged_and_mixed_parts_are_refused_with_their_names(tmp_path):
+def test_forged_and_mixed_parts_are_rejected_with_their_names(tmp_path):
     path, other = tmp_path / "backup-000001.unisono", tmp_path / "other" / "backup-000001.unisono"
     other.parent.mkdir()
     (one, two), _ = write_with_parts(path)
@@ -473,7 +473,7 @@ def test_forged_and_mixed_parts_are_refused_with_their_names(tmp_path):
 @pytest.mark.parametrize(
     "shards", [5, [], {"optimizer": 3}, {"none": {0: []}}, {"model": {0: [3]}}, {"optimizer": {9: []}}]
 )
-def test_part_with_a_forged_content_is_refused(tmp_path, shards):
+def test_part_with_a_forged_content_is_rejected(tmp_path, shards):
     path = tmp_path / "backup-000001.unisono"
     named, _ = write_with_parts(path)
     own = shard_files.part_path(path, 1)

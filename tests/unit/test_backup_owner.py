@@ -162,7 +162,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("content", [*WRONG, "fifo", "folder"])
-def test_owner_file_that_is_none_is_replaced_or_refused(tmp_path, content):
+def test_owner_file_that_is_none_is_replaced_or_rejected(tmp_path, content):
     path = tmp_path / OWNER_FILE
     if content == "fifo":
         os.mkfifo(path)

@@ -40,7 +40,7 @@ def good_file():
     return stream.getvalue()
 
 
-def test_forged_files_are_refused_or_have_the_right_form(tmp_path):
+def test_forged_files_are_rejected_or_have_the_right_form(tmp_path):
     assert broken_files.fuzz(tmp_path, good_file(), seeds=range(600)) > 200
 
 

@@ -38,7 +38,7 @@ def run(length: CallLength, clock: Clock, seconds_a_step: float, executions: int
     return taken
 
 
-def test_executions_grow_eightfold_until_they_last_the_target():
+def test_compiled_calls_grow_eightfold_until_they_last_the_target():
     clock = Clock()
     assert run(CallLength(None, [], target=0.1, clock=clock), clock, 0.001, 6) == [
         1,
@@ -61,7 +61,7 @@ class Compiled:
         pass
 
 
-def test_execution_that_compiled_does_not_count():
+def test_compiled_call_that_compiled_does_not_count():
     clock, function = Clock(), Compiled()
     length = CallLength(None, [], function=function, target=0.1, clock=clock)
     function.fresh = True
@@ -76,7 +76,7 @@ def test_size_is_kept_from_epoch_to_epoch():
     assert run(CallLength(None, [], function=function, target=0.1, clock=clock), clock, 0.001, 1) == [100]
 
 
-def test_executions_shrink_when_steps_become_slow():
+def test_compiled_calls_shrink_when_steps_become_slow():
     clock = Clock()
     length = CallLength(None, [], target=0.1, clock=clock)
     run(length, clock, 0.001, 5)
@@ -88,7 +88,7 @@ def test_slow_steps_are_taken_one_at_a_time():
     assert run(CallLength(None, [], target=0.1, clock=clock), clock, 3.0, 4) == [1, 1, 1, 1]
 
 
-def test_executions_end_where_a_callback_wakes():
+def test_compiled_calls_end_where_a_callback_calls():
     clock = Clock()
     length = CallLength(None, [At(None), At(7), At(5)], target=1.0, clock=clock)
     assert run(length, clock, 0.0001, 6) == [1, 4, 2, 3, 4, 1]
@@ -118,7 +118,7 @@ def test_last_batch_is_numbered_as_in_keras():
     assert fixed.last_batch(2) == 3
 
 
-def test_executions_last_longer_where_calls_themselves_do():
+def test_compiled_calls_last_longer_where_calls_themselves_do():
     for call, longest in ((0.002, 1), (0.02, 5), (0.2, 12)):
         clock, function = Clock(), Compiled()
         function.call_seconds = call

@@ -58,7 +58,7 @@ class Early(keras.callbacks.EarlyStopping):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_training_wakes(callback, expected):
+def test_training_calls_hooks(callback, expected):
     assert steps_until_call(callback, 4) == expected
 
 
@@ -85,7 +85,7 @@ def test_hook_set_on_the_instance_is_seen():
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_other_phases_wake(callback, phase, expected):
+def test_other_phases_call_hooks(callback, phase, expected):
     assert steps_until_call(callback, 4, phase) == expected
 
 
@@ -113,7 +113,7 @@ class TakesVectors(keras.callbacks.Callback):
         (type("Both", (Reader, OwnAnswer), {})(), 7, 7),
     ],
 )
-def test_callbacks_that_only_read_end_no_execution_where_they_are_told_of_each_step(callback, told, alone):
+def test_callbacks_that_only_read_are_called_each_step_and_end_no_compiled_call(callback, told, alone):
     assert steps_until_call(callback, 3, records_logs=True) == told
     assert steps_until_call(callback, 3) == alone
 

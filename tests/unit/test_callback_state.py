@@ -44,13 +44,13 @@ def test_save_freq_is_read(given, unit, amount):
 
 
 @pytest.mark.parametrize("given", ["batch", 0, -3, 0.15, True, "0s", [1], "10"])
-def test_other_save_freq_is_refused_with_its_value(given):
+def test_other_save_freq_is_rejected_with_its_value(given):
     with pytest.raises(ValueError, match="Invalid value for argument `save_freq`") as caught:
         BackupAndRestore("somewhere", save_freq=given)
     assert repr(given) in str(caught.value)
 
 
-def test_steps_are_counted_over_all_epochs_and_long_executions():
+def test_steps_are_counted_over_all_epochs_and_long_compiled_calls():
     every = SaveSchedule("steps", 10)
     assert [every.steps_until_call(n) for n in (0, 1, 9, 10, 19)] == [10, 9, 1, 10, 1]
     assert [every.due(n, 0, 0.0) for n in (9, 10, 25)] == [False, True, True]
@@ -69,7 +69,7 @@ def test_steps_are_counted_over_all_epochs_and_long_executions():
         ({"directory": "b", "keep": 0}, "`keep` must be a whole number of at least 1. Received: 0"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments, message):
+def test_wrong_arguments_are_rejected(arguments, message):
     with pytest.raises(ValueError, match=message):
         BackupAndRestore(**arguments)
 
@@ -346,7 +346,7 @@ def test_functions_in_backups_of_version_0_2_have_no_values_of_theirs():
     assert len(list(settings.differences("loss", now.replace("7", "8"), now))) == 1
 
 
-def test_layers_of_a_model_without_settings_are_looked_at():
+def test_layers_of_a_model_without_settings_are_analysed():
     class Mine(keras.Model):
         def __init__(self, units):
             super().__init__()
@@ -430,7 +430,7 @@ class Cluster:
         return results
 
 
-def test_bytes_travel_between_workers(monkeypatch):
+def test_bytes_are_sent_between_workers(monkeypatch):
     monkeypatch.setattr(agreement, "_PIECE_BYTES", 64)
     payloads = [b"", b"\0", bytes(range(256)) * 3 + b"x", b"\xff" * 64]
     gathered = Cluster(4).run(lambda me: agreement.gather_bytes(payloads[me], None), monkeypatch)
@@ -447,7 +447,7 @@ def test_bytes_travel_between_workers(monkeypatch):
     ("iterators", "sent"),
     [([1, 1, 1], 0), ([1, 2, 2], 1), ([1, 2, 3], 2), ([None, None, None], 0), ([1, None, 1], 0)],
 )
-def test_iterators_of_workers_travel_once_and_only_where_they_differ(monkeypatch, iterators, sent):
+def test_iterators_of_workers_are_sent_once_and_only_where_they_differ(monkeypatch, iterators, sent):
     size = 80_000
     cluster = Cluster(3)
     copies = {"metrics": [{"copies": [np.full(2, 1.0)]}], "model": [np.ones(3)]}

@@ -168,7 +168,7 @@ def test_steps_are_counted_exactly(tmp_path, execution):
     assert saved(tmp_path) == ["1-6.keras", "2-4.keras", "3-2.keras"]
 
 
-def test_fixed_executions_do_not_drift(tmp_path):
+def test_fixed_compiled_calls_do_not_drift(tmp_path):
     callback = checkpoint(tmp_path / "{epoch}-{batch}.keras", save_freq=4)
     callback.on_epoch_begin(0)
     for last in (2, 5, 8, 11):  # three steps each: due after 4, 8 and 12
@@ -268,7 +268,7 @@ def test_only_the_chief_writes_and_all_decide_the_same(tmp_path):
         ({"filepath": "m.h5", "save_weights_only": True}, "must end in `.weights.h5`"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments, message):
+def test_wrong_arguments_are_rejected(arguments, message):
     with pytest.raises(ValueError, match=message):
         ModelCheckpoint(**arguments)
 

@@ -112,7 +112,7 @@ def test_slurm_tasks_are_workers(monkeypatch):
     assert (found.worker_index, found.is_chief, found.num_workers) == (2, False, 4)
 
 
-def test_slurm_variables_that_are_incomplete_are_refused(monkeypatch):
+def test_slurm_variables_that_are_incomplete_are_rejected(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")

@@ -99,7 +99,7 @@ def refusals(first, second, programs=("", "")):
     return [call._failure for call in calls]
 
 
-def test_rendezvous_refuses_a_peer_with_another_cluster_and_tells_both():
+def test_rendezvous_rejects_a_peer_with_another_cluster_and_reports_both():
     first, second, third = addresses(3)
     told = refusals(
         Cluster({"worker": (first, second)}, "worker", 0),
@@ -110,7 +110,7 @@ def test_rendezvous_refuses_a_peer_with_another_cluster_and_tells_both():
     )
 
 
-def test_rendezvous_refuses_a_peer_with_another_script_and_tells_both():
+def test_rendezvous_rejects_a_peer_with_another_script_and_reports_both():
     workers = addresses(2)
     told = refusals(*(Cluster({"worker": workers}, "worker", n) for n in (0, 1)), programs=("a", "b"))
     assert all("runs another script" in str(told[n]) for n in (0, 1)), told
@@ -179,7 +179,7 @@ def test_rendezvous_ends_whatever_its_peers_do():
     ("mark", "refusal"),
     [({"run": "0" * 16}, "belongs to another run"), ({"index": 0}, "says that it is worker 0")],
 )
-def test_rendezvous_refuses_a_worker_of_another_run_or_with_another_index(mark, refusal):
+def test_rendezvous_rejects_a_worker_of_another_run_or_with_another_index(mark, refusal):
     workers = addresses(2)
     call = rendezvous_module._Rendezvous(Cluster({"worker": workers}, "worker", 1), "", 0.0)
     theirs = dataclasses.replace(call._identity, **mark)
@@ -209,7 +209,7 @@ def test_rendezvous_names_a_peer_that_does_not_reach_this_worker(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "inf", "1e300"])
-def test_timeout_that_is_no_time_is_refused(monkeypatch, text):
+def test_timeout_that_is_no_time_is_rejected(monkeypatch, text):
     monkeypatch.setenv("UNISONO_TIMEOUT", text)
     with pytest.raises(
         ValueError, match=rf"UNISONO_TIMEOUT must .* Received: '{text}'. Set it to such a number, or unset it"

@@ -45,7 +45,7 @@ def test_profile_names_the_address_where_nobody_listens(tmp_path, capsys):
     )
 
 
-def test_profile_refuses_a_file_as_its_folder(tmp_path, capsys):
+def test_profile_rejects_a_file_as_its_folder(tmp_path, capsys):
     (tmp_path / "logs").write_text("")
     with pytest.raises(SystemExit):
         main(["profile", "--service", "127.0.0.1:1", "--log-dir", str(tmp_path / "logs")])

@@ -6,7 +6,7 @@ import threading
 import keras
 import numpy as np
 import tensorflow as tf
-from own_step import OwnStep
+from custom_step import CustomStep
 
 import unisono
 from unisono.compat.patches import replaced_functions
@@ -150,7 +150,7 @@ def test_step_of_two_replicas_has_twice_the_operations_of_one_device():
         with strategy.scope():
             layers = [make() for make in (lambda: keras.layers.Dense(3), keras.layers.LayerNormalization) * 3]
             inputs = keras.Input((3,))
-            model = OwnStep(inputs, keras.Sequential(layers)(inputs))
+            model = CustomStep(inputs, keras.Sequential(layers)(inputs))
             return sum(trained(model, unisono.optimizers.SGD(0.01))[0].values())
 
     one = operations_under(tf.distribute.get_strategy())

@@ -79,7 +79,7 @@ def test_effects_are_what_does_more_than_compute():
     assert made == []
 
 
-def test_only_graph_runs_the_graph_of_a_signature_without_looking_for_it():
+def test_only_graph_runs_the_graph_of_a_signature_without_searching_for_it():
     traces = []
 
     def add(pair, steps, first=0):

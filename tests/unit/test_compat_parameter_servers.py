@@ -33,7 +33,7 @@ def test_lost_worker_may_be_missing_from_the_cluster_for_a_while():
     )
 
 
-def test_worker_that_loses_its_connection_while_others_are_joined_again_is_tried_again():
+def test_worker_that_loses_its_connection_while_others_are_put_back_is_tried_again():
     handler = types.SimpleNamespace(_cluster=types.SimpleNamespace(closure_queue=types.SimpleNamespace()))
     handler._cluster.closure_queue._cancellation_mgr = types.SimpleNamespace(is_cancelled=False)
     gone = tf.errors.InvalidArgumentError(
@@ -83,7 +83,7 @@ def test_strategy_has_what_scheduling_needs():
     assert "self._cluster_resolver = cluster_resolver" in source(strategy.__init__)
 
 
-def test_stateful_operations_are_told_from_others():
+def test_stateful_operations_are_distinguished_from_others():
     with tf.Graph().as_default(), effects() as found:
         stateful, _ = tf.raw_ops.Timestamp().op, tf.constant(1).op
     assert found == [stateful]

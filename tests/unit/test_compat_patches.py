@@ -151,7 +151,7 @@ def test_handle_of_a_variable_is_the_property_by_which_tapes_know_it():
     assert tf.is_tensor(variable.value) and variable._should_act_as_resource_variable
 
 
-def test_synchronized_moments_are_looked_up_where_they_are_replaced():
+def test_synchronized_moments_are_found_where_they_are_replaced():
     from keras.src.backend.tensorflow import nn
 
     assert "_compute_moments_sync" in nn.moments.__code__.co_names
@@ -209,9 +209,9 @@ def test_thread_without_a_step_calls_the_original_while_another_computes_one(key
     given = [types.SimpleNamespace(dtype="float32", built=False, reduction="sum") for _ in ARGUMENTS[key]]
     given = given[:3] if key.startswith("while_loop") else given[:2] if key.startswith("cond") else given
     function = patches._makers[key](original)
-    for own_step in (False, True):
+    for custom_step in (False, True):
         with Elsewhere(in_a_step):
-            if own_step:
+            if custom_step:
                 with in_a_step():
                     pass
             result = function(*given)

@@ -48,14 +48,14 @@ def test_no_reduction_is_unknown_to_us():
     assert named <= known
 
 
-def test_stock_losses_that_work_on_rows_are_found():
+def test_stock_losses_that_work_on_samples_are_found():
     on_rows = [
         keras.losses.MeanSquaredError(),
         keras.losses.SparseCategoricalCrossentropy(),
         keras.losses.Huber(),
     ]
-    assert all(exact_loss.works_on_rows(loss) for loss in on_rows)
-    assert not any(exact_loss.works_on_rows(loss) for loss in (keras.losses.Dice(), keras.losses.Circle()))
+    assert all(exact_loss.works_on_samples(loss) for loss in on_rows)
+    assert not any(exact_loss.works_on_samples(loss) for loss in (keras.losses.Dice(), keras.losses.Circle()))
     assert len(exact_loss._ROWWISE_FUNCTIONS) == len(exact_loss._ROWWISE_NAMES.split())
 
 
@@ -155,7 +155,7 @@ def test_stateless_scope_keeps_values_by_id_of_the_variable():
     assert float(v.value) == 1.0
 
 
-def test_masks_travel_on_tensors():
+def test_masks_stay_attached_to_tensors():
     x = tf.ones((1, 2))
     set_keras_mask(x, tf.constant([[True, False]]))
     assert get_keras_mask(x) is not None

@@ -122,7 +122,7 @@ for kind, take_away in json.loads(sys.argv[1]).items():
 
 
 @pytest.mark.long
-def test_version_without_a_name_is_refused_in_one_sentence():
+def test_version_without_a_name_is_rejected_in_one_sentence():
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     fakes = json.dumps({kind: take_away for kind, (take_away, _) in FAKES.items()})
     command = [sys.executable, "-c", PROGRAM, fakes]

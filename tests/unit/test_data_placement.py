@@ -66,7 +66,7 @@ def test_setting_decides_in_any_case():
 @pytest.mark.parametrize(
     "arguments", [("gpu",), ("auto", 0), ("auto", 1.5), ("auto", True), ("auto", "half")]
 )
-def test_wrong_settings_are_refused(arguments):
+def test_wrong_settings_are_rejected(arguments):
     with pytest.raises((ValueError, TypeError), match="Received"):
         keep_data_on(*arguments)
 
@@ -93,7 +93,7 @@ def test_advice_names_what_helps_most_first_and_how_much():
     assert "a pipeline over 2 devices (unisono.distribute.Pipeline): about 200 MiB less" in text
 
 
-def test_advice_knows_what_state_in_parts_would_save_and_what_it_saves_already():
+def test_advice_knows_what_sharded_state_would_save_and_what_it_saves_already():
     mib = 2**20
     need = ModelMemory(100 * mib, 100 * mib, 200 * mib, activations=80 * mib, half_precision=True)
     text = less_memory(need, 1, replicas=4)

@@ -124,14 +124,14 @@ def test_nobody_asks_and_a_short_fit_has_one_layout():
 
 
 def test_nobody_asks_and_the_last_partial_batch_of_a_long_fit_is_a_chunk_of_its_own(monkeypatch):
-    monkeypatch.setattr("unisono.trainer.run.loops.row_layouts.FEWEST_STEPS", 3)
+    monkeypatch.setattr("unisono.trainer.run.loops.sample_layouts.FEWEST_STEPS", 3)
     events: list[Any] = []
     model = counting_model(events, steps_per_execution=8)
     fit(model, EpochsOnly(events))
     assert events == ["run:2x4", "run:1", "epoch 0 end"]
 
 
-def test_executions_end_where_a_callback_wakes():
+def test_compiled_calls_end_where_a_callback_calls():
     events: list[Any] = []
     model = counting_model(events)
     model.fit(
@@ -256,7 +256,7 @@ MOST_CALLS = {"fit": 5600, "evaluate": 4000, "predict": 2900, "train_on_batch": 
 """Of a method that is called again and again; a quarter more than were counted."""
 
 
-def test_a_second_call_of_a_method_does_little_beside_its_steps():
+def test_a_second_call_of_a_method_does_little_next_to_its_steps():
     model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
     model.compile("adam", "mse", metrics=["mae"])
     x = np.ones((64, 4), "float32")

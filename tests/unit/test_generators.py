@@ -99,7 +99,7 @@ def test_walk_ends_in_circles_and_passes_over_what_is_large():
         lambda: random.Random(1),
     ],
 )
-def test_state_comes_back_to_the_bit(make):
+def test_state_comes_back_bit_for_bit(make):
     def numbers(generator):
         if isinstance(generator, random.Random):
             return [generator.gauss(0, 1) for _ in range(5)]

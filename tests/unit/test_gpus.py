@@ -108,7 +108,7 @@ def test_stages_of_a_pipeline_get_gpus_of_their_own(machine):
         plan(Layout(workers=2, stages=3), ["train.py"])
 
 
-def test_processes_with_gpus_of_different_models_are_told(machine):
+def test_processes_with_gpus_of_different_models_are_reported(machine):
     machine(FOUR)
     assert "(NVIDIA A100, NVIDIA H100)" in said_of_models(plan(Layout(workers=2), ["train.py"]))
     machine(FOUR.replace("A100", "H100"))

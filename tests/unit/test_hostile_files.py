@@ -112,7 +112,7 @@ def with_other(given, place, value):
     return changed
 
 
-def test_report_with_any_field_of_another_kind_is_made_or_refused(tmp_path, capsys):
+def test_report_with_any_field_of_another_kind_is_made_or_rejected(tmp_path, capsys):
     """Each field in turn: a page is made, or one line names the file."""
     path = tmp_path / "report.jsonl"
     path.write_bytes(lines(*GOOD))
@@ -132,7 +132,7 @@ def test_report_with_any_field_of_another_kind_is_made_or_refused(tmp_path, caps
     assert refused > 100
 
 
-def test_report_with_more_replicas_than_there_can_be_is_refused(tmp_path, capsys):
+def test_report_with_more_replicas_than_there_can_be_is_rejected(tmp_path, capsys):
     (tmp_path / "report.jsonl").write_bytes(lines(*with_other(GOOD, (0, "strategy", "replicas"), 10**12)))
     assert "report.jsonl is not a report" in told(capsys, ["report", str(tmp_path)])
 
@@ -195,7 +195,7 @@ def test_plan_of_a_broken_file_is_one_line(name, tmp_path, capsys):
         ["plan", "m.keras", "-b", "1", "-m"],
     ],
 )
-def test_number_that_is_none_is_refused(arguments, number, capsys, tmp_path, monkeypatch):
+def test_number_that_is_none_is_rejected(arguments, number, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     *others, option = arguments
     if (option, number) != ("--grace", "0"):  # which means at once
@@ -215,7 +215,7 @@ def test_settings_of_keras_that_cannot_be_read_are_passed_over(tmp_path):
     assert versions({"KERAS_HOME": str(tmp_path)}, [])
 
 
-def test_good_report_is_read_beside_broken_ones(tmp_path):
+def test_good_report_is_read_next_to_broken_ones(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(BROKEN["deep"])
     (tmp_path / "b.jsonl").write_bytes(lines(*GOOD))
     assert len(find_runs(tmp_path)) == 1 and "finished" in render(find_runs(tmp_path))

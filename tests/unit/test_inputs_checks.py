@@ -99,13 +99,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_input_that_cannot_work_is_refused_with_the_value(case):
+def test_input_that_cannot_work_is_rejected_with_the_value(case):
     arguments, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         make_source(**arguments)
 
 
-def test_dataset_that_turns_out_empty_is_refused():
+def test_dataset_that_turns_out_empty_is_rejected():
     source = make_source(dataset(X).filter(lambda x: False))
     source.begin_epoch(0)
     chunk = source.take(3)
@@ -210,7 +210,7 @@ def test_generator_may_vary_a_dimension_in_which_its_first_batches_differ():
     assert count_steps(source) == 4
 
 
-def test_split_takes_the_last_rows_and_refuses_what_has_none():
+def test_split_takes_the_last_samples_and_rejects_what_has_none():
     (x, y, w), (vx, vy, vw) = split_for_validation(X, {"a": Y}, None, validation_split=0.34)
     assert (len(x), len(vx)) == (3, 3)
     np.testing.assert_array_equal(np.concatenate([y["a"], vy["a"]]), Y)

@@ -59,7 +59,7 @@ def test_arrays_are_known_by_every_byte(monkeypatch):
         x[row] = 0
 
 
-def test_texts_and_objects_are_told_apart():
+def test_texts_and_objects_are_distinguished():
     texts = [np.array(value) for value in (["ab", "c"], ["a", "bc"], [b"a", b"bc"])]
     sums = [content.checksum(tf.constant(text)) for text in texts]
     assert sums[0] != sums[1] == sums[2] and None not in sums
@@ -269,7 +269,7 @@ INEXACT = {
     "shuffled*", "from_drawing*", "*py_function", "*undetermined*", "*_cached", "seeded*", "python_global"
 )
 @pytest.mark.parametrize("name", resumed_inputs.INPUTS)
-def test_input_resumes_to_the_bit_or_says_why_it_cannot(name):
+def test_input_resumes_bit_for_bit_or_says_why_it_cannot(name):
     """At positions in and between three epochs; each time in an input made anew, as in another process."""
     make = resumed_inputs.INPUTS[name]
     resumed_inputs.fresh()
@@ -292,7 +292,7 @@ def test_input_resumes_to_the_bit_or_says_why_it_cannot(name):
         assert found == expected[number:], number
 
 
-def test_position_between_epochs_resumes_to_the_bit():
+def test_position_between_epochs_resumes_bit_for_bit():
     """Where a pass has ended and the next one has not begun: what the pass drew or kept is there."""
     for name in ("shuffled_and_cached", "numpy_in_py_function", "repeated", "global_generator"):
         make = resumed_inputs.INPUTS[name]

@@ -109,7 +109,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kind_gives_the_rows_of_the_arrays_in_order(kind):
+def test_kind_gives_the_samples_of_the_arrays_in_order(kind):
     source = KINDS[kind]()
     batches = read_epoch(source)
     assert [len(b[1]) for b in batches] == [4, 4, 4, 4, 4, 2]
@@ -151,7 +151,7 @@ def test_steps_per_epoch_lets_a_pass_last_over_epochs_and_warns_at_its_end(kind)
     source.close()
 
 
-def test_torch_loader_gives_the_rows_of_the_arrays_and_is_read_again():
+def test_torch_loader_gives_the_samples_of_the_arrays_and_is_read_again():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     data = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
     source = make_source(torch.utils.data.DataLoader(data, batch_size=BATCH), class_weight={0: 2.0})

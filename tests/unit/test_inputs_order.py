@@ -162,7 +162,7 @@ def test_shuffle_is_a_function_of_seed_and_epoch_alone():
     assert all(sorted(order) == X.tolist() for pair in orders.values() for order in pair)
 
 
-def test_shuffle_by_batch_keeps_rows_in_their_batches():
+def test_shuffle_by_batch_keeps_samples_in_their_batches():
     source = make_source(X, batch_size=BATCH, shuffle="batch", seed=1)
     batches = epoch_of(source, 0)
     assert [sorted(batch) for batch in batches] == [X[i : i + BATCH].tolist() for i in range(0, ROWS, BATCH)]
@@ -174,7 +174,7 @@ def test_batch_size_follows_from_steps_as_in_keras():
     assert make_source(X).batch_size == 32
 
 
-def test_restore_refuses_other_data_or_batches():
+def test_restore_rejects_other_data_or_batches():
     position = make_source(X, batch_size=4).state()
     with pytest.raises(ValueError, match=r"4 samples in each batch, but this one has 5"):
         make_source(X, batch_size=5).restore(position)

@@ -61,7 +61,7 @@ def test_plan_with_stages_gives_each_worker_helpers_of_its_own():
     assert tasks[2].env["UNISONO_STAGES"] != tasks[5].env["UNISONO_STAGES"]
 
 
-def test_plan_shares_gpus_out_and_refuses_more_than_there_are(monkeypatch):
+def test_plan_shares_gpus_out_and_rejects_more_than_there_are(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     tasks = plan(Layout(workers=2), ["t.py"])
     assert [t.env["CUDA_VISIBLE_DEVICES"] for t in tasks] == ["4,5", "6,7"]
@@ -93,7 +93,7 @@ def test_launcher_does_not_load_tensorflow():
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
 
 
-def test_command_line_names_its_commands_and_refuses_others(capsys):
+def test_command_line_names_its_commands_and_rejects_others(capsys):
     assert main([]) == 2
     assert "launch" in capsys.readouterr().out
     assert main(["lunch"]) == 2

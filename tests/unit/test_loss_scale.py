@@ -12,9 +12,9 @@ def initial_state(scale):
     return ls.ScaleState(tf.constant(scale, tf.float32), zero, zero, zero)
 
 
-def run(verdicts, rule, initial=2.0**15):
+def run(finite_checks, rule, initial=2.0**15):
     state = initial_state(initial)
-    for finite in verdicts:
+    for finite in finite_checks:
         state = ls.next_state(state, tf.constant(finite), rule)
     return [field.numpy().item() for field in state]
 
@@ -61,20 +61,20 @@ def test_loss_scale_fixed_never_moves_but_counts():
     assert run([True, False, True, False, False], rule, 1000.0) == [1000.0, 0, 3, 2]
 
 
-def test_loss_scale_grows_as_computed_by_hand_over_5000_steps():
+def test_loss_scale_grows_as_computed_manually_over_5000_steps():
     """2000 steps a doubling, an overflow at step 4,100 and one at 4,101: 2, 1.5 thousand steps and so on."""
     rule = ls.ScaleRule()
 
     @tf.function
-    def train(verdicts):
+    def train(finite_checks):
         def body(state, finite):
             return ls.next_state(ls.ScaleState(*state), finite, rule)
 
-        return tf.scan(body, verdicts, initial_state(2.0**15))
+        return tf.scan(body, finite_checks, initial_state(2.0**15))
 
-    verdicts = np.ones(5000, bool)
-    verdicts[[4100, 4101]] = False
-    scale, good, skipped, in_a_row = (field.numpy() for field in train(tf.constant(verdicts)))
+    finite_checks = np.ones(5000, bool)
+    finite_checks[[4100, 4101]] = False
+    scale, good, skipped, in_a_row = (field.numpy() for field in train(tf.constant(finite_checks)))
     expected = np.empty(5000, np.float32)
     expected[:1999] = 2.0**15
     expected[1999:3999] = 2.0**16
@@ -124,6 +124,6 @@ def test_make_rule_defaults():
         ((8.0, 1, 16.0, 4.0), ValueError, r"`min_scale` \(16\) and `max_scale` \(4\)"),
     ],
 )
-def test_make_rule_refuses_with_the_argument_and_its_value(arguments, error, words):
+def test_make_rule_rejects_with_the_argument_and_its_value(arguments, error, words):
     with pytest.raises(error, match=words):
         ls.make_rule(*arguments)

@@ -198,7 +198,7 @@ def test_accumulation_without_overflow_moves_the_scale_once_an_update():
         ({"dynamic": False}, ValueError, "loss_scale_factor"),
     ],
 )
-def test_arguments_that_cannot_be_used_are_refused(arguments, error, words):
+def test_arguments_that_cannot_be_used_are_rejected(arguments, error, words):
     with pytest.raises(error, match=words):
         LossScaleOptimizer(keras.optimizers.SGD(), **arguments)
 
@@ -347,11 +347,11 @@ def test_checkpoint_of_tensorflow_holds_scale_and_counters(tmp_path):
 
 def test_step_divides_by_the_scale_that_it_multiplied_with():
     """Another worker may move the scale between the loss of a step and its gradients."""
-    step = StepContext(replica_id=0, num_replicas=1, rows=4, global_rows=4)
+    step = StepContext(replica_id=0, num_replicas=1, samples=4, global_samples=4)
     optimizer, v = LossScaleOptimizer(keras.optimizers.SGD(0.5)), variable()
     with step_scope(step):
         optimizer.scale_loss(1.0)
         optimizer.dynamic_scale.assign(2.0)
         optimizer.apply([tf.constant(GRADIENT) * 2.0**15], [v])
     np.testing.assert_array_equal(v.numpy(), [0.5, -1.0, -0.5, 3.0])
-    assert [bool(verdict) for verdict in step.verdicts] == [True]
+    assert [bool(all_finite) for all_finite in step.finite_checks] == [True]

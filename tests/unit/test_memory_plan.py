@@ -37,7 +37,7 @@ def test_bytes_for_each_weight_are_those_of_the_published_table(n):
 
 def test_what_fits_as_it_is_needs_nothing():
     (plan,) = memory_plans(ADAM, 17 * WEIGHTS / 0.9 + 1, 1000)
-    assert plan.fits and not plan.remedies and plan.total == 17 * WEIGHTS
+    assert plan.fits and not plan.changes and plan.total == 17 * WEIGHTS
 
 
 def test_nine_tenths_of_the_memory_may_be_used():
@@ -51,16 +51,16 @@ def test_many_activations_are_accumulated_and_no_more_often_than_needed():
     assert ways[0].accumulation == 4, (
         "16 MB of weights, gradients and slots, 4 of accumulators, and 16 rows of 1 MB"
     )
-    assert ways[0].rows == 16 and ways[0].accumulators == 4 * WEIGHTS and ways[0].fits
-    assert [way.remedies for way in ways] == [{"accumulation"}], "half precision alone does not fit"
+    assert ways[0].samples == 16 and ways[0].accumulators == 4 * WEIGHTS and ways[0].fits
+    assert [way.changes for way in ways] == [{"accumulation"}], "half precision alone does not fit"
 
 
-def test_slots_are_sharded_before_gradients_and_both_before_a_pipeline():
+def test_optimizer_state_are_sharded_before_gradients_and_both_before_a_pipeline():
     plans = memory_plans(ADAM, 11e6 / 0.9, 8, replicas=4)
     assert [(plan.sharded, plan.stages) for plan in plans if plan.fits][:1] == [("optimizer", 1)]
     plans = memory_plans(ADAM, 8e6 / 0.9, 8, replicas=4)
     assert next(plan.sharded for plan in plans if plan.fits) == "gradients"
-    assert any(plan.remedies == {"pipeline"} for plan in plans)
+    assert any(plan.changes == {"pipeline"} for plan in plans)
 
 
 def test_no_way_leaves_the_model_as_it_is_alone():
@@ -71,13 +71,13 @@ def test_half_precision_halves_activations_and_copies_weights():
     plan = _plan(ADAM, 1.0, 1000, 1, half_precision=True)
     assert plan.activations == 1e6 / 2 + 4 * WEIGHTS / 2 and plan.weights == 4 * WEIGHTS
     already = ModelMemory(4, 4, 8, activations=1e9, half_precision=True)
-    assert not any("half_precision" in plan.remedies for plan in memory_plans(already, 2e9, 64))
+    assert not any("half_precision" in plan.changes for plan in memory_plans(already, 2e9, 64))
 
 
-def test_slots_of_a_pipeline_are_shared_by_its_replicas():
+def test_optimizer_state_of_a_pipeline_are_shared_by_its_replicas():
     plain, sharded = (_plan(ADAM, 1.0, 1024, 8, stages=4, sharded=level) for level in (None, "optimizer"))
     assert sharded.slots == plain.slots / 2 and sharded.total - sharded.slots == plain.total - plain.slots
-    assert sharded.remedies == {"pipeline", "sharded"}
+    assert sharded.changes == {"pipeline", "sharded"}
     assert [line for line in code_of(sharded, 1024, 8) if "sharded" in line] == [
         'unisono.distribute.sharded(strategy, level="optimizer")'
     ]
@@ -85,11 +85,11 @@ def test_slots_of_a_pipeline_are_shared_by_its_replicas():
 
 def test_pipeline_keeps_as_many_micro_batches_as_it_has_stages():
     plan = _plan(ADAM, 1.0, 1024, 8, stages=4)  # two copies of 512 rows, each in 16 micro-batches of 32
-    assert plan.rows == 32 and micro_batches(plan, 1024, 8) == 16
+    assert plan.samples == 32 and micro_batches(plan, 1024, 8) == 16
     assert plan.activations == 4 * 32 * 1000 / 4 and plan.weights == WEIGHTS
 
 
-def test_frozen_weights_are_in_parts_and_vectors_are_whole():
+def test_frozen_weights_are_sharded_and_vectors_are_whole():
     lora = ModelMemory(
         weights=100 * WEIGHTS, trained=WEIGHTS, slots=2 * WEIGHTS, activations=0.0, vectors=4 * WEIGHTS
     )

@@ -101,7 +101,7 @@ def test_diagnose_names_the_loss_when_only_it_is_not_finite():
     assert (found.first.kind, found.first.layer) == ("loss", None)
 
 
-def test_diagnose_looks_into_nested_models_and_subclasses():
+def test_diagnose_searches_nested_models_and_subclasses():
     class Outer(keras.Model):
         def __init__(self):
             super().__init__()

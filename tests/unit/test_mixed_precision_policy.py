@@ -73,7 +73,7 @@ def test_model_keeps_the_loss_scale_of_its_policy():
 
 
 @pytest.mark.parametrize("name", ["mixed_float8", "half", "", "int32", "float17", "mixed_float32"])
-def test_unknown_policy_is_refused_with_the_known_ones(name):
+def test_unknown_policy_is_rejected_with_the_known_ones(name):
     with pytest.raises(
         ValueError, match=f"(?s)olicy {name!r}.*'mixed_float16', 'mixed_bfloat16', 'float32', 'float64'"
     ):
@@ -81,7 +81,7 @@ def test_unknown_policy_is_refused_with_the_known_ones(name):
     assert mixed_precision.global_policy().name == "float32"
 
 
-def test_float16_is_refused_with_its_reason():
+def test_float16_is_rejected_with_its_reason():
     with pytest.raises(ValueError, match=r"lose small updates.*'mixed_float16'"):
         mixed_precision.set_global_policy("float16")
 
@@ -92,31 +92,31 @@ def test_bfloat16_is_explained():
 
 
 @pytest.mark.parametrize("name", [None, 16, tf.float16])
-def test_policy_of_a_wrong_type_is_refused(name):
+def test_policy_of_a_wrong_type_is_rejected(name):
     with pytest.raises(TypeError, match="name` must be the name of a policy"):
         mixed_precision.set_global_policy(name)
 
 
 @pytest.mark.parametrize("scale", [0, -2.0, float("nan"), float("inf"), "static"])
-def test_loss_scale_that_is_not_positive_is_refused(scale):
+def test_loss_scale_that_is_not_positive_is_rejected(scale):
     with pytest.raises(ValueError, match=f"loss_scale` must be .*positive.*{scale!r}"):
         mixed_precision.set_global_policy("mixed_float16", loss_scale=scale)
     assert mixed_precision.global_policy().name == "float32"
 
 
 @pytest.mark.parametrize("scale", [True, [1.0]])
-def test_loss_scale_of_a_wrong_type_is_refused(scale):
+def test_loss_scale_of_a_wrong_type_is_rejected(scale):
     with pytest.raises(TypeError, match="loss_scale"):
         mixed_precision.set_global_policy("mixed_float16", loss_scale=scale)
 
 
 @pytest.mark.parametrize("name", ["mixed_bfloat16", "float32", "float64"])
-def test_number_is_refused_where_no_scale_is_needed(name):
+def test_number_is_rejected_where_no_scale_is_needed(name):
     with pytest.raises(ValueError, match=f"`loss_scale=128` is invalid with policy '{name}'"):
         mixed_precision.set_global_policy(name, loss_scale=128)
 
 
-def test_policy_set_after_the_model_was_built_is_refused():
+def test_policy_set_after_the_model_was_built_is_rejected():
     model = dense()
     mixed_precision.set_global_policy("mixed_float16")
     with pytest.raises(
@@ -125,7 +125,7 @@ def test_policy_set_after_the_model_was_built_is_refused():
         policy.check_policy_order(model)
 
 
-def test_model_that_says_float32_itself_is_not_refused(tmp_path):
+def test_model_that_says_float32_itself_is_not_rejected(tmp_path):
     saved = dense()
     saved.save(tmp_path / "float32.keras")
     mixed_precision.set_global_policy("mixed_float16")
@@ -137,14 +137,14 @@ def test_model_that_says_float32_itself_is_not_refused(tmp_path):
     policy.check_policy_order(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, dtype="float32")]))
 
 
-def test_mixed_model_is_not_refused_once_the_policy_is_float32_again():
+def test_mixed_model_is_not_rejected_once_the_policy_is_float32_again():
     mixed_precision.set_global_policy("mixed_float16")
     model = dense()
     mixed_precision.set_global_policy("float32")
     policy.check_policy_order(model)
 
 
-def test_backbone_built_before_and_head_after_is_not_refused():
+def test_backbone_built_before_and_head_after_is_not_rejected():
     backbone = dense()
     mixed_precision.set_global_policy("mixed_float16")
     policy.check_policy_order(keras.Sequential([backbone, keras.layers.Dense(1)]))

@@ -104,7 +104,7 @@ def test_gradient_noise_fades_and_depends_on_seed_and_update_alone():
     assert not np.allclose(first[0], other[0]) and not np.allclose(first[0], first[1] * np.sqrt(2))
 
 
-def test_updates_so_far_outside_of_a_transformer_is_refused():
+def test_updates_so_far_outside_of_a_transformer_is_rejected():
     with pytest.raises(RuntimeError, match="transformer"):
         optimizers.updates_so_far()
 
@@ -121,7 +121,7 @@ def test_updates_so_far_outside_of_a_transformer_is_refused():
         (lambda: optimizers.HalfPrecisionAggregation("float32"), "dtype"),
     ],
 )
-def test_impossible_setting_is_refused(make, name):
+def test_impossible_setting_is_rejected(make, name):
     with pytest.raises(ValueError, match=f"`{name}`.*Received"):
         make()
 
@@ -188,7 +188,7 @@ def test_scaled_schedule_keeps_its_shape_and_its_settings():
         ({"learning_rate": "fast"}, "learning_rate"),
     ],
 )
-def test_impossible_scaling_is_refused(change, name):
+def test_impossible_scaling_is_rejected(change, name):
     arguments = {"learning_rate": 0.1, "reference_batch_size": 8, "global_batch_size": 16, **change}
     with pytest.raises(ValueError, match=f"`{name}`.*Received"):
         optimizers.schedules.scaled(**arguments)
@@ -197,7 +197,7 @@ def test_impossible_scaling_is_refused(change, name):
 # Means.
 
 
-def test_global_mean_divides_by_rows_as_keras_losses_do():
+def test_global_mean_divides_by_samples_as_keras_losses_do():
     y, prediction, weight = np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 7.0]), np.array([1.0, 0.5, 0.0])
     for reduction in ("sum_over_batch_size", "mean_with_sample_weight"):
         keras_loss = keras.losses.MeanSquaredError(reduction=reduction)(
@@ -215,7 +215,7 @@ def test_weights_fit_values_of_more_axes(shape):
     assert float(global_mean(values, weight, reduction="mean_with_sample_weight")) == values.mean()
 
 
-def test_weights_of_another_shape_are_refused():
+def test_weights_of_another_shape_are_rejected():
     with pytest.raises(ValueError, match="`sample_weight` of shape"):
         global_mean(np.ones((2, 3)), np.ones(5))
     with pytest.raises(ValueError, match=r"`reduction`.*Received: 'sum'"):
@@ -229,7 +229,7 @@ def test_empty_batch_has_mean_zero_and_half_precision_is_summed_in_single():
 
 
 def test_mean_inside_a_step_is_that_of_one_device():
-    with step_scope(StepContext(0, 1, rows=2, global_rows=8)):
+    with step_scope(StepContext(0, 1, samples=2, global_samples=8)):
         assert float(global_mean([1.0, 3.0])) == 2.0
 
 

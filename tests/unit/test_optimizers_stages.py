@@ -88,7 +88,7 @@ WRONG = [
 @pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("argument", ["gradient_transformers", "gradient_aggregator"])
 @pytest.mark.parametrize("stage, reason", WRONG, ids=[stage.__name__ for stage, _ in WRONG])
-def test_wrong_result_of_a_stage_is_refused_by_name_and_changes_nothing(stage, reason, argument, in_graph):
+def test_wrong_result_of_a_stage_is_rejected_by_name_and_changes_nothing(stage, reason, argument, in_graph):
     a, b = two_variables()
     optimizer = optimizers.Adam(
         1.0, weight_decay=0.1, **{argument: [stage] if argument.endswith("s") else stage}
@@ -106,17 +106,17 @@ def test_wrong_result_of_a_stage_is_refused_by_name_and_changes_nothing(stage, r
 
 
 @pytest.mark.parametrize("argument", ["gradient_transformers", "gradient_aggregator"])
-def test_stage_that_is_no_function_is_refused(argument):
+def test_stage_that_is_no_function_is_rejected(argument):
     with pytest.raises(ValueError, match=f"`{argument}` takes functions.*'clip'"):
         optimizers.SGD(1.0, **{argument: ["clip"] if argument.endswith("s") else "clip"})
 
 
-def test_two_kinds_of_clipping_are_refused():
+def test_two_kinds_of_clipping_are_rejected():
     with pytest.raises(ValueError, match="Only one of"):
         optimizers.SGD(1.0, clipnorm=1.0, clipvalue=1.0)
 
 
-def test_contradicting_names_of_one_argument_are_refused():
+def test_contradicting_names_of_one_argument_are_rejected():
     a, _ = two_variables()
     with pytest.raises(ValueError, match="exclude each other"):
         optimizers.SGD(1.0).apply_gradients(
@@ -137,19 +137,19 @@ def test_variables_without_gradient_are_named_in_one_warning():
     assert (a.numpy().tolist(), b.numpy().tolist()) == ([-1.0, 0.0], [3.0])
 
 
-def test_no_gradient_at_all_is_refused():
+def test_no_gradient_at_all_is_rejected():
     a, b = two_variables()
     with pytest.raises(ValueError, match="No gradients provided for any variable"):
         optimizers.SGD(1.0).apply_gradients([(None, a), (None, b)])
 
 
-def test_variable_given_twice_is_refused():
+def test_variable_given_twice_is_rejected():
     a, _ = two_variables()
     with pytest.raises(ValueError, match="twice"):
         optimizers.SGD(1.0).apply_gradients([(tf.ones([2]), a), (tf.ones([2]), a)])
 
 
-def test_unknown_variable_is_refused():
+def test_unknown_variable_is_rejected():
     a, b = two_variables()
     optimizer = optimizers.SGD(1.0)
     optimizer.build([a])
@@ -185,7 +185,7 @@ def test_minimize_takes_tensor_with_tape_or_callable(in_graph, scale):
     np.testing.assert_array_equal(results[0][1], results[1][1])
 
 
-def test_minimize_of_a_tensor_without_tape_is_refused():
+def test_minimize_of_a_tensor_without_tape_is_rejected():
     with pytest.raises(ValueError, match="`tape` is missing"):
         optimizers.SGD(0.5).minimize(tf.constant(1.0), [tf.Variable(1.0)])
 
@@ -252,7 +252,7 @@ SIZES = [3, 1, 4]
     [{"global_clipnorm": 0.3, "weight_decay": 0.1}, {"use_ema": True, "ema_overwrite_frequency": 2}],
     ids=helpers.stable_id,
 )
-def test_accumulation_of_unequal_micro_batches_is_one_step_with_all_rows(options, in_graph):
+def test_accumulation_of_unequal_micro_batches_is_one_step_with_all_samples(options, in_graph):
     rows = np.random.default_rng(0).normal(size=(4 * sum(SIZES), 3))
     rates = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.7)
     large, small = keras.Variable(np.ones(3), dtype="float64"), keras.Variable(np.ones(3), dtype="float64")
@@ -291,8 +291,8 @@ def test_run_stages_skips_everything_when_a_gradient_is_not_finite():
     optimizer = optimizers.AdamW(0.1, use_ema=True, ema_overwrite_frequency=1)
     optimizer.apply_gradients([(tf.ones([2]), v)])
     before = [x.numpy() for x in [v, *optimizer.variables]]
-    verdict = run_stages(optimizer, [(tf.constant([np.inf, 1.0]), v)], scale=8.0, check_finite=True)
-    assert not bool(verdict)
+    all_finite = run_stages(optimizer, [(tf.constant([np.inf, 1.0]), v)], scale=8.0, check_finite=True)
+    assert not bool(all_finite)
     for old, new in zip(before, [v, *optimizer.variables]):
         np.testing.assert_array_equal(old, new.numpy())
     assert bool(run_stages(optimizer, [(tf.ones([2]), v)], scale=8.0, check_finite=True))

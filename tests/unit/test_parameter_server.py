@@ -34,12 +34,12 @@ GOOD = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
         (GOOD, "ps", "unisono.distribute.server"),
     ],
 )
-def test_cluster_that_cannot_train_is_refused_in_one_sentence(jobs, task, words):
+def test_cluster_that_cannot_train_is_rejected_in_one_sentence(jobs, task, words):
     with pytest.raises(ClusterError, match=words):
         parameter_server.check_cluster(jobs, task)
 
 
-def test_strategy_in_a_worker_is_refused_before_it_connects(monkeypatch):
+def test_strategy_in_a_worker_is_rejected_before_it_connects(monkeypatch):
     config = {"cluster": GOOD, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     with pytest.raises(ClusterError, match="only the coordinator"):
@@ -85,7 +85,7 @@ def test_results_of_steps_hold_metrics_and_own_logs_where_they_belong():
     assert layout.logs_of(row.numpy())["raw"].tolist() == [5, 6]
 
 
-def test_executions_are_short_near_the_end_so_that_no_worker_is_waited_for():
+def test_compiled_calls_are_short_near_the_end_so_that_no_worker_is_waited_for():
     pace = PieceLength(None, workers=2, epoch_steps=100, most=None)
     pace._steps = 64.0
     assert [pace.next(done, None, 512) for done in (0, 60, 92, 99)] == [25, 10, 2, 1]
@@ -95,7 +95,7 @@ def test_executions_are_short_near_the_end_so_that_no_worker_is_waited_for():
 
 
 @pytest.mark.parametrize("sparse", [True, False])
-def test_gradient_of_split_variable_is_joined_and_cut_again(sparse):
+def test_gradient_of_split_variable_is_concatenated_and_cut_again(sparse):
     shards = [tf.Variable(np.ones((rows, 2), "float32")) for rows in (3, 2)]
     if sparse:
         parts = [
@@ -104,7 +104,7 @@ def test_gradient_of_split_variable_is_joined_and_cut_again(sparse):
         ]
     else:
         parts = [tf.constant([[2.0, 2], [0, 0], [1, 1]]), tf.constant([[0.0, 0], [3, 3]])]
-    joined = parameter_server_shards._joined(parts, shards)
+    joined = parameter_server_shards._concatenated(parts, shards)
     whole = tf.convert_to_tensor(joined).numpy()
     assert whole[:, 0].tolist() == [2, 0, 1, 0, 3]
     second = shard_updates._rows_of(joined, 3, 2)
@@ -122,7 +122,7 @@ def test_only_rules_that_treat_each_number_by_itself_run_on_parts():
     assert not is_elementwise(Own())
 
 
-def test_callbacks_that_look_at_every_step_make_each_step_a_piece():
+def test_callbacks_that_read_every_step_make_each_step_a_piece():
     class Vectors(keras.callbacks.Callback):
         def on_train_steps_end(self, first, logs):
             pass
@@ -144,10 +144,10 @@ def test_callbacks_that_look_at_every_step_make_each_step_a_piece():
     assert not wants_each_step([Saver(), keras.callbacks.History()])
 
 
-def test_batches_whose_arrays_have_different_rows_are_pieces_of_their_own():
+def test_batches_whose_arrays_have_different_samples_are_pieces_of_their_own():
     batches = [(tf.ones([2, 3]), tf.range(few)) for few in (5, 7)]
     pieces = pieces_of(Chunk(None, 2, None, lambda inputs, i: batches[int(i)]))
-    assert [(piece.steps, piece.rows) for piece in pieces] == [(1, None)] * 2
+    assert [(piece.steps, piece.samples) for piece in pieces] == [(1, None)] * 2
     for batch, piece in zip(batches, pieces):
         for leaf, read in zip(batch, piece.reader((piece.resident, piece.place), 0)):
             np.testing.assert_array_equal(leaf, read)

@@ -145,12 +145,12 @@ class Shrinking(layers.Dense):
         return super().call(x)
 
 
-class OwnStep(unisono.Sequential):
+class CustomStep(unisono.Sequential):
     def train_step(self, data):
         return super().train_step(data)
 
 
-def test_what_cannot_be_cut_is_refused_before_the_first_step_and_changes_nothing():
+def test_what_cannot_be_cut_is_rejected_before_the_first_step_and_changes_nothing():
     x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
 
     def fit(model, pipeline, **kwargs):
@@ -170,9 +170,9 @@ def test_what_cannot_be_cut_is_refused_before_the_first_step_and_changes_nothing
         fit(two, Pipeline(["CPU:0", "CPU:1"] * 2, 3, replicas=2))
     with pytest.raises(ValueError, match="its call is Python code, not a graph of layers"):
         fit(Subclassed, Pipeline(["CPU:0", "CPU:1"], 2))
-    with pytest.raises(ValueError, match=r"OwnStep.train_step is a custom step"):
+    with pytest.raises(ValueError, match=r"CustomStep.train_step is a custom step"):
         fit(
-            lambda: OwnStep([keras.Input((4,)), layers.Dense(2), layers.Dense(1)]),
+            lambda: CustomStep([keras.Input((4,)), layers.Dense(2), layers.Dense(1)]),
             Pipeline(["CPU:0", "CPU:1"], 2),
         )
     with pytest.raises(ValueError, match="shrinking/kernel' is trainable and assigned by a layer's call"):
@@ -203,12 +203,12 @@ def test_what_cannot_be_cut_is_refused_before_the_first_step_and_changes_nothing
         ({"devices": ["/job:worker/task:1/device:CPU:0"]}, "python -m unisono launch --stages K"),
     ],
 )
-def test_wrong_arguments_are_refused_with_the_value(arguments, message):
+def test_wrong_arguments_are_rejected_with_the_value(arguments, message):
     with pytest.raises(ValueError, match=message):
         Pipeline(**{"devices": ["CPU:0", "CPU:1"], "micro_batches": 2, **arguments})
 
 
-def test_scope_is_refused_inside_of_a_strategy_and_ends():
+def test_scope_is_rejected_inside_of_a_strategy_and_ends():
     pipeline = Pipeline(["CPU:0"], 1)
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         with pytest.raises(ValueError, match="replicas=R"), pipeline.scope():
@@ -225,7 +225,7 @@ def test_device_names_are_understood_in_all_spellings():
     assert resolve_devices(["CPU:1", "/cpu:1", "/device:CPU:1", full]) == [full] * 4
 
 
-def test_connect_without_addresses_or_answer_is_refused_in_time(monkeypatch):
+def test_connect_without_addresses_or_answer_is_rejected_in_time(monkeypatch):
     monkeypatch.delenv("UNISONO_STAGES", raising=False)
     with pytest.raises(ValueError, match="launch --stages K"):
         connect()
@@ -245,7 +245,7 @@ def test_estimated_costs_count_products_and_what_backward_keeps():
             layers.Dense(5, use_bias=False),
         ]
     )
-    dense, tanh, last = estimate(Chain(model), rows=8)
+    dense, tanh, last = estimate(Chain(model), samples=8)
     assert dense.forward == 2 * 8 * 10 * 20 and dense.backward == 2 * dense.forward
     assert last.forward == 2 * 8 * 20 * 5
     assert dense.weights == 4 * 10 * 20 and dense.fixed == 0
@@ -262,7 +262,7 @@ def test_estimated_costs_know_convolutions_and_survive_layers_that_cannot_be_tra
             raise RuntimeError("only symbolic")
 
     model = keras.Sequential([keras.Input((8, 8, 3)), layers.Conv2D(4, 3, use_bias=False), Picky()])
-    convolution, picky = estimate(Chain(model), rows=2)
+    convolution, picky = estimate(Chain(model), samples=2)
     assert convolution.forward == 2 * (2 * 6 * 6 * 4) * (3 * 3 * 3)
     assert convolution.backward >= convolution.forward
     assert picky.forward == 0
@@ -273,23 +273,23 @@ def test_measured_costs_are_seconds_and_change_no_state():
         [keras.Input((16,)), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(4)]
     )
     before = [np.array(v) for v in model.variables]
-    costs = measure(Chain(model), rows=4, device="CPU:1", repeats=1)
+    costs = measure(Chain(model), samples=4, device="CPU:1", repeats=1)
     assert all(cost.unit == "seconds" and cost.forward > 0 for cost in costs)
     assert all(np.array_equal(a, np.array(b)) for a, b in zip(before, model.variables))
 
 
-def test_memory_limit_moves_the_cut_and_is_refused_where_it_cannot_be_met():
+def test_memory_limit_moves_the_cut_and_is_rejected_where_it_cannot_be_met():
     sizes = [64, 64, 64, 64]
-    free = Pipeline(["CPU:0", "CPU:1"], 2).plan(chain_of(*sizes), rows=8)
+    free = Pipeline(["CPU:0", "CPU:1"], 2).plan(chain_of(*sizes), batch_size=8)
     needs = free.memory(0, 0, 2)
     assert free.sizes == [2, 2]
     tight = Pipeline(["CPU:0", "CPU:1"], 2, memory_limit=needs * 2)
-    assert tight.plan(chain_of(*sizes), rows=8).sizes == [2, 2]
+    assert tight.plan(chain_of(*sizes), batch_size=8).sizes == [2, 2]
     with pytest.raises(ValueError, match=r"memory_limit .* is too small for 2 stages"):
         Pipeline(["CPU:0", "CPU:1"], 2, memory_limit=100.0).plan(chain_of(*sizes))
     with pytest.raises(ValueError, match="must be at least the estimated need of stage 1"):
         Pipeline(["CPU:0", "CPU:1"], 2, memory_limit=needs / 1.5, partition=[1, 3]).plan(
-            chain_of(*sizes), rows=8
+            chain_of(*sizes), batch_size=8
         )
 
 

@@ -68,7 +68,7 @@ def test_forward_only_takes_m_plus_k_minus_1_passes():
     assert _length(forward_only(3, 5)) == 7
 
 
-def test_timed_orders_that_wait_for_each_other_are_refused():
+def test_timed_orders_that_wait_for_each_other_are_rejected():
     with pytest.raises(ValueError, match="must not wait"):
         timed([[("backward", 0), ("forward", 0)]])
 
@@ -108,7 +108,7 @@ def test_balance_stays_within_the_memory_limit():
         balance([1, 1, 1, 1], 2, memory_of=memory_of, memory_limit=5)
 
 
-def test_balance_more_stages_than_blocks_is_refused():
+def test_balance_more_stages_than_blocks_is_rejected():
     with pytest.raises(ValueError, match=r"`stages` \(3\).*blocks \(2\)"):
         balance([1, 1], 3)
 
@@ -121,7 +121,7 @@ def test_simulate_equal_stages_gives_the_ideal():
         assert result.bubble == pytest.approx((stages - 1) / (micro_batches + stages - 1))
 
 
-def test_simulate_unequal_stages_and_transfers_by_hand():
+def test_simulate_unequal_stages_and_transfers_manually():
     result = simulate([1.0, 2.0], [3.0, 1.0], micro_batches=2, schedule="gpipe", transfer=0.5)
     spans = {(s.stage, s.micro_batch, s.kind): (s.start, s.stop) for s in result.spans}
     assert spans[(1, 0, "forward")] == (1.5, 3.5)
@@ -201,7 +201,7 @@ def test_simulate_rematerialize_runs_the_forward_pass_again_unless_it_has_just_r
     assert rematerialized(SCHEDULES["1f1b"](2, 2)) == {(0, 0), (0, 1)}
 
 
-def test_simulate_wrong_arguments_are_refused():
+def test_simulate_wrong_arguments_are_rejected():
     with pytest.raises(
         ValueError, match=r"`micro_batches` must be a whole number of at least 1\. Received: 0"
     ):

@@ -41,7 +41,7 @@ def test_merged_rows_are_the_same_gradient_with_each_row_added_up_once(indices, 
     assert len(set(named[holds])) == holds.sum(), "no row in two places"
 
 
-def test_rows_in_places_of_other_lengths_make_one_graph():
+def test_samples_in_places_of_other_lengths_make_one_graph():
     traced = []
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, 2])])

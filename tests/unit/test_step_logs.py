@@ -46,11 +46,11 @@ def test_readers_are_called_for_all_steps_but_the_end_of_the_last_which_the_loop
     assert told(replayed=True) == seen
 
 
-def test_before_an_error_the_last_step_is_told_too():
+def test_before_an_error_the_last_step_is_reported_too():
     assert told(replayed=True, all_done=True)[-2:] == [("begin", 6, 6), (6, 1.0, 7)]
 
 
-def test_readers_are_left_alone_where_executions_have_a_fixed_length():
+def test_readers_are_left_alone_where_compiled_calls_have_a_fixed_length():
     assert told(replayed=False) == []
 
 

@@ -34,7 +34,7 @@ def test_one_worker_computes_user_code_and_this_is_said(monkeypatch):
         assert steps_of(model, monkeypatch)._num_parts == 1
 
 
-def test_layers_of_keras_are_computed_in_parts(monkeypatch):
+def test_layers_of_keras_are_computed_sharded(monkeypatch):
     model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     with warnings.catch_warnings():

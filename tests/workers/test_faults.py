@@ -32,7 +32,7 @@ def test_worker_that_never_comes_is_named(start_workers):
     assert re.search(r"TimeoutError: worker 1 \(127.0.0.1:\d+\) did not start within 3 s", ended.err)
 
 
-def test_workers_that_differ_are_refused_with_a_sentence_on_each(start_workers):
+def test_workers_that_differ_are_rejected_with_a_sentence_on_each(start_workers):
     workers = start_workers("differs")
     workers.succeed()
     for index in range(2):
@@ -63,7 +63,7 @@ def test_workers_that_differ_are_refused_with_a_sentence_on_each(start_workers):
             assert line in printed, printed
 
 
-def test_workers_with_different_scripts_are_refused(start_workers):
+def test_workers_with_different_scripts_are_rejected(start_workers):
     workers = start_workers(["faults", "collectives"], arguments=["none"])
     ended = workers.wait()
     assert all(one.code == 1 for one in ended)

@@ -32,7 +32,7 @@ def one_device(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_two_new_interpreters_of_two_replicas_give_the_numbers_of_one_device(start_workers, one_device):
+def test_two_new_interpreters_of_two_replicas_give_the_results_of_one_device(start_workers, one_device):
     # Each has its own order of sets and works as for users; a profiler may not survive a fork.
     run = start_workers("fit", count=2, replicas=2, arguments=["AUTO", *PARTS["anew"]], anew=True)
     run.succeed()
@@ -40,7 +40,7 @@ def test_two_new_interpreters_of_two_replicas_give_the_numbers_of_one_device(sta
     check_files(run)
 
 
-def test_two_workers_of_two_replicas_give_the_numbers_of_one_device(start_workers, one_device):
+def test_two_workers_of_two_replicas_give_the_results_of_one_device(start_workers, one_device):
     run = start_workers("fit", count=2, replicas=2, arguments=["AUTO", *PARTS[2]])
     run.succeed()
     found = results(run)
@@ -52,7 +52,7 @@ def test_two_workers_of_two_replicas_give_the_numbers_of_one_device(start_worker
 
 
 @pytest.mark.long
-def test_three_workers_and_a_ring_give_the_numbers_of_one_device(start_workers, one_device):
+def test_three_workers_and_a_ring_give_the_results_of_one_device(start_workers, one_device):
     run = start_workers("fit", count=3, arguments=["RING", *PARTS[3]])
     run.succeed()
     found = results(run)

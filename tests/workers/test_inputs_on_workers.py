@@ -39,19 +39,19 @@ def check_two_workers(start_workers, program, cases, one_device):
 
 
 @pytest.mark.long
-def test_every_kind_of_input_on_two_workers_gives_the_numbers_of_one_device(
+def test_every_kind_of_input_on_two_workers_gives_the_results_of_one_device(
     start_workers, program, one_device
 ):
     check_two_workers(start_workers, program, "CASES", one_device)
 
 
 @pytest.mark.long
-def test_more_kinds_of_input_on_two_workers_give_the_numbers_of_one_device(start_workers, program):
+def test_more_kinds_of_input_on_two_workers_give_the_results_of_one_device(start_workers, program):
     more = program.run(tf.distribute.get_strategy(), program.MORE_CASES, eager=True)
     check_two_workers(start_workers, program, "MORE_CASES", more)
 
 
-def test_inputs_with_shared_weights_give_the_numbers_of_one_device(program, one_device):
+def test_inputs_with_shared_weights_give_the_results_of_one_device(program, one_device):
     found = program.run(helpers.strategy("central2"), program.SHARED_CASES, eager=True)
     assert len(found) == 4 * len(program.SHARED_CASES)
     assert program.differences(found, one_device, TOLERANCE) == []

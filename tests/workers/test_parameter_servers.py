@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 @pytest.mark.long
 @pytest.mark.parametrize("found", ["alone"], indirect=True)
-def test_one_worker_with_split_variables_equals_one_device_to_the_bit(found):
+def test_one_worker_with_split_variables_equals_one_device_bit_for_bit(found):
     assert found["fit_distance"] == 0 and found["same_history"] and found["predict"] == 0
     assert found["batch"][0] == found["batch"][1]
     assert found["own_steps"][0] == found["own_steps"][1]
@@ -68,7 +68,7 @@ def test_workers_killed_while_they_train_lose_and_repeat_no_step(found):
 
 
 @pytest.mark.parametrize("found", ["in_step"], indirect=True)
-def test_workers_in_step_with_one_to_spare_give_the_numbers_of_one_device(found):
+def test_workers_in_step_with_one_to_spare_give_the_results_of_one_device(found):
     assert found["distance"] < SYNCHRONOUS
     assert found["logs"] < SYNCHRONOUS
     assert found["iterations"] == 28
@@ -100,7 +100,7 @@ def test_launcher_restarts_a_worker_alone_and_all_after_a_parameter_server(launc
 
 @pytest.mark.long
 @pytest.mark.parametrize("found", ["watched"], indirect=True)
-def test_callbacks_that_look_float16_and_own_steps_work_on_workers(found):
+def test_callbacks_that_read_float16_and_custom_steps_work_on_workers(found):
     assert found["report"] == [30, True], "the steps of two epochs, and the page"
     assert found["csv"] == 3, "the names and two epochs"
     assert {"batch_loss", "epoch_loss", "epoch_accuracy", "epoch_learning_rate"} <= set(found["board"])
@@ -111,7 +111,7 @@ def test_callbacks_that_look_float16_and_own_steps_work_on_workers(found):
     assert "The gradients of these variables are not finite" in warnings[0]
     assert "Batch: " not in warnings[0], "the rows are on the worker"
     assert found["float16"] == [400, -400, "float16", 2.0**15], "every step applied once, none skipped"
-    assert found["own_step"] == {"sum_under_another_name": [400], "last": [1]}, (
+    assert found["custom_step"] == {"sum_under_another_name": [400], "last": [1]}, (
         "of the epoch, of the last step"
     )
     assert "batch_last" in found["own_board"] and "written_by_nobody" not in found["own_board"]

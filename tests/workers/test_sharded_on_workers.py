@@ -15,7 +15,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @pytest.mark.short("2-2-gradients")
 @pytest.mark.parametrize(("count", "replicas", "level"), [(2, 2, "gradients"), (3, 1, "weights")])
-def test_sharded_state_on_workers_gives_the_numbers_of_one_device(
+def test_sharded_state_on_workers_gives_the_results_of_one_device(
     start_workers, tmp_path, count, replicas, level
 ):
     program = runpy.run_path(str(PROGRAMS / "sharded.py"))

@@ -19,7 +19,7 @@ from .trial import check_model, trial
 
 _SHARE = 0.9  # of the memory: the rest is for fragmentation and for other parts of a training run
 _STEPS = 2  # of each size: in the second all optimizer state exists together with the gradients
-_FIRST_ROWS = 4  # of each replica
+_FIRST_SAMPLES = 4  # of each replica
 
 
 def find_batch_size(
@@ -56,7 +56,7 @@ def find_batch_size(
             f"`x` of `find_batch_size` must be arrays, because a {kind} makes its batches itself: pass arrays, and make its "
             "batches as large as the result."
         )
-    rows = input_checks.same_samples(standard_arrays(x, y, sample_weight))
+    samples = input_checks.same_samples(standard_arrays(x, y, sample_weight))
     strategy = model.distribute_strategy
     peak = PeakMemory(_devices(strategy))
     limit = (
@@ -73,43 +73,43 @@ def find_batch_size(
                 return np.inf
             return max(row[0] for row in exchange([peak.most()], strategy))
 
-        return largest_that_fits(bytes_of, limit, rows, replicas)
+        return largest_that_fits(bytes_of, limit, samples, replicas)
 
 
-def largest_that_fits(bytes_of: Callable[[int], float], limit: float, rows: int, multiple: int) -> int:
-    """The largest size that fits, a multiple of `multiple` or all `rows`.
+def largest_that_fits(bytes_of: Callable[[int], float], limit: float, samples: int, multiple: int) -> int:
+    """The largest size that fits, a multiple of `multiple` or all `samples`.
 
     Args:
         bytes_of: size -> bytes, which have a fixed part and a part in proportion to the size; infinity where memory ran out.
         limit: bytes.
-        rows: the largest size.
+        samples: the largest size.
         multiple: sizes are multiples of it.
 
     Raises:
         ValueError: the smallest size does not fit.
     """
-    size = min(rows, _FIRST_ROWS * multiple)
+    size = min(samples, _FIRST_SAMPLES * multiple)
     fits, used = size, bytes_of(size)
     if used > limit:
         raise ValueError(
             f"A step with {size} samples needs {used / 2**20:.0f} MiB, but only {limit / 2**20:.0f} MiB are free: use a "
             "smaller model, a policy with float16, or devices with more memory."
         )
-    a_row, too_many = used / size, rows + 1  # an upper bound: it ignores the fixed part
+    per_sample, too_many = used / size, samples + 1  # an upper bound: it ignores the fixed part
     measured = ran_out = False
-    while fits < rows:
-        foreseen = fits + int((limit - used) / a_row) if a_row > 0 else rows
-        size = min(2 * fits, foreseen, rows, too_many - 1)
+    while fits < samples:
+        foreseen = fits + int((limit - used) / per_sample) if per_sample > 0 else samples
+        size = min(2 * fits, foreseen, samples, too_many - 1)
         if ran_out:
             size = min(size, (fits + too_many) // 2)
-        size = size if size == rows else size // multiple * multiple
+        size = size if size == samples else size // multiple * multiple
         if size <= fits:
             size = fits + multiple
             if measured or size >= too_many:
                 break
         needed = bytes_of(size)
         if needed < np.inf:
-            a_row, measured = max(0.0, needed - used) / (size - fits), True
+            per_sample, measured = max(0.0, needed - used) / (size - fits), True
         if needed <= limit:
             fits, used = size, needed
         else:

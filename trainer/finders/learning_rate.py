@@ -77,8 +77,8 @@ def find_learning_rate(
     sweep = _Sweep([lowest * (highest / lowest) ** (i / (steps - 1)) for i in range(steps)])
     check_model(model, "find_learning_rate")
     _check_rate(model.optimizer)
-    rows = checks.global_batch_size(model, x, batch_size, per_replica_batch_size)
-    with trial(model, "find_learning_rate", x, y, sample_weight, rows, steps) as train:
+    samples = checks.global_batch_size(model, x, batch_size, per_replica_batch_size)
+    with trial(model, "find_learning_rate", x, y, sample_weight, samples, steps) as train:
         train(sweep)
     losses = sweep.losses
     return LearningRates(_steepest(sweep.rates[: len(losses)], losses), sweep.rates[: len(losses)], losses)

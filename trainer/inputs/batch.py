@@ -77,8 +77,8 @@ def sample_count(structure: Any) -> Any:
     ]
     if not leaves:
         raise ValueError("The batch has no tensor, so it has no samples: pass at least one array.")
-    known = (_static_rows(leaf) for leaf in leaves)
-    number = next((rows for rows in known if rows is not None), None)
+    known = (_static_samples(leaf) for leaf in leaves)
+    number = next((samples for samples in known if samples is not None), None)
     if number is not None:
         return number
     leaf = next((leaf for leaf in leaves if isinstance(leaf, tf.Tensor)), leaves[0])
@@ -99,7 +99,7 @@ def _one_tensor(leaf: Any) -> Any:
     return leaf.values if isinstance(leaf, SparseRows) else leaf
 
 
-def _static_rows(leaf: Any) -> int | None:
+def _static_samples(leaf: Any) -> int | None:
     """The number of samples of a tensor, an array or the spec of one, where it is known."""
     shape = getattr(leaf, "shape", None)
     shape = tf.TensorShape(None) if shape is None else tf.TensorShape(shape)  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ def _static_rows(leaf: Any) -> int | None:
 
 
 def slice_samples(
-    structure: Any, start: Any, stop: Any, rows: int | None = None, device: str | None = None
+    structure: Any, start: Any, stop: Any, samples: int | None = None, device: str | None = None
 ) -> Any:
     """Samples `start` to `stop - 1` of every tensor in the structure.
 
@@ -115,35 +115,35 @@ def slice_samples(
         structure: nest of tensors; so is the result. Gradients flow through it.
         start: int or integer scalar tensor.
         stop: int or integer scalar tensor, at most the number of samples.
-        rows: `stop - start`, where that is known while tracing; not needed where both are ints.
+        samples: `stop - start`, where that is known while tracing; not needed where both are ints.
         device: the device that slices the tensors; None: TensorFlow's choice.
     """
     if isinstance(start, int) and isinstance(stop, int):
-        rows = stop - start
-    return _map(lambda leaf: _slice_leaf(leaf, start, stop, rows, device), structure)
+        samples = stop - start
+    return _map(lambda leaf: _slice_leaf(leaf, start, stop, samples, device), structure)
 
 
-def _slice_leaf(leaf: Any, start: Any, stop: Any, rows: int | None, device: str | None) -> Any:
+def _slice_leaf(leaf: Any, start: Any, stop: Any, samples: int | None, device: str | None) -> Any:
     if is_scalar(leaf):
         return leaf
     if is_extension(leaf):
-        return _by_fields(lambda part: _slice_leaf(part, start, stop, rows, device), leaf)
+        return _by_fields(lambda part: _slice_leaf(part, start, stop, samples, device), leaf)
     if isinstance(leaf, tf.Tensor | tf.Variable) and leaf.shape.rank is not None:
-        return _slice_dense(leaf, start, stop, rows, device)
+        return _slice_dense(leaf, start, stop, samples, device)
     with _at(device):
-        return _slice_composite(leaf, start, stop, rows)
+        return _slice_composite(leaf, start, stop, samples)
 
 
-def _slice_dense(leaf: Any, start: Any, stop: Any, rows: int | None, device: str | None) -> tf.Tensor:
+def _slice_dense(leaf: Any, start: Any, stop: Any, samples: int | None, device: str | None) -> tf.Tensor:
     others = leaf.shape.rank - 1
     with _at(device and "CPU:0"):  # the begin of a slice is read on the host, wherever the tensor is
-        size = rows if rows is not None else tf.cast(stop, tf.int32) - tf.cast(start, tf.int32)
+        size = samples if samples is not None else tf.cast(stop, tf.int32) - tf.cast(start, tf.int32)
         begin = start if isinstance(start, int) else tf.cast(start, tf.int32)
         begin = tf.convert_to_tensor([begin, *[0] * others])
         size = tf.convert_to_tensor([size, *[-1] * others])
     with _at(device):
         part = tf.slice(leaf, begin, size)
-    part.set_shape([rows, *leaf.shape[1:]])
+    part.set_shape([samples, *leaf.shape[1:]])
     return part
 
 
@@ -151,14 +151,14 @@ def _at(device: str | None) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if device is None else tf.device(device)
 
 
-def _slice_composite(leaf: Any, start: Any, stop: Any, rows: int | None) -> Any:
+def _slice_composite(leaf: Any, start: Any, stop: Any, samples: int | None) -> Any:
     if isinstance(leaf, tf.SparseTensor):
-        return slice_sparse(leaf, start, stop, rows)
+        return slice_sparse(leaf, start, stop, samples)
     if isinstance(leaf, SparseRows):
-        return sparse_tensor(leaf.columns[start:stop], leaf.values[start:stop], leaf.row_shape, rows)
+        return sparse_tensor(leaf.columns[start:stop], leaf.values[start:stop], leaf.sample_shape, samples)
     part = leaf[start:stop]
     if isinstance(part, tf.Tensor) and leaf.shape.rank:
-        part.set_shape([rows, *leaf.shape[1:]])
+        part.set_shape([samples, *leaf.shape[1:]])
     return part
 
 
@@ -190,9 +190,9 @@ def _gather_leaf(leaf: Any, indices: tf.Tensor) -> Any:
     if isinstance(leaf, tf.SparseTensor):
         leaf = sparse_rows(leaf)
     if isinstance(leaf, SparseRows):
-        rows = indices.shape[0] if indices.shape.rank else None
+        samples = indices.shape[0] if indices.shape.rank else None
         columns, values = tf.gather(leaf.columns, indices), tf.gather(leaf.values, indices)
-        return sparse_tensor(columns, values, leaf.row_shape, rows)
+        return sparse_tensor(columns, values, leaf.sample_shape, samples)
     return tf.gather(leaf, indices)
 
 
@@ -272,7 +272,7 @@ def open_spec(leaf: Any) -> Any:
     if spec == tf.type_spec_from_value(None):
         return None
     if isinstance(spec, SparseRows.Spec):
-        parts = (open_spec(spec.columns), open_spec(spec.values), spec.row_shape)
+        parts = (open_spec(spec.columns), open_spec(spec.values), spec.sample_shape)
         return SparseRows.Spec(*parts)
     if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec | tf.RaggedTensorSpec) or is_scalar(spec):
         return spec

@@ -63,11 +63,11 @@ class Sharing:
     where all inputs have the same number, targets with another one are a mistake.
 
     Attributes:
-        own_step: whether a custom step gets the batch.
+        custom_step: whether a custom step gets the batch.
         replicas: the number of replicas that share the samples, micro-batches of a pipeline included.
     """
 
-    own_step: bool = False
+    custom_step: bool = False
     replicas: int = 1
 
     def check(self, batch: Any) -> None:
@@ -81,7 +81,7 @@ class Sharing:
 
     def allows(self, batch: Any, sizes: list[tuple[str, int]]) -> bool:
         """Whether the arrays of a batch (or its spec) may have these numbers of samples, by their paths."""
-        if self.own_step:
+        if self.custom_step:
             return True
         x = {name for name, _ in named_leaves("x", unpack(batch)[0])}
         return self.replicas == 1 and len({size for name, size in sizes if name in x}) > 1

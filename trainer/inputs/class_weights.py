@@ -110,11 +110,11 @@ def weights_of_classes(y: tf.Tensor, weights: ClassWeights) -> tf.Tensor:
     """The weight of each target's class.
 
     Args:
-        y: class numbers `[rows]` or `[rows, 1]` of any number dtype, or scores or one-hot `[rows, ..., classes]`.
+        y: class numbers `(batch,)` or `(batch, 1)` of any number dtype, or scores or one-hot `(batch, ..., classes)`.
         weights: of the classes.
 
     Returns:
-        floatx `[rows]` (`[rows, ...]` for targets with more dimensions).
+        floatx `(batch,)` (`(batch, ...)` for targets with more dimensions).
     """
     table = tf.constant(weights.weights, keras.config.floatx())
     numbers = _class_numbers(y)

@@ -66,13 +66,13 @@ def _pieces(leaf: Any) -> Iterator[bytes]:
     if not shape:
         yield _bytes(leaf)
         return
-    rows = int(shape[0])
-    row_bytes = max(1, int(np.prod([int(size) for size in shape[1:]])) * max(dtype.itemsize, 1))
-    if rows * row_bytes <= MOST_BYTES:
-        starts, count = range(0, rows, max(1, MOST_BYTES // row_bytes)), rows
+    samples = int(shape[0])
+    sample_bytes = max(1, int(np.prod([int(size) for size in shape[1:]])) * max(dtype.itemsize, 1))
+    if samples * sample_bytes <= MOST_BYTES:
+        starts, count = range(0, samples, max(1, MOST_BYTES // sample_bytes)), samples
     else:
-        count = max(1, MOST_BYTES // _BLOCKS // row_bytes)
-        starts = np.unique(np.linspace(0, rows - count, _BLOCKS).astype(int)).tolist()
+        count = max(1, MOST_BYTES // _BLOCKS // sample_bytes)
+        starts = np.unique(np.linspace(0, samples - count, _BLOCKS).astype(int)).tolist()
     for start in starts:
         yield _bytes(leaf[start : start + count])
 

@@ -165,7 +165,7 @@ class SampleOrder(Position):
         return Run(self.passes, first, min(steps, full), self.batch_size)
 
     def indices(self, a_pass: int) -> np.ndarray | None:
-        """The numbers of the samples in the order of a pass, int64 `[samples]`; None for the order of the data."""
+        """The numbers of the samples in the order of a pass, int64 `(samples,)`; None for the order of the data."""
         if not self._shuffle:
             return None
         key = (a_pass, self._seed)

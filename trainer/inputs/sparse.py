@@ -11,14 +11,14 @@ class SparseRows(tf.experimental.ExtensionType):
     """A sparse tensor in a form that supports gathering its matrix rows: `tf.SparseTensor` itself has no gather.
 
     Attributes:
-        columns: int64 `[rows, (entries), rank - 1]`; the columns of the entries of each sample.
-        values: any dtype, `[rows, (entries)]`.
-        row_shape: int64 `[rank - 1]`; the dense shape of one sample.
+        columns: int64 `(batch, (entries), rank - 1)`; the columns of the entries of each sample.
+        values: any dtype, `(batch, (entries))`.
+        sample_shape: int64 `[rank - 1]`; the dense shape of one sample.
     """
 
     columns: tf.RaggedTensor
     values: tf.RaggedTensor
-    row_shape: tf.Tensor
+    sample_shape: tf.Tensor
 
 
 def sparse_rows(sparse: tf.SparseTensor) -> SparseRows:
@@ -32,12 +32,12 @@ def sparse_rows(sparse: tf.SparseTensor) -> SparseRows:
     return SparseRows(
         columns=tf.RaggedTensor.from_row_splits(columns, splits, validate=False),
         values=tf.RaggedTensor.from_row_splits(sparse.values, splits, validate=False),
-        row_shape=sparse.dense_shape[1:],
+        sample_shape=sparse.dense_shape[1:],
     )
 
 
-def slice_sparse(leaf: tf.SparseTensor, start: Any, stop: Any, rows: int | None) -> tf.SparseTensor:
-    """Samples `start` to `stop - 1`; `rows` is their number, where it is known while tracing."""
+def slice_sparse(leaf: tf.SparseTensor, start: Any, stop: Any, samples: int | None) -> tf.SparseTensor:
+    """Samples `start` to `stop - 1`; `samples` is their number, where it is known while tracing."""
     start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
     row = leaf.indices[:, 0]
     kept = tf.logical_and(row >= start, row < stop)
@@ -46,16 +46,16 @@ def slice_sparse(leaf: tf.SparseTensor, start: Any, stop: Any, rows: int | None)
     shape = tf.concat([(stop - start)[None], leaf.dense_shape[1:]], 0)
     result = tf.SparseTensor(indices - offset, tf.boolean_mask(leaf.values, kept), shape)
     if leaf.shape.rank:
-        result.set_shape([rows, *leaf.shape[1:]])
+        result.set_shape([samples, *leaf.shape[1:]])
     return result
 
 
-def sparse_tensor(columns: Any, values: Any, row_shape: tf.Tensor, rows: int | None) -> tf.SparseTensor:
+def sparse_tensor(columns: Any, values: Any, sample_shape: tf.Tensor, samples: int | None) -> tf.SparseTensor:
     """Entries by samples as one `tf.SparseTensor`, with samples numbered from 0."""
     indices = tf.concat([columns.value_rowids()[:, None], columns.values], 1)
-    shape = tf.concat([values.nrows()[None], row_shape], 0)
+    shape = tf.concat([values.nrows()[None], sample_shape], 0)
     sparse = tf.SparseTensor(indices, values.values, shape)
-    rest, count = tf.get_static_value(row_shape), row_shape.shape[0]
+    rest, count = tf.get_static_value(sample_shape), sample_shape.shape[0]
     if count is not None:
-        sparse.set_shape([rows, *([None] * count if rest is None else map(int, rest))])
+        sparse.set_shape([samples, *([None] * count if rest is None else map(int, rest))])
     return sparse

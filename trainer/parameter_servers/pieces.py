@@ -32,7 +32,7 @@ class Piece:
         reader: `reader((resident, place), i)` is batch i.
         resident: nest of tensors that stay on a worker while pieces name the same ones.
         place: small tensor that is sent with the piece: the position of its batches in `resident`.
-        rows: int or None; samples in each batch.
+        samples: int or None; samples in each batch.
         signature: nest of `tf.TypeSpec` of the inputs.
         number: int; set when it is scheduled.
         line: int; its line in the ledger.
@@ -42,7 +42,7 @@ class Piece:
     reader: Callable[[Any, Any], Any]
     resident: Any
     place: Any
-    rows: int | None
+    samples: int | None
     signature: Any
     number: int = 0
     line: int = 0
@@ -85,7 +85,7 @@ def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[
 
     Context: host.
     """
-    if _names_rows(chunk):
+    if _names_samples(chunk):
         resident, place = chunk.inputs
         return [Piece(chunk.steps, chunk.reader, resident, place, chunk.batch_size, chunk.signature)]
     batches: list[Any] = []
@@ -101,10 +101,10 @@ def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[
     if any(len(set(map(int, sample_counts(batch)))) > 1 for batch in batches):
         return list(map(_whole_piece, batches))
     of_one_size = itertools.groupby(batches, lambda batch: int(sample_count(batch)))
-    return [_batches_piece(list(group), rows) for rows, group in of_one_size]
+    return [_batches_piece(list(group), samples) for samples, group in of_one_size]
 
 
-def _names_rows(chunk: Chunk) -> bool:
+def _names_samples(chunk: Chunk) -> bool:
     """Whether the chunk's inputs are resident arrays and the numbers of some of their samples."""
     if chunk.open_ended or chunk.signature is None:
         return False
@@ -118,8 +118,8 @@ def _whole_piece(batch: Any) -> Piece:
     return Piece(1, WholeReader(str(signature)), batch, tf.constant(0, tf.int64), None, signature)
 
 
-def _batches_piece(batches: list[Any], rows: int) -> Piece:
+def _batches_piece(batches: list[Any], samples: int) -> Piece:
     together = batches[0] if len(batches) == 1 else concat_samples(batches)
     start = tf.constant(0, tf.int64)
     signature = ([batch_spec(together)], tf.TensorSpec([], tf.int64))
-    return Piece(len(batches), ArrayReader(str(signature), rows), [together], start, rows, signature)
+    return Piece(len(batches), ArrayReader(str(signature), samples), [together], start, samples, signature)

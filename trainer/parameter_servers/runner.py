@@ -18,7 +18,7 @@ from ...distribute.parameter_servers.worker_pool import ParameterServerError
 from ...mixed_precision import skipped_steps
 from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Source
-from ..run.evaluation import joined
+from ..run.evaluation import concatenated
 from ..run.runner import Passes, Runner
 from .pieces import Piece
 from .schedule import Schedule, next_stop, wants_each_step
@@ -115,7 +115,7 @@ class ParameterServerRunner(Runner):
         for _, outputs in _in_order(model.predict_function, source, begin, lambda: model.stop_predicting):
             steps += len(outputs)
             take(outputs)
-            callbacks.on_predict_batch_end(steps - 1, {"outputs": joined(outputs)})
+            callbacks.on_predict_batch_end(steps - 1, {"outputs": concatenated(outputs)})
         return steps
 
     @contextlib.contextmanager

@@ -26,7 +26,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.variables import raw_value
 from ...compat.shared_change import shared_attributes
 from ...compat.tensorflow_graphs.graphs import graph_function
-from ...distribute.parameter_servers.updates import beside
+from ...distribute.parameter_servers.updates import colocated_with
 from ...distribute.replicas import local_copy, once_per_copy
 from ...distribute.step_context import StepContext, step_scope
 from ..checks import checked_logs
@@ -72,7 +72,7 @@ class ResultLayout:
         self.width = int(self._bounds[-1])
 
     def pack(self, applied: Any, added: list[tf.Tensor], logs: Any) -> tf.Tensor:
-        """The result of one step: float64 `[width]`. Context: graph."""
+        """The result of one step: float64 `(width,)`. Context: graph."""
         flags = tf.stack([tf.constant(1.0, tf.float64), tf.cast(applied, tf.float64)])
         leaves = [*added, *keras.tree.flatten(logs)]
         return tf.concat([flags, *(tf.reshape(tf.cast(leaf, tf.float64), [-1]) for leaf in leaves)], 0)
@@ -91,7 +91,7 @@ class ResultLayout:
         return self.pack(applied, added, own), state
 
     def added(self, results: np.ndarray, variable: Any) -> np.ndarray:
-        """Each step's addition to one of `variables`: `[steps, *shape]`."""
+        """Each step's addition to one of `variables`: `(steps, *shape)`."""
         return self._part(results, next(i for i, other in enumerate(self.variables) if other is variable))
 
     def logs_of(self, result: np.ndarray) -> Any:
@@ -191,7 +191,7 @@ def write_state(
     def write(values: list[tf.Tensor], applied: tf.Tensor) -> None:
         for (variable, _), value in zip(writes, values):
             copy = local_copy(variable)
-            with beside(copy):
+            with colocated_with(copy):
                 current = tf.convert_to_tensor(copy)
                 start = before.get(id(variable))
                 adds = value.dtype.is_floating or value.dtype.is_integer
@@ -235,7 +235,7 @@ class Totals:
         self.applied = 0
 
     def add(self, results: np.ndarray) -> None:
-        """Adds the steps of `results`, float64 `[steps, width]`, one by one: the single-device sums."""
+        """Adds the steps of `results`, float64 `(steps, width)`, one by one: the single-device sums."""
         for index, (variable, state) in enumerate(zip(self._layout.variables, self._state)):
             each = self._layout.added(results, variable).astype(state.dtype)
             self._state[index] = np.add.accumulate(np.concatenate([state[None], each]), axis=0)[-1]

@@ -24,7 +24,7 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.training import loss_tracker
 from ...compat.tensorflow_graphs.graphs import graph_function
 from ...compat.tensorflow_private.parameter_servers import scheduling
-from ...distribute.parameter_servers.updates import FIRST_SERVER, beside
+from ...distribute.parameter_servers.updates import FIRST_SERVER, colocated_with
 from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope
 from ...distribute.write_rules import reduce_parts
@@ -104,7 +104,7 @@ class SynchronousSteps(WorkerSteps):
             yield piece, results
 
     def _one_step(self, phase: Phase, piece: Piece, number: int) -> np.ndarray:
-        """The results of the parts of step `number`, `[parts, width]`, after applying the sum of the parts."""
+        """The results of the parts of step `number`, `(parts, width)`, after applying the sum of the parts."""
         ordered = self._computed(phase, self.parts_of(piece, number))
         applied = self.update(ordered)
         assert self._layout is not None
@@ -135,12 +135,12 @@ class SynchronousSteps(WorkerSteps):
 
     def parts_of(self, piece: Piece, step: int) -> list[Part]:
         """The non-empty parts."""
-        if piece.rows is None:
+        if piece.samples is None:
             raise ValueError(
                 f"Synchronous steps on parameter servers (`backup_workers={self._backups}`) split batches whose arrays "
                 "have the same number of samples, but this batch has different ones: train without `backup_workers`."
             )
-        bounds = [replica_bounds(piece.rows, self._num_parts, index) for index in range(self._num_parts)]
+        bounds = [replica_bounds(piece.samples, self._num_parts, index) for index in range(self._num_parts)]
         return [Part(piece, step, i, first, last) for i, (first, last) in enumerate(bounds) if last > first]
 
     def run(self, worker: int, part: Any) -> Any:
@@ -187,18 +187,18 @@ class SynchronousSteps(WorkerSteps):
         number = tf.TensorSpec([], tf.int32)
         return self._traced(run, piece.signature, number, number, number)
 
-    def _part(self, batch: Any, rows: tf.Tensor, total: tf.Tensor, worker: tf.Tensor) -> Any:
+    def _part(self, batch: Any, samples: tf.Tensor, total: tf.Tensor, worker: tf.Tensor) -> Any:
         assert self._layout is not None
         taken: list[tuple[Any, list[Any]]] = []
         number = worker if self._num_workers > 1 else 0
-        step = StepContext(number, 1, rows, rows, totals=WeightTotals())
+        step = StepContext(number, 1, samples, samples, totals=WeightTotals())
         step.notes[NOT_AGGREGATED] = lambda optimizer: ValueError(
             "`aggregate_gradients` was called in a synchronous step on parameter servers, whose parts are summed after it: "
             "pass changes of the gradients to the optimizer, as `gradient_transformers`."
         )
         step.take_gradients = lambda optimizer, pairs: taken.append((optimizer, list(pairs)))
         with tf.distribute.ReplicaContext(self._strategy, 0):
-            of_batch = dataclasses.replace(step, global_rows=total)
+            of_batch = dataclasses.replace(step, global_samples=total)
             numbers = numbers_of_part(metrics_of(self._model), of_batch)
             with step_scope(step), CollectedWrites() as writes, numbers:
                 step.writes = writes
@@ -208,8 +208,8 @@ class SynchronousSteps(WorkerSteps):
         pairs = [[(g, v) for g, v in own if g is not None] for _, own in taken]
         self._taken = [(optimizer, [v for _, v in own]) for (optimizer, _), own in zip(taken, pairs)]
         self._state = [variable for variable, _ in state]
-        weight = rows if step.weight_total is None else step.weight_total
-        weights = tf.stack([tf.cast(weight, tf.float64), tf.cast(rows, tf.float64)])
+        weight = samples if step.weight_total is None else step.weight_total
+        weights = tf.stack([tf.cast(weight, tf.float64), tf.cast(samples, tf.float64)])
         return result, weights, [[g for g, _ in own] for own in pairs], [value for _, value in state]
 
     def _update(self, parts: list[Any]) -> tf.Tensor:
@@ -221,7 +221,7 @@ class SynchronousSteps(WorkerSteps):
                 of_parts = [gradients[index] for _, gradients, _ in parts]
                 total = []
                 for variable, *each in zip(variables, *of_parts):
-                    with beside(variable.value):
+                    with colocated_with(variable.value):
                         total.append(_weighted_sum(each, shares[:, 0]))
                 with call_options(CallOptions(weight_total=tf.reduce_sum(weights[:, 0]))):
                     optimizer.apply(total, variables)
@@ -248,6 +248,6 @@ def _weighted_sum(gradients: list[Any], shares: tf.Tensor) -> Any:
 
 def _reduced(variable: keras.Variable, values: list[tf.Tensor], shares: tf.Tensor) -> tf.Tensor:
     """The concatenation of all parts, all of them non-empty."""
-    with beside(variable.value):
+    with colocated_with(variable.value):
         old = tf.convert_to_tensor(variable.value)
     return reduce_parts(variable, values, tf.unstack(shares), [True] * len(values), old)

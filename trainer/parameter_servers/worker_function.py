@@ -67,7 +67,7 @@ class WorkerFunction:
         self._function(piece)
 
     def _function(self, piece: Piece) -> Any:
-        key = (piece.reader, piece.rows)
+        key = (piece.reader, piece.samples)
         if key not in self._compiled:
             self._compiled[key] = self._make(piece)
         return self._compiled[key]
@@ -146,7 +146,7 @@ class WorkerPrediction(WorkerFunction):
     def _make(self, piece: Piece) -> Any:
         def run(inputs: Any, i: tf.Tensor) -> Any:
             batch = piece.reader(inputs, i)
-            total = piece.rows if piece.rows is not None else sample_count(batch)
+            total = piece.samples if piece.samples is not None else sample_count(batch)
             with tf.distribute.ReplicaContext(self._strategy, 0):
                 # What it writes is dropped: workers predict in any order, and its generators stay where they are.
                 with step_scope(StepContext(0, 1, total, total)), CollectedWrites():

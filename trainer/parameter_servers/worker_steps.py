@@ -80,7 +80,7 @@ class WorkerSteps(WorkerFunction):
         return piece.steps, totals.logs()
 
     def run(self, worker: int, piece: Piece) -> np.ndarray:
-        """The results of the piece's steps, `[steps, width]`. Context: host, in the thread of a worker."""
+        """The results of the piece's steps, `(steps, width)`. Context: host, in the thread of a worker."""
         function = self._function(piece)
         inputs = self.memory.inputs(worker, piece)
         with tf.device(HOST):  # a copy to a hanging worker would hold the GIL
@@ -95,17 +95,17 @@ class WorkerSteps(WorkerFunction):
         return self._traced(self._loop(piece), piece.signature, count, place, count)
 
     def _step(
-        self, layout: ResultLayout, batch: Any, rows: int | None, worker: Any
+        self, layout: ResultLayout, batch: Any, samples: int | None, worker: Any
     ) -> tuple[tf.Tensor, dict[str, Any]]:
         """The result of one step, and its logs as it returned them."""
-        total = rows if rows is not None else sample_count(batch)
+        total = samples if samples is not None else sample_count(batch)
         totals = WeightTotals() if self._training and accumulates(self._model.optimizer) else None
         number = worker if self._num_workers > 1 else 0
         context = StepContext(number, 1, total, total, totals=totals)
         return worker_step(self._model, self._step_fn, batch, context, layout, self._num_workers == 1)
 
     def _loop(self, piece: Piece) -> Any:
-        layout, reader, rows = self._layout, piece.reader, piece.rows
+        layout, reader, samples = self._layout, piece.reader, piece.samples
         assert layout is not None
 
         def run(inputs: Any, steps: tf.Tensor, place: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
@@ -113,7 +113,7 @@ class WorkerSteps(WorkerFunction):
 
             def body(i: tf.Tensor) -> tuple[tf.Tensor]:
                 with effects() as done:
-                    result, _ = self._step(layout, reader(inputs, i), rows, worker)
+                    result, _ = self._step(layout, reader(inputs, i), samples, worker)
                 with tf.control_dependencies(done):
                     ledger.write(i, result)
                 return (i + 1,)
@@ -134,7 +134,7 @@ class WorkerSteps(WorkerFunction):
         def probe(inputs: Any) -> Any:
             batch = piece.reader(inputs, tf.constant(0))
             with noted_results(model.metrics) as noted:
-                _, logs = self._step(ResultLayout(model), batch, piece.rows, tf.constant(0))
+                _, logs = self._step(ResultLayout(model), batch, piece.samples, tf.constant(0))
             for name, value in (logs or {}).items():
                 for result, metric in noted:
                     if result is value:

@@ -39,7 +39,7 @@ def head_of(
         with step_scope(step):
             return own_loss(model, x, y, outputs, sample_weight, training=True)
 
-    rowwise = _works_on_rows(model)
+    rowwise = _works_on_samples(model)
     by_micro_batch = plan.settings.schedule == "1f1b" or (plan.settings.replicas > 1 and rowwise)
     if not by_micro_batch or len(run.steps) == 1:
         return of_all, False
@@ -108,12 +108,12 @@ def track_single_losses(model: TrainedModel, y: Any, outputs: Any, sample_weight
         compiled(y, outputs, sample_weight)
 
 
-def _works_on_rows(model: TrainedModel) -> bool:
+def _works_on_samples(model: TrainedModel) -> bool:
     """Whether the loss of a batch is the exact mean of its parts' losses."""
     if overrides_compute_loss(model):
         return False
     flattest = min(model._pipeline.plan(model).chain.graph.outputs, key=lambda output: len(output.shape))
     return all(
-        exact_loss.works_on_rows(loss, flattest) and loss.reduction not in (None, "none")
+        exact_loss.works_on_samples(loss, flattest) and loss.reduction not in (None, "none")
         for loss in flat_losses(model)
     )

@@ -13,13 +13,13 @@ from ..inputs.batch import concat_samples, is_scalar, sample_count, slice_sample
 from ..step.replica_slices import replica_bounds
 
 
-def micro_steps(global_rows: Any, count: int) -> list[StepContext]:
+def micro_steps(global_samples: Any, count: int) -> list[StepContext]:
     """The Q micro-batches of a global batch, which a step treats like replicas.
 
     Random layers draw different numbers for each, as for each replica.
     """
-    bounds = [replica_bounds(global_rows, count, q) for q in range(count)]
-    return [StepContext(q, count, last - first, global_rows) for q, (first, last) in enumerate(bounds)]
+    bounds = [replica_bounds(global_samples, count, q) for q in range(count)]
+    return [StepContext(q, count, last - first, global_samples) for q, (first, last) in enumerate(bounds)]
 
 
 def micro_slices(structure: Any, steps: Sequence[StepContext]) -> list[Any]:
@@ -28,9 +28,9 @@ def micro_slices(structure: Any, steps: Sequence[StepContext]) -> list[Any]:
         return [structure]
     parts = []
     for step in steps:
-        first, last = step.rows_before, step.rows_before + step.rows
+        first, last = step.samples_before, step.samples_before + step.samples
         if isinstance(last, int):
-            first, last = (first, last) if step.rows else (0, 1)
+            first, last = (first, last) if step.samples else (0, 1)
         else:
             first, last = tf.where(step.alive, first, 0), tf.where(step.alive, last, 1)
         parts.append(slice_samples(structure, first, last))

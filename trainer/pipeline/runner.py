@@ -25,12 +25,12 @@ class PipelineRunner(Runner):
             model._pipeline.raise_if_lost(error)
             raise
 
-    def build(self, model: TrainedModel, spec: Any, rows: int | None, training: bool = True) -> None:
+    def build(self, model: TrainedModel, spec: Any, samples: int | None, training: bool = True) -> None:
         """Splits the built model and moves its variables to their stages before the optimizer is built."""
         with model._strategy_scope():
             build.build_for_prediction(model, spec)
-            step.prepare(model, rows, training)
-        super().build(model, spec, rows, training)
+            step.prepare(model, samples, training)
+        super().build(model, spec, samples, training)
 
     def build_for_prediction(self, model: TrainedModel, spec: Any) -> None:
         """Creates the variables of the model on their stages."""

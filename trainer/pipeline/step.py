@@ -23,7 +23,7 @@ from ..step.train_step import default_train_step, track_loss
 from .engine import PipelinedStep, Result
 from .loss import head_of, own_loss, track_single_losses
 from .micro_batches import micro_slices, micro_steps
-from .planning.placement import follow_inputs, move_slots
+from .planning.placement import follow_inputs, move_optimizer_state
 from .planning.plan import Plan
 
 
@@ -44,12 +44,12 @@ def attach(model: TrainedModel) -> None:
         pipeline.remember(model)
 
 
-def prepare(model: TrainedModel, rows: int | None, training: bool = True) -> None:
+def prepare(model: TrainedModel, samples: int | None, training: bool = True) -> None:
     """Splits a built model, moves its variables to their stages, and rejects features that a pipeline does not support.
 
     Args:
         model: the model; built.
-        rows: int or None; samples of a global batch, where known.
+        samples: int or None; samples of a global batch, where known.
         training: bool; whether it is going to be trained.
 
     Raises:
@@ -68,14 +68,14 @@ def prepare(model: TrainedModel, rows: int | None, training: bool = True) -> Non
             "jit_compile=True is not possible in a Pipeline, since XLA compiles for one device: "
             "use jit_compile='auto' or False"
         )
-    plan = model._pipeline.plan(model, rows)
+    plan = model._pipeline.plan(model, samples)
     for optimizer in optimizers_of(model):
         for part in (optimizer, getattr(optimizer, "inner_optimizer", None)):
             if part is not None and part.built and part not in plan.optimizers:
-                move_slots(part, plan.stages)
+                move_optimizer_state(part, plan.stages)
                 plan.optimizers.add(part)
     if training:
-        plan.check_rows(rows)
+        plan.check_batch_size(samples)
         plan.check_statistics()
 
 
@@ -130,5 +130,5 @@ def _forward(model: TrainedModel, x: Any, step: StepContext) -> Result:
 
 def _pipelined(plan: Plan, x: Any, step: StepContext, training: bool, **scale: Any) -> PipelinedStep:
     replicas = plan.settings.replicas
-    steps = micro_steps(step.rows, plan.settings.micro_batches * replicas)
+    steps = micro_steps(step.samples, plan.settings.micro_batches * replicas)
     return PipelinedStep(plan.chain, plan.stages, micro_slices(x, steps), steps, replicas, training, **scale)

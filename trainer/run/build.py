@@ -52,7 +52,7 @@ def build_for(model: TrainedModel, spec: Any, training: bool = True) -> None:
     checks.check_batches(model, spec, name)
     if model._overrides_step(name):
         optimizers = optimizers_of(model) if training else ()
-        _build_by_own_step(model, spec, getattr(model, name), _symbolically, optimizers)
+        _build_by_custom_step(model, spec, getattr(model, name), _symbolically, optimizers)
         return
     if model._overrides_step("train_step"):  # it may use batches differently than Keras' own steps
         with contextlib.suppress(Exception):
@@ -75,13 +75,13 @@ def build_for_prediction(model: TrainedModel, spec: Any) -> None:
     if all(layer.built for layer in layers_of(model)):
         return
     if model._overrides_step("predict_step"):
-        _build_by_own_step(model, spec, model.predict_step, _for_prediction)
+        _build_by_custom_step(model, spec, model.predict_step, _for_prediction)
     else:
         _for_prediction(model, spec)
 
 
-def _build_by_own_step(
-    model: TrainedModel, spec: Any, own_step: Any, otherwise: Any, optimizers: Sequence[Any] = ()
+def _build_by_custom_step(
+    model: TrainedModel, spec: Any, custom_step: Any, otherwise: Any, optimizers: Sequence[Any] = ()
 ) -> None:
     """Creates the variables of a custom step, as Keras does: where the step first uses them.
 
@@ -101,7 +101,7 @@ def _build_by_own_step(
         with contextlib.suppress(Exception), scratch_graph(), keras.StatelessScope():
             with _step_of_a_replica(model, built) as step:
                 step.take_gradients = lambda optimizer, pairs: used.append((optimizer, [v for _, v in pairs]))
-                own_step(keras.tree.map_structure(placeholder, spec))
+                custom_step(keras.tree.map_structure(placeholder, spec))
             seen = built
         for optimizer, variables in used:  # which have values only now
             ensure_built(optimizer, variables)

@@ -14,7 +14,7 @@ from ...compat.shared_change import shared_attribute
 from ..inputs import Source
 from .callback_list import callback_list
 from .checks.argument_errors import check_labels
-from .passes import joined
+from .passes import concatenated
 from .runner import Passes, Runner
 
 
@@ -55,11 +55,11 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
         callbacks.on_predict_begin()
         source.begin_epoch(0)
         outputs: list[Any] = []
-        take = outputs.extend if writer is None else lambda new: writer.write(joined(new))
+        take = outputs.extend if writer is None else lambda new: writer.write(concatenated(new))
         steps = runner.predict_steps(model, source, callbacks, take)
         callbacks.on_predict_end()
     if not steps:
         raise ValueError("`predict()` got no batch from `x`: give at least one sample.")
     if writer is not None:
         return writer.outputs()
-    return keras.tree.map_structure(convert_to_np_if_not_ragged, joined(outputs))
+    return keras.tree.map_structure(convert_to_np_if_not_ragged, concatenated(outputs))

@@ -65,7 +65,7 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
         class_weight=a.class_weight,
         seed=same_random(model, _peek_seed()) if shuffle else 0,
         strategy=strategy,
-        own_step=model._overrides_step("train_step"),
+        custom_step=model._overrides_step("train_step"),
     )
     if validation_data is None:
         return source, None
@@ -82,8 +82,8 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
             batch_size=a.validation_batch_size,
             steps_per_epoch=a.validation_steps,
             strategy=strategy,
-            beside=source,
-            own_step=model._overrides_step("test_step"),
+            other=source,
+            custom_step=model._overrides_step("test_step"),
         )
         checks.check_batches(model, validation.spec, "test_step")
     return source, validation

@@ -131,7 +131,7 @@ def _try_validation(model: TrainedModel, a: FitArguments, runner: Runner) -> Non
             sample_weight,
             batch_size=batch_size,
             strategy=model.distribute_strategy,
-            own_step=model._overrides_step("test_step"),
+            custom_step=model._overrides_step("test_step"),
         )
         with contextlib.closing(source):
             evaluate(model, source, 0, None, runner)

@@ -17,7 +17,7 @@ from .checks.out_of_memory import with_advice
 from .checks.overflow import check_progress
 from .logs.step_logs import StepLogs
 from .loops.compiled_calls import CallLength, compiled_calls
-from .loops.row_layouts import open_rows
+from .loops.sample_layouts import open_sizes
 from .worker_settlement import Workers
 
 
@@ -36,9 +36,9 @@ def train_steps(
         state.compiled_call = call
         callbacks.on_train_batch_begin(state.step)
         lap("callbacks")
-        rows = state.source.batch_size
-        with step_logs.compiled_call(), with_advice(model, function, rows):
-            with explained(model, state.source.spec, rows, first=state.step == 0):
+        samples = state.source.batch_size
+        with step_logs.compiled_call(), with_advice(model, function, samples):
+            with explained(model, state.source.spec, samples, first=state.step == 0):
                 done, new = function(call, state.step)
         step_logs.report_to_source(call, done)
         if done:
@@ -63,7 +63,7 @@ def train_steps(
 def test_steps(
     model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList
 ) -> dict[str, Any]:
-    """One pass over `source` in this process, whose `open_rows` are set; returns the logs after the last step."""
+    """One pass over `source` in this process, whose `open_sizes` are set; returns the logs after the last step."""
     logs: dict[str, Any] = {}
     for batch, logs in _pass(model, source, callbacks, "test", "stop_evaluating", pythonify_logs):
         callbacks.on_test_batch_end(batch, logs)
@@ -78,11 +78,11 @@ def predict_steps(
 ) -> int:
     """Passes the outputs of every batch of `source` to `take`, in order, computed in this process; returns their number."""
     steps = 0
-    source.open_rows = open_rows(model, source.steps_per_epoch, predicting=True)
+    source.open_sizes = open_sizes(model, source.steps_per_epoch, predicting=True)
     for batch, outputs in _pass(model, source, callbacks, "predict", "stop_predicting", list):
         steps += len(outputs)
         take(outputs)
-        callbacks.on_predict_batch_end(batch, {"outputs": joined(outputs)})
+        callbacks.on_predict_batch_end(batch, {"outputs": concatenated(outputs)})
     return steps
 
 
@@ -114,7 +114,7 @@ def _pass(
             return
 
 
-def joined(outputs: list[Any]) -> Any:
+def concatenated(outputs: list[Any]) -> Any:
     """The concatenated outputs of several batches."""
     leaves = [potentially_ragged_concat(list(parts)) for parts in zip(*map(keras.tree.flatten, outputs))]
     return keras.tree.pack_sequence_as(outputs[0], leaves)

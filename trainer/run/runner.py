@@ -48,13 +48,13 @@ class Runner:
         """A block in which the loss of a participating process is reported by name."""
         return contextlib.nullcontext()
 
-    def build(self, model: TrainedModel, spec: Any, rows: int | None, training: bool = True) -> None:
+    def build(self, model: TrainedModel, spec: Any, samples: int | None, training: bool = True) -> None:
         """Creates every variable that training needs: of the model, its metrics and its optimizers.
 
         Args:
             model: the model.
             spec: nest of `tf.TypeSpec` of one batch.
-            rows: int or None; samples of a global batch, where known.
+            samples: int or None; samples of a global batch, where known.
             training: bool; whether the model is going to be trained.
         """
         functions = contextlib.nullcontext() if build.is_built(model) else replaced_functions()

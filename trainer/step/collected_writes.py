@@ -130,7 +130,7 @@ def make_writes(writes: Sequence[tuple[keras.Variable, tf.Tensor]], step: StepCo
 
     Args:
         writes: (variable, value) pairs; the values are equal on every replica, but for parts of sums: those of metrics.
-        step: the step of this replica; `verdicts` say whether it was skipped.
+        step: the step of this replica; `finite_checks` say whether it was skipped.
 
     Context: replica.
     """

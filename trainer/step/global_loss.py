@@ -63,22 +63,22 @@ def rowwise(fn: Any) -> Any:
     return fn
 
 
-def works_on_rows(loss: keras.losses.Loss, y_pred: Any = None) -> bool:
+def works_on_samples(loss: keras.losses.Loss, y_pred: Any = None) -> bool:
     """Whether each entry of `loss.call(y_true, y_pred)` depends on its own sample only.
 
     Args:
         loss: any loss.
-        y_pred: its argument; None: outputs `[rows, ...]` of at least two axes.
+        y_pred: its argument; None: outputs `(batch, ...)` of at least two axes.
     """
     if getattr(loss, "_unisono_rowwise", False):
         return True
     if type(loss).call is not getattr(_WRAPPER, "call", None):
         return False
     fn = getattr(loss, "fn", None)
-    return getattr(fn, "_unisono_rowwise", False) or reduces_within_rows(fn, settings_of(loss), y_pred)
+    return getattr(fn, "_unisono_rowwise", False) or reduces_within_samples(fn, settings_of(loss), y_pred)
 
 
-def reduces_within_rows(fn: Any, settings: dict[str, Any], y_pred: Any = None) -> bool:
+def reduces_within_samples(fn: Any, settings: dict[str, Any], y_pred: Any = None) -> bool:
     """Whether a function of Keras, with the arguments `settings`, computes each sample of `y_pred` independently.
 
     All of them reduce an axis, by default the last one. In outputs of rank 1 that is the axis of the samples.
@@ -115,7 +115,7 @@ def reduce_entries(
     """Keras' reduction of a loss's entries, exact over all replicas. See the module's table for the equations.
 
     Args:
-        values: tensor, `[rows, ...]` of per-entry losses; a scalar is a mean over the samples.
+        values: tensor, `(batch, ...)` of per-entry losses; a scalar is a mean over the samples.
         sample_weight: tensor that broadcasts against `values`, or None.
         mask: bool tensor of the shape of `values`, or None.
         reduction: one of Keras' reductions to a number.

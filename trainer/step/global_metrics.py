@@ -59,7 +59,7 @@ def losses_count_samples(model: TrainedModel) -> contextlib.AbstractContextManag
 def _weighted_with_samples(original: Callable[..., Any]) -> Callable[..., Any]:
     def update_state(value: Any, sample_weight: Any = None) -> Any:
         step = current_step()
-        return original(value, sample_weight=sample_weight if step is None else step.rows)
+        return original(value, sample_weight=sample_weight if step is None else step.samples)
 
     return update_state
 
@@ -116,7 +116,7 @@ def _part_of_weight(weight: Any, step: StepContext) -> Any:
 
 def _is_written(weight: Any, step: StepContext) -> bool:
     if isinstance(weight, int) and not isinstance(weight, bool):
-        return not (isinstance(step.rows, int) and weight == step.rows)  # x.shape[0]
+        return not (isinstance(step.samples, int) and weight == step.samples)  # x.shape[0]
     return isinstance(weight, float | keras.Variable) or (tf.is_tensor(weight) and _is_constant(weight))
 
 

@@ -73,8 +73,8 @@ def cond(original: Callable[..., Any]) -> Callable[..., Any]:
             def branch(fn: Callable[[], Any]) -> Callable[[], Any]:
                 return lambda: nested.run(fn, written)
 
-            result, values, verdict = original(pred, *map(branch, branches), *args, **kwargs)
-            nested.note(written, values, verdict)
+            result, values, all_finite = original(pred, *map(branch, branches), *args, **kwargs)
+            nested.note(written, values, all_finite)
             return result
 
         return _computed(unchanged, with_writes)
@@ -94,33 +94,33 @@ def while_loop(original: Callable[..., Any]) -> Callable[..., Any]:
         def with_writes(nested: _Nested) -> Any:
             written = nested.written_by([lambda: body(*loop_vars)])
             values = [nested.value(variable) for variable in written]
-            verdict = tf.constant(True)
+            all_finite = tf.constant(True)
             shapes = None
             if shape_invariants is not None:
-                shapes = (shape_invariants, [value.shape for value in values], verdict.shape)
+                shapes = (shape_invariants, [value.shape for value in values], all_finite.shape)
 
-            def test(inner: Any, values: Any, verdict: Any) -> Any:
+            def test(inner: Any, values: Any, all_finite: Any) -> Any:
                 with nested.holding(written, values):
                     return cond(*inner)
 
-            def repeated(inner: Any, values: Any, verdict: Any) -> Any:
+            def repeated(inner: Any, values: Any, all_finite: Any) -> Any:
                 with nested.holding(written, values):
                     result, values, applied = nested.run(lambda: body(*inner), written)
                 flat = tf.nest.flatten(result, expand_composites=True)
                 packed = tf.nest.pack_sequence_as(inner, flat, expand_composites=True)
-                return packed, values, tf.logical_and(verdict, applied)
+                return packed, values, tf.logical_and(all_finite, applied)
 
             same = kwargs.pop("return_same_structure", False)
-            inner, values, verdict = original(
+            inner, values, all_finite = original(
                 test,
                 repeated,
-                (loop_vars, values, verdict),
+                (loop_vars, values, all_finite),
                 shapes,
                 *args,
                 return_same_structure=True,
                 **kwargs,
             )
-            nested.note(written, values, verdict)
+            nested.note(written, values, all_finite)
             return inner if same or len(inner) != 1 else inner[0]
 
         return _computed(unchanged, with_writes)
@@ -153,7 +153,7 @@ class _Nested:
     def __init__(self, scope: CollectedWrites, step: StepContext) -> None:
         self._scope, self._step = scope, step
         self._before = dict(scope.state_mapping), dict(scope.variables), dict(step.notes)
-        self._verdicts, self._losses = len(step.verdicts), len(scope.losses or ())
+        self._finite_checks, self._losses = len(step.finite_checks), len(scope.losses or ())
 
     def restore(self) -> None:
         """Restores the records of the beginning."""
@@ -162,7 +162,7 @@ class _Nested:
         ):
             noted.clear()
             noted.update(before)
-        del self._step.verdicts[self._verdicts :]
+        del self._step.finite_checks[self._finite_checks :]
         if self._scope.losses is not None:
             del self._scope.losses[self._losses :]
 
@@ -195,13 +195,13 @@ class _Nested:
         with self._scope.in_this_graph():
             result = fn()
             values = [self.value(variable) for variable in written]
-        verdicts = self._step.verdicts[self._verdicts :]
+        finite_checks = self._step.finite_checks[self._finite_checks :]
         self.restore()
         self._scope.state_mapping.update(held[0])
         self._scope.variables.update(held[1])
         if isinstance(result, tf.Operation):
             result = None
-        return result, values, tf.reduce_all(tf.stack(verdicts)) if verdicts else tf.constant(True)
+        return result, values, tf.reduce_all(tf.stack(finite_checks)) if finite_checks else tf.constant(True)
 
     def value(self, variable: keras.Variable) -> tf.Tensor:
         """The current value of the variable."""
@@ -217,9 +217,9 @@ class _Nested:
             yield
         self.restore()
 
-    def note(self, written: list[keras.Variable], values: list[tf.Tensor], verdict: tf.Tensor) -> None:
+    def note(self, written: list[keras.Variable], values: list[tf.Tensor], all_finite: tf.Tensor) -> None:
         """The final values of the branch or loop."""
         self.restore()
         for variable, value in zip(written, values):
             self._scope.add_update((variable, value))
-        self._step.verdicts.append(verdict)
+        self._step.finite_checks.append(all_finite)

@@ -10,43 +10,43 @@ import tensorflow as tf
 
 from ...distribute.gathering import gather_for_step
 from ...distribute.replicas import local_replica_index
-from ...distribute.step_context import ReplicaRows, StepContext, step_scope
+from ...distribute.step_context import ReplicaSamples, StepContext, step_scope
 from ...distribute.workers.agreement import place_among_workers
 from ..inputs.batch import sample_count, slice_samples, slice_units, unit_count
 
 
-def replica_bounds(global_rows: Any, num_replicas: int, replica: Any) -> tuple[Any, Any]:
+def replica_bounds(global_samples: Any, num_replicas: int, replica: Any) -> tuple[Any, Any]:
     """Samples `[first, last)` of the global batch that belong to `replica`: floor(r B / R) to floor((r + 1) B / R).
 
     Args:
-        global_rows: int or int32 scalar tensor, B.
+        global_samples: int or int32 scalar tensor, B.
         num_replicas: int, R.
         replica: int or int32 scalar tensor, r.
 
     Returns:
         Two ints when all arguments are ints, else two int32 scalar tensors.
     """
-    return (replica * global_rows) // num_replicas, ((replica + 1) * global_rows) // num_replicas
+    return (replica * global_samples) // num_replicas, ((replica + 1) * global_samples) // num_replicas
 
 
 class ReplicaSlices:
     """One global batch, split into the samples of each replica.
 
     Attributes:
-        global_rows: int or int32 scalar tensor; samples of the global batch; its units, where its arrays have different
+        global_samples: int or int32 scalar tensor; samples of the global batch; its units, where its arrays have different
             numbers of samples and there are several replicas (see `inputs/batch.py`).
         parts: the argument of `strategy.run`; there `of_this_replica(parts)` makes the replica's batch of it.
         shapes_vary: see `StepContext`; of the collectives that all-gather batches.
 
     Args:
         strategy: its number of replicas is R.
-        batch: nest of tensors `[rows, ...]` (dense, ragged or sparse) and Nones: the whole global batch, or this worker's
+        batch: nest of tensors `(batch, ...)` (dense, ragged or sparse) and Nones: the whole global batch, or this worker's
             part of it.
-        rows: int; samples of the global batch; None: not known while tracing.
-        worker_rows: int32 `[workers]`, where `batch` holds this worker's samples only: the samples of each worker.
+        samples: int; samples of the global batch; None: not known while tracing.
+        worker_samples: int32 `(workers,)`, where `batch` holds this worker's samples only: the samples of each worker.
         part: `part(replica, first, last)` reads samples `first` to `last - 1` on a replica of this worker; None: they are
             sliced from `batch`, on the host.
-        in_units: whether the arrays of a batch may differ in samples. Not with `rows`, `worker_rows` or `part`.
+        in_units: whether the arrays of a batch may differ in samples. Not with `samples`, `worker_samples` or `part`.
         whole: whether the first replica of each worker gets the whole batch, and all samples count on the first of all.
 
     Context: cross-replica, in a `tf.function` or eager.
@@ -56,30 +56,30 @@ class ReplicaSlices:
         self,
         strategy: tf.distribute.Strategy,
         batch: Any,
-        rows: int | None,
-        worker_rows: tf.Tensor | None = None,
+        samples: int | None,
+        worker_samples: tf.Tensor | None = None,
         part: Callable[[int, Any, Any], Any] | None = None,
         in_units: bool = False,
         whole: bool = False,
     ) -> None:
-        self._strategy, self._batch, self._worker_rows = strategy, batch, worker_rows
+        self._strategy, self._batch, self._worker_samples = strategy, batch, worker_samples
         self._part, self._whole = part, whole
         self.shapes_vary = False
         self._replicas = strategy.num_replicas_in_sync
         self._in_units = (
-            in_units and self._replicas > 1 and rows is None and worker_rows is None and part is None
+            in_units and self._replicas > 1 and samples is None and worker_samples is None and part is None
         )
-        if worker_rows is not None:
-            self.global_rows: Any = tf.reduce_sum(worker_rows)
+        if worker_samples is not None:
+            self.global_samples: Any = tf.reduce_sum(worker_samples)
         elif self._in_units:
-            self.global_rows = unit_count(batch)
+            self.global_samples = unit_count(batch)
         else:
-            self.global_rows = sample_count(batch) if rows is None else rows
+            self.global_samples = sample_count(batch) if samples is None else samples
         self.parts: Any = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
         if self._replicas > 1:
             self.parts = strategy.experimental_distribute_values_from_function(self._slice)
 
-    def of_this_replica(self, parts: list[Any]) -> tuple[Any, ReplicaRows]:
+    def of_this_replica(self, parts: list[Any]) -> tuple[Any, ReplicaSamples]:
         """This replica's batch, and the range of its samples. Context: replica.
 
         A replica without samples gets the first sample of the batch.
@@ -88,21 +88,21 @@ class ReplicaSlices:
         own = [None if leaf is None else next(present) for leaf in keras.tree.flatten(self._batch)]
         data = keras.tree.pack_sequence_as(self._batch, own)
         if self._replicas == 1:
-            return data, ReplicaRows(0, 1, self.global_rows, self.global_rows)
+            return data, ReplicaSamples(0, 1, self.global_samples, self.global_samples)
         replica = global_replica_id(self._strategy)
         if self._whole:
-            data = data if self._worker_rows is None else self._gathered(data, replica)
-            rows, before = (self.global_rows, 0) if replica == 0 else (0, self.global_rows)
-            return data, ReplicaRows(replica, self._replicas, rows, self.global_rows, before)
-        return data, self._own_rows(replica)
+            data = data if self._worker_samples is None else self._gathered(data, replica)
+            samples, before = (self.global_samples, 0) if replica == 0 else (0, self.global_samples)
+            return data, ReplicaSamples(replica, self._replicas, samples, self.global_samples, before)
+        return data, self._own_samples(replica)
 
-    def _own_rows(self, replica: int) -> ReplicaRows:
+    def _own_samples(self, replica: int) -> ReplicaSamples:
         first, last, before = self._bounds(replica)
-        return ReplicaRows(replica, self._replicas, last - first, self.global_rows, before + first)
+        return ReplicaSamples(replica, self._replicas, last - first, self.global_samples, before + first)
 
     def _gathered(self, data: Any, replica: int) -> Any:
         """The samples of all replicas, where each worker has read its own."""
-        with step_scope(StepContext(**vars(self._own_rows(replica)))) as step:
+        with step_scope(StepContext(**vars(self._own_samples(replica)))) as step:
             data = gather_for_step(data)
             self.shapes_vary = step is not None and step.shapes_vary
         return data
@@ -110,30 +110,30 @@ class ReplicaSlices:
     def _slice(self, context: Any) -> list[Any]:
         with tf.device("CPU:0"):
             first, last, _ = self._bounds(context.replica_id_in_sync_group)
-            if self._whole and self._worker_rows is None:
+            if self._whole and self._worker_samples is None:
                 here = context.replica_id_in_sync_group % len(self._strategy.extended.worker_devices)
-                first, last = (0, 1) if here else (0, self.global_rows)
-            rows = last - first
-            if isinstance(rows, int):
-                first, last = (first, last) if rows else (0, 1)
+                first, last = (0, 1) if here else (0, self.global_samples)
+            samples = last - first
+            if isinstance(samples, int):
+                first, last = (first, last) if samples else (0, 1)
             else:
-                first, last = tf.where(rows > 0, first, 0), tf.where(rows > 0, last, 1)
+                first, last = tf.where(samples > 0, first, 0), tf.where(samples > 0, last, 1)
         if self._part is not None:
             here = context.replica_id_in_sync_group % len(self._strategy.extended.worker_devices)
             return [leaf for leaf in keras.tree.flatten(self._part(here, first, last)) if leaf is not None]
         leaves = [leaf for leaf in keras.tree.flatten(self._batch) if leaf is not None]
         if self._in_units:
-            return slice_units(leaves, first, last, self.global_rows, device="CPU:0")
+            return slice_units(leaves, first, last, self.global_samples, device="CPU:0")
         return [slice_samples(leaf, first, last, device="CPU:0") for leaf in leaves]
 
     def _bounds(self, replica: Any) -> tuple[Any, Any, Any]:
         """The samples `[first, last)` of a replica in the batch, and the number of samples of earlier workers."""
-        if self._worker_rows is None:
-            return (*replica_bounds(self.global_rows, self._replicas, replica), 0)
+        if self._worker_samples is None:
+            return (*replica_bounds(self.global_samples, self._replicas, replica), 0)
         each = len(self._strategy.extended.worker_devices)
         me, _ = place_among_workers(self._strategy)
-        bounds = replica_bounds(self._worker_rows[me], each, replica % each)
-        return (*bounds, tf.reduce_sum(self._worker_rows[:me]))
+        bounds = replica_bounds(self._worker_samples[me], each, replica % each)
+        return (*bounds, tf.reduce_sum(self._worker_samples[:me]))
 
 
 def global_replica_id(strategy: tf.distribute.Strategy) -> int:

@@ -24,7 +24,7 @@ from ...compat.keras_private.training import (
 from ...compat.tensorflow_graphs.equal_operations import made_once
 from ...distribute.parameter_servers.shards import gradient
 from ...distribute.step_context import (
-    ReplicaRows,
+    ReplicaSamples,
     StepContext,
     WeightTotals,
     current_step,
@@ -57,7 +57,7 @@ class Tracing:
 
 def run_on_replica(
     step_fn: Callable[[Any], Any],
-    data_of: Callable[[Any], tuple[Any, ReplicaRows]],
+    data_of: Callable[[Any], tuple[Any, ReplicaSamples]],
     tracing: Tracing,
     parts: Any = None,
 ) -> Any:
@@ -75,9 +75,9 @@ def run_on_replica(
         tracing.enter_thread()
     # Without a name scope, so that the tags of summaries do not depend on how steps are looped.
     with tf.name_scope(""), tf.control_dependencies(tracing.after):
-        data, rows = data_of(parts)
+        data, samples = data_of(parts)
         step = StepContext(
-            **vars(rows),
+            **vars(samples),
             in_xla=tracing.in_xla,
             totals=WeightTotals() if tracing.weigh_losses else None,
             calls=tracing.calls,
@@ -158,4 +158,4 @@ def forward(model: TrainedModel, x: Any, training: bool) -> Any:
 
 def track_loss(model: TrainedModel, loss: tf.Tensor, step: StepContext) -> None:
     """Adds the loss to the epoch's mean, weighted with its samples; a loss without reduction by its mean."""
-    loss_tracker(model).update_state(tf.reduce_mean(loss), sample_weight=step.rows)
+    loss_tracker(model).update_state(tf.reduce_mean(loss), sample_weight=step.samples)

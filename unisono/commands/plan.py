@@ -191,7 +191,7 @@ def as_text(
     best = next((plan for plan in plans if plan.fits), None)
     if best is None:
         return "\n".join([*lines, _nothing_fits(plans[0], devices)])
-    if not best.remedies:
+    if not best.changes:
         return "\n".join([*lines, "It fits as it is."])
     return "\n".join(
         [

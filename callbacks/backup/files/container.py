@@ -1,24 +1,6 @@
-"""One file for a tree of values and arrays, readable with a JSON parser and `numpy.frombuffer`. No pickle.
+"""One file for a tree of values and arrays, without pickle: `docs/contributing/backup-format.md` has the layout.
 
-The layout, all numbers little-endian:
-
-| bytes | what |
-|---|---|
-| 0 to 7 | `UNISONO` and a line feed |
-| 8 to 11 | format version, uint32 |
-| 12 to 19 | length of the manifest in bytes, uint64 |
-| then | the manifest: JSON in UTF-8 |
-| then | zeros up to a multiple of 64: here the data begins |
-| then | the raw bytes of each array, each at a multiple of 64 from the beginning of the data |
-| last 32 | BLAKE2b (32-byte digest) of everything before |
-
-The manifest is `{"summary": ..., "content": ..., "arrays": [{"dtype", "shape", "offset", "bytes"}, ...],
-"data_bytes": n}`. In `content` a JSON object whose only key begins with `$` represents what JSON cannot express:
-`$array` and `$scalar` (number of the array), `$bytes` (the same, as bytes), `$tuple`, `$dict` (pairs, for keys
-that are not strings), `$float` (`nan`, `inf`, `-inf`), `$objects` (an array of strings or bytes: shape and items).
-
-The checksum is at the same place in every version, so that damage can be distinguished from a newer version. A checksum says
-nothing about who wrote a file: whatever the manifest says is checked before it is used.
+A right checksum does not prove who wrote a file, so everything that the manifest says is checked before it is used.
 """
 
 from __future__ import annotations

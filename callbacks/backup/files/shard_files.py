@@ -92,14 +92,9 @@ def part_path(path: Path, worker: int) -> Path:
     return path.with_name(f"{path.stem}.part-{worker}.unisono")
 
 
-def parts_beside(path: Path) -> list[Path]:
+def part_paths(path: Path) -> list[Path]:
     """The files of parts that belong to a backup, by their names."""
     return sorted(path.parent.glob(f"{path.stem}.part-*.unisono"))
-
-
-def backup_of(part: Path) -> Path:
-    """The backup that a part belongs to, by its name."""
-    return part.with_name(f"{part.name.partition('.')[0]}.unisono")
 
 
 def write_part(path: Path, save: int, worker: int, shards: Shards) -> None:

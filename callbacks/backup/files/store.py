@@ -154,7 +154,7 @@ class BackupStore:
         """Removes what writes that were interrupted left behind. The owner of the directory calls it."""
         remove_leftovers(self.directory)
         for part in self.directory.glob("backup-*.part-*.unisono"):
-            if not shard_files.backup_of(part).exists():
+            if not part.with_name(f"{part.name.partition('.')[0]}.unisono").exists():
                 _remove(part)
 
     def newest_good(self, read: Callable[[Path], Any] = lambda path: read_checked(path)[1]) -> Found:
@@ -229,7 +229,7 @@ class BackupStore:
 
 def _remove(path: Path) -> None:
     """Removes a backup, then its parts; or a part. A file that has such a name and is none is left."""
-    for file in [path, *shard_files.parts_beside(path)]:
+    for file in [path, *shard_files.part_paths(path)]:
         with contextlib.suppress(OSError):
             if container.is_container(file):
                 file.unlink()
@@ -238,7 +238,7 @@ def _remove(path: Path) -> None:
 def _inspect(path: Path) -> BackupInfo:
     size = 0
     try:
-        size = sum(file.lstat().st_size for file in [path, *shard_files.parts_beside(path)])
+        size = sum(file.lstat().st_size for file in [path, *shard_files.part_paths(path)])
         summary, _ = read_checked(path, outline=True, skips_worker=lambda worker: True)
     except container.NewerFormatError as error:
         return BackupInfo(path, "newer", size=size, problem=str(error))

@@ -13,7 +13,7 @@ from .data import SHAPES, packed
 from .losses import loss
 from .metrics import metric
 from .optimizers import optimizer
-from .steps import own_step
+from .steps import custom_step
 
 
 class Network:
@@ -100,7 +100,7 @@ def compiled_model(case: Case, module: Any, **how: Any) -> keras.Model:
 
 
 def _model(case: Case, module: Any) -> keras.Model:
-    mixins = own_step(case.step, case.batch, case.own_test_step)
+    mixins = custom_step(case.step, case.batch, case.own_test_step)
     network = Network(case)
     if case.form == "sequential":
         inputs = _inputs(case)[0]

@@ -16,7 +16,7 @@ def _squares(y, y_pred):
     return tf.reduce_mean(tf.square(y - tf.cast(y_pred, y.dtype)), axis=-1)
 
 
-def own_step(step: str, batch: int, own_test_step: bool) -> list[type]:
+def custom_step(step: str, batch: int, own_test_step: bool) -> list[type]:
     """The mixins of a case's step."""
     if step == "keras":
         return []

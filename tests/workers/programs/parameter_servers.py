@@ -620,7 +620,7 @@ def watched():
     board = unisono.callbacks.TensorBoard(f"{OUT}/own", update_freq=1)
     history = model.fit(ones, ones, batch_size=4, verbose=0, callbacks=[board])
     FOUND["own_board"] = sorted(tags(f"{OUT}/own") - {"keras"})
-    FOUND["own_step"] = history.history
+    FOUND["custom_step"] = history.history
 
     pool, stopped, answers = pool_of(strategy), [], server_watch.answers
     pool.timeout = 4.0

@@ -28,17 +28,17 @@ class ArraySource(Source):
         arrays: nest of NumPy arrays and tensors, in the structure of a batch.
         order: the order of their samples.
         home: where the tensors stay; None: on the host.
-        beside: another source of this fit: arrays that both get are held once.
+        other: another source of this fit: arrays that both get are held once.
     """
 
     resume_by = "index"
 
     def __init__(
-        self, arrays: Any, order: SampleOrder, home: DataHome | None = None, beside: Source | None = None
+        self, arrays: Any, order: SampleOrder, home: DataHome | None = None, other: Source | None = None
     ) -> None:
         home = home or DataHome()
         self.devices, self.home = home.devices or (HOST,), home.sentence
-        held = beside.held if isinstance(beside, ArraySource) and beside.devices == self.devices else {}
+        held = other.held if isinstance(other, ArraySource) and other.devices == self.devices else {}
         self.held: dict[int, tuple[Any, list[Any]]] = {}
         for leaf in tf.nest.flatten(arrays):
             self.held[id(leaf)] = held.get(id(leaf)) or (leaf, self._on_devices(leaf))
@@ -101,7 +101,7 @@ class ArraySource(Source):
         full = self.position.batch_size
         if self.position.samples < full or self.position.samples % full == 0:
             return False
-        return self.open_rows == "all" or (self.open_rows == "last" and size < full)
+        return self.open_sizes == "all" or (self.open_sizes == "last" and size < full)
 
     def _content(self) -> str | None:
         return checksum(self._copies[0])

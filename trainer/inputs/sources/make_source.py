@@ -45,9 +45,9 @@ def make_source(
     seed: int = 0,
     strategy: tf.distribute.Strategy | None = None,
     resident_bytes: int = RESIDENT_BYTES,
-    beside: Source | None = None,
+    other: Source | None = None,
     resumable: bool = True,
-    own_step: bool = False,
+    custom_step: bool = False,
 ) -> Source:
     """Makes the source of global batches from the arguments of `fit`, `evaluate` or `predict`.
 
@@ -62,9 +62,9 @@ def make_source(
         seed: int; the order of the samples is a function of it.
         strategy: the strategy that will consume the batches; by default the current one.
         resident_bytes: larger arrays are not copied to the host's tensors but read batch by batch.
-        beside: another source of the same fit: arrays that both get are held once.
+        other: another source of the same fit: arrays that both get are held once.
         resumable: whether its position will be requested: not in `evaluate` and `predict`.
-        own_step: whether a custom step gets the batches: their arrays may have different numbers of samples.
+        custom_step: whether a custom step gets the batches: their arrays may have different numbers of samples.
 
     Returns:
         The source, checked: unsupported inputs raise here, before the first step.
@@ -90,7 +90,7 @@ def make_source(
         if batch_size is None:
             batch_size = math.ceil(samples / steps_per_epoch) if steps_per_epoch else 32
         order = SampleOrder(samples, batch_size, shuffle, seed, steps_per_epoch)
-        source = _from_arrays(pack(*arrays), order, strategy, resident_bytes, beside)
+        source = _from_arrays(pack(*arrays), order, strategy, resident_bytes, other)
         source.targets = arrays[1]
     else:
         checks.alone(kind, y, sample_weight, batch_size=batch_size)
@@ -100,7 +100,7 @@ def make_source(
                 "is expected to already be shuffled.",
                 stacklevel=3,
             )
-        sharing = checks.Sharing(own_step, replicas)
+        sharing = checks.Sharing(custom_step, replicas)
         if kind == "PyDataset":
             source = PyDatasetSource(x, shuffle, seed, steps_per_epoch, many_workers(strategy), sharing)
         elif kind in ("generator", "iterable", "torch DataLoader"):
@@ -154,7 +154,7 @@ def _from_arrays(
     order: SampleOrder,
     strategy: tf.distribute.Strategy,
     resident_bytes: int,
-    beside: Source | None,
+    other: Source | None,
 ) -> Source:
     leaves = tf.nest.flatten(arrays)
     mapped = any(is_memory_mapped(leaf) for leaf in leaves)
@@ -162,7 +162,7 @@ def _from_arrays(
         leaf is None or (isinstance(leaf, np.ndarray | tf.Tensor) and tf.as_dtype(leaf.dtype) != tf.string)
         for leaf in leaves
     )
-    held = beside.held if isinstance(beside, ArraySource) else {}
+    held = other.held if isinstance(other, ArraySource) else {}
     home = data_home(
         sum(resident_size(leaf) for leaf in leaves if id(leaf) not in held), _replica_devices(strategy), dense
     )
@@ -171,7 +171,7 @@ def _from_arrays(
         source: Source = StreamedArrays(arrays, order, many_workers(strategy))
         source.home = home.sentence
         return source
-    return ArraySource(arrays, order, home, beside)
+    return ArraySource(arrays, order, home, other)
 
 
 def _replica_devices(strategy: tf.distribute.Strategy) -> list[str]:

@@ -36,7 +36,7 @@ class ArrayReader:
 
     `place` is the first sample of batch 0, an int64 scalar; where batches have several sizes, it is the first sample of each
     batch and the end of the last, int64 `[batches + 1]`. With `ordered` it is `(orders, place)`: on each device the numbers
-    of the samples in the order of the whole pass, int64 `[samples]`, so that their shape does not depend on the steps.
+    of the samples in the order of the whole pass, int64 `(samples,)`, so that their shape does not depend on the steps.
 
     Attributes:
         layout: the arrays' spec, as text.

@@ -66,7 +66,7 @@ class Source:
         spec: nest of `tf.TypeSpec` in the structure of a batch; its number of samples is None.
         batch_size: int or None; samples of a full global batch, where known.
         usual_batch_size: int or None; samples that most batches have, where they may differ.
-        open_rows: "no", "last" or "all"; which batches are read by a reader that does not know their size, so that one
+        open_sizes: "no", "last" or "all"; which batches are read by a reader that does not know their size, so that one
             trace serves all sizes. Set by the loop; only arrays use it, where the last batch of a pass is smaller.
         samples: int or None; samples of the data (batches of a PyDataset), where known.
         held_samples: int or None; samples of the tensors that each chunk holds, where these are all of the data: XLA
@@ -85,7 +85,7 @@ class Source:
     spec: Any
     batch_size: int | None = None
     usual_batch_size: int | None = None
-    open_rows = "no"
+    open_sizes = "no"
     samples: int | None = None
     held_samples: int | None = None
     per_worker = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, same_samples, sharded, sizes
 from ..program import varying_axes
-from .reductions import rows_together
+from .reductions import samples_together
 from .view import Ruling, View, Wants, rule
 
 
@@ -110,14 +110,14 @@ _SPATIAL = ("MatrixInverse", "Cholesky", "MatrixDeterminant", "Qr", "MatrixDiagP
 def _each_sample(view: View) -> Ruling:
     if view.type in _SPATIAL and (view.rank(0) or 0) < 3:
         return view.gathered()
-    return rows_together(view, next(n for n, types in EACH_SAMPLE.items() if view.type in types.split()))
+    return samples_together(view, next(n for n, types in EACH_SAMPLE.items() if view.type in types.split()))
 
 
 @rule("ImageProjectiveTransformV3")
 def _projected(view: View) -> Ruling:
     one, other = view.shapes(1)  # a transform for each sample, or one for all
     of_each = one is None or other is None or one[0] != other[0]
-    return rows_together(view, (0, 1) if of_each else (0,))
+    return samples_together(view, (0, 1) if of_each else (0,))
 
 
 @rule("SpaceToBatchND", "BatchToSpaceND")
@@ -140,7 +140,7 @@ _SIZES_OF_INPUT = {  # the number of the gradient, next to the sizes of the inpu
 
 @rule(*_SIZES_OF_INPUT)
 def _input_gradient(view: View) -> Ruling:
-    wants, made = rows_together(view, (_SIZES_OF_INPUT[view.type],))
+    wants, made = samples_together(view, (_SIZES_OF_INPUT[view.type],))
     if is_sharded(made[0]):
         wants[0] = sizes(0)
         if made[0].chosen:
@@ -150,18 +150,18 @@ def _input_gradient(view: View) -> Ruling:
 
 @rule("ResizeNearestNeighborGrad")
 def _resize_gradient(view: View) -> Ruling:
-    return rows_together(view, (0,))
+    return samples_together(view, (0,))
 
 
 @rule("Conv2DBackpropFilter", "DepthwiseConv2dNativeBackpropFilter", "Conv3DBackpropFilterV2")
 def _filter_gradient(view: View) -> Ruling:
-    return rows_together(view, (0, 2), [PARTIAL_SUM])
+    return samples_together(view, (0, 2), [PARTIAL_SUM])
 
 
 @rule("FusedBatchNormV3")
 def _batch_normalization(view: View) -> Ruling:
     if view.attr("is_training"):
         return view.gathered()
-    found = rows_together(view, (0,))
+    found = samples_together(view, (0,))
     made: list[Label] = found[1]
     return found[0], [made[0], *[REPLICATED] * (len(view.op.outputs) - 1)]

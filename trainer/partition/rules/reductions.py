@@ -59,7 +59,7 @@ def _along_axes(view: View) -> Ruling:
 @rule("Softmax", "LogSoftmax", "TopKV2", "InTopKV2", "NthElement")
 def _along_last(view: View) -> Ruling:
     if view.type == "InTopKV2":
-        return rows_together(view, (0, 1))
+        return samples_together(view, (0, 1))
     label, rank = view.labels[0], view.rank(0)
     if not is_sharded(label) or rank is None or label.axis == rank - 1:
         return view.gathered()
@@ -67,7 +67,7 @@ def _along_last(view: View) -> Ruling:
     return [None, *others], [label._replace(counts=False)] * len(view.op.outputs)
 
 
-def rows_together(view: View, batched: tuple[int, ...], outputs: list[Label] | None = None) -> Ruling:
+def samples_together(view: View, batched: tuple[int, ...], outputs: list[Label] | None = None) -> Ruling:
     """The rule of an operation on each sample alone, with the batch as axis 0 of the inputs `batched`.
 
     Args:
@@ -91,4 +91,4 @@ def rows_together(view: View, batched: tuple[int, ...], outputs: list[Label] | N
 
 @rule("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits")
 def _cross_entropy(view: View) -> Ruling:
-    return rows_together(view, (0, 1))
+    return samples_together(view, (0, 1))

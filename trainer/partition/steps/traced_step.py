@@ -125,9 +125,9 @@ class TracedStep:
     def _trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         rest = iter(tensors)
         batch = tf.nest.map_structure(lambda leaf: None if leaf is None else next(rest), self._spec)
-        rows = sample_count(batch) if any(tensor.shape.rank != 0 for tensor in tensors) else 1
+        size = sample_count(batch) if any(tensor.shape.rank != 0 for tensor in tensors) else 1
         totals = WeightTotals() if self._step.notes_weights else None
-        step = StepContext(0, 1, rows, rows, totals=totals, in_xla=self._compiles, take_gradients=self._take)
+        step = StepContext(0, 1, size, size, totals=totals, in_xla=self._compiles, take_gradients=self._take)
         step.builds_under = self._step.strategy
         step.notes[NOT_AGGREGATED] = _aggregates_itself
         seen = functools.partial(self._seen, tf.compat.v1.get_default_graph())
@@ -194,10 +194,10 @@ class TracedStep:
         """
         step = this_step()
         leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
-        rows = step.rows
-        held = max(rows, 1) if isinstance(rows, int) else tf.maximum(rows, 1)  # at least a borrowed one
+        own = step.samples
+        held = max(own, 1) if isinstance(own, int) else tf.maximum(own, 1)  # at least a borrowed one
         replica = Replica(
-            int(step.replica_id), rows, held, step.global_rows, step.rows_before, local_replica_index()
+            int(step.replica_id), own, held, step.global_samples, step.samples_before, local_replica_index()
         )
         read = lambda number: self._reads[number].read_value()  # noqa: E731
         run = rebuilt(self.program, leaves, replica, self._apply, read, self._compiles)
@@ -213,7 +213,7 @@ class TracedStep:
             return tensor
         if is_sharded(label):
             return tensor if step.certainly_alive else tensor[: tf.where(step.alive, tf.shape(tensor)[0], 0)]
-        return tensor[: tf.where(step.holds_first_row, tf.shape(tensor)[0], 0)]
+        return tensor[: tf.where(step.holds_first_sample, tf.shape(tensor)[0], 0)]
 
     def _apply(self, number: int, tensors: list[tf.Tensor]) -> None:
         application = self._applications[number]

@@ -86,9 +86,9 @@ class WholeStep:
     def _compute(self, data: Any, step: StepContext, state: _State) -> None:
         """Runs the user's code like on a single device."""
         strategy, context = tf.distribute.get_strategy(), tf.distribute.get_replica_context()
-        rows = step.global_rows
+        samples = step.global_samples
         totals = WeightTotals() if self._step.notes_weights else None
-        own = StepContext(0, 1, rows, rows, totals=totals, writes=step.writes)
+        own = StepContext(0, 1, samples, samples, totals=totals, writes=step.writes)
         own.builds_under = strategy
 
         def take(optimizer: Any, pairs: Any) -> None:

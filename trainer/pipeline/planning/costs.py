@@ -50,7 +50,7 @@ class BlockCost:
         return self.forward + self.backward
 
 
-def estimate(chain: Chain, rows: int) -> list[BlockCost]:
+def estimate(chain: Chain, samples: int) -> list[BlockCost]:
     """Counts the floating-point operations in the graph of each block and of its gradient.
 
     A product counts two operations for each multiplication and addition, every other operation one for each element of its
@@ -58,10 +58,10 @@ def estimate(chain: Chain, rows: int) -> list[BlockCost]:
 
     Args:
         chain: the model.
-        rows: int; samples of one micro-batch.
+        samples: int; samples of one micro-batch.
     """
     stages = chain.cut([1] * len(chain.blocks))
-    counts = [_count(stage, rows) for stage in stages]
+    counts = [_count(stage, samples) for stage in stages]
     kept = {id(tensor) for count in counts for tensor in count.kept}
     result = []
     for edge, (stage, count) in enumerate(zip(stages, counts), start=1):
@@ -70,38 +70,38 @@ def estimate(chain: Chain, rows: int) -> list[BlockCost]:
             BlockCost(
                 forward=count.forward,
                 backward=count.backward,
-                activations=count.inside + sum(_bytes(tensor, rows) for tensor in own),
+                activations=count.inside + sum(_bytes(tensor, samples) for tensor in own),
                 weights=float(sum(bytes_of(v) for v in stage.weights if v.trainable)),
                 fixed=float(sum(bytes_of(v) for v in stage.weights if not v.trainable)),
-                sends=sum(_bytes(tensor, rows) for tensor in chain.crossing(edge)),
+                sends=sum(_bytes(tensor, samples) for tensor in chain.crossing(edge)),
                 unit="operations",
             )
         )
     return result
 
 
-def measure(chain: Chain, rows: int, device: str, repeats: int = 5) -> list[BlockCost]:
+def measure(chain: Chain, samples: int, device: str, repeats: int = 5) -> list[BlockCost]:
     """Like `estimate`, with times in seconds: each block runs alone on `device`, on random data.
 
     The minimum of `repeats` times counts.
     """
     result = []
-    for stage, counted in zip(chain.cut([1] * len(chain.blocks)), estimate(chain, rows)):
-        forward, both = _seconds(stage, rows, device, repeats)
+    for stage, counted in zip(chain.cut([1] * len(chain.blocks)), estimate(chain, samples)):
+        forward, both = _seconds(stage, samples, device, repeats)
         backward = max(both - forward, 0.0)
         result.append(dataclasses.replace(counted, forward=forward, backward=backward, unit="seconds"))
     return result
 
 
-def _spec(symbolic: Any, rows: int) -> tf.TensorSpec:
+def _spec(symbolic: Any, samples: int) -> tf.TensorSpec:
     shape = list(symbolic.shape)
     if shape:
-        shape = [rows] + [UNKNOWN_LENGTH if size is None else size for size in shape[1:]]
+        shape = [samples] + [UNKNOWN_LENGTH if size is None else size for size in shape[1:]]
     return tf.TensorSpec(shape, symbolic.dtype)
 
 
-def _bytes(symbolic: Any, rows: int) -> float:
-    spec = _spec(symbolic, rows)
+def _bytes(symbolic: Any, samples: int) -> float:
+    spec = _spec(symbolic, samples)
     return float((spec.shape.num_elements() or 1) * max(spec.dtype.size, 1))
 
 
@@ -128,9 +128,9 @@ def _backward(stage: Stage, run: Pass) -> list[Any]:
     return flatten(run.tape.gradient(targets, sources)) if targets else []
 
 
-def _count(stage: Stage, rows: int) -> _Count:
+def _count(stage: Stage, samples: int) -> _Count:
     inputs = taken_by(stage.blocks)
-    specs = [_spec(tensor, rows) for tensor in inputs]
+    specs = [_spec(tensor, samples) for tensor in inputs]
     try:
         with scratch_graph() as graph:
             run = _forward(stage, [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs])
@@ -146,17 +146,17 @@ def _count(stage: Stage, rows: int) -> _Count:
         # A layer that cannot run on such generated inputs can still be trained: it counts as a matrix product with
         # all of its weights.
         weights = sum(v.shape.num_elements() or 0 for v in stage.weights)
-        count = _Count(2.0 * rows * weights, 4.0 * rows * weights, 0.0, [])
-    loops = sum(_loop_operations(node, specs, rows) for node in stage.nodes)
+        count = _Count(2.0 * samples * weights, 4.0 * samples * weights, 0.0, [])
+    loops = sum(_loop_operations(node, specs, samples) for node in stage.nodes)
     return dataclasses.replace(count, forward=count.forward + loops, backward=count.backward + 2.0 * loops)
 
 
-def _loop_operations(node: Any, specs: list[tf.TensorSpec], rows: int) -> float:
+def _loop_operations(node: Any, specs: list[tf.TensorSpec], samples: int) -> float:
     """The cost of a recurrent layer, whose loop has a nested graph: a product with all weights per position."""
     if not isinstance(node.operation, keras.layers.RNN | keras.layers.Bidirectional):
         return 0.0
     length = (specs[0].shape[1] if specs and len(specs[0].shape) > 2 else 1) or 1
-    return 2.0 * rows * length * sum(v.shape.num_elements() or 0 for v in node.operation.weights)
+    return 2.0 * samples * length * sum(v.shape.num_elements() or 0 for v in node.operation.weights)
 
 
 def _operations(ops: list[Any]) -> float:
@@ -199,7 +199,7 @@ def _kept_inside(forward: list[Any], used: set[int], ends: set[int]) -> float:
     return float(sum((t.shape.num_elements() or 0) * t.dtype.size for t in kept))
 
 
-def _seconds(stage: Stage, rows: int, device: str, repeats: int) -> tuple[float, float]:
+def _seconds(stage: Stage, samples: int, device: str, repeats: int) -> tuple[float, float]:
     """Operations of the forward pass, and of the forward and backward passes together."""
 
     def run(backward: bool, *values: Any) -> Any:
@@ -216,7 +216,7 @@ def _seconds(stage: Stage, rows: int, device: str, repeats: int) -> tuple[float,
         return best
 
     with tf.device(device):
-        values = [_random(_spec(tensor, rows)) for tensor in taken_by(stage.blocks)]
+        values = [_random(_spec(tensor, samples)) for tensor in taken_by(stage.blocks)]
         return shortest(False), shortest(True)
 
 

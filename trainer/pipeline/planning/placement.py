@@ -18,20 +18,20 @@ _CALLS |= {"NoOp", "StatelessIf", "StatelessWhile", "StatelessCase", "StatefulPa
 _PASSES = {"ReadVariableOp", "Identity"}
 
 
-def move_weights(stages: Sequence[Stage], slots_in_parts: bool) -> None:
+def move_weights(stages: Sequence[Stage], state_is_sharded: bool) -> None:
     """Moves every variable of a stage to the stage's first device. Later optimizer state follows them.
 
     Args:
         stages: with their devices.
-        slots_in_parts: whether the optimizer state is sharded over the devices of a stage, instead of kept on the first.
+        state_is_sharded: whether the optimizer state is sharded over the devices of a stage, instead of kept on the first.
     """
     for stage in stages:
         for variable in stage.weights:
             move_to_device(variable, stage.devices[0])
-            keep_state_on(variable, stage.devices if slots_in_parts else [])
+            keep_state_on(variable, stage.devices if state_is_sharded else [])
 
 
-def move_slots(optimizer: Any, stages: Sequence[Stage]) -> None:
+def move_optimizer_state(optimizer: Any, stages: Sequence[Stage]) -> None:
     """Moves the state of an optimizer that was built before its weights had a stage (such as a loaded one).
 
     The variables of the state are identified by their names, which contain the weights' names.

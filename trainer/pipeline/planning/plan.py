@@ -32,19 +32,19 @@ class Plan:
     Args:
         model: a built Sequential or functional model.
         settings: the user's arguments.
-        rows: int or None; samples of a global batch, for the costs; None: 32 for each micro-batch.
+        samples: int or None; samples of a global batch, for the costs; None: 32 for each micro-batch.
 
     Raises:
         ValueError: the model cannot be split like this.
     """
 
-    def __init__(self, model: TrainedModel, settings: Settings, rows: int | None) -> None:
+    def __init__(self, model: TrainedModel, settings: Settings, samples: int | None) -> None:
         self.settings = settings
         self.chain = Chain(model)
         self.chain.check_enough(settings.stages)
-        self.rows_known = rows is not None
+        self.batch_size_known = samples is not None
         parts = settings.micro_batches * settings.replicas
-        self.micro_batch_rows = 32 if rows is None else max(1, -(-rows // parts))
+        self.micro_batch_size = 32 if samples is None else max(1, -(-samples // parts))
         self.jobs = SCHEDULES[settings.schedule](settings.stages, settings.micro_batches)
         self.forward_jobs = forward_only(settings.stages, settings.micro_batches)
         self._kept = peak_activations(self.jobs)
@@ -59,8 +59,8 @@ class Plan:
     def costs(self) -> list[BlockCost]:
         """The cost of each block; estimated or measured on first use."""
         if self.settings.cost == "measured":
-            return block_costs.measure(self.chain, self.micro_batch_rows, self.settings.devices[0])
-        return block_costs.estimate(self.chain, self.micro_batch_rows)
+            return block_costs.measure(self.chain, self.micro_batch_size, self.settings.devices[0])
+        return block_costs.estimate(self.chain, self.micro_batch_size)
 
     def _sizes(self) -> list[int]:
         settings, chain = self.settings, self.chain
@@ -125,13 +125,13 @@ class Plan:
         """The diagram of `simulation`."""
         return Timeline(self.simulation(transfer), unit=self.costs[0].unit)
 
-    def check_rows(self, rows: int | None) -> None:
+    def check_batch_size(self, samples: int | None) -> None:
         """Rejects a global batch with fewer samples than micro-batches."""
         settings = self.settings
-        if rows is not None and rows < settings.micro_batches * settings.replicas:
+        if samples is not None and samples < settings.micro_batches * settings.replicas:
             of_replicas = f" * `replicas` ({settings.replicas})" if settings.replicas > 1 else ""
             raise ValueError(
-                f"`batch_size` ({rows}) must be at least `micro_batches` ({settings.micro_batches}){of_replicas}: "
+                f"`batch_size` ({samples}) must be at least `micro_batches` ({settings.micro_batches}){of_replicas}: "
                 f"use a larger `batch_size` or fewer `micro_batches`."
             )
 
@@ -178,9 +178,9 @@ class Plan:
         kept = ", ".join(str(count) for count in simulation.peak_activations)
         again = ", rematerialized" if settings.rematerialize else ""
         copies = f" on each of {settings.replicas} replicas" if settings.replicas > 1 else ""
-        known = "" if self.rows_known else " (batch size not known yet: memory for 32 samples)"
+        known = "" if self.batch_size_known else " (batch size not known yet: memory for 32 samples)"
         return (
-            f"schedule {settings.schedule}, {settings.micro_batches} micro-batches of {self.micro_batch_rows} samples"
+            f"schedule {settings.schedule}, {settings.micro_batches} micro-batches of {self.micro_batch_size} samples"
             f"{copies}{again}{known}; expected bubble {simulation.bubble:.1%}, "
             f"{simulation.speedup:.2f} times one device without transfers; micro-batches kept by stage: {kept}"
         )
@@ -190,9 +190,9 @@ def _short(device: str) -> str:
     return device.replace("/job:localhost/replica:0/task:0/device:", "").replace("/replica:0", "")
 
 
-def _plan(model: TrainedModel, settings: Settings, rows: int | None) -> Plan:
-    plan = Plan(model, settings, rows)
-    move_weights(plan.stages, slots_in_parts=settings.sharded is not None and settings.replicas > 1)
+def _plan(model: TrainedModel, settings: Settings, samples: int | None) -> Plan:
+    plan = Plan(model, settings, samples)
+    move_weights(plan.stages, state_is_sharded=settings.sharded is not None and settings.replicas > 1)
     return plan
 
 

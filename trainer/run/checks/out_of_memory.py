@@ -19,22 +19,22 @@ from ...step.variable_placement import accumulates
 
 
 @contextlib.contextmanager
-def with_advice(model: TrainedModel, function: Any, rows: int | None) -> Iterator[None]:
+def with_advice(model: TrainedModel, function: Any, samples: int | None) -> Iterator[None]:
     """Adds a note with options to an out-of-memory error of a training step.
 
     Args:
         model: the built model.
         function: runs its steps.
-        rows: samples of a full global batch; None: not known.
+        samples: samples of a full global batch; None: not known.
     """
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
         strategy = model.distribute_strategy
-        samples = -(-(rows or 1) // strategy.num_replicas_in_sync)
+        of_replica = -(-(samples or 1) // strategy.num_replicas_in_sync)
         advice = less_memory(
-            step_memory(model, function.graph(), samples),
-            samples,
+            step_memory(model, function.graph(), of_replica),
+            of_replica,
             strategy.num_replicas_in_sync if isinstance(strategy, SHARDABLE) else 1,
             level_of(strategy),
             accumulates(model.optimizer),

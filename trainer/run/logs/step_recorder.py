@@ -43,7 +43,7 @@ class StepRecorder:
         self._capacity, self._device = most_steps, device
         self._layout: list[_Log] | None = None
         self._buffer: tf.Variable | None = None
-        self._refused = False
+        self._rejected = False
         with tf.device(device):
             self._count = plain_variable(tf.constant(0, tf.int64))
             self._halted = plain_variable(tf.constant(False))
@@ -51,7 +51,7 @@ class StepRecorder:
     @property
     def most_steps(self) -> int:
         """Maximum steps of a compiled call: one, where a log is not a number of a fixed shape and cannot be kept."""
-        return 1 if self._refused else self._capacity
+        return 1 if self._rejected else self._capacity
 
     def begin(self) -> None:
         """A compiled call begins."""
@@ -85,8 +85,8 @@ class StepRecorder:
         return self.halts and bool(self._halted.numpy())
 
     def rows(self) -> dict[str, np.ndarray]:
-        """The logs of the steps of this compiled call so far: name -> `[steps, ...]`. Context: host."""
-        if self._buffer is None or not self._layout or self._refused:
+        """The logs of the steps of this compiled call so far: name -> `(steps, ...)`. Context: host."""
+        if self._buffer is None or not self._layout or self._rejected:
             return {}
         rows = self._buffer[: self._count].numpy()
         parts = np.split(rows, np.cumsum([log.size for log in self._layout])[:-1], axis=1)
@@ -101,13 +101,13 @@ class StepRecorder:
         layout = [_described(name, value) for name, value in logs.items()]
         known = [log for log in layout if log is not None]
         if not known or len(known) < len(layout) or self._layout not in (None, known):
-            self._refused = True
+            self._rejected = True
         elif self._layout is None:
             self._layout = known
             shape = [self._capacity, sum(log.size for log in known)]
             with tf.init_scope(), tf.device(self._device):
                 self._buffer = plain_variable(tf.zeros(shape, tf.float64))
-        return not self._refused
+        return not self._rejected
 
 
 def flat(logs: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,11 +22,11 @@ class Batches:
     """Batches that certainly exist. Context of the methods: cross-replica, in a `tf.function` or eager.
 
     Args:
-        rows: int or None; samples of each batch, where known.
+        samples: int or None; samples of each batch, where known.
     """
 
-    def __init__(self, rows: int | None) -> None:
-        self._rows = rows
+    def __init__(self, samples: int | None) -> None:
+        self._samples = samples
 
     def take(self, read: Any, before: Any = None) -> Any:
         """What a loop carries to the next step: a nest of tensors.
@@ -43,7 +43,7 @@ class Batches:
 
     def arguments(self, drawn: Any) -> tuple[Any, ...]:
         """The batch, its samples (int or None), and the samples of each worker where their inputs differ."""
-        return drawn, self._rows
+        return drawn, self._samples
 
 
 class OptionalBatches(Batches):
@@ -55,14 +55,14 @@ class OptionalBatches(Batches):
 
     def arguments(self, drawn: Any) -> tuple[Any, ...]:
         """The batch and its samples."""
-        return drawn.get_value(), self._rows
+        return drawn.get_value(), self._samples
 
 
 class WorkerBatches(Batches):
     """Batches of one worker's own data, and the samples of every worker.
 
     Args:
-        count: `rows_of_workers` of the strategy.
+        count: `samples_of_workers` of the strategy.
     """
 
     def __init__(self, count: Callable[[tf.Tensor], tf.Tensor]) -> None:
@@ -72,8 +72,8 @@ class WorkerBatches(Batches):
         """This worker's batch, borrowed from the step before where the data has ended, and the samples of all workers."""
         borrowed = tf.nest.map_structure(_empty, read.element_spec) if before is None else before[0]
         batch = tf.cond(read.has_value(), read.get_value, lambda: borrowed)
-        rows = tf.where(read.has_value(), tf.cast(sample_count(batch), tf.int32), 0)
-        return batch, self._count(rows)
+        samples = tf.where(read.has_value(), tf.cast(sample_count(batch), tf.int32), 0)
+        return batch, self._count(samples)
 
     def exists(self, drawn: Any) -> tf.Tensor:
         """Whether any worker has samples."""
@@ -90,19 +90,19 @@ def batches_of(
 ) -> Batches:
     """How a loop draws the batches of chunks of this layout; `compile_count` wraps the function that counts samples."""
     if chunk.per_worker:
-        return WorkerBatches(compile_count(functools.partial(rows_of_workers, strategy)))
+        return WorkerBatches(compile_count(functools.partial(samples_of_workers, strategy)))
     return OptionalBatches(chunk.batch_size) if chunk.open_ended else Batches(chunk.batch_size)
 
 
-def rows_of_workers(strategy: tf.distribute.Strategy, rows: tf.Tensor) -> tf.Tensor:
-    """The number of samples of every worker, int32 `[workers]`, on every worker: one small all-reduce.
+def samples_of_workers(strategy: tf.distribute.Strategy, samples: tf.Tensor) -> tf.Tensor:
+    """The number of samples of every worker, int32 `(workers,)`, on every worker: one small all-reduce.
 
     Context: cross-replica, in a `tf.function` or eager.
     """
     me, workers = place_among_workers(strategy)
 
     def on_replica() -> tf.Tensor:
-        mine = rows if local_replica_index() == 0 else tf.zeros_like(rows)
+        mine = samples if local_replica_index() == 0 else tf.zeros_like(samples)
         return all_reduce_sum([tf.one_hot(me, workers, dtype=tf.int32) * mine])[0]
 
     return strategy.experimental_local_results(strategy.run(on_replica))[0]

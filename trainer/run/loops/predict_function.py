@@ -87,9 +87,9 @@ class PredictFunction:
         self._reached = None
         loop = self._loop(chunk)
         if loop is not None and loop.pays(chunk.steps):
-            done, joined = loop(chunk)
-            if joined is not None:
-                return done, [joined] if done else []
+            done, concatenated = loop(chunk)
+            if concatenated is not None:
+                return done, [concatenated] if done else []
         began = time.perf_counter()
         outputs = list(self._drawn_one_by_one(chunk) if chunk.open_ended else self._one_by_one(chunk))
         if loop is not None:
@@ -103,17 +103,17 @@ class PredictFunction:
         if not self._in_loops or chunk.per_worker or chunk.signature is None or has_absent(chunk.signature):
             return None
         if layout not in self._loops:
-            step = functools.partial(self._outputs, rows=chunk.batch_size)
+            step = functools.partial(self._outputs, samples=chunk.batch_size)
             self._loops[layout] = PredictLoop(step, chunk)
         return self._loops[layout]
 
     def _one_by_one(self, chunk: Chunk) -> Iterator[Any]:
         """The outputs for each batch, which the function reads."""
-        reader, rows, parts = chunk.reader, chunk.batch_size, chunk.part_reader
+        reader, samples, parts = chunk.reader, chunk.batch_size, chunk.part_reader
         step = self._function(
-            (reader, rows),
+            (reader, samples),
             lambda inputs, i: self._outputs(
-                reader(inputs, i), rows, part=parts and functools.partial(parts, inputs, i)
+                reader(inputs, i), samples, part=parts and functools.partial(parts, inputs, i)
             ),
             reduce_retracing=True,
         )
@@ -141,18 +141,18 @@ class PredictFunction:
         return self._compiled[key]
 
     def _outputs(
-        self, batch: Any, rows: int | None, worker_rows: tf.Tensor | None = None, part: Any = None
+        self, batch: Any, samples: int | None, worker_samples: tf.Tensor | None = None, part: Any = None
     ) -> Any:
         strategy = self._strategy
-        own_step = self._model._overrides_step("predict_step")
+        custom = self._model._overrides_step("predict_step")
         after = []
         if not self._alone and part is None:
             after = (
-                check_samples(batch, strategy.num_replicas_in_sync, inputs_alone=True) if not own_step else []
+                check_samples(batch, strategy.num_replicas_in_sync, inputs_alone=True) if not custom else []
             )
         own = self._partition.of(batch)
         whole, predict_step = isinstance(own, WholeStep), own or self._predict_step
-        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step, whole=whole)
+        slices = ReplicaSlices(strategy, batch, samples, worker_samples, part, in_units=custom, whole=whole)
         several_workers = spans_workers(strategy)
         tracing = Tracing(after=after)
         if runs_in_threads(strategy):

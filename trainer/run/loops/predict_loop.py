@@ -33,20 +33,20 @@ class PredictLoop:
 
     def __init__(self, step: Callable[[Any], Any], chunk: Chunk) -> None:
         self._step, self._reader, self._open_ended = step, chunk.reader, chunk.open_ended
-        self._rows = chunk.batch_size
+        self._samples = chunk.batch_size
         self._like: Any = None
         self._function: Any = None
         self._first = self._others = 0.0
-        self._refused = False
+        self._rejected = False
 
     def note(self, outputs: list[Any], began: float) -> None:
         """Records the outputs of batches that were predicted one by one, and their time since `began`."""
         seconds = time.perf_counter() - began
-        if not outputs or self._refused:
+        if not outputs or self._rejected:
             return
         if self._like is None:
-            self._refused = not all(map(self._fits, keras.tree.flatten(outputs[0])))
-            if not self._refused:
+            self._rejected = not all(map(self._fits, keras.tree.flatten(outputs[0])))
+            if not self._rejected:
                 self._like = keras.tree.map_structure(self._spec, outputs[0])
                 self._first = seconds
         else:
@@ -54,7 +54,7 @@ class PredictLoop:
 
     def pays(self, steps: int) -> bool:
         """Whether a chunk of `steps` batches should be predicted in the loop."""
-        known = self._like is not None and not self._refused
+        known = self._like is not None and not self._rejected
         return known and steps >= FEWEST_STEPS and self._others > self._first
 
     def __call__(self, chunk: Chunk) -> tuple[int, Any]:
@@ -66,16 +66,16 @@ class PredictLoop:
             done, outputs = only_graph(self._function)(chunk.inputs, tf.constant(chunk.steps, tf.int32))
             return int(done), outputs
         except _ShapesVary:
-            self._refused = True
+            self._rejected = True
             return 0, None
 
     def _fits(self, leaf: Any) -> bool:
         if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):
             return False
-        return self._rows is None or leaf.shape[0] == self._rows
+        return self._samples is None or leaf.shape[0] == self._samples
 
     def _spec(self, leaf: tf.Tensor) -> tf.TensorSpec:
-        return tf.TensorSpec([self._rows, *leaf.shape[1:]], leaf.dtype)
+        return tf.TensorSpec([self._samples, *leaf.shape[1:]], leaf.dtype)
 
     def _run(self, inputs: Any, steps: tf.Tensor) -> Any:
         like = keras.tree.flatten(self._like)

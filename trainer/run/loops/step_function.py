@@ -53,7 +53,7 @@ class StepFunction:
     Attributes:
         alone: whether there is one replica.
         way: GRAPH or XLA; see `xla_choice`.
-        full_rows: int or None; samples of a full batch: a last partial one is not worth compiling for.
+        full_size: int or None; samples of a full batch: a last partial one is not worth compiling for.
         fresh: whether the last compiled call included compilation.
         shapes_vary: whether the last traced step has collectives whose shape depends on the batch.
         usual_steps: int; the length of compiled calls, for the next epoch.
@@ -75,7 +75,7 @@ class StepFunction:
         self.model, self.training, self._step_fn, self._loop_for = model, training, step_fn, loop_for
         self.alone = model.distribute_strategy.num_replicas_in_sync == 1
         self.way = GRAPH
-        self.full_rows: int | None = None
+        self.full_size: int | None = None
         self.fresh = self.shapes_vary = False
         self.usual_steps, self.call_seconds = 1, 0.0
         self.measured: dict[Any, Any] = {}
@@ -124,11 +124,11 @@ class StepFunction:
     def _take_size(self) -> None:
         """Estimates the overhead of a call from the number of variables."""
         variables = len(self.model.variables)
-        slots = sum(len(each.variables) for each in optimizers_of(self.model)) if self.training else 0
+        state = sum(len(each.variables) for each in optimizers_of(self.model)) if self.training else 0
         replicas = 1 if self.alone else len(self.model.distribute_strategy.extended.worker_devices)
         self._is_large = variables >= LARGE
         if not self.model.run_eagerly:
-            self.call_seconds = _EACH_INPUT * (variables + slots) * replicas
+            self.call_seconds = _EACH_INPUT * (variables + state) * replicas
 
     def reached(self) -> int | None:
         """After an error: the steps of the last call that ran before; None where that is not known."""
@@ -177,7 +177,7 @@ class StepFunction:
 
     def _stays_in_graph(self, chunk: Chunk) -> bool:
         """Whether the last partial batch runs in the plain graph, regardless of the backend of other batches."""
-        full = chunk.usual_batch_size is not None or chunk.batch_size == self.full_rows
+        full = chunk.usual_batch_size is not None or chunk.batch_size == self.full_size
         if full or self.model.jit_compile:
             return False
         return not (self.alone and is_gpu(self.device()))
@@ -186,13 +186,13 @@ class StepFunction:
         self,
         step: Callable[..., Any],
         reader: Any,
-        rows: int | None,
+        samples: int | None,
         parts: Any = None,
         in_xla: bool = False,
     ) -> Callable[..., Any]:
         """`run(inputs, steps, first=0)`: the loop over batches `first` to `steps - 1`.
 
-        `step(batch, rows, after=)` computes one. `parts` reads each replica's samples there; see `Chunk.part_reader`.
+        `step(batch, samples, after=)` computes one. `parts` reads each replica's samples there; see `Chunk.part_reader`.
         `in_xla`: XLA compiles the loop; its steps cannot report that they begin.
         """
 
@@ -203,9 +203,9 @@ class StepFunction:
                 with effects() as drawn:
                     batch = reader(inputs, i)
                 own = {} if parts is None else {"part": functools.partial(parts, inputs, i)}
-                return i + 1, self.carried.after(logs, step(batch, rows, after=drawn, **own))
+                return i + 1, self.carried.after(logs, step(batch, samples, after=drawn, **own))
 
-            probe = (lambda: step(reader(inputs, tf.constant(0)), rows)) if in_xla else None
+            probe = (lambda: step(reader(inputs, tf.constant(0)), samples)) if in_xla else None
             start = tf.convert_to_tensor(first), self.start(probe)
             done, logs = tf.while_loop(lambda i, logs: self.goes_on(i < steps), body, start)
             return done, self.logs(self.carried.end(logs))
@@ -220,8 +220,8 @@ class StepFunction:
     def global_step(
         self,
         batch: Any,
-        rows: int | None,
-        worker_rows: tf.Tensor | None = None,
+        samples: int | None,
+        worker_samples: tf.Tensor | None = None,
         after: Sequence[Any] = (),
         compiles: bool = False,
         in_xla: bool = False,
@@ -231,9 +231,9 @@ class StepFunction:
         """One step on a global batch.
 
         Args:
-            batch: nest of tensors `[rows, ...]` and Nones.
-            rows: int or None; samples of the global batch, where they are known.
-            worker_rows: int32 `[workers]`, where `batch` holds this worker's samples only.
+            batch: nest of tensors `(batch, ...)` and Nones.
+            samples: int or None; samples of the global batch, where they are known.
+            worker_samples: int32 `(workers,)`, where `batch` holds this worker's samples only.
             after: operations that must have ended before anything of the step begins.
             compiles: whether XLA compiles each replica's computations between collectives.
             in_xla: whether all of the step is compiled by XLA.
@@ -248,15 +248,15 @@ class StepFunction:
         model, strategy = self.model, self.model.distribute_strategy
         if hooks:
             self.call_hooks(batch)
-        own_step = model._overrides_step("train_step" if self.training else "test_step")
-        if not (in_xla or own_step):
+        custom = model._overrides_step("train_step" if self.training else "test_step")
+        if not (in_xla or custom):
             sharers = strategy.num_replicas_in_sync if model._pipeline is None else 2
             after = [*after, *check_samples(batch, sharers)]
-        elif worker_rows is not None:
+        elif worker_samples is not None:
             after = [*after, *check_equal_samples(batch)]
         own = self._partition.of(batch, compiles)
         whole = isinstance(own, WholeStep)
-        slices = ReplicaSlices(strategy, batch, rows, worker_rows, part, in_units=own_step, whole=whole)
+        slices = ReplicaSlices(strategy, batch, samples, worker_samples, part, in_units=custom, whole=whole)
         tracing = Tracing(self.training and accumulates(model.optimizer), in_xla, after)
         tracing.calls = {} if in_xla else self._calls.next()
         if runs_in_threads(strategy):

@@ -26,7 +26,7 @@ class Stacks:
 
     Args:
         chunk: the first one of its layout.
-        loop: `loop(stack, steps)` runs the steps on the first batches of a stack, a nest of tensors `[size, rows, ...]`, and
+        loop: `loop(stack, steps)` runs the steps on the first batches of a stack, a nest of `(size, batch, ...)`, and
             returns the logs; it is compiled here.
         single: `single(batch)` runs a step on one batch with any number of samples and returns the logs.
         reached: int32 variable; the steps that were run before an error, or `UNKNOWN`.
@@ -42,11 +42,11 @@ class Stacks:
         device: str,
     ) -> None:
         assert chunk.usual_batch_size is not None
-        self._rows: int = chunk.usual_batch_size
+        self._samples: int = chunk.usual_batch_size
         self._exact = not chunk.open_ended and chunk.batch_size is not None
         self._reader, self._open_ended = chunk.reader, chunk.open_ended
         spec = chunk.inputs.element_spec
-        shapes = [[self._rows, *leaf.shape[1:]] for leaf in tf.nest.flatten(spec)]
+        shapes = [[self._samples, *leaf.shape[1:]] for leaf in tf.nest.flatten(spec)]
         dtypes = [leaf.dtype for leaf in tf.nest.flatten(spec)]
         size = sum(math.prod(shape) * dtype.size for shape, dtype in zip(shapes, dtypes))
         self.size = max(1, min(MOST_STEPS, MOST_BYTES // max(1, size)))
@@ -131,7 +131,7 @@ class Stacks:
             full = tf.cond(
                 batch.has_value(),
                 lambda: tf.reduce_all(
-                    [tf.equal(rows, self._rows) for rows in sample_counts(batch.get_value())]
+                    [tf.equal(samples, self._samples) for samples in sample_counts(batch.get_value())]
                 ),
                 lambda: tf.constant(False),
             )

@@ -27,7 +27,7 @@ from ....distribute.hardware.devices import is_gpu
 from ....distribute.sharding.sharded import level_of
 from ....distribute.workers.agreement import spans_workers
 from ...inputs import Chunk, Source
-from ..loops import row_layouts
+from ..loops import sample_layouts
 from ..loops.compiled import GRAPH, XLA
 from ..loops.compiled_calls import CompiledCall
 from ..loops.step_function import StepFunction
@@ -76,7 +76,7 @@ class Measured:
         compiling: seconds of the first compiled call.
         steps: the number of steps.
         xla_compiles: whether XLA has compiled the steps.
-        knows_rows: whether steps of evaluation have been traced for a fixed batch size, because XLA was worth a try.
+        knows_batch_size: whether steps of evaluation have been traced for a fixed batch size, because XLA was worth a try.
         seconds: backend -> (steps, seconds) of the last compiled calls.
     """
 
@@ -85,7 +85,7 @@ class Measured:
     compiling: float = 0.0
     steps: int = 0
     xla_compiles: bool = False
-    knows_rows: bool = False
+    knows_batch_size: bool = False
     seconds: dict[str, collections.deque[tuple[int, float]]] = dataclasses.field(
         default_factory=lambda: {way: collections.deque(maxlen=_KEPT) for way in (GRAPH, XLA)}
     )
@@ -106,7 +106,7 @@ class XlaChoice:
         function: runs the steps.
         source: the input.
         plan: of the fit or the pass; "way" is the backend of the next step, "settled" whether it is final, "switches" a
-            list of [epoch, step, way] for each change in a fit, "open rows" the `Source.open_rows`.
+            list of [epoch, step, way] for each change in a fit, "open rows" the `Source.open_sizes`.
         steps_ahead: int; 0 where every step must be a separate compiled call. None: unknown.
     """
 
@@ -119,7 +119,7 @@ class XlaChoice:
         steps_ahead: int | None,
     ) -> None:
         self._model, self._function, self._source, self._plan = model, function, source, plan
-        function.full_rows = source.batch_size
+        function.full_size = source.batch_size
         self._on_gpu = is_gpu(function.device())
         self._shapes: set[Any] = set()  # of the inputs of compiled calls
         layout = source.batch_size, source.usual_batch_size, source.held_samples
@@ -132,21 +132,21 @@ class XlaChoice:
             way, self._measured.reason = self._first_way()
             begin = XLA if self._measured.xla_compiles else GRAPH  # where the previous fit was measuring
             plan.update(way=way or begin, settled=way is not None, switches=[])
-            plan["open rows"] = self._open_rows(way)
-        source.open_rows = plan.setdefault("open rows", "no")
+            plan["open rows"] = self._open_sizes(way)
+        source.open_sizes = plan.setdefault("open rows", "no")
         self._function.way = plan["way"]
         plan.setdefault("settled", True)
         plan.setdefault("switches", [])
         self._function.after_call = self.note if model._auto_jit else None
 
-    def _open_rows(self, way: str | None) -> str:
-        """The initial `Source.open_rows`. Passes of evaluation have a second trace only for XLA, or if each is long."""
+    def _open_sizes(self, way: str | None) -> str:
+        """The initial `Source.open_sizes`. Passes of evaluation have a second trace only for XLA, or if each is long."""
         if self._on_gpu:
             return "no"
         if self._function.training:
-            return row_layouts.open_rows(self._model, self._ahead)
-        known = way == XLA or self._measured.knows_rows
-        return row_layouts.open_rows(self._model, None if known else self._source.steps_per_epoch)
+            return sample_layouts.open_sizes(self._model, self._ahead)
+        known = way == XLA or self._measured.knows_batch_size
+        return sample_layouts.open_sizes(self._model, None if known else self._source.steps_per_epoch)
 
     def _first_way(self) -> tuple[str | None, str]:
         """The backend that is known without measuring, with the reason; None where it must be measured."""
@@ -172,7 +172,7 @@ class XlaChoice:
             return GRAPH, "the stages of a pipeline are on several devices, and XLA compiles for one"
         if self._on_gpu:
             return self._measured.way, self._measured.reason
-        if self._ahead < row_layouts.FEWEST_STEPS:
+        if self._ahead < sample_layouts.FEWEST_STEPS:
             return GRAPH, "few steps"
         if self._measured.way is None:
             self._measured.way, self._measured.reason = remembered(self._file())
@@ -216,15 +216,15 @@ class XlaChoice:
     def _try(self, call: CompiledCall) -> None:
         """Switches to XLA, if it can compile the steps; on one replica it compiles at once, by running no step."""
         chunk = call.chunks[0]
-        if self._source.open_rows == "all":  # later compiled calls give XLA a fixed batch size
-            self._measured.knows_rows = True
-            self._source.open_rows = self._plan["open rows"] = "last"
+        if self._source.open_sizes == "all":  # later compiled calls give XLA a fixed batch size
+            self._measured.knows_batch_size = True
+            self._source.open_sizes = self._plan["open rows"] = "last"
             return
         if not self._may_be_compiled(chunk):
             return  # only the last partial batch: a compiled call of full ones will come
-        refusal = self._refusal(chunk)
-        if refusal is not None:
-            self._settle(GRAPH, refusal)
+        reason = self._reason_for_graph(chunk)
+        if reason is not None:
+            self._settle(GRAPH, reason)
             return
         self._go(XLA)
         if self._function.alone:
@@ -236,9 +236,9 @@ class XlaChoice:
 
     def _may_be_compiled(self, chunk: Chunk) -> bool:
         """Whether it has more than a last partial batch."""
-        return chunk.batch_size == self._function.full_rows
+        return chunk.batch_size == self._function.full_size
 
-    def _refusal(self, chunk: Chunk) -> str | None:
+    def _reason_for_graph(self, chunk: Chunk) -> str | None:
         """The reason not to try XLA on chunks like this; None where it is tried."""
         from_iterator = isinstance(chunk.inputs, tf.data.Iterator)
         if not xla_loops.has_one_size(chunk):

@@ -33,21 +33,21 @@ def step_in_graph(function: StepFunction, chunk: Chunk) -> Callable[..., Any]:
     if function.alone:
         by_itself = asked or (function.way == XLA and is_gpu(function.device()))
         return functools.partial(_step_by_itself, function) if by_itself else function.global_step
-    full = chunk.batch_size is not None and chunk.batch_size == function.full_rows and not chunk.open_ended
+    full = chunk.batch_size is not None and chunk.batch_size == function.full_size and not chunk.open_ended
     if asked or (function.way == XLA and full):
         return functools.partial(function.global_step, compiles=True)
     return function.global_step
 
 
 def _step_by_itself(
-    function: StepFunction, batch: Any, rows: int | None, worker_rows: Any = None, after: Any = ()
+    function: StepFunction, batch: Any, samples: int | None, worker_samples: Any = None, after: Any = ()
 ) -> dict[str, Any]:
     """One step, compiled; uncompiled where XLA does not support a part of the batch (strings)."""
     leaves = present(batch)
     if not all(map(_compiles, leaves)):
-        return function.global_step(batch, rows, worker_rows, after)
+        return function.global_step(batch, samples, worker_samples, after)
     function.call_hooks(batch)
-    step = functools.partial(function.global_step, rows=rows, after=after, in_xla=True, hooks=False)
+    step = functools.partial(function.global_step, samples=samples, after=after, in_xla=True, hooks=False)
     with tf.device(function.device()):
         return graph_function(taking_present(step, batch), jit_compile=True)(leaves)
 
@@ -73,7 +73,7 @@ def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
         )
         slow = function.model.jit_compile and slow_loop(operations(stacks.loop))
         return None if slow else Compiled(stacks, lambda chunk: (chunk.inputs, chunk.steps))
-    worth_it = function.model.jit_compile or chunk.batch_size == function.full_rows
+    worth_it = function.model.jit_compile or chunk.batch_size == function.full_size
     if not has_one_size(chunk) or not worth_it or _is_far(chunk, function.device()):
         return None
     body = _loop_in_xla(function, chunk.reader, chunk.batch_size)
@@ -139,9 +139,9 @@ def slow_loop(names: set[str]) -> bool:
     return not tf.config.list_physical_devices("GPU") and any(name in names for name in _SLOW_LOOPS_ON_CPU)
 
 
-def _loop_in_xla(function: StepFunction, reader: Any, rows: int | None) -> Callable[..., Any]:
+def _loop_in_xla(function: StepFunction, reader: Any, samples: int | None) -> Callable[..., Any]:
     step = functools.partial(function.global_step, in_xla=True)
-    loop = function.counted_loop(step, reader, rows, in_xla=True)
+    loop = function.counted_loop(step, reader, samples, in_xla=True)
 
     def run(inputs: Any, steps: tf.Tensor) -> Any:
         with for_xla():

@@ -55,7 +55,7 @@ class OfCall(unisono.Model):
         return self.last(self.drop(ops.tanh(self.mix(self.first(x))), training=training))
 
 
-class OwnStep(GradientsOfItsOwn, OfCall):
+class CustomStep(GradientsOfItsOwn, OfCall):
     pass
 
 
@@ -145,7 +145,7 @@ MODELS = {
     "between layers": between_layers,
     "reshaped between layers": reshaped_between_layers,
     "in call": OfCall,
-    "in an own step": OwnStep,
+    "in an own step": CustomStep,
     "in an own prediction": OwnPrediction,
     "in a layer that the model does not hold": lambda: OfCall(Untracked([Centered()]).__call__),
 }
@@ -231,7 +231,7 @@ def test_layer_with_a_table_matches_one_device():
     assert not any(ON_ONE in each for each in said)
 
 
-def test_operations_between_layers_that_mix_no_rows_are_not_named():
+def test_operations_between_layers_that_mix_no_samples_are_not_named():
     def make():
         inputs = keras.Input((6,))
         halves = ops.reshape(L.Dense(6)(inputs)[:, ::2], (-1, 3, 1))

@@ -91,7 +91,7 @@ def equal(found, expected):
 @pytest.mark.parametrize(
     "rows", [(4, 12, False), (5, 15, True), (3, 7, False)], ids=["last of fewer", "known", "no divisor"]
 )
-def test_labelled_rows_beside_others_train_as_in_keras(rows, given, reduce, replicas):
+def test_labelled_samples_next_to_others_train_as_in_keras(rows, given, reduce, replicas):
     expected = trained(lambda: half_supervised(keras, reduce), zipped(*rows))
     strategy = mirrored(replicas) if replicas > 1 else None
     equal(trained(lambda: half_supervised(unisono, reduce), given(*rows), strategy), expected)
@@ -151,7 +151,7 @@ def test_graphs_with_targets_of_their_nodes_train_on_one_device(kind):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_graphs_are_refused_on_several_replicas(kind):
+def test_graphs_are_rejected_on_several_replicas(kind):
     counts = r"(?:\[9\] \[3\]|9 samples in .* 3 in)"
     message = (
         rf"`x.*nodes.*` must have as many samples as `x.*graph.*2 replicas.*{counts}|samples.*\b3\b.*\b9\b"
@@ -160,7 +160,7 @@ def test_graphs_are_refused_on_several_replicas(kind):
         fitted(lambda: graphs(unisono), GRAPHS[kind](), mirrored(2))
 
 
-def test_predictions_for_graphs_are_refused_on_several_replicas():
+def test_predictions_for_graphs_are_rejected_on_several_replicas():
     model = graphs(unisono)
     model.predict(dataset_of_graphs(), verbose=0)
     with mirrored(2).scope():

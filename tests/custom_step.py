@@ -9,7 +9,7 @@ import tensorflow as tf
 import unisono
 
 
-class OwnStep(unisono.Model):
+class CustomStep(unisono.Model):
     """A `train_step` of its own, with logs that no metric tracks."""
 
     def train_step(self, data: Any) -> dict[str, Any]:

@@ -1,11 +1,4 @@
-"""What computing activations again saves and costs: a stack of transformer blocks with and without `keras.RematScope`.
-
-    python -m benchmarks.recomputation [--rounds 5]
-
-Memory is the peak of a process during steps, less what it held after steps of one row: activations and gradients. Each way
-has a process of its own, with allocators that keep nothing. Time is that of a step in a third process, in which both ways
-take turns; the ratio is the median of the rounds. On a CPU, in the plain graph (XLA decides for itself what it keeps).
-"""
+"""Measures what rematerialization saves and costs: transformer blocks with and without `keras.RematScope`."""
 
 from __future__ import annotations
 
@@ -22,13 +15,21 @@ from typing import Any
 from .sharded_state import GIVES_BACK, forget_peak, memory
 from .tables import publish
 
-BLOCKS, WIDTH, HEADS, TOKENS, ROWS, STEPS = 6, 256, 4, 128, 32, 2
-WAYS = {"none": "no rematerialization", "blocks": "blocks are rematerialized"}
+BLOCKS, WIDTH, HEADS, TOKENS, SAMPLES, STEPS = 6, 256, 4, 128, 32, 2
+MODELS = {"none": "no rematerialization", "blocks": "blocks are rematerialized"}
 MIB = 2**20
 
 
 def main() -> None:
-    """Prints a table; with `--child` it is one process."""
+    """Prints a table; `--child` runs one process of it.
+
+        python -m benchmarks.rematerialization [--rounds 5]
+
+    Memory is the peak of a process during steps, minus its memory after steps with one sample: activations and
+    gradients. Each model has its own process, with allocators that return freed memory. In a third process, both
+    models take turns, and the table has the median ratio of their step times. All run on a CPU in the plain graph,
+    because XLA decides for itself which activations it keeps.
+    """
     options = _options()
     if options.child:
         found = _times(options.rounds) if options.child == "time" else _peak(options.child)
@@ -37,15 +38,23 @@ def main() -> None:
     seconds = _run("time", options.rounds, {})
     kept = statistics.median(seconds["none"])
     rows = []
-    for way, words in WAYS.items():
-        size = _run(way, options.rounds, GIVES_BACK)
-        ratio = statistics.median(a / b for a, b in zip(seconds[way], seconds["none"]))
-        rows.append([words, f"{size / MIB:.0f} MiB", f"{1e3 * kept * ratio:.0f} ms", f"{ratio:.2f}"])
-    publish("recomputation", ["", "activations and gradients", "a step", "of its time"], rows)
+    for name, label in MODELS.items():
+        size = _run(name, options.rounds, GIVES_BACK)
+        ratio = statistics.median(a / b for a, b in zip(seconds[name], seconds["none"]))
+        rows.append([label, f"{size / MIB:.0f} MiB", f"{1e3 * kept * ratio:.0f} ms", f"{ratio:.2f}"])
+    publish("rematerialization", ["", "activations and gradients", "a step", "of its time"], rows)
 
 
 def _run(child: str, rounds: int, env: dict[str, str]) -> Any:
-    command = [sys.executable, "-m", "benchmarks.recomputation", "--child", child, "--rounds", str(rounds)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.rematerialization",
+        "--child",
+        child,
+        "--rounds",
+        str(rounds),
+    ]
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **env}
     out = subprocess.run(
         command, env=quiet, stdout=subprocess.PIPE, text=True, timeout=600, check=True
@@ -53,7 +62,7 @@ def _run(child: str, rounds: int, env: dict[str, str]) -> Any:
     return json.loads(out.splitlines()[-1])
 
 
-def _made(way: str) -> Any:
+def _made(name: str) -> Any:
     import keras
 
     import unisono
@@ -72,7 +81,7 @@ def _made(way: str) -> Any:
             return x + self.narrow(self.wide(self.norms[1](x)))
 
     inputs = hidden = keras.Input((TOKENS, WIDTH))
-    with keras.RematScope("full") if way == "blocks" else contextlib.nullcontext():
+    with keras.RematScope("full") if name == "blocks" else contextlib.nullcontext():
         for _ in range(BLOCKS):
             hidden = Block()(hidden)
     model = unisono.Model(inputs, keras.layers.Dense(WIDTH)(hidden))
@@ -80,41 +89,41 @@ def _made(way: str) -> Any:
     return model
 
 
-def _fit(model: Any, rows: int) -> float:
-    """Seconds of a step, of some with that many rows."""
+def _fit(model: Any, samples: int) -> float:
+    """Seconds per step with `samples` samples."""
     import numpy as np
 
-    x = np.zeros((STEPS * rows, TOKENS, WIDTH), "float32")
+    x = np.zeros((STEPS * samples, TOKENS, WIDTH), "float32")
     began = time.monotonic()
-    model.fit(x, x, batch_size=rows, shuffle=False, verbose=0)
+    model.fit(x, x, batch_size=samples, shuffle=False, verbose=0)
     return (time.monotonic() - began) / STEPS
 
 
-def _peak(way: str) -> int:
-    model = _made(way)
+def _peak(name: str) -> int:
+    model = _made(name)
     _fit(model, 1)
     before = memory("VmRSS")
-    _fit(model, ROWS)
+    _fit(model, SAMPLES)
     forget_peak()
-    _fit(model, ROWS)
+    _fit(model, SAMPLES)
     return memory("VmHWM") - before
 
 
 def _times(rounds: int) -> dict[str, list[float]]:
-    models = {way: _made(way) for way in WAYS}
+    models = {name: _made(name) for name in MODELS}
     for model in models.values():
-        _fit(model, ROWS)
-    found: dict[str, list[float]] = {way: [] for way in WAYS}
+        _fit(model, SAMPLES)
+    found: dict[str, list[float]] = {name: [] for name in MODELS}
     for _ in range(rounds):
-        for way, model in models.items():
-            found[way].append(_fit(model, ROWS))
+        for name, model in models.items():
+            found[name].append(_fit(model, SAMPLES))
     return found
 
 
 def _options() -> Any:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--child", choices=("time", *WAYS), help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds")
+    parser.add_argument("--child", choices=("time", *MODELS), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""`unisono` fit, Keras' fit, and a loop written by hand in TensorFlow: each gives the seconds of rounds of steps."""
+"""`fit` of Unisono and Keras, and a hand-written TensorFlow loop: each returns the seconds of its rounds."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ ROUNDS = 3
 
 
 def set_precision(precision: str) -> None:
-    """The policy, and whether float32 products may be TensorFloat-32."""
+    """Sets the dtype policy, and whether float32 products may use TensorFloat-32."""
     tf.config.experimental.enable_tensor_float_32_execution(precision == "tf32")
     half = precision in ("bfloat16", "float16")
     keras.config.set_dtype_policy(f"mixed_{precision}" if half else "float32")
 
 
 def loss() -> Any:
-    """Of class numbers and logits."""
+    """The loss between class numbers and logits."""
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def fit(task: Task, ours: bool) -> list[float]:
-    """Seconds of each measured epoch of `fit`; the first two, which compile, are not measured."""
+    """Seconds of each measured epoch of `fit`, without the first two, which compile."""
     import unisono
 
     set_precision(task.precision)
@@ -44,7 +44,7 @@ def fit(task: Task, ours: bool) -> list[float]:
 
 
 class EpochClock(keras.callbacks.Callback):
-    """The seconds of each epoch; its loss is a number on the host when it ends, so that its work is done."""
+    """Records the seconds of each epoch; its loss is on the host at its end, so its work is done."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,16 +52,16 @@ class EpochClock(keras.callbacks.Callback):
         self._began = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """An epoch begins."""
+        """Starts the clock."""
         self._began = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """It has ended."""
+        """Records the time."""
         self.seconds.append(time.perf_counter() - self._began)
 
 
 def loop(task: Task) -> list[float]:
-    """Seconds of each round of a loop by hand: one compiled step, the batches on the device."""
+    """Seconds of each round of a hand-written loop: one compiled step, batches on the device."""
     set_precision(task.precision)
     model, loss_of = build(task), loss()
     optimizer: Any = keras.optimizers.Adam(1e-4)
@@ -99,7 +99,7 @@ def rounds(steps: int, step: Callable[[int], Any], wait: Callable[[Any], Any]) -
 
 
 def peak_bytes() -> int | None:
-    """The most memory of the GPU that TensorFlow has had in use; None without one."""
+    """TensorFlow's peak memory on the GPU in bytes; None without a GPU."""
     if not tf.config.list_physical_devices("GPU"):
         return None
     return tf.config.experimental.get_memory_info("GPU:0")["peak"]

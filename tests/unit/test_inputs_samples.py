@@ -79,7 +79,7 @@ def plain(structure):
 
 @SETTINGS
 @hypothesis.given(plan=structures(), rows=st.integers(1, 13), cuts=st.lists(st.integers(0, 13), max_size=3))
-def test_slices_of_any_structure_joined_again_are_the_whole(plan, rows, cuts):
+def test_slices_of_any_structure_put_back_are_the_whole(plan, rows, cuts):
     whole = tf.nest.map_structure(
         lambda v: tf.constant(v) if isinstance(v, np.ndarray) else v, build(plan, rows)
     )
@@ -97,7 +97,7 @@ def test_slices_of_any_structure_joined_again_are_the_whole(plan, rows, cuts):
     shuffle=st.sampled_from([False, True, "batch"]),
     streamed=st.booleans(),
 )
-def test_every_row_of_any_structure_is_read_once(plan, rows, batch, shuffle, streamed):
+def test_every_sample_of_any_structure_is_read_once(plan, rows, batch, shuffle, streamed):
     data = build(plan, rows)
     limit = {"resident_bytes": 0} if streamed else {}
     source = make_source(data, np.arange(rows), batch_size=batch, shuffle=shuffle, seed=rows, **limit)
@@ -153,7 +153,7 @@ def test_slice_lets_gradients_through():
         assert (kept[1:] != 0).all()
 
 
-def test_extension_type_is_read_by_rows():
+def test_extension_type_is_read_by_samples():
     data = Interval(tf.range(5), tf.ragged.constant([[1], [], [3, 3], [4], [5]]))
     source = make_source(data, np.arange(5), batch_size=2, shuffle=True)
     assert source.spec[0].low.shape.as_list() == [None]
@@ -203,7 +203,7 @@ def test_parts_of_unequal_arrays_have_the_same_share_of_each(counts, units, know
             np.testing.assert_array_equal(tf.concat(halves, 0), leaf)
 
 
-def test_workers_that_read_arrays_of_different_rows_are_refused():
+def test_workers_that_read_arrays_of_different_samples_are_rejected():
     with pytest.raises(
         ValueError,
         match=r"`y` must have as many samples as `x`, because each worker.*: 6 samples in `y`, 2 in `x`",

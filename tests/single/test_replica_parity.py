@@ -368,7 +368,7 @@ def test_fit_under_each_strategy_equals_one_device(name, strategy, whole, one_de
 
 # 3 rows in one batch: fewer than the replicas.
 @pytest.mark.parametrize(("name", "eager"), [("plain", False), ("many_losses", True), ("penalties", True)])
-def test_fit_with_fewer_rows_than_replicas_equals_one_device(name, eager, one_device):
+def test_fit_with_fewer_samples_than_replicas_equals_one_device(name, eager, one_device):
     check(run(CASES[name], helpers.mirrored(4), 3, 8, eager), one_device(name, 3, 8), helpers.FLOAT32)
 
 
@@ -381,7 +381,7 @@ def test_fit_eagerly_equals_one_device(name, one_device):
 
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("replicas", ["none", "mirrored2"])
-def test_batches_of_a_loss_without_reduction_count_with_their_rows_as_in_keras(replicas, outputs):
+def test_batches_of_a_loss_without_reduction_count_with_their_samples_as_in_keras(replicas, outputs):
     """Of the second batch, of one row, the second replica has none."""
 
     def losses(cls, strategy):

@@ -1,4 +1,4 @@
-"""A loop written by hand in JAX on Keras' models, one compiled step a call."""
+"""A hand-written JAX loop on Keras' models, with one compiled step per call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import keras
 
 from .keras_models import build
 from .task import Task
-from .tensorflow_ways import loss, rounds
+from .tensorflow_trainers import loss, rounds
 
 
 def loop(task: Task) -> list[float]:
@@ -25,19 +25,19 @@ def loop(task: Task) -> list[float]:
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     optimizer.build(model.trainable_variables)
 
-    def scaled_loss(weights: Any, others: Any, slots: Any, x: Any, y: Any) -> Any:
+    def scaled_loss(weights: Any, others: Any, optimizer_state: Any, x: Any, y: Any) -> Any:
         outputs, others = model.stateless_call(weights, others, x, training=True)
         value = loss_of(y, outputs)
-        with keras.StatelessScope(state_mapping=list(zip(optimizer.variables, slots))):
+        with keras.StatelessScope(state_mapping=list(zip(optimizer.variables, optimizer_state))):
             return optimizer.scale_loss(value), (value, others)
 
     @jax.jit
     def step(state: Any, x: Any, y: Any) -> Any:
-        weights, others, slots = state
+        weights, others, optimizer_state = state
         gradient = jax.grad(scaled_loss, has_aux=True)
-        gradients, (value, others) = gradient(weights, others, slots, x, y)
-        weights, slots = optimizer.stateless_apply(slots, gradients, weights)
-        return (weights, others, slots), value
+        gradients, (value, others) = gradient(weights, others, optimizer_state, x, y)
+        weights, optimizer_state = optimizer.stateless_apply(optimizer_state, gradients, weights)
+        return (weights, others, optimizer_state), value
 
     variables = (model.trainable_variables, model.non_trainable_variables, optimizer.variables)
     kept = {"state": tuple([v.value for v in group] for group in variables)}
@@ -53,5 +53,5 @@ def loop(task: Task) -> list[float]:
 
 
 def peak_bytes() -> int | None:
-    """The most memory of the GPU that JAX has had in use; None where it does not say."""
+    """JAX's peak memory on the GPU in bytes; None if JAX does not report it."""
     return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")

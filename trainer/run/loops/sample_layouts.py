@@ -14,8 +14,8 @@ from . import predict_loop
 FEWEST_STEPS = 400  # for which steps are compiled for a fixed batch size
 
 
-def open_rows(model: TrainedModel, steps: int | None, predicting: bool = False) -> str:
-    """`Source.open_rows` for a pass or a fit of `steps` steps (None: not known).
+def open_sizes(model: TrainedModel, steps: int | None, predicting: bool = False) -> str:
+    """`Source.open_sizes` for a pass or a fit of `steps` steps (None: not known).
 
     A loop that predicts many batches in one call must know the batch size. With `jit_compile=True` XLA compiles for each
     size in any case. The stages of a pipeline split batches of known size.

@@ -157,7 +157,7 @@ class Rolled(L.Layer):
     "layer", [Deviation, Centered, FirstRow, Normalized, Block, Pair, Grouped, Similar, Rolled]
 )
 @pytest.mark.parametrize("replicas", [2, 3])
-def test_layers_that_mix_rows_have_those_of_all_replicas(layer, replicas):
+def test_layers_that_mix_samples_have_those_of_all_replicas(layer, replicas):
     values, said = fit(layer, replicas)
     assert said == []
     expected, nothing = fit(layer, 1)
@@ -167,7 +167,7 @@ def test_layers_that_mix_rows_have_those_of_all_replicas(layer, replicas):
     )  # float32 sums in another order, divided by small deviations
 
 
-def test_predictions_of_a_layer_that_mixes_rows_are_those_of_one_device():
+def test_predictions_of_a_layer_that_mixes_samples_are_those_of_one_device():
     found = []
     for replicas in (1, 3):
         keras.utils.set_random_seed(3)
@@ -183,7 +183,7 @@ def test_predictions_of_a_layer_that_mixes_rows_are_those_of_one_device():
 
 @pytest.mark.short("OfEachRow", "CenteredByAll")
 @pytest.mark.parametrize("layer", [CenteredByAll, OfEachRow, Recurrent])
-def test_layers_that_do_not_mix_rows_match_one_device(layer):
+def test_layers_that_do_not_mix_samples_match_one_device(layer):
     values, said = fit(layer, 2)
     assert said == []
     assert_close(values, fit(layer, 1)[0], 1e-4, "variables")  # biases before a normalization get no gradient

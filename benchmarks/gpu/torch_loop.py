@@ -1,4 +1,4 @@
-"""A loop written by hand in PyTorch: the same models, automatic mixed precision, a gradient scaler in float16."""
+"""A hand-written PyTorch loop: the same models, automatic mixed precision, a gradient scaler in float16."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _rounds(steps: int, step: Any) -> list[float]:
 
 
 def peak_bytes() -> int | None:
-    """The most memory of the GPU that PyTorch has had in use; None without one."""
+    """PyTorch's peak memory on the GPU in bytes; None without a GPU."""
     return torch.cuda.max_memory_allocated() if DEVICE == "cuda" else None
 
 
