@@ -89,15 +89,18 @@ def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strat
     if spans_workers(strategy):
         return
     if task is None:
-        with contextlib.suppress(ClusterError):  # a strategy of several workers would raise it
+        try:
             cluster = read_cluster()
-            if cluster is not None and cluster.trains_together:
-                warnings.warn(
-                    f"TF_CONFIG makes this process worker {cluster.worker_index} of {cluster.num_workers}, but each worker "
-                    "trains a separate model: create the model under unisono.distribute.auto_strategy(); set TF_CONFIG={} "
-                    "if the models are meant to be independent.",
-                    stacklevel=2,
-                )
+        except ClusterError as error:  # that a strategy of several workers would raise
+            warnings.warn(f"This process trains alone. {error}", stacklevel=2)
+            return
+        if cluster is not None and cluster.trains_together:
+            warnings.warn(
+                f"TF_CONFIG makes this process worker {cluster.worker_index} of {cluster.num_workers}, but each worker "
+                "trains a separate model: create the model under unisono.distribute.auto_strategy(); set TF_CONFIG={} "
+                "if the models are meant to be independent.",
+                stacklevel=2,
+            )
         return
     writing = [type(each).__name__ for each in callbacks if isinstance(each, tuple(_OUTPUTS))]
     if writing and read_cluster() is None:  # where Slurm says which task is the chief, it alone writes

@@ -36,13 +36,13 @@ def validated(data: Any, *words: str, **arguments: Any) -> Use:
     return fit("^`validation_data`: ", *words, validation_data=data, **arguments)
 
 
-def pixels(*words: str, **arguments: Any) -> Use:
-    """`fit` of a model of two pixels with two samples, so that weights of samples could weigh pixels."""
+def pixels(*words: str, method: str = "fit", **arguments: Any) -> Use:
+    """A method on a model of two pixels with two samples, so that weights of samples could weigh pixels."""
 
     def use(bench: Bench) -> Any:
         model = bench.namespace.Sequential([keras.Input((2, 3)), keras.layers.Dense(2)])
         model.compile("sgd", CLASSES, run_eagerly=True)
-        return model.fit(np.ones((2, 2, 3)), np.ones((2, 2), int), verbose=0, **arguments)
+        return getattr(model, method)(np.ones((2, 2, 3)), np.ones((2, 2), int), **arguments)
 
     return use, words
 
@@ -137,7 +137,12 @@ DATA: dict[str, Use] = {
     "class_weight of pixels": pixels(
         "`class_weight`", r"\(None, 2\)", "`sample_weight`", class_weight={1: 2.0}
     ),
-    "weights of samples for pixels": pixels("`sample_weight`", r"\(samples, 1\)", sample_weight=np.ones(2)),
+    **{
+        f"weights of samples for pixels, {method}": pixels(
+            "`sample_weight`", r"\(samples, 1\)", method=method, sample_weight=np.ones(2)
+        )
+        for method in ("fit", "train_on_batch", "test_on_batch")
+    },
     "weights for two outputs of one": fit("`sample_weight` has 2", "each", sample_weight=[np.ones(6)] * 2),
     "weights of columns in a dataset": fit(
         "`sample_weight`", r"\(None, 3\)", "each sample", x=rows(X, Y, np.ones((6, 3))).batch(2), y=None

@@ -14,7 +14,7 @@ from ..inputs.sources.arrays import ArraySource
 from ..inputs.sources.make_source import kind_of
 from ..partition.explain import StepExplanation
 from ..partition.steps.step_partition import ModelPartition, shared_by_replicas
-from .checks.argument_errors import explained
+from .checks.argument_errors import check_weights, explained
 from .checks.overflow import check_progress
 from .loops.compiled_calls import CompiledCall
 from .runner import Runner
@@ -32,12 +32,14 @@ def on_batch(
 ) -> Any:
     """One step of training or evaluation, which gets `(x, y, sample_weight)`, as in Keras. Context: host."""
     chunk = _whole_batch(model, x, y, sample_weight, class_weight)
+    step = "train_step" if training else "test_step"
     with runner.watching(model):
         spec = batch_spec(chunk.inputs)
         runner.build(model, spec, chunk.batch_size, training)
+        check_weights(model, spec, {chunk.batch_size}, step)
         model.reset_metrics()
         function = model.make_train_function() if training else model.make_test_function()
-        with explained(model, spec, chunk.batch_size, "train_step" if training else "test_step"):
+        with explained(model, spec, chunk.batch_size, step):
             _, logs = function(CompiledCall([chunk]))
         if training:
             check_progress(model, chunk, 1)

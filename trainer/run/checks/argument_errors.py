@@ -104,25 +104,24 @@ def check_labels(model: TrainedModel, source: Source, step: str) -> None:
                     f"`class_weight` is for one class number per sample, but `y` has the shape {tuple(shape)}: give a "
                     "`sample_weight` of that shape."
                 )
-    check_weights(model, source, step)
+    check_weights(model, source.spec, {source.batch_size, source.usual_batch_size, source.held_samples}, step)
     try:
         source.check_values(tuple(rules))
     except ValueError as error:
         raise ArgumentError(str(error)) from None
 
 
-def check_weights(model: TrainedModel, source: Source, step: str) -> None:
-    """Rejects weights that would be ignored, or would weigh another axis that is as long as the batch."""
-    _, y, weights = unpack(source.spec)
+def check_weights(model: TrainedModel, spec: Any, sizes: set[int | None], step: str) -> None:
+    """Rejects weights that would be ignored, or would weigh another axis, which is as long as a batch of these `sizes`."""
+    _, y, weights = unpack(spec)
     targets, count = tf.nest.flatten(y), len(tf.nest.flatten(weights))
-    sizes = {source.batch_size, source.usual_batch_size, source.held_samples} - {None}
     if weights is not None and count > len(targets):
         raise ArgumentError(
             f"`sample_weight` has {count} arrays for {len(targets)} targets: give one for each."
         )
     shapes = [getattr(target, "shape", tf.TensorShape(None)) for target in targets]
-    if weights is not None and any(shape.rank and sizes & {*shape[1:]} for shape in shapes):
-        sentence = mismatch(model, source.spec, _SAMPLES, step)
+    if weights is not None and any(shape.rank and (sizes - {None}) & {*shape[1:]} for shape in shapes):
+        sentence = mismatch(model, spec, _SAMPLES, step)
         if sentence is not None:
             raise ArgumentError(sentence)
 
