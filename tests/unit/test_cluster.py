@@ -204,6 +204,9 @@ def test_workers_of_tf_config_warn_where_the_model_spans_one(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": TWO}, "task": WORKER_0}))
     with pytest.warns(UserWarning, match=r"worker 0 of 2, .*auto_strategy\(\)"):
         check_launched_alone([], tf.distribute.get_strategy())
+    monkeypatch.setenv("TF_CONFIG", "[]")
+    with pytest.warns(UserWarning, match=r"trains alone. TF_CONFIG must be a JSON object"):
+        check_launched_alone([], tf.distribute.get_strategy())
     alone = {"worker": TWO[:1], "evaluator": TWO[1:]}
     for jobs, kind in ((alone, "worker"), (alone, "evaluator"), ({"chief": TWO[:1], "ps": TWO[1:]}, "chief")):
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": kind, "index": 0}}))

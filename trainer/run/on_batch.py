@@ -36,7 +36,7 @@ def on_batch(
     with runner.watching(model):
         spec = batch_spec(chunk.inputs)
         runner.build(model, spec, chunk.batch_size, training)
-        check_weights(model, spec, {chunk.batch_size}, step)
+        check_weights(model, spec, {int(sample_count(chunk.inputs))}, step)
         model.reset_metrics()
         function = model.make_train_function() if training else model.make_test_function()
         with explained(model, spec, chunk.batch_size, step):

@@ -17,7 +17,7 @@ from ....callbacks.trained_model import TrainedModel
 from ....compat.keras_private.functional import graph_of
 from ....compat.keras_private.training import losses_of_classes, overrides_compute_loss
 from ...inputs import Source
-from ...inputs.batch import unpack
+from ...inputs.batch import is_standard, unpack
 from ...inputs.values import LabelRule, at, label_sentence, sentence_in
 from .mismatch import mismatch
 
@@ -113,6 +113,8 @@ def check_labels(model: TrainedModel, source: Source, step: str) -> None:
 
 def check_weights(model: TrainedModel, spec: Any, sizes: set[int | None], step: str) -> None:
     """Rejects weights that would be ignored, or would weigh another axis, which is as long as a batch of these `sizes`."""
+    if not is_standard(spec) or model._overrides_step(step) or overrides_compute_loss(model):
+        return
     _, y, weights = unpack(spec)
     targets, count = tf.nest.flatten(y), len(tf.nest.flatten(weights))
     if weights is not None and count > len(targets):
