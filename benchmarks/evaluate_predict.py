@@ -60,7 +60,7 @@ def model_of(name: str, model_class: Any) -> Any:
 
 def has_chosen(model: Any) -> bool:
     """Whether `evaluate` has chosen between graph and XLA."""
-    return all(measured.way is not None for measured in model.test_function.measured.values())
+    return all(measured.backend is not None for measured in model.test_function.measured.values())
 
 
 @tf.function(autograph=False, reduce_retracing=True)

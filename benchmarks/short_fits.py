@@ -79,7 +79,7 @@ def main(rounds: int = 9) -> None:
             spread([a / b for a, b in zip(ones, loops)]),
             spread([a / b for a, b in zip(ones, epochs)]),
         ]
-        rows.append([f"{layers} hidden layers, {steps:,} steps ({model.train_function.way})", *cells])
+        rows.append([f"{layers} hidden layers, {steps:,} steps ({model.train_function.backend})", *cells])
         print(" ".join(rows[-1]), flush=True)
     head = [
         "MLP, batch 32",

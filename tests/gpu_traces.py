@@ -112,7 +112,7 @@ def step_of(model, training=True, x=X, y=Y, way=None, shuffle=True):
     function = runner.train_function(model) if training else runner.test_function(model)
     model.train_function = function
     function.full_size = source.batch_size
-    function.way = way or function.way
+    function.backend = way or function.backend
     found, _ = function.compiled_for(chunk)
     loop = getattr(found.function, "functions", [found.function])[0]
     signed = chunk.signature is not None and not chunk.open_ended

@@ -18,7 +18,7 @@ def try_eagerly(monkeypatch: pytest.MonkeyPatch, fewest_steps: int) -> dict[str,
         XlaChoice,
         "note",
         lambda self, execution, steps, seconds: note(
-            self, execution, steps, steps * clock[self._function.way]
+            self, execution, steps, steps * clock[self._function.backend]
         ),
     )
     return clock

@@ -45,7 +45,7 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
     targets = None if y is None else _specs("y", y)
     with variables_without_memory():
         few, many = (_kept_bytes(model, inputs, targets, samples) for samples in _ROWS)
-        slots = _state_bytes(model)
+        optimizer_state = _state_bytes(model)
     per_sample = (many - few) / (_ROWS[1] - _ROWS[0])
     if many == few:  # the shapes determine the number of samples
         samples = next((each.shape[0] for each in tf.nest.flatten(inputs) if each.shape.rank), None) or 1
@@ -53,7 +53,7 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
     return ModelMemory(
         weights=sum(map(bytes_of, model.variables)),
         trained=sum(map(bytes_of, model.trainable_variables)),
-        slots=slots,
+        optimizer_state=optimizer_state,
         activations=per_sample,
         always=max(0.0, few - per_sample * _ROWS[0]) if many != few else 0.0,
         largest_layer=largest_layer(model),

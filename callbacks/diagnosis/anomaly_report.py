@@ -89,7 +89,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         """Notes where the epoch begins; steps run in the plain graph, because XLA cannot keep batches of any size."""
         state = self._fit_state(epoch=epoch)
         if self._in_fit:
-            state.plan["way"] = self.model.train_function.way = "graph"
+            state.plan["way"] = self.model.train_function.backend = "graph"
         self._epoch, self._last_step = epoch, state.step
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -95,7 +95,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         self._epoch_start_time = time.time()
         if self._writes_in_steps():
             if self._in_fit:
-                state.plan["way"] = self.model.train_function.way = "graph"
+                state.plan["way"] = self.model.train_function.backend = "graph"
             self._counters["train"].assign(self._global_train_batch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -141,7 +141,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
             if getattr(self.model, "_evaluating", False):
                 self.model.make_test_function(force=True)
         if getattr(self.model, "_evaluating", False):
-            self.model.test_function.way = "graph"
+            self.model.test_function.backend = "graph"
         self._enter("test", validation_writer(self))
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:

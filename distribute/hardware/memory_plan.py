@@ -41,7 +41,7 @@ class ModelMemory:
     Attributes:
         weights: int; bytes of all weights, including layers' counters and averages.
         trained: int; bytes of the trained weights, and so of their gradients.
-        slots: int; bytes of the optimizer state.
+        optimizer_state: int; bytes of the optimizer state.
         activations: float; bytes kept for the backward pass, for each sample of the batch.
         always: float; bytes kept for it that do not depend on the batch, such as half-precision copies of the weights.
         largest_layer: int; bytes of the weights of the largest layer.
@@ -51,7 +51,7 @@ class ModelMemory:
 
     weights: int
     trained: int
-    slots: int
+    optimizer_state: int
     activations: float
     always: float = 0.0
     largest_layer: int = 0
@@ -60,7 +60,15 @@ class ModelMemory:
 
     def __post_init__(self) -> None:
         """Rejects values that are not numbers of bytes."""
-        for name in ("weights", "trained", "slots", "activations", "always", "largest_layer", "vectors"):
+        for name in (
+            "weights",
+            "trained",
+            "optimizer_state",
+            "activations",
+            "always",
+            "largest_layer",
+            "vectors",
+        ):
             number(name, getattr(self, name), least=0)
         truth("half_precision", self.half_precision)
 
@@ -75,7 +83,7 @@ class MemoryPlan:
         half_precision: bool; whether it needs a half-precision policy that the model does not have yet.
         stages: int; devices over which each copy of the model is split; 1: no pipeline.
         samples: int; samples that a device processes at once.
-        weights, gradients, slots, accumulators, activations: int; bytes.
+        weights, gradients, optimizer_state, accumulators, activations: int; bytes.
         fits: bool; whether they are at most nine tenths of the device's memory.
     """
 
@@ -86,7 +94,7 @@ class MemoryPlan:
     samples: int
     weights: int
     gradients: int
-    slots: int
+    optimizer_state: int
     accumulators: int
     activations: int
     fits: bool
@@ -94,7 +102,7 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         """All bytes of a device."""
-        return self.weights + self.gradients + self.slots + self.accumulators + self.activations
+        return self.weights + self.gradients + self.optimizer_state + self.accumulators + self.activations
 
     @property
     def changes(self) -> frozenset[str]:
@@ -190,12 +198,12 @@ def less_memory(
         )
         saved.append((now.total - at(other).total, name))
     cut_model = f"a pipeline over {2 * stages} devices (unisono.distribute.Pipeline)"
-    saved.append(((model.weights + model.trained + model.slots) / 2, cut_model))
+    saved.append(((model.weights + model.trained + model.optimizer_state) / 2, cut_model))
     helpful = sorted((pair for pair in saved if pair[0] > 0), reverse=True)
     options = "; ".join(f"{name}: about {in_words(amount)} less" for amount, name in helpful)
     return (
         f"Of a replica's memory, weights take {in_words(now.weights)}, gradients {in_words(now.gradients)}, the "
-        f"optimizer state {in_words(now.slots)}, and the activations of {samples} samples about "
+        f"optimizer state {in_words(now.optimizer_state)}, and the activations of {samples} samples about "
         f"{in_words(activations)}. Options that need less: {options}."
     )
 
@@ -227,7 +235,7 @@ def _plan(
     level = 0 if sharded is None else LEVELS.index(sharded) + 1
     shard = {
         kind: replicas // stages if level >= least else 1
-        for kind, least in (("slots", 1), ("gradients", 2), ("weights", 3))
+        for kind, least in (("optimizer_state", 1), ("gradients", 2), ("weights", 3))
     }
     two_layers = 2 * model.largest_layer  # the maximum of sharded tensors with full size at a time
     weights, gradients = model.weights / stages, model.trained / stages / shard["gradients"]
@@ -245,8 +253,8 @@ def _plan(
     sizes: dict[str, Any] = {
         "weights": weights,
         "gradients": gradients,
-        "slots": model.slots / stages / shard["slots"],
-        "accumulators": model.trained / stages / shard["slots"] if accumulation > 1 else 0,
+        "optimizer_state": model.optimizer_state / stages / shard["optimizer_state"],
+        "accumulators": model.trained / stages / shard["optimizer_state"] if accumulation > 1 else 0,
         "activations": activations,
     }
     sizes = {name: round(size) for name, size in sizes.items()}

@@ -63,7 +63,7 @@ def simulate_scaling(
     local_bytes_per_second: float | None = None,
     overlap: float = 0.0,
     jitter: float = 0.0,
-    slots: int = 2,
+    state_per_weight: int = 2,
     activation_bytes: float = 0.0,
 ) -> list[ScaledStep]:
     """Estimates the step time of synchronous data parallelism, and each replica's memory, on other numbers of replicas.
@@ -83,7 +83,7 @@ def simulate_scaling(
             `link_bytes_per_second`.
         overlap: float, 0 to 1; share of the step that overlaps with all-reduces: 0 if they begin after the backward pass.
         jitter: float; the standard deviation of a replica's step, as a share of it. All wait for the slowest.
-        slots: int; optimizer variables for each weight: 0 for SGD, 1 with momentum, 2 for Adam.
+        state_per_weight: int; optimizer variables for each weight: 0 for SGD, 1 with momentum, 2 for Adam.
         activation_bytes: float; other memory that a step needs on a device.
 
     Returns:
@@ -108,7 +108,7 @@ def simulate_scaling(
     number("overlap", overlap, least=0, most=1)
     number("jitter", jitter, least=0)
     number("activation_bytes", activation_bytes, least=0)
-    whole_number("slots", slots, least=0)
+    whole_number("state_per_weight", state_per_weight, least=0)
     within = whole_number("replicas_per_worker", replicas_per_worker)
     one_of("algorithm", algorithm, ALGORITHMS)
     network = _Link(link_bytes_per_second, latency)
@@ -117,7 +117,7 @@ def simulate_scaling(
         raise ValueError(
             f"`replicas` must be a list of whole numbers, such as [1, 8, 64]. Received: {shown(replicas)}"
         )
-    memory = gradient_bytes * (2 + slots) + activation_bytes
+    memory = gradient_bytes * (2 + state_per_weight) + activation_bytes
     result = []
     for count in replicas:
         count = whole_number("replicas", count)

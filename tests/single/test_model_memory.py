@@ -23,7 +23,9 @@ def test_bytes_of_a_small_model_are_those_counted_manually():
     weights = NUMBER * (9 * 16 + 17 * 4)
     assert (memory.weights, memory.trained, memory.largest_layer) == (weights, weights, NUMBER * 9 * 16)
     assert memory.vectors == NUMBER * (16 + 4)
-    assert memory.slots == 2 * weights + NUMBER + 8, "two for each weight, the learning rate and the count"
+    assert memory.optimizer_state == 2 * weights + NUMBER + 8, (
+        "two for each weight, the learning rate and the count"
+    )
     kept = (
         8 + 16 + 4
     )  # the inputs of both layers, what relu gave is one of them, and the difference of the loss
@@ -41,7 +43,8 @@ def test_nothing_of_the_model_changes():
 
 def test_optimizer_state_are_those_of_the_optimizer():
     none, one = (
-        unisono.model_memory(mlp(optimizer=keras.optimizers.SGD(0.1, momentum=m))).slots for m in (0.0, 0.9)
+        unisono.model_memory(mlp(optimizer=keras.optimizers.SGD(0.1, momentum=m))).optimizer_state
+        for m in (0.0, 0.9)
     )
     assert none < 20 and one - none == NUMBER * (9 * 16 + 17 * 4)
 

@@ -68,7 +68,7 @@ def test_activations_grow_with_a_replicas_samples_and_weights_do_not():
         samples = rows // replicas
         need = step_memory(model, model.train_function.graph(), samples)
         needs.append(dataclasses.replace(need, activations=need.activations * samples))
-    assert len({(need.weights, need.trained, need.slots) for need in needs}) == 1
+    assert len({(need.weights, need.trained, need.optimizer_state) for need in needs}) == 1
     small, large, shared = (need.activations for need in needs)
     assert small >= 32 * (8 + 16) * 4, "the inputs of both layers are kept"
     assert 1.8 * small <= large <= 2.2 * small

@@ -114,7 +114,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.rows: list[list[int]] = []
-        self.way, self.alone, self.training, self.measured = "graph", True, True, {}
+        self.backend, self.alone, self.training, self.measured = "graph", True, True, {}
 
     def __call__(self, execution: Any, step: int) -> tuple[int, dict[str, Any]]:
         for chunk in execution.chunks:

@@ -168,7 +168,7 @@ def test_whole_loop_under_xla_gives_the_numbers_of_the_plain_graph(kind):
         if kind != "dropout":
             x, y = keras.tree.map_structure(lambda rows: rows[FULL], (x, y))
         found[jit] = fit(model, x, y, steps), steps.seen
-        assert model.train_function.way == ("xla" if jit else "graph")
+        assert model.train_function.backend == ("xla" if jit else "graph")
     (history, values), seen = found[False]
     (xla_history, xla_values), xla_seen = found[True]
     assert history.keys() == xla_history.keys()

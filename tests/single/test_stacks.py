@@ -148,7 +148,7 @@ def test_user_who_asks_for_xla_gets_it_for_a_pipeline(pipeline):
         model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=jit)
         found.append(model.fit(PIPELINES[pipeline](), epochs=2, verbose=0).history["loss"])
-        assert model.train_function.way == (XLA if jit else GRAPH)
+        assert model.train_function.backend == (XLA if jit else GRAPH)
     assert_close(found[1], found[0], FLOAT32, "losses")
 
 

@@ -68,10 +68,10 @@ def forced(way, monkeypatch):
 def test_choice_goes_over_to_xla_on_the_fits_custom_steps_and_stays(eager_to_try):
     model, plan = compiled(), Plan()
     found = fit(model, plan)
-    assert model.train_function.way == plan.plan["way"] == XLA and plan.plan["settled"]
+    assert model.train_function.backend == plan.plan["way"] == XLA and plan.plan["settled"]
     assert [way for *_, way in plan.plan["switches"]] == [XLA]
     (measured,) = model.train_function.measured.values()
-    assert measured.way == XLA and measured.reason == "200 us a step in the plain graph, 30 us under XLA"
+    assert measured.backend == XLA and measured.reason == "200 us a step in the plain graph, 30 us under XLA"
     assert measured.steps == int(model.optimizer.iterations) == STEPS, "every step counts, and once"
     expected = fit(compiled(jit_compile=False))
     assert_close(found[1], expected[1], FLOAT32, "variables")
@@ -82,7 +82,7 @@ def test_choice_goes_back_where_xla_is_not_clearly_faster(eager_to_try):
     eager_to_try[XLA] = 195e-6
     model, plan = compiled(), Plan()
     fit(model, plan)
-    assert model.train_function.way == plan.plan["way"] == GRAPH and plan.plan["settled"]
+    assert model.train_function.backend == plan.plan["way"] == GRAPH and plan.plan["settled"]
     assert [way for *_, way in plan.plan["switches"]] == [XLA, GRAPH]
 
 
@@ -114,7 +114,7 @@ def test_choice_stays_in_the_graph_where_xla_cannot_compile(eager_to_try, monkey
     monkeypatch.setattr("unisono.trainer.run.xla.xla_loops.compile_only", fails)
     model, plan = compiled(), Plan()
     found = fit(model, plan)
-    assert plan.plan["way"] == model.train_function.way == GRAPH and plan.plan["settled"]
+    assert plan.plan["way"] == model.train_function.backend == GRAPH and plan.plan["settled"]
     expected = fit(compiled(jit_compile=False))
     assert all(np.array_equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
 
@@ -137,7 +137,7 @@ def test_choice_on_replicas_compiles_what_each_computes(eager_to_try):
     with mirrored(3).scope():
         model = compiled(lambda: keras.layers.Dense(8, activation="tanh"))
     found = fit(model)
-    assert model.train_function.way == XLA
+    assert model.train_function.backend == XLA
     functions = [f for graph in _graphs(model.train_function) for f in graph.as_graph_def().library.function]
     assert any(bool(f.attr["_XlaMustCompile"].b) for f in functions)
     expected = fit(compiled(lambda: keras.layers.Dense(8, activation="tanh"), jit_compile=False))
@@ -163,7 +163,7 @@ def test_choice_counts_the_steps_of_fits_in_a_loop(eager_to_try, monkeypatch):
     ways = []
     for _ in range(12):
         fit(model, epochs=1)
-        ways.append(model.train_function.way)
+        ways.append(model.train_function.backend)
     assert ways[0] == GRAPH and ways[-1] == XLA
     plan = Plan()
     fit(model, plan, epochs=1)
@@ -190,7 +190,7 @@ def test_choice_by_a_clock_is_not_made_where_it_must_not(eager_to_try, monkeypat
 def test_choice_of_the_user_is_obeyed(eager_to_try, jit, way):
     model, plan = compiled(jit_compile=jit), Plan()
     fit(model, plan)
-    assert model.train_function.way == way and plan.plan["settled"] and plan.plan["switches"] == []
+    assert model.train_function.backend == way and plan.plan["settled"] and plan.plan["switches"] == []
 
 
 def test_operations_are_deterministic_where_they_were_asked_to_be():
@@ -214,7 +214,7 @@ def test_choice_runs_no_step_that_does_not_count(eager_to_try):
     counting = Counting()
     model = compiled(lambda: counting)
     fit(model)
-    assert model.train_function.way == XLA and int(counting.calls) == STEPS
+    assert model.train_function.backend == XLA and int(counting.calls) == STEPS
 
 
 @pytest.mark.parametrize("kind", ["known", "open"])
@@ -228,7 +228,7 @@ def test_choice_draws_every_batch_of_a_pipeline_once(eager_to_try, kind):
     data = data.batch(BATCH, drop_remainder=kind == "known")
     model = compiled()
     model.fit(data, epochs=EPOCHS, verbose=0)
-    assert model.train_function.way == XLA
+    assert model.train_function.backend == XLA
     in_batches = (
         ROWS // BATCH * BATCH if kind == "known" else ROWS
     )  # rows that are dropped may be read ahead, or not
@@ -240,7 +240,7 @@ def test_choice_is_not_made_for_inputs_whose_shape_varies(eager_to_try):
     model = compiled()
     batches = [(X[i : i + BATCH], LABELS[i : i + BATCH]) for i in range(0, 64, BATCH)]
     model.fit(iter(batches * 20), epochs=4, steps_per_epoch=40, verbose=0)
-    assert model.train_function.way == GRAPH
+    assert model.train_function.backend == GRAPH
 
 
 def test_printing_step_prints_once_for_each_step(eager_to_try, capfd):
@@ -262,7 +262,7 @@ def test_resumed_run_repeats_the_way_bit_for_bit(tmp_path, monkeypatch, way):
         model = compiled()
         backup = unisono.callbacks.BackupAndRestore(tmp_path / folder)
         found = fit(model, backup, *([] if stop is None else [StopAt(stop)]), epochs=3)
-        return found, model.train_function.way
+        return found, model.train_function.backend
 
     forced(way, monkeypatch)
     (history, values), used = run("whole")
@@ -281,7 +281,7 @@ def test_choice_that_was_not_settled_goes_on_after_a_resume(tmp_path, eager_to_t
     model = compiled()
     with pytest.raises(Stop):
         fit(model, unisono.callbacks.BackupAndRestore(tmp_path), StopAt(2))
-    assert model.train_function.way == XLA
+    assert model.train_function.backend == XLA
     monkeypatch.setattr(Measured, "seconds_a_step", lambda self, way: None if way == GRAPH else 1e-4)
     model, plan = compiled(), Plan()
     fit(model, unisono.callbacks.BackupAndRestore(tmp_path), plan)

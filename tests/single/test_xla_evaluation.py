@@ -63,7 +63,7 @@ def test_evaluation_goes_over_to_xla_and_gives_the_numbers_of_the_graph(eager_to
     found, ways = [], []
     for _ in range(14):
         found.append(model.evaluate(**INPUTS[kind](), verbose=0))
-        ways.append(model.test_function.way)
+        ways.append(model.test_function.backend)
     assert ways[0] == GRAPH and ways[-1] == XLA
     for each in found:
         assert_close(each, expected, FLOAT32, "logs")
@@ -84,7 +84,7 @@ def test_evaluation_stays_in_the_graph_where_xla_is_not_clearly_faster(eager_to_
     for _ in range(14):
         model.evaluate(X, LABELS, batch_size=BATCH, verbose=0)
     (measured,) = model.test_function.measured.values()
-    assert measured.way == GRAPH and measured.xla_compiles and model.test_function.way == GRAPH
+    assert measured.backend == GRAPH and measured.xla_compiles and model.test_function.backend == GRAPH
 
 
 @pytest.mark.parametrize("why", ["jit_compile=False", "run_eagerly", "replicas", "every batch", "few steps"])
@@ -100,7 +100,7 @@ def test_evaluation_stays_in_the_graph_where_no_clock_may_decide(eager_to_try, m
         model = compiled(**options)
     for _ in range(4):
         model.evaluate(X, LABELS, batch_size=BATCH, verbose=0, callbacks=hooks)
-    assert model.test_function.way == GRAPH
+    assert model.test_function.backend == GRAPH
 
 
 def test_short_passes_have_one_trace_until_xla_is_worth_a_try(eager_to_try, monkeypatch):
@@ -112,7 +112,7 @@ def test_short_passes_have_one_trace_until_xla_is_worth_a_try(eager_to_try, monk
     monkeypatch.setattr(xla_choice, "WORTH", 0.0)
     for _ in range(6):
         model.evaluate(X, LABELS, batch_size=BATCH, verbose=0)
-    assert model.test_function.way == XLA
+    assert model.test_function.backend == XLA
     traces = model.test_function.compilations()
     model.evaluate(X, LABELS, batch_size=BATCH, verbose=0)
     assert model.test_function.compilations() == traces
@@ -121,7 +121,7 @@ def test_short_passes_have_one_trace_until_xla_is_worth_a_try(eager_to_try, monk
 def test_user_who_asks_for_xla_has_all_of_a_pass_compiled():
     model = compiled(jit_compile=True)
     found = model.evaluate(X, LABELS, batch_size=BATCH, verbose=0)
-    assert model.test_function.way == XLA
+    assert model.test_function.backend == XLA
     assert_close(found, compiled(jit_compile=False).evaluate(X, LABELS, verbose=0), FLOAT32, "logs")
 
 
@@ -149,7 +149,7 @@ def test_step_of_the_users_own_is_compiled_with_its_logs(eager_to_try):
 
     model = made()
     found = [model.evaluate(X, LABELS, batch_size=BATCH, verbose=0, return_dict=True) for _ in range(14)]
-    assert model.test_function.way == XLA
+    assert model.test_function.backend == XLA
     expected = made(jit_compile=False).evaluate(X, LABELS, batch_size=BATCH, verbose=0, return_dict=True)
     for each in found:
         assert each.keys() == expected.keys()
@@ -165,14 +165,14 @@ def test_validation_chooses_for_itself_from_what_is_ahead(eager_to_try):
     eager_to_try[XLA] = 195e-6
     model, plan = compiled(), Plan()
     history = fit(model, plan)
-    assert model.train_function.way == GRAPH, "XLA is not faster"
+    assert model.train_function.backend == GRAPH, "XLA is not faster"
     model.train_function, eager_to_try[XLA] = None, 30e-6
     fit(model, plan)
     # 112 steps are ahead in the first epoch, of which there are eight in each
-    assert plan.plan["validation"]["way"] == model.test_function.way == GRAPH
+    assert plan.plan["validation"]["way"] == model.test_function.backend == GRAPH
     again, plan = compiled(), Plan()
     assert_close(list(fit(again, plan).values()), list(history.values()), FLOAT32, "history")
-    assert plan.plan["validation"]["way"] == again.test_function.way == XLA
+    assert plan.plan["validation"]["way"] == again.test_function.backend == XLA
     ((epoch, _, way),) = plan.plan["validation"]["switches"]
     assert way == XLA and 2 <= epoch <= 8
 
@@ -190,12 +190,12 @@ def test_resumed_run_repeats_the_way_of_its_validation_bit_for_bit(tmp_path, mon
 
     forced(way)
     history, model = run("whole")
-    assert model.test_function.way == way
+    assert model.test_function.backend == way
     with pytest.raises(Stop):
         run("killed", stop=2)
     forced(XLA if way == GRAPH else GRAPH)
     resumed, model = run("killed")
-    assert model.test_function.way == model.train_function.way == way
+    assert model.test_function.backend == model.train_function.backend == way
     assert resumed == history
 
 

@@ -20,7 +20,7 @@ class CountingFunction:
     def __init__(self, events: list[Any], name: str, fails_at: int = -1) -> None:
         self.events, self.name, self.steps, self.fails_at = events, name, 0, fails_at
 
-        self.way, self.alone, self.training, self.measured = "graph", True, name == "run", {}
+        self.backend, self.alone, self.training, self.measured = "graph", True, name == "run", {}
 
     def __call__(self, execution: Any, step: int) -> tuple[int, dict[str, Any]]:
         for chunk in execution.chunks:

@@ -14,11 +14,11 @@ from unisono.distribute.hardware.memory_plan import (
 )
 
 WEIGHTS = 1_000_000
-ADAM = ModelMemory(weights=4 * WEIGHTS, trained=4 * WEIGHTS, slots=8 * WEIGHTS, activations=1000.0)
+ADAM = ModelMemory(weights=4 * WEIGHTS, trained=4 * WEIGHTS, optimizer_state=8 * WEIGHTS, activations=1000.0)
 
 
 def of(plan: MemoryPlan) -> float:
-    return (plan.weights + plan.gradients + plan.slots) / WEIGHTS
+    return (plan.weights + plan.gradients + plan.optimizer_state) / WEIGHTS
 
 
 @pytest.mark.parametrize("n", [1, 2, 8, 64])
@@ -49,7 +49,7 @@ def test_many_activations_are_accumulated_and_no_more_often_than_needed():
     first, *ways = memory_plans(large, 40e6 / 0.9, 64)
     assert not first.fits and first.activations == 64e6
     assert ways[0].accumulation == 4, (
-        "16 MB of weights, gradients and slots, 4 of accumulators, and 16 rows of 1 MB"
+        "16 MB of weights, gradients and optimizer_state, 4 of accumulators, and 16 rows of 1 MB"
     )
     assert ways[0].samples == 16 and ways[0].accumulators == 4 * WEIGHTS and ways[0].fits
     assert [way.changes for way in ways] == [{"accumulation"}], "half precision alone does not fit"
@@ -76,7 +76,10 @@ def test_half_precision_halves_activations_and_copies_weights():
 
 def test_optimizer_state_of_a_pipeline_are_shared_by_its_replicas():
     plain, sharded = (_plan(ADAM, 1.0, 1024, 8, stages=4, sharded=level) for level in (None, "optimizer"))
-    assert sharded.slots == plain.slots / 2 and sharded.total - sharded.slots == plain.total - plain.slots
+    assert (
+        sharded.optimizer_state == plain.optimizer_state / 2
+        and sharded.total - sharded.optimizer_state == plain.total - plain.optimizer_state
+    )
     assert sharded.changes == {"pipeline", "sharded"}
     assert [line for line in code_of(sharded, 1024, 8) if "sharded" in line] == [
         'unisono.distribute.sharded(strategy, level="optimizer")'
@@ -91,7 +94,11 @@ def test_pipeline_keeps_as_many_micro_batches_as_it_has_stages():
 
 def test_frozen_weights_are_sharded_and_vectors_are_whole():
     lora = ModelMemory(
-        weights=100 * WEIGHTS, trained=WEIGHTS, slots=2 * WEIGHTS, activations=0.0, vectors=4 * WEIGHTS
+        weights=100 * WEIGHTS,
+        trained=WEIGHTS,
+        optimizer_state=2 * WEIGHTS,
+        activations=0.0,
+        vectors=4 * WEIGHTS,
     )
     assert _plan(lora, 1.0, 8, 4, sharded="weights").weights == (4 + 96 / 4) * WEIGHTS
 

@@ -49,7 +49,7 @@ def test_step_waits_for_the_slowest_and_for_what_is_not_hidden():
 
 
 def test_bytes_are_those_of_every_replica():
-    [step] = simulate_scaling(1.0, SIZE, SPEED, [4], slots=2, activation_bytes=5.0)
+    [step] = simulate_scaling(1.0, SIZE, SPEED, [4], state_per_weight=2, activation_bytes=5.0)
     assert step.memory_bytes == 4 * SIZE + 5.0 and step.sent_bytes == pytest.approx(1.5 * SIZE)
     assert [s.replicas for s in simulate_scaling(1.0, SIZE, SPEED)] == [2**n for n in range(13)]
 

@@ -179,7 +179,7 @@ def as_text(
 
     precision = "half precision" if model.half_precision else "full precision"
     each = "on one device" if devices == 1 else f"on {devices} devices"
-    state = in_words(model.slots)
+    state = in_words(model.optimizer_state)
     lines = [
         f"{name}: weights {in_words(model.weights)} ({in_words(model.trained)} trained), optimizer state "
         f"{state}, activations {in_words(model.activations)} for each sample, in {precision}",
@@ -204,8 +204,8 @@ def as_text(
 
 
 def _table(plans: Sequence[MemoryPlan], memory: float, in_words: Any) -> list[str]:
-    kinds = ("weights", "gradients", "slots", "accumulators", "activations", "total")
-    cells = [["", *("state" if kind == "slots" else kind for kind in kinds), "of memory"]]
+    kinds = ("weights", "gradients", "optimizer_state", "accumulators", "activations", "total")
+    cells = [["", *("state" if kind == "optimizer_state" else kind for kind in kinds), "of memory"]]
     for plan in plans:
         share = f"{plan.total / memory:.0%}" + ("" if plan.fits else ", too much")
         cells.append([_title(plan), *(in_words(getattr(plan, kind)) for kind in kinds), share])
@@ -223,7 +223,7 @@ def _title(plan: MemoryPlan) -> str:
 
 
 def _nothing_fits(plain: MemoryPlan, devices: int) -> str:
-    if plain.weights + plain.gradients + plain.slots > plain.activations:
+    if plain.weights + plain.gradients + plain.optimizer_state > plain.activations:
         return f"It does not fit: more than {devices} devices are needed, or freeze weights (LoRA, say)."
     return (
         "It does not fit: the activations of one sample are too many; more devices for a pipeline would help."

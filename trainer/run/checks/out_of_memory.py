@@ -50,7 +50,7 @@ def step_memory(model: TrainedModel, graph: Any, samples: int) -> ModelMemory:
     return ModelMemory(
         weights=sum(map(bytes_of, model.variables)),
         trained=sum(map(bytes_of, model.trainable_weights)),
-        slots=sum(
+        optimizer_state=sum(
             bytes_of(variable) for optimizer in optimizers_of(model) for variable in optimizer.variables
         ),
         activations=kept / len(devices_of(model.distribute_strategy)) / samples,

@@ -19,7 +19,7 @@ def loop_for(function: StepFunction, chunk: Chunk) -> Compiled:
     """The loop over the steps of `function` for chunks with the layout of `chunk`."""
     if function.model.run_eagerly:
         return Compiled(eager_loop(function, chunk), lambda chunk: (chunk.inputs, chunk.steps))
-    compiled = xla_loops.compile_loop(function, chunk) if function.alone and function.way == XLA else None
+    compiled = xla_loops.compile_loop(function, chunk) if function.alone and function.backend == XLA else None
     if compiled is not None:
         return compiled
     step = xla_loops.step_in_graph(function, chunk)
@@ -30,7 +30,7 @@ def loop_for(function: StepFunction, chunk: Chunk) -> Compiled:
         compiled = signed(loop, chunk.signature, first=not function.alone)
     if not function.alone:
         return _on_replicas(function, compiled, chunk)
-    return _or_graph(function, compiled, chunk) if function.way == XLA else compiled
+    return _or_graph(function, compiled, chunk) if function.backend == XLA else compiled
 
 
 def _on_replicas(function: StepFunction, loop: Compiled, chunk: Chunk) -> Compiled:
@@ -44,7 +44,7 @@ def _on_replicas(function: StepFunction, loop: Compiled, chunk: Chunk) -> Compil
     loop.function.get_concrete_function(*(() if has_signature else loop.arguments(chunk)))
     if function.shapes_vary:
         return Compiled(_OneByOne(function, loop.function, drawn=chunk.open_ended), loop.arguments)
-    return loop if function.way == GRAPH else _or_graph(function, loop, chunk)
+    return loop if function.backend == GRAPH else _or_graph(function, loop, chunk)
 
 
 def _or_graph(function: StepFunction, loop: Compiled, chunk: Chunk) -> Compiled:
@@ -101,6 +101,6 @@ class _GraphOnFailure:
         except (tf.errors.OpError, ValueError):
             if not first or self._step_function.reached() != 0:
                 raise
-        self._step_function.way = GRAPH
+        self._step_function.backend = GRAPH
         self._function = self._in_graph()
         return self._function(*arguments)

@@ -52,7 +52,7 @@ class StepFunction:
 
     Attributes:
         alone: whether there is one replica.
-        way: GRAPH or XLA; see `xla_choice`.
+        backend: GRAPH or XLA; see `xla_choice`.
         full_size: int or None; samples of a full batch: a last partial one is not worth compiling for.
         fresh: whether the last compiled call included compilation.
         shapes_vary: whether the last traced step has collectives whose shape depends on the batch.
@@ -74,7 +74,7 @@ class StepFunction:
     ) -> None:
         self.model, self.training, self._step_fn, self._loop_for = model, training, step_fn, loop_for
         self.alone = model.distribute_strategy.num_replicas_in_sync == 1
-        self.way = GRAPH
+        self.backend = GRAPH
         self.full_size: int | None = None
         self.fresh = self.shapes_vary = False
         self.usual_steps, self.call_seconds = 1, 0.0
@@ -163,7 +163,7 @@ class StepFunction:
     def compiled_for(self, chunk: Chunk) -> tuple[Compiled, bool]:
         """The compiled function for chunks of this layout, and whether it existed already."""
         layout = chunk.reader, chunk.batch_size, chunk.open_ended, self.recorder
-        key = *layout, self.way, self.way == XLA and chunk.usual_batch_size
+        key = *layout, self.backend, self.backend == XLA and chunk.usual_batch_size
         in_graph = *layout, GRAPH, False
         if in_graph in self._compiled and self._stays_in_graph(chunk):
             return self._compiled[in_graph], True

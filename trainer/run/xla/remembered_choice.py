@@ -45,10 +45,10 @@ def remembered(file: pathlib.Path | None) -> tuple[str | None, str]:
         return None, ""
 
 
-def remember(file: pathlib.Path | None, way: str | None, reason: str) -> None:
+def remember(file: pathlib.Path | None, backend: str | None, reason: str) -> None:
     """Stores a choice for later processes."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps({"way": way, "reason": reason}))
+        partial.write_text(json.dumps({"way": backend, "reason": reason}))
         partial.replace(file)

@@ -71,7 +71,7 @@ class Measured:
     """The measurements for one layout of the input, over all fits of a model.
 
     Attributes:
-        way: GRAPH or XLA, once the faster one is known; else None.
+        backend: GRAPH or XLA, once the faster one is known; else None.
         reason: as text.
         compiling: seconds of the first compiled call.
         steps: the number of steps.
@@ -80,19 +80,19 @@ class Measured:
         seconds: backend -> (steps, seconds) of the last compiled calls.
     """
 
-    way: str | None = None
+    backend: str | None = None
     reason: str = ""
     compiling: float = 0.0
     steps: int = 0
     xla_compiles: bool = False
     knows_batch_size: bool = False
     seconds: dict[str, collections.deque[tuple[int, float]]] = dataclasses.field(
-        default_factory=lambda: {way: collections.deque(maxlen=_KEPT) for way in (GRAPH, XLA)}
+        default_factory=lambda: {backend: collections.deque(maxlen=_KEPT) for backend in (GRAPH, XLA)}
     )
 
-    def seconds_a_step(self, way: str) -> float | None:
+    def seconds_a_step(self, backend: str) -> float | None:
         """The best of the long compiled calls; None before there are enough of them."""
-        known = self.seconds[way]
+        known = self.seconds[backend]
         longest = max((steps for steps, _ in known), default=0)
         long = [seconds / steps for steps, seconds in known if 2 * steps >= longest]
         return min(long[-CALLS:]) if len(long) >= CALLS else None
@@ -106,7 +106,7 @@ class XlaChoice:
         function: runs the steps.
         source: the input.
         plan: of the fit or the pass; "way" is the backend of the next step, "settled" whether it is final, "switches" a
-            list of [epoch, step, way] for each change in a fit, "open rows" the `Source.open_sizes`.
+            list of [epoch, step, backend] for each change in a fit, "open rows" the `Source.open_sizes`.
         steps_ahead: int; 0 where every step must be a separate compiled call. None: unknown.
     """
 
@@ -129,31 +129,31 @@ class XlaChoice:
         # A program that calls `fit` or `evaluate` repeatedly is assumed to go on for as long as it has run.
         self._ahead = 0 if steps_ahead == 0 else max(steps_ahead or 0, self._measured.steps)
         if "way" not in plan:
-            way, self._measured.reason = self._first_way()
+            backend, self._measured.reason = self._first_backend()
             begin = XLA if self._measured.xla_compiles else GRAPH  # where the previous fit was measuring
-            plan.update(way=way or begin, settled=way is not None, switches=[])
-            plan["open rows"] = self._open_sizes(way)
+            plan.update(way=backend or begin, settled=backend is not None, switches=[])
+            plan["open rows"] = self._open_sizes(backend)
         source.open_sizes = plan.setdefault("open rows", "no")
-        self._function.way = plan["way"]
+        self._function.backend = plan["way"]
         plan.setdefault("settled", True)
         plan.setdefault("switches", [])
         self._function.after_call = self.note if model._auto_jit else None
 
-    def _open_sizes(self, way: str | None) -> str:
+    def _open_sizes(self, backend: str | None) -> str:
         """The initial `Source.open_sizes`. Passes of evaluation have a second trace only for XLA, or if each is long."""
         if self._on_gpu:
             return "no"
         if self._function.training:
             return sample_layouts.open_sizes(self._model, self._ahead)
-        known = way == XLA or self._measured.knows_batch_size
+        known = backend == XLA or self._measured.knows_batch_size
         return sample_layouts.open_sizes(self._model, None if known else self._source.steps_per_epoch)
 
-    def _first_way(self) -> tuple[str | None, str]:
+    def _first_backend(self) -> tuple[str | None, str]:
         """The backend that is known without measuring, with the reason; None where it must be measured."""
         model, several, training = self._model, not self._function.alone, self._function.training
         if not model._auto_jit:
-            way = XLA if model.jit_compile and not model.run_eagerly and not several else GRAPH
-            return way, "set by `jit_compile`"
+            backend = XLA if model.jit_compile and not model.run_eagerly and not several else GRAPH
+            return backend, "set by `jit_compile`"
         if model.run_eagerly:
             return GRAPH, "every step runs eagerly, set by `run_eagerly`"
         if operations_are_deterministic():
@@ -171,28 +171,28 @@ class XlaChoice:
         if model._pipeline is not None:
             return GRAPH, "the stages of a pipeline are on several devices, and XLA compiles for one"
         if self._on_gpu:
-            return self._measured.way, self._measured.reason
+            return self._measured.backend, self._measured.reason
         if self._ahead < sample_layouts.FEWEST_STEPS:
             return GRAPH, "few steps"
-        if self._measured.way is None:
-            self._measured.way, self._measured.reason = remembered(self._file())
-        return self._measured.way, self._measured.reason
+        if self._measured.backend is None:
+            self._measured.backend, self._measured.reason = remembered(self._file())
+        return self._measured.backend, self._measured.reason
 
     def note(self, call: CompiledCall, steps: int, seconds: float) -> None:
         """A compiled call of `steps` steps has ended, its results included, after `seconds`."""
         measured, function = self._measured, self._function
         measured.steps += steps
-        if self._plan["way"] == XLA and function.way == GRAPH:  # XLA could not compile the step
+        if self._plan["way"] == XLA and function.backend == GRAPH:  # XLA could not compile the step
             self._settle(GRAPH, "XLA cannot compile this step")
         elif self._on_gpu:
-            if function.way == GRAPH and not self._plan["settled"]:
+            if function.backend == GRAPH and not self._plan["settled"]:
                 self._try(call)
-                if function.way == XLA:
+                if function.backend == XLA:
                     self._settle(XLA, "the default on GPUs")
         elif function.fresh:
             measured.compiling = measured.compiling or seconds
         else:
-            measured.seconds[function.way].append((steps, seconds))
+            measured.seconds[function.backend].append((steps, seconds))
             if self._may_be_compiled(call.chunks[0]):
                 leaves = tf.nest.flatten(call.chunks[0].inputs, expand_composites=True)
                 self._shapes.add(tuple(str(getattr(leaf, "shape", None)) for leaf in leaves))
@@ -201,7 +201,7 @@ class XlaChoice:
 
     def _decide(self, call: CompiledCall) -> None:
         graph, xla = self._measured.seconds_a_step(GRAPH), self._measured.seconds_a_step(XLA)
-        if self._function.way == GRAPH:
+        if self._function.backend == GRAPH:
             if graph is not None and graph * self._ahead * 0.7 > WORTH * (2 * self._measured.compiling + 0.5):
                 self._try(call)
         elif xla is None:
@@ -211,7 +211,7 @@ class XlaChoice:
         else:
             reason = f"{1e6 * graph:.0f} us a step in the plain graph, {1e6 * xla:.0f} us under XLA"
             self._settle(XLA if xla < 0.95 * graph else GRAPH, reason)
-            remember(self._file(), self._measured.way, self._measured.reason)
+            remember(self._file(), self._measured.backend, self._measured.reason)
 
     def _try(self, call: CompiledCall) -> None:
         """Switches to XLA, if it can compile the steps; on one replica it compiles at once, by running no step."""
@@ -256,16 +256,16 @@ class XlaChoice:
             return "XLA's loops are slow at convolutions on CPUs"
         return None
 
-    def _go(self, way: str) -> None:
+    def _go(self, backend: str) -> None:
         state = self._model.fit_state
-        self._function.way = self._plan["way"] = way
-        self._plan["switches"].append([*([] if state is None else (state.epoch, state.step)), way])
+        self._function.backend = self._plan["way"] = backend
+        self._plan["switches"].append([*([] if state is None else (state.epoch, state.step)), backend])
 
-    def _settle(self, way: str, reason: str) -> None:
-        if way != self._plan["way"]:
-            self._go(way)
+    def _settle(self, backend: str, reason: str) -> None:
+        if backend != self._plan["way"]:
+            self._go(backend)
         self._plan["settled"] = True
-        self._measured.way, self._measured.reason = way, reason
+        self._measured.backend, self._measured.reason = backend, reason
 
     def _file(self) -> pathlib.Path | None:
         return file_of(self._model, self._function.training, self._source)

@@ -31,10 +31,10 @@ def step_in_graph(function: StepFunction, chunk: Chunk) -> Callable[..., Any]:
     """
     asked = function.model.jit_compile
     if function.alone:
-        by_itself = asked or (function.way == XLA and is_gpu(function.device()))
+        by_itself = asked or (function.backend == XLA and is_gpu(function.device()))
         return functools.partial(_step_by_itself, function) if by_itself else function.global_step
     full = chunk.batch_size is not None and chunk.batch_size == function.full_size and not chunk.open_ended
-    if asked or (function.way == XLA and full):
+    if asked or (function.backend == XLA and full):
         return functools.partial(function.global_step, compiles=True)
     return function.global_step
 
