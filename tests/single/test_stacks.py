@@ -67,7 +67,7 @@ class CustomStep(unisono.Model):
 
 def trained(pipeline, way, strategy, monkeypatch, own=False, **options):
     """History, the variables with the counters, and the notes of the error."""
-    monkeypatch.setattr(XlaChoice, "_first_way", lambda self: (way, "the test says so"))
+    monkeypatch.setattr(XlaChoice, "_first_backend", lambda self: (way, "the test says so"))
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     with scope(strategy):

@@ -58,7 +58,7 @@ def choices(plan):
 
 def forced(way, monkeypatch):
     """Every fit runs its steps in `way`."""
-    monkeypatch.setattr(XlaChoice, "_first_way", lambda self: (way, "the test says so"))
+    monkeypatch.setattr(XlaChoice, "_first_backend", lambda self: (way, "the test says so"))
 
 
 # What is chosen.

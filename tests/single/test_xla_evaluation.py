@@ -186,7 +186,7 @@ def test_resumed_run_repeats_the_way_of_its_validation_bit_for_bit(tmp_path, mon
         return fit(model, backup, *([] if stop is None else [StopAt(stop)]), epochs=3), model
 
     def forced(way):
-        monkeypatch.setattr(XlaChoice, "_first_way", lambda self: (way, "the test says so"))
+        monkeypatch.setattr(XlaChoice, "_first_backend", lambda self: (way, "the test says so"))
 
     forced(way)
     history, model = run("whole")
