@@ -25,6 +25,7 @@ from .compile_checks import optimizer_from
 from .parameter_servers.runner import ParameterServerRunner
 from .pipeline import step as pipeline_step
 from .pipeline.runner import PipelineRunner
+from .run.fit_loop import LocalRunner
 from .run.runner import Runner
 from .step.variable_placement import bring_along
 
@@ -33,7 +34,7 @@ def runner_of(model: TrainedModel) -> Runner:
     """The runner of the steps: on workers of parameter servers, in the stages of a pipeline, or in this process."""
     if on_parameter_servers(model.distribute_strategy):
         return ParameterServerRunner()
-    return Runner() if model._pipeline is None else PipelineRunner()
+    return LocalRunner() if model._pipeline is None else PipelineRunner()
 
 
 class Compilation(keras.Model if TYPE_CHECKING else object):

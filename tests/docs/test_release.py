@@ -54,7 +54,7 @@ def test_the_badges_of_the_readme_are_those_of_workflows_that_exist():
 
 def test_the_chart_and_the_ratios_of_the_readme_are_those_of_the_benchmarks():
     chart = runpy.run_path(str(ROOT / "benchmarks" / "guide_chart.py"), run_name="chart")
-    models, medians = chart["rows_of"](chart["GUIDE"].read_text(encoding="utf-8"))
+    models, medians = chart["medians_in"](chart["GUIDE"].read_text(encoding="utf-8"))
     assert models == ["MLP", "CNN", "transformer"]
     assert set(chart["SHOWN"]) <= set(medians)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

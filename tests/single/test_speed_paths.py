@@ -223,7 +223,7 @@ def test_predictions_in_a_loop_have_the_bits_of_those_one_by_one(kind, monkeypat
     model = predictor(kind)
     expected = model.predict(x, batch_size=BATCH, verbose=0)
     monkeypatch.setattr(predict_loop, "FEWEST_STEPS", 1)
-    (loop,) = [loop for loop in model.predict_function._loops.values() if loop._rows == BATCH]
+    (loop,) = [loop for loop in model.predict_function._loops.values() if loop._samples == BATCH]
     loop._others = loop._first + 1
     actual = model.predict(x, batch_size=BATCH, verbose=0)
     assert loop._function.experimental_get_tracing_count() == 1

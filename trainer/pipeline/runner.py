@@ -9,11 +9,11 @@ from typing import Any
 
 from ...callbacks.trained_model import TrainedModel
 from ..run import build
-from ..run.runner import Runner
+from ..run.fit_loop import LocalRunner
 from . import step
 
 
-class PipelineRunner(Runner):
+class PipelineRunner(LocalRunner):
     """See `Runner`."""
 
     @contextlib.contextmanager

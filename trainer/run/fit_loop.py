@@ -16,7 +16,8 @@ from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...callbacks.fit_state import FitState
 from ...callbacks.output_paths import check_launched_alone, check_output_paths, only_chief_writes
 from ...callbacks.trained_model import TrainedModel
-from ...compat.keras_private.training import epoch_to_begin_with, evaluates_after
+from ...compat.keras_private.training import epoch_to_begin_with, evaluates_after, pythonify_logs
+from ...distribute.hardware.devices import wait_for_accelerators
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.cluster import is_chief
 from ...distribute.workers.records import reporting_position
@@ -25,10 +26,14 @@ from ..inputs import Source, make_source
 from ..inputs.checks import named
 from ..inputs.sources.derived_inputs import copied_input, first_batches
 from .callback_list import callback_list, log_names
-from .checks.argument_errors import check_labels, check_validation
+from .checks.argument_errors import check_labels, check_validation, explained
 from .checks.determinism import say_what_determinism_costs
+from .checks.out_of_memory import with_advice
+from .checks.overflow import check_progress
 from .evaluation import evaluate
 from .fit_inputs import FitArguments, draw_seed, sources
+from .logs.step_logs import StepLogs
+from .loops.compiled_calls import CallLength, compiled_calls
 from .runner import Passes, Runner
 from .untouched import untouched
 from .worker_settlement import Workers, check_same_begin, check_same_fit
@@ -186,3 +191,45 @@ def _passes(model: TrainedModel, a: FitArguments, state: FitState) -> Passes:
     epochs = range(state.epoch, min(state.epochs, state.epoch + 100))
     left = sum(evaluates_after(model, epoch, a.validation_freq) for epoch in epochs)
     return Passes(state.plan.setdefault("validation", {}), left)
+
+
+class LocalRunner(Runner):
+    """Trains in this process; see `Runner`."""
+
+    def train_steps(
+        self, model: TrainedModel, state: FitState, callbacks: keras.callbacks.CallbackList
+    ) -> dict[str, Any]:
+        """The training steps of the epoch in this process; returns the logs after the last, nothing if there was no data."""
+        function, lap = model.train_function, state.times.lap
+        length = CallLength(model._fixed_steps, callbacks.callbacks, step=state.step, function=function)
+        logs, started = state.step_logs, state.step
+        lap("other")
+        workers = Workers(model, "stop_training")
+        step_logs = StepLogs(callbacks.callbacks, state, function, model._fixed_steps)
+        for call in compiled_calls(state.source, length.next, workers):
+            lap("input")
+            state.compiled_call = call
+            callbacks.on_train_batch_begin(state.step)
+            lap("callbacks")
+            samples = state.source.batch_size
+            with step_logs.compiled_call(), with_advice(model, function, samples):
+                with explained(model, state.source.spec, samples, first=state.step == 0):
+                    done, new = function(call, state.step)
+            step_logs.report_to_source(call, done)
+            if done:
+                logs = pythonify_logs({**new, **model._optimizer_logs()})
+                step_logs.ended(done, logs)
+                state.step_logs = logs
+                check_progress(model, call.chunks[-1], done)
+                wait_for_accelerators()  # the logs are ready before the last update is
+                length.done(done, call)
+                lap("compute")
+                callbacks.on_train_batch_end(length.last_batch(done), logs)
+                lap("callbacks")
+            if (model.stop_training and not workers.several) or done < call.steps:
+                break
+        if state.steps_per_epoch is None and not model.stop_training:
+            state.steps_per_epoch = state.step
+        if state.step == started == 0 and state.epoch == state.first_epoch:
+            raise ValueError("The input gave no batch: give a dataset or generator that has at least one.")
+        return logs

@@ -1,4 +1,4 @@
-"""One pass over an input in this process: the training steps of an epoch, or an evaluation, or a prediction."""
+"""One pass over an input in this process: an evaluation or a prediction."""
 
 from __future__ import annotations
 
@@ -7,57 +7,14 @@ from typing import Any
 
 import keras
 
-from ...callbacks.fit_state import FitState
 from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.training import potentially_ragged_concat, pythonify_logs
 from ...distribute.hardware.devices import wait_for_accelerators
 from ..inputs import Source
 from .checks.argument_errors import explained
-from .checks.out_of_memory import with_advice
-from .checks.overflow import check_progress
-from .logs.step_logs import StepLogs
 from .loops.compiled_calls import CallLength, compiled_calls
 from .loops.sample_layouts import open_sizes
 from .worker_settlement import Workers
-
-
-def train_steps(
-    model: TrainedModel, state: FitState, callbacks: keras.callbacks.CallbackList
-) -> dict[str, Any]:
-    """The training steps of the epoch in this process; returns the logs after the last, nothing if there was no data."""
-    function, lap = model.train_function, state.times.lap
-    length = CallLength(model._fixed_steps, callbacks.callbacks, step=state.step, function=function)
-    logs, started = state.step_logs, state.step
-    lap("other")
-    workers = Workers(model, "stop_training")
-    step_logs = StepLogs(callbacks.callbacks, state, function, model._fixed_steps)
-    for call in compiled_calls(state.source, length.next, workers):
-        lap("input")
-        state.compiled_call = call
-        callbacks.on_train_batch_begin(state.step)
-        lap("callbacks")
-        samples = state.source.batch_size
-        with step_logs.compiled_call(), with_advice(model, function, samples):
-            with explained(model, state.source.spec, samples, first=state.step == 0):
-                done, new = function(call, state.step)
-        step_logs.report_to_source(call, done)
-        if done:
-            logs = pythonify_logs({**new, **model._optimizer_logs()})
-            step_logs.ended(done, logs)
-            state.step_logs = logs
-            check_progress(model, call.chunks[-1], done)
-            wait_for_accelerators()  # the logs are ready before the last update is
-            length.done(done, call)
-            lap("compute")
-            callbacks.on_train_batch_end(length.last_batch(done), logs)
-            lap("callbacks")
-        if (model.stop_training and not workers.several) or done < call.steps:
-            break
-    if state.steps_per_epoch is None and not model.stop_training:
-        state.steps_per_epoch = state.step
-    if state.step == started == 0 and state.epoch == state.first_epoch:
-        raise ValueError("The input gave no batch: give a dataset or generator that has at least one.")
-    return logs
 
 
 def test_steps(

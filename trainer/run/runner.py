@@ -93,6 +93,12 @@ class Runner:
         ahead = _steps_ahead(state.callbacks, "train", state.source, epochs, state.step, recorded)
         XlaChoice(model, function, state.source, state.plan, ahead)
 
+    def train_steps(
+        self, model: TrainedModel, state: FitState, callbacks: keras.callbacks.CallbackList
+    ) -> dict[str, Any]:
+        """The training steps of the epoch, from `state` on; returns the logs after the last."""
+        raise NotImplementedError
+
     def test_steps(
         self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList, passes: Passes
     ) -> dict[str, Any]:
@@ -101,7 +107,6 @@ class Runner:
         XlaChoice(model, model.test_function, source, passes.plan, ahead)
         return run_pass.test_steps(model, source, callbacks)
 
-    train_steps = staticmethod(run_pass.train_steps)
     predict_steps = staticmethod(run_pass.predict_steps)
 
 
