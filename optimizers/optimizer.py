@@ -16,16 +16,16 @@ from ..distribute.variables import add_to_shared_counts
 from . import checks
 from .adoption import register_class
 from .gradients import compute_gradients
-from .replica_rule import ReplicaRule
 from .saved_state import SavedState
 from .settings import CheckedSettings
-from .sharding.shard_updates import register_shards
 from .sharding.stages import created_as_shards, stages_of
 from .stages import accumulation
 from .stages.aggregated_gradients import after_aggregation, aggregate_alone
 from .stages.call_options import CallOptions, call_options, current_options, frozen_count, gradients_are_taken
 from .stages.error_feedback import create_errors
 from .stages.run_stages import run_stages
+from .update_rules.replica_rule import ReplicaRule
+from .update_rules.shard_updates import register_shards
 
 Pairs = list[tuple[Any, Any]]
 Stage = Callable[[Pairs], Pairs]

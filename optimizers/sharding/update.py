@@ -29,13 +29,13 @@ from ...distribute.sharding.sharded_value import (
     own_shards,
     seen_through,
 )
-from ..replica_rule import ReplicaRule
 from ..stages import clipping, transformers
 from ..stages.aggregators import without_overwriting
 from ..stages.call_options import frozen_iterations
 from ..stages.run_stages import constrain, once_there_is_one, transform
 from ..stages.sparse_gradients import Pairs, is_sparse
 from ..stages.user_code import has_user_code, is_elementwise
+from ..update_rules.replica_rule import ReplicaRule
 
 
 def transform_and_apply(optimizer: Any, pairs: Pairs, *, of_shards: bool) -> None:

@@ -35,11 +35,11 @@ from ...distribute.replicas import all_reduce_sum, local_copy, num_replicas, rep
 from ...distribute.step_context import current_step
 from .. import checks
 from ..building import ensure_built
+from ..rematerialization import rematerialize
 from .accumulation import accumulate, if_true, only_counted_on_device
 from .aggregators import aggregate, without_overwriting
 from .call_options import CallOptions, call_options, current_options, frozen_iterations
 from .error_feedback import with_errors
-from .rematerialization import rematerialize
 from .sparse_gradients import Pairs, divided, map_values, values_of
 from .user_code import once_per_variable_copy, skips_by_selecting
 

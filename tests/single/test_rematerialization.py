@@ -14,7 +14,7 @@ import tensorflow as tf
 import unisono
 from unisono.compat.tensorflow_graphs.edges import made_in_backward_pass, number_of
 from unisono.distribute.step_context import StepContext, step_scope
-from unisono.optimizers.stages.rematerialization import rematerialize
+from unisono.optimizers.rematerialization import rematerialize
 
 layers = keras.layers
 rng = np.random.default_rng(3)

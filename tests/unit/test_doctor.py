@@ -7,7 +7,7 @@ import pytest
 
 from unisono.commands import doctor as command
 from unisono.commands import findings as doctor
-from unisono.commands.findings import Finding
+from unisono.commands.machine.findings import Finding
 
 GOOD = [
     {

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from unisono.commands.findings import driver, gpus_of_machine
+from unisono.commands.machine.findings import driver, gpus_of_machine
 from unisono.distribute.launcher import gpus
 from unisono.distribute.launcher.tasks import Layout, plan, said_of_models
 

@@ -205,7 +205,7 @@ def test_number_that_is_none_is_rejected(arguments, number, capsys, tmp_path, mo
 
 
 def test_settings_of_keras_that_cannot_be_read_are_passed_over(tmp_path):
-    from unisono.commands.findings import versions
+    from unisono.commands.machine.findings import versions
 
     for content in (b"[" * 100_000, b"\xff", b'{"backend": 3}', b"[]"):
         (tmp_path / "keras.json").write_bytes(content)

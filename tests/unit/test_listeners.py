@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from unisono.commands import doctor, listeners
-from unisono.commands.listeners import (
+from unisono.commands.machine.listeners import (
     EXAMPLE_PEERS,
     EXAMPLE_PORTS,
     NETWORK_POLICY,

@@ -12,8 +12,8 @@ from unisono.distribute.parameter_servers import shards as parameter_server_shar
 from unisono.distribute.parameter_servers import strategy as parameter_server
 from unisono.distribute.parameter_servers.strategy import ParameterServerMode, ParameterServerStrategy
 from unisono.distribute.workers.cluster import ClusterError
-from unisono.optimizers.sharding import shard_updates
 from unisono.optimizers.stages.user_code import is_elementwise
+from unisono.optimizers.update_rules import shard_updates
 from unisono.trainer.inputs.sources.source import Chunk
 from unisono.trainer.parameter_servers.pieces import pieces_of
 from unisono.trainer.parameter_servers.schedule import PieceLength, wants_each_step

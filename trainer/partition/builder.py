@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph
 from . import control_flow
-from .constants import MOST_ELEMENTS, constant, depends_on_sizes, holds_for_all_sizes
-from .errors import ListIsGathered, NeedsCollective, NotPartitioned
+from .constants import constant, depends_on_sizes, holds_for_all_sizes, rounds_sizes
 from .labels import (
     MEAN_OF_STATISTICS,
     PARTIAL_SUM,
@@ -25,7 +24,20 @@ from .labels import (
     same_samples,
 )
 from .operation_labels import has_effects, labels_of, settled
-from .program import BRANCHES, LOOPS, Apply, Convert, Copy, Program, Read, Value, shape_of
+from .program import (
+    BRANCHES,
+    LOOPS,
+    Apply,
+    Convert,
+    Copy,
+    ListIsGathered,
+    NeedsCollective,
+    NotPartitioned,
+    Program,
+    Read,
+    Value,
+    shape_of,
+)
 from .rules import View
 from .rules.lists import EMPTY, listed
 from .rules.rewritten import rewritten
@@ -207,7 +219,7 @@ class Builder:
         if op.type == "TensorListPopBack":
             both = values[inputs[0]].elements
         given = [values[each].constant for each in inputs]
-        if (depends_on_sizes(given) and not holds_for_all_sizes(op.type, given)) or _rounds_sizes(op):
+        if (depends_on_sizes(given) and not holds_for_all_sizes(op.type, given)) or rounds_sizes(op):
             both = None
             shapes.forget(tensor)
         both_shapes = (static[0] or (None if traced is None else traced), static[1] or traced)
@@ -334,11 +346,3 @@ def _needed(graph: Any) -> set[str]:
             ahead += [tensor.op for tensor in op.inputs]
             ahead += op.control_inputs
     return found
-
-
-def _rounds_sizes(op: tf.Operation) -> bool:
-    """Whether an operation may round a number that was computed from the size of the batch, as in a share of it."""
-    if op.type != "Cast" or not op.inputs[0].dtype.is_floating or not op.outputs[0].dtype.is_integer:
-        return False
-    elements = op.outputs[0].shape.num_elements()
-    return elements is not None and elements <= MOST_ELEMENTS

@@ -183,3 +183,11 @@ def holds_for_all_sizes(kind: str, inputs: Sequence[Pair | None]) -> bool:
         exact &= start % divisor == 0
     multiples = (a0 % divisor == 0) & (a1 % np.where(b1 == 0, 1, b1) == 0)
     return bool(np.all(np.where(b0 == b1, exact | (a0 == a1), multiples)))
+
+
+def rounds_sizes(op: tf.Operation) -> bool:
+    """Whether an operation may round a number that was computed from the size of the batch, as in a share of it."""
+    if op.type != "Cast" or not op.inputs[0].dtype.is_floating or not op.outputs[0].dtype.is_integer:
+        return False
+    elements = op.outputs[0].shape.num_elements()
+    return elements is not None and elements <= MOST_ELEMENTS

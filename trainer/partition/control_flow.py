@@ -10,9 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.one_device import inner_graph, subgraphs
-from .errors import NeedsCollective, NotPartitioned
 from .labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, needs_collective
-from .program import Copy, Program, Shape, Value
+from .program import Copy, NeedsCollective, NotPartitioned, Program, Shape, Value
 from .rules.lists import EMPTY
 
 _MOST_ROUNDS = 6

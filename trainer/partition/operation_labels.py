@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from .errors import NotPartitioned
 from .labels import (
     OWN,
     PARTIAL_SUM,
@@ -15,6 +14,7 @@ from .labels import (
     is_sharded,
     needs_collective,
 )
+from .program import NotPartitioned
 from .rules import PARTIAL_MEAN, RULES, Ruling, View
 from .rules.lists import EMPTY
 from .rules.random import STATEFUL, STATELESS

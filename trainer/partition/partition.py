@@ -9,9 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from .builder import Builder
-from .errors import ListIsGathered, NotPartitioned
 from .labels import MEAN_OF_STATISTICS, REPLICATED, Label, sharded
-from .program import PROBES, Program, Value, shape_of
+from .program import PROBES, ListIsGathered, NotPartitioned, Program, Value, shape_of
 
 _MULTIPLES = (1, 11, 13, 17, 19, 23, 29, 31)
 

@@ -24,6 +24,26 @@ BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 Shape = list[int | None] | None
 
 
+class NotPartitioned(Exception):
+    """The step cannot be partitioned. The message gives the reason."""
+
+
+class NeedsCollective(Exception):
+    """An operation in a branch or a loop needs a collective: its inputs are converted before the branch or loop."""
+
+
+class ListIsGathered(Exception):
+    """A list of tensors would have to be gathered: its producer must get whole tensors.
+
+    Attributes:
+        producer: the name of that operation.
+    """
+
+    def __init__(self, producer: str) -> None:
+        super().__init__(producer)
+        self.producer = producer
+
+
 @dataclasses.dataclass
 class Value:
     """One tensor of the step.

@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 
 from ..distribute.environment import LONGEST_TIMEOUT
-from .findings import PROBE_SECONDS, Finding, examine
-from .listeners import listening, rules
+from .machine.findings import PROBE_SECONDS, Finding, examine
+from .machine.listeners import listening, rules
 from .parser import Parser, at_least
 
 

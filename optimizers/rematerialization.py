@@ -22,8 +22,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.patches import wrap
-from ...compat.tensorflow_graphs.edges import (
+from ..compat.patches import wrap
+from ..compat.tensorflow_graphs.edges import (
     is_of_a_gradient,
     is_stateless,
     made_again,
@@ -32,8 +32,8 @@ from ...compat.tensorflow_graphs.edges import (
     number_of,
     read_instead,
 )
-from ...distribute.replicas import local_replica_index
-from ...distribute.step_context import current_step
+from ..distribute.replicas import local_replica_index
+from ..distribute.step_context import current_step
 
 _KEPT = ("Const", "Placeholder", "ReadVariableOp")  # they take little or no memory
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..distribute.environment import shown_variables
-from ..distribute.launcher.gpus import Gpu, complaint, cores_near, read_gpus
-from ..distribute.workers.addresses import free_ports, listens, split_address, why_taken
-from ..distribute.workers.cluster import Cluster, ClusterError, launched_task, read_cluster
-from ..version import __version__
+from ...distribute.environment import shown_variables
+from ...distribute.launcher.gpus import Gpu, complaint, cores_near, read_gpus
+from ...distribute.workers.addresses import free_ports, listens, split_address, why_taken
+from ...distribute.workers.cluster import Cluster, ClusterError, launched_task, read_cluster
+from ...version import __version__
 from .doctor_probe import run_probe
 
 PROBE_SECONDS = 180.0
@@ -122,7 +122,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _configured_backend(environ: Mapping[str, str]) -> str | None:
     home = environ.get("KERAS_HOME") or os.path.join(os.path.expanduser("~"), ".keras")
-    from ..distribute.storage import open_plain  # imports NumPy, which `--help` need not wait for
+    from ...distribute.storage import open_plain  # imports NumPy, which `--help` need not wait for
 
     try:
         with open_plain(Path(home, "keras.json")) as stream:

@@ -22,7 +22,7 @@ def run_probe(environ: Mapping[str, str], seconds: float) -> tuple[list[dict[str
     Returns:
         The lines that it printed before it ended, failed or ran out of time, and why it did not end well ("" if it did).
     """
-    command = [sys.executable, "-m", "unisono.commands.doctor_probe"]
+    command = [sys.executable, "-m", "unisono.commands.machine.doctor_probe"]
     try:
         done = subprocess.run(command, env=dict(environ), capture_output=True, timeout=seconds)
         output, status, errors = done.stdout, done.returncode, done.stderr.decode(errors="replace")
@@ -51,7 +51,7 @@ def devices() -> dict[str, Any]:
     """Devices, their names and memory, and whether half precision is fast on them."""
     import tensorflow as tf
 
-    from ..mixed_precision.hardware import CPU_INSTRUCTIONS, cpu_flags, gpu_capabilities, why_slow
+    from ...mixed_precision.hardware import CPU_INSTRUCTIONS, cpu_flags, gpu_capabilities, why_slow
 
     gpus = tf.config.list_physical_devices("GPU")
     details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]

@@ -15,8 +15,8 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ..distribute.workers.addresses import split_address
-from ..distribute.workers.cluster import ClusterError, read_cluster
+from ...distribute.workers.addresses import split_address
+from ...distribute.workers.cluster import ClusterError, read_cluster
 from .findings import Finding
 
 _LISTEN = "0A"

@@ -9,16 +9,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.keras_private.optimizers import averages_of, decays, state_of, trained_variables
-from ..compat.keras_private.variables import direct_writes
-from ..compat.tensorflow_graphs.copied_operations import TracedOnce
-from ..compat.tensorflow_graphs.equal_operations import made_once
-from ..compat.tensorflow_graphs.guarded_writes import writes_only_where
-from ..distribute.replicas import in_replica_context, local_copy
-from ..distribute.sharding.sharded_value import own_copy
-from .sharding.shard_updates import updates_of
-from .stages import clipping
-from .stages.user_code import is_of_keras, needs_no_names, skips_by_selecting
+from ...compat.keras_private.optimizers import averages_of, decays, state_of, trained_variables
+from ...compat.keras_private.variables import direct_writes
+from ...compat.tensorflow_graphs.copied_operations import TracedOnce
+from ...compat.tensorflow_graphs.equal_operations import made_once
+from ...compat.tensorflow_graphs.guarded_writes import writes_only_where
+from ...distribute.replicas import in_replica_context, local_copy
+from ...distribute.sharding.sharded_value import own_copy
+from ..stages import clipping
+from ..stages.user_code import is_of_keras, needs_no_names, skips_by_selecting
+from .shard_updates import updates_of
 
 
 class ReplicaRule(keras.optimizers.Optimizer):
