@@ -151,11 +151,9 @@ def _requests(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> 
         return [Request(_extreme(tensor, have, replica)[None], 0)]
     if is_sharded(have):
         return [Request(piece, have.axis) for piece in _pieces(tensor, have, replica)]
-    return [
-        Request(
-            _summand(where(replica.alive, tensor) if have == STATISTIC or have.kind == "sizes" else tensor)
-        )
-    ]
+    if have == STATISTIC or have.kind == "sizes":
+        tensor = where(replica.alive, tensor)
+    return [Request(_summand(tensor))]
 
 
 def _answered(tensor: tf.Tensor, have: Label, given: list[tf.Tensor]) -> tf.Tensor:
@@ -212,9 +210,8 @@ def _scaled_element(tensor: tf.Tensor, element: int, over: Any, under: Any) -> t
         plain[element] = static[element]
         return tf.constant(plain, tensor.dtype)
     with tf.device("CPU:0"):
-        return size_on_host(
-            tf.concat([tensor[:element], scaled[element : element + 1], tensor[element + 1 :]], 0)
-        )
+        parts = tensor[:element], scaled[element : element + 1], tensor[element + 1 :]
+        return size_on_host(tf.concat(parts, 0))
 
 
 def _local_sizes(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
@@ -238,10 +235,8 @@ def _sliced(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
         shape = tf.shape(piece)
         extent = piece.shape[want.axis]
         size = tf.constant(extent, tf.int32) if extent is not None else shape[want.axis]
-        first, count = (
-            _times_ratio(size, start, replica.total),
-            _times_ratio(size, replica.held, replica.total),
-        )
+        first = _times_ratio(size, start, replica.total)
+        count = _times_ratio(size, replica.held, replica.total)
         if extent is None:  # broadcast axes are not sliced
             first, count = tf.where(size == 1, 0, first), tf.where(size == 1, 1, count)
         entries = [slice(None)] * want.axis + [slice(first, first + count)]

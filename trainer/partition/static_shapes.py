@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.tensorflow_graphs.one_device import with_static_shapes
+from ...compat.tensorflow_graphs.static_shapes import with_static_shapes
 from .program import Shape, Value, shape_of
 
 

@@ -14,9 +14,7 @@ import tensorflow as tf
 from ....compat.keras_private.variables import is_read_together, raw_value, sums_on_read
 from ....compat.tensorflow_graphs.one_device import distributed_variable, traced_on_one_device
 from ....compat.tensorflow_private.strategies import pretending_replicas
-from ....distribute.gathering import gather_samples
 from ....distribute.replicas import (
-    all_reduce_sum_packed,
     local_replica_index,
     of_first_replica,
     shares_variables,
@@ -30,12 +28,13 @@ from ....optimizers.stages.user_code import apply_of
 from ...inputs.batch import sample_count
 from ...step.collected_writes import CollectedWrites
 from ..builder import APPLY, READ
-from ..conversions import Exchange, Replica, Request
+from ..conversions import Replica
 from ..explain import StepExplanation, explained
 from ..labels import MEAN_OF_STATISTICS, PARTIAL_SUM, REPLICATED, Label, is_sharded
 from ..partition import partitioned
 from ..program import NotPartitioned, Program, received
 from ..rebuild import rebuilt
+from .exchange import with_collectives
 from .step import Step, numbers_in, with_numbers
 
 
@@ -200,7 +199,7 @@ class TracedStep:
         )
         read = lambda number: self._reads[number].read_value()  # noqa: E731
         run = rebuilt(self.program, leaves, replica, self._apply, read, self._compiles)
-        outputs = _with_collectives(run)
+        outputs = with_collectives(run)
         self._note_writes(outputs[self._results :], step)
         labels = [self.program.values[number].label for number in self.program.outputs[: self._results]]
         found = [self._exit(tensor, label, step) for tensor, label in zip(outputs, labels)]
@@ -269,34 +268,3 @@ def _sums_on_read(handle: Any) -> bool:
     if variable is not None and is_read_together(variable) and not sums_on_read(variable):
         raise NotPartitioned("it reads a variable whose copies differ and are not parts of a sum")
     return sums_on_read(variable)
-
-
-def _with_collectives(run: Exchange) -> list[tf.Tensor]:
-    """Runs a replica's step; the collectives of its strategy answer its requests."""
-    answers: Any = None
-    while True:
-        try:
-            requests = run.send(answers)
-        except StopIteration as end:
-            return end.value
-        answers = _answers(requests)
-
-
-def _answers(requests: list[Request]) -> list[tf.Tensor]:
-    answers: list[Any] = [None] * len(requests)
-    summed = [n for n, request in enumerate(requests) if request.axis is None]
-    if not all(requests[n].tensor.shape.is_fully_defined() for n in summed):
-        this_step().shapes_vary = True
-    for number, total in zip(summed, all_reduce_sum_packed([requests[n].tensor for n in summed])):
-        answers[number] = total
-    for number, request in enumerate(requests):
-        if request.axis is not None:
-            answers[number] = _concatenated(request.tensor, request.axis)
-    return answers
-
-
-def _concatenated(tensor: tf.Tensor, axis: int) -> tf.Tensor:
-    order = [axis, *(n for n in range(tensor.shape.rank) if n != axis)]
-    moved = tensor if axis == 0 else tf.transpose(tensor, order)
-    whole = gather_samples(moved)
-    return whole if axis == 0 else tf.transpose(whole, [order.index(n) for n in range(len(order))])

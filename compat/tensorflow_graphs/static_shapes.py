@@ -1,0 +1,64 @@
+"""The shapes of the tensors of a graph for given shapes of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops.handle_data_util import copy_handle_data, get_resource_handle_data, set_handle_data
+
+
+def with_static_shapes(
+    graph: Any,
+    shapes: Sequence[Sequence[int | None] | None],
+    known: Mapping[str, tuple[Sequence[int | None] | None, np.ndarray | None]],
+) -> dict[str, Any]:
+    """The shapes of all tensors of a graph, as TensorFlow infers them from these input shapes.
+
+    The shape of a list of tensors is that of its elements.
+
+    Args:
+        graph: a `FuncGraph`.
+        shapes: of its inputs, captures included.
+        known: name of a tensor in it -> its shape, and its value; None: the value is not known.
+
+    Returns:
+        Name of the tensor -> `TensorShape`.
+    """
+    scratch = tf.Graph()
+    with scratch.as_default():
+        given = {t.name: _stand_in(t, shape, None) for t, shape in zip(graph.inputs, shapes)}
+        for name, (shape, value) in known.items():
+            given[name] = _stand_in(graph.get_tensor_by_name(name), shape, value)
+        definition = graph.as_graph_def()
+        for node in definition.node:
+            node.attr.pop("_class", None)  # can name operations of other graphs
+        tf.graph_util.import_graph_def(definition, input_map=given, name="")
+        found = {tensor.name: _shape(tensor) for op in scratch.get_operations() for tensor in op.outputs}
+    return found | {name: _shape(tensor) for name, tensor in given.items()}
+
+
+def _stand_in(tensor: Any, shape: Any, value: np.ndarray | None) -> Any:
+    """A tensor in the current graph with a shape, and with a value where it is known."""
+    if value is not None:
+        return tf.constant(value, tensor.dtype, name="known")
+    if tensor.dtype != tf.variant:
+        placeholder = tf.compat.v1.placeholder(tensor.dtype, shape, "given")
+        copy_handle_data(tensor, placeholder)
+        return placeholder
+    placeholder = tf.compat.v1.placeholder(tensor.dtype, [], "given")
+    described = get_resource_handle_data(tensor)
+    if shape is not None and len(described.shape_and_type) == 1:
+        described.shape_and_type[0].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+    set_handle_data(placeholder, described)
+    return placeholder
+
+
+def _shape(tensor: Any) -> tf.TensorShape:
+    """The shape of a tensor, or of the elements of a list."""
+    if tensor.dtype != tf.variant:
+        return tensor.shape
+    described = get_resource_handle_data(tensor).shape_and_type
+    return tf.TensorShape(described[0].shape if len(described) == 1 else None)
