@@ -1,4 +1,4 @@
-"""Optimizers and metrics keep their variables across fits, whichever device these are on."""
+"""Optimizers and metrics keep their variables across fits, whether created inside or outside the strategy's scope."""
 
 import helpers
 import keras

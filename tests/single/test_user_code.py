@@ -436,7 +436,7 @@ class Adds(Count):
 
 
 class TracksItsStep(Net):
-    """Updates metrics with gathered samples, with values without a batch axis, and with constant weights."""
+    """Updates metrics with gathered samples, with values without a batch axis, and with weights independent of samples."""
 
     def __init__(self):
         super().__init__()
