@@ -100,7 +100,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--replicas", type=_numbers, help="numbers of logical replicas, such as 1,2,4")
     parser.add_argument("--inputs", type=_names(("arrays", "dataset")), help="arrays, dataset, or both")
     parser.add_argument("--contestants", type=_names(tuple(BY_NAME)), help=f"some of {','.join(BY_NAME)}")
-    parser.add_argument("--rounds", type=int, help="rounds; every contestant runs once in each")
+    parser.add_argument("--rounds", type=int, help="rounds; every trainer runs once in each")
     parser.add_argument("--starts", type=int, help="number of processes in which the first step is timed")
     parser.add_argument("--scale", type=float, default=1.0, help="factor for the number of steps in an epoch")
     parser.add_argument(

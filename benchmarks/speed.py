@@ -1,4 +1,4 @@
-"""Runs the contestants of one setting in turns; each has its own process for all rounds."""
+"""Runs the trainers of one setting in turns; each has its own process for all rounds."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Plan:
     """The amount of measurements.
 
     Attributes:
-        rounds: rounds; every contestant runs once in each.
+        rounds: rounds; every trainer runs once in each.
         starts: number of processes in which the time to the first step is measured.
         steps: model -> steps of an epoch.
-        longest: most seconds of an epoch; a slower contestant gets shorter epochs.
+        longest: most seconds of an epoch; a slower trainer gets shorter epochs.
         epochs: epochs of a turn; the step time leaves the first one out.
         short_fits: number of first rounds in which a short fit is measured; None: all.
     """
@@ -43,10 +43,10 @@ class Plan:
 
 @dataclasses.dataclass
 class Result:
-    """The measurements of one contestant in one setting: one number per round (or start), in seconds or bytes.
+    """The measurements of one trainer in one setting: one number per round (or start), in seconds or bytes.
 
     Attributes:
-        name: the contestant's name.
+        name: the trainer's name.
         skipped: the reason if nothing was measured, or None.
         steps: steps of its epochs.
         values: "step" (steady), "step_of_all" (whole call, the first epoch included), "epoch", "first_step", "import",
@@ -64,11 +64,11 @@ class Result:
 
 
 class Lost(Exception):
-    """A contestant failed; the message is the reason."""
+    """A trainer failed; the message is the reason."""
 
 
 class Process:
-    """The process of a contestant: it reads one order per line and answers each within `PATIENCE` seconds."""
+    """The process of a trainer: it reads one order per line and answers each within `PATIENCE` seconds."""
 
     def __init__(self, contestant: Contestant, task: Task) -> None:
         devices = f"--xla_force_host_platform_device_count={task.replicas}"
@@ -132,9 +132,9 @@ class Process:
 def measure(
     task: Task, contestants: Iterable[Contestant], plan: Plan, say: Callable[[str], None]
 ) -> list[Result]:
-    """Measures every contestant on `task`; the result of one that cannot take part has the reason.
+    """Measures every trainer on `task`; the result of one that cannot take part has the reason.
 
-    While one contestant runs, the others are idle. Another one begins each round, so that other load on the machine and
+    While one trainer runs, the others are idle. Another one begins each round, so that other load on the machine and
     effects of the previous turn fall on all of them alike.
     """
     results: list[Result] = []
@@ -216,7 +216,7 @@ def _turn(process: Process, task: Task, plan: Plan, result: Result, number: int)
 
 
 def _guarded(result: Result, say: Callable[[str], None], measure_it: Callable[[], None]) -> None:
-    """Runs a measurement; a contestant that fails is skipped from then on, and its result has the reason."""
+    """Runs a measurement; a trainer that fails is skipped from then on, and its result has the reason."""
     if result.skipped is not None:
         return
     try:

@@ -1,4 +1,4 @@
-"""Draws the step times: a panel for each setting, a bar for each contestant."""
+"""Draws the step times: a panel for each setting, a bar for each trainer."""
 
 from __future__ import annotations
 

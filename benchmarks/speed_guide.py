@@ -17,21 +17,21 @@ _REPLACED = {
     "jit_compile=False": "`jit_compile=False`",
     "jit_compile=True": "`jit_compile=True`",
 }
-GROWTH = ("ours", "keras")  # contestants of the table of growing step times
+GROWTH = ("ours", "keras")  # trainers of the table of growing step times
 _SEVERAL = ("ours", "tf_graph", "keras", "tf_keras")
 _PIPELINES = ("ours", "tf_graph", "keras", "keras_100", "keras_jax_100")
 _HEADS = {"mlp": "MLP", "cnn": "CNN", "transformer": "transformer"}
 
 
 def is_shown(contestant: Contestant, task: Task) -> bool:
-    """Whether the guide's table of this setting includes the contestant."""
+    """Whether the guide's table of this setting includes the trainer."""
     if task.replicas > 1:
         return task.input == "arrays" and contestant.name in _SEVERAL
     return task.input == "arrays" or contestant.name in _PIPELINES
 
 
 def guide_name(label: str) -> str:
-    """The name of a contestant in the guide.
+    """The name of a trainer in the guide.
 
     >>> guide_name("Keras 3 on TensorFlow, fit, jit_compile=True")
     'Keras 3 on TensorFlow, `jit_compile=True`'

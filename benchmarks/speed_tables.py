@@ -14,7 +14,7 @@ from .tables import markdown
 Settings = list[tuple[Task, list[Result]]]
 
 NOTES = """\
-Medians over the rounds, with the quartiles in brackets. In every round the contestants take turns while the others are idle.
+Medians over the rounds, with the quartiles in brackets. In every round the trainers take turns while the others are idle.
 
 - **step**: steady state. The time of an epoch divided by its steps, without the first epoch of a call.
 - **with the first epoch**: the time of the whole call of `fit` divided by its steps.
@@ -38,7 +38,7 @@ def best_hand_written(results: Iterable[Result]) -> Result | None:
 
 
 def find(results: Iterable[Result], name: str) -> Result | None:
-    """The result of a contestant that was measured."""
+    """The result of a trainer that was measured."""
     return next((r for r in results if r.name == name and r.skipped is None), None)
 
 
@@ -66,11 +66,11 @@ def page(settings: Settings, growth: Settings, facts: dict[str, Any]) -> str:
 
 
 def table(results: list[Result]) -> str:
-    """The table of one setting: a line for each contestant, fastest first."""
+    """The table of one setting: a line for each trainer, fastest first."""
     ran = sorted((r for r in results if r.skipped is None), key=lambda r: statistics.median(r.values["step"]))
     best, keras = median(best_hand_written(results), "step"), median(find(results, "keras"), "step")
     head = [
-        "contestant",
+        "trainer",
         "step, us",
         "/ best hand-written loop",
         "/ Keras 3 fit",

@@ -1,4 +1,4 @@
-"""Lists the contestants: every trainer of the comparison. Each runs in its own process, which imports its framework."""
+"""Lists the trainers of the comparison. Each runs in its own process, which imports its framework."""
 
 from __future__ import annotations
 

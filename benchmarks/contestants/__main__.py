@@ -1,4 +1,4 @@
-"""Runs one contestant: answers each line of JSON on its input with one line on its output."""
+"""Runs one trainer: answers each line of JSON on its input with one line on its output."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The hand-written JAX loop: `lax.scan` over the steps of an epoch, compiled as a whole, with the data on the device.
 
-It calls Keras' model and Adam through their stateless API, so that the computation is the same for all contestants.
+It calls Keras' model and Adam through their stateless API, so that the computation is the same for all trainers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The task of a contestant: model, data, and number of replicas."""
+"""The task of a trainer: model, data, and number of replicas."""
 
 from __future__ import annotations
 

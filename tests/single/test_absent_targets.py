@@ -1,4 +1,4 @@
-"""Outputs without a target: None stands in a list of targets, as in Keras."""
+"""Outputs without a target: a list of targets may contain `None`, as in Keras."""
 
 import helpers
 import keras

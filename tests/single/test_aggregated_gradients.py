@@ -1,4 +1,4 @@
-"""`aggregate_gradients` in a step of the user's own: the gradient of the global batch, before it is applied."""
+"""`aggregate_gradients` in a custom `train_step` returns the gradient of the global batch before it is applied."""
 
 import helpers
 import keras
@@ -9,14 +9,14 @@ import tensorflow as tf
 import unisono
 from unisono import optimizers
 
-ROWS, CLIP = 15, 0.05  # batches of 5 rows, uneven on 2 and on 3 replicas
+ROWS, CLIP = 15, 0.05  # batches of 5 samples, uneven on 2 and on 3 replicas
 X = np.random.default_rng(1).normal(size=(ROWS, 4)).astype("float32")
 Y = (X @ [1.0, -2.0, 0.5, 3.0])[:, None].astype("float32")
 STRATEGIES = ["none", "mirrored2", "mirrored3", "central2"]
 
 
 class CustomStep(unisono.Model):
-    """Clips the gradient of the global batch, after a penalty on the gradient at the inputs, and logs its norm."""
+    """Clips the gradient of the global batch, after a penalty on the input gradient, and logs its norm."""
 
     def train_step(self, data):
         x, y = data
@@ -88,7 +88,7 @@ def test_custom_step_in_half_precision_equals_one_device_and_is_unscaled_once(al
 
 
 def quadratic(optimizer, replicas=2):
-    """`step(fn)` runs `fn(gradient, variable)` on each replica r with the scaled gradient r + 1 of a scalar's loss."""
+    """`step(fn)` runs `fn(gradient, variable)` on each replica r; the scaled gradient of a scalar's loss is r + 1."""
     strategy = helpers.mirrored(replicas)
     with strategy.scope():
         variable = keras.Variable(0.0)

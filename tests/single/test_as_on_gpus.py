@@ -1,4 +1,4 @@
-"""Steps made as for GPUs, so that the host waits for none, computed on CPUs: the numbers of one replica on a CPU."""
+"""Steps traced as for GPUs, so that the host never blocks, and computed on CPUs match a single replica on a CPU."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ from unisono.optimizers.stages import aggregators, user_code
 RANDOM = np.random.default_rng(7)
 TOKENS = RANDOM.integers(0, 9, (22, 5)).astype(
     "int32"
-)  # not divisible by the batch of 6, nor it by 4 replicas
+)  # not divisible by the batch size 6, which is not divisible by 4 replicas
 LABELS = RANDOM.integers(0, 3, 22).astype("int32")
 IMAGES = RANDOM.normal(size=(22, 4, 4, 1)).astype("float32")
 L = keras.layers
@@ -23,7 +23,7 @@ L = keras.layers
 
 @pytest.fixture
 def as_on_gpus(monkeypatch):
-    """The gradients of which the rows were merged."""
+    """Traces steps as for GPUs; returns the gradients whose duplicate rows were merged."""
     for module in (devices, replicas, user_code):
         monkeypatch.setattr(module, "is_gpu", lambda device: True)
     merged, original = [], aggregators.merged_rows
@@ -34,7 +34,7 @@ def as_on_gpus(monkeypatch):
 def text(rows, cls=unisono.Model):
     tokens = keras.Input((None,), dtype="int32")
     x = L.Embedding(rows, 4, mask_zero=True)(tokens)
-    x = L.Dense(4, "tanh")(x)  # the rows of a batch, and the tokens of a row, are not known
+    x = L.Dense(4, "tanh")(x)  # batch size and sequence length are unknown
     return cls(tokens, L.Dense(3)(L.GlobalAveragePooling1D()(x)))
 
 
@@ -85,9 +85,9 @@ def test_steps_made_as_for_gpus_give_the_numbers_of_one_replica(name, request):
 @pytest.mark.short("weights")
 @pytest.mark.parametrize("level", ["optimizer", "weights"])
 def test_skipped_step_with_sharded_state_leaves_what_was_accumulated(level, request):
-    """The branches of accumulation run in threads of their own, where writes must be guarded as well."""
+    """The branches of gradient accumulation run in separate threads; the guard must hold there too."""
     images = IMAGES.copy()
-    images[9] = np.nan  # of the second batch, whose update is due
+    images[9] = np.nan  # in the second batch, whose update is due
 
     def fit():
         keras.utils.set_random_seed(3)

@@ -1,4 +1,4 @@
-"""What cannot be trained is refused before the first step, with the argument and its value; no weight has changed."""
+"""Inputs that cannot be trained on raise before the first step, with the argument and its value; no weight changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def small_model(strategy: Any = None, compiled: bool = True, **arguments: Any) -
 
 @pytest.fixture(scope="module")
 def model():
-    """One model for all refusals: none of them changes it."""
+    """One model for all cases: an error does not change it."""
     return small_model(helpers.mirrored(2))
 
 
@@ -264,7 +264,7 @@ class Twice(unisono.Model):
 
 
 OWN_LINE = r"line of the user.*test_bad_input.py, line"
-# layers, loss, shape of `x`, shape of `y`, what the error says
+# layers, loss, shape of `x`, shape of `y`, expected error
 NOT_OF_THE_DATA = {
     "convolution": (
         [keras.Input((None, None, 1)), keras.layers.Conv2D(2, 5)],

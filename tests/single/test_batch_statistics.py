@@ -1,4 +1,4 @@
-"""Batch statistics: synchronized they are those of one device; otherwise what is kept is one and the same everywhere."""
+"""Batch statistics: synchronized ones match a single device; others are the same on all replicas."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def train(
 
 
 class CustomStep(helpers.GradientsOfItsOwn, unisono.Model):
-    """Takes the gradient of its replica's own loss."""
+    """Takes the gradient of the replica's own loss."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_synchronized_in_a_custom_step_equals_one_device():
     helpers.assert_close(actual, expected, helpers.FLOAT32)
 
 
-# 10 rows in batches of 4: uneven on 3 replicas, and one replica has no rows in the last batch.
+# 10 samples in batches of 4: uneven on 3 replicas, and one replica has no samples in the last batch.
 @pytest.mark.short("central2-5")
 @pytest.mark.parametrize("name, batch", [("mirrored3", 4), ("central2", 5)])
 def test_synchronized_equals_one_device(name, batch):
@@ -101,7 +101,7 @@ def test_not_synchronized_keeps_the_mean_weighted_with_samples():
     model = only_normalization(strategy)
     x = rows(5, 3)
     model.fit(x, x, batch_size=5, epochs=1, shuffle=False, verbose=0)
-    parts = [x[:2], x[2:]]  # 5 rows on 2 replicas
+    parts = [x[:2], x[2:]]  # 5 samples on 2 replicas
     mean = sum(len(part) * part.mean(0) for part in parts) / 5
     variance = sum(len(part) * part.var(0) for part in parts) / 5
     layer = model.layers[-1]
@@ -133,7 +133,7 @@ def test_identical_samples_are_predicted_identically():
 
 
 class Counters(keras.layers.Layer):
-    """State of a layer's own: a number of steps, and a running maximum of what it saw."""
+    """State of a custom layer: float and integer step counters."""
 
     def build(self, shape):
         self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
@@ -164,7 +164,7 @@ def test_counters_of_a_layer_count_steps(name):
 
 
 def test_gradient_of_normalization_is_that_of_each_replicas_own_samples():
-    """Against the sum of the gradients of three parts, each normalized by itself."""
+    """The expected gradient is the sum over three shards, each normalized separately."""
     layers = lambda: [  # noqa: E731
         keras.Input((6,)),
         keras.layers.Dense(8, "relu"),

@@ -1,4 +1,4 @@
-"""Our callbacks in a loop that is not our `fit`: the user's own with a `keras.callbacks.CallbackList`, or plain Keras'."""
+"""Unisono's callbacks outside its `fit`: in a custom loop with `keras.callbacks.CallbackList`, or in Keras' `fit`."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ STEPS, EPOCHS = 5, 2
 
 def model_of(kind):
     """(model, strategy) of `kind`: "ours" (on two replicas), "plain" (Keras) or "plain, not compiled"."""
-    keras.utils.clear_session()  # the names of a new process
+    keras.utils.clear_session()  # the same names as in a new process
     keras.utils.set_random_seed(7)
     strategy = mirrored(2) if kind == "ours" else None
     with strategy.scope() if strategy else contextlib.nullcontext():
@@ -32,7 +32,7 @@ def model_of(kind):
 
 
 def custom_step(model, strategy):
-    """A step as in TensorFlow's guide on custom loops, with a summary in it."""
+    """A step as in TensorFlow's guide on custom loops, with a summary."""
     optimizer = getattr(model, "optimizer", None) or keras.optimizers.Adam(0.1)
     strategy = strategy or tf.distribute.get_strategy()
 
@@ -54,7 +54,7 @@ def custom_step(model, strategy):
 
 
 def drive(model, callbacks, step, first=(0, 0), stop_at=None, **params):
-    """The loop: training, a validation after each epoch; `stop_at` (epoch, step) is where it is killed."""
+    """The loop: training, and validation after each epoch; it is interrupted at `stop_at` (epoch, step)."""
     every = keras.callbacks.CallbackList(callbacks, add_history=True, model=model, **params)
     every.on_train_begin()
     first = first() if callable(first) else first
@@ -76,7 +76,7 @@ def drive(model, callbacks, step, first=(0, 0), stop_at=None, **params):
 
 
 def events(folder):
-    """{tag: [steps]} of the scalars in a folder."""
+    """{tag: [steps]} of the scalars in a log directory."""
     found = {}
     for path in sorted(folder.glob("events*")):
         for event in EventFileLoader(str(path)).Load():
@@ -85,7 +85,7 @@ def events(folder):
     return found
 
 
-# A busy machine may pause while the loop of the test reads its input.
+# A busy machine may pause while the test loop reads its input.
 @pytest.mark.filterwarnings("ignore:The last epoch spent")
 @pytest.mark.parametrize("kind", ["ours", "plain", "plain, not compiled"])
 def test_every_callback_works_in_a_loop_of_the_users_own(kind, tmp_path, capsys):
@@ -143,7 +143,7 @@ def test_loop_of_the_users_own_resumes_with_the_bits_of_one_that_ran_through(kin
         backup = ours.BackupAndRestore(tmp_path / f"{stop_at}", save_freq=2, background=False)
         drive(model, [schedule, backup], custom_step(model, strategy), stop_at=stop_at)
         if stop_at:
-            backup.on_fit_exit()  # gives back what the end of a process does
+            backup.on_fit_exit()  # releases what the end of a process releases
             model, strategy = model_of(kind)
             backup = ours.BackupAndRestore(tmp_path / f"{stop_at}", save_freq=2)
             begin = lambda backup=backup: (backup.initial_epoch, backup.initial_step)  # noqa: E731

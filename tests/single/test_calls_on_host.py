@@ -1,4 +1,4 @@
-"""Gradient accumulation where the host counts the calls as well: the bits of a fit in which only the device does."""
+"""Gradient accumulation with a call counter on the host matches the counter on the device bit for bit."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ RANDOM = np.random.default_rng(5)
 X = RANDOM.normal(size=(44, 4)).astype("float32")
 Y = RANDOM.normal(size=(44, 1)).astype("float32")
 WITH_OVERFLOW = Y.copy()
-WITH_OVERFLOW[17] = 1e30  # of the fifth micro-batch
+WITH_OVERFLOW[17] = 1e30  # in the fifth micro-batch
 
 
 def adam(steps=3):
@@ -29,12 +29,12 @@ def scaled():
 
 
 def several_scaled():
-    """What is skipped counts for none of those inside."""
+    """A skipped step counts for none of the inner optimizers."""
     return unisono.mixed_precision.LossScaleOptimizer(several())
 
 
 class MovesTheCount(keras.callbacks.Callback):
-    """Writes the count between two executions, as what restores an optimizer does."""
+    """Changes the count between two compiled calls, as restoring an optimizer does."""
 
     def on_epoch_end(self, epoch, logs=None):
         if epoch == 0:
@@ -53,7 +53,7 @@ def trained(optimizer, y=Y, replicas=1, callbacks=(), **options):
 
 
 def counted(monkeypatch):
-    """The steps for which the host knew the calls, as they are traced."""
+    """The traced steps for which the host knew the call counts."""
     known, original = [], CallsOnHost.next
 
     def next(self):

@@ -1,4 +1,4 @@
-"""Sums in 16 bits whose rounding is carried over: nothing is lost, in skipped steps, under a loss scale, after a resume."""
+"""16-bit sums with error feedback lose nothing: with skipped steps, under a loss scale, after a resume."""
 
 import helpers
 import keras
@@ -11,11 +11,11 @@ from unisono.optimizers import HalfPrecisionAggregation
 from unisono.optimizers.stages.error_feedback import errors_of
 
 STEPS = 64
-HALF_ULP = 2.0**-9  # of bfloat16, relative to the number
+HALF_ULP = 2.0**-9  # of bfloat16, relative
 
 
 def stepped(strategy, gradients, aggregator, steps=STEPS, wrap=None, variable=None):
-    """The variable after `steps` steps of SGD(1) from 0, in each of which replica r has `gradients[r]`; the optimizer."""
+    """The variable and the optimizer after `steps` steps of SGD(1) from 0; replica r has the gradient `gradients[r]`."""
     with strategy.scope():
         variable = variable or keras.Variable(np.zeros(len(gradients[0]), "float32"))
         optimizer = unisono.optimizers.SGD(1.0, gradient_aggregator=aggregator)
@@ -40,7 +40,7 @@ def copies(strategy, variable):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_what_is_rounded_away_is_carried_over(dtype):
     two = helpers.mirrored(2)
-    gradients = [[1 + 2.0**-12, -3 - 2.0**-13, 0.1], [0.0, 0.0, 0.0]]  # nothing is rounded in the sum
+    gradients = [[1 + 2.0**-12, -3 - 2.0**-13, 0.1], [0.0, 0.0, 0.0]]  # the sum needs no rounding
     exact = -STEPS * np.sum(np.array(gradients, "float32").astype("float64"), axis=0)
     bound = (HALF_ULP if dtype == "bfloat16" else 2.0**-12) * 4 + 1e-5 * np.abs(exact)
     carried, _ = stepped(two, gradients, HalfPrecisionAggregation(dtype, carry_error=True))
@@ -79,7 +79,7 @@ def test_skipped_step_leaves_the_errors_and_a_loss_scale_does_not_change_them():
     plain, other = stepped(two, gradients, aggregator, steps=9)
     np.testing.assert_array_equal(
         variable.numpy(), plain.numpy()
-    )  # the scale is a power of two, and has grown
+    )  # the scale is a power of two and has grown
     [error], [expected] = errors_of(optimizer), errors_of(other)
     np.testing.assert_array_equal(copies(two, error), copies(two, expected))
     before = copies(two, error)
@@ -161,7 +161,7 @@ def test_model_is_near_that_of_float32_sums_and_its_file_holds_no_errors(tmp_pat
     exact.optimizer.gradient_aggregator = None
     exact.fit(**data(), epochs=2)
     for a, b in zip(model.get_weights(), exact.get_weights()):
-        np.testing.assert_allclose(a, b, atol=10 * 0.01 * HALF_ULP * 4)  # ten steps of Adam of 0.01 each
+        np.testing.assert_allclose(a, b, atol=10 * 0.01 * HALF_ULP * 4)  # ten Adam steps of 0.01 each
     model.save(tmp_path / "model.keras")
     with two.scope():
         loaded = unisono.load_model(tmp_path / "model.keras")

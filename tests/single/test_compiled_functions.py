@@ -1,4 +1,4 @@
-"""A function inside a model that says how it is compiled is compiled so, and a step that it is in has the right numbers."""
+"""A function in a model keeps its own compile options, and a step that contains it matches a single device."""
 
 import functools
 import os
@@ -18,7 +18,7 @@ layers = keras.layers
 NUMBERS = np.random.default_rng(0)
 X, Y = NUMBERS.normal(size=(10, 3, 3, 3, 4)), NUMBERS.normal(size=(10, 2))
 
-# One of each family of `keras.applications`, at about the smallest size of images that it takes.
+# One of each family of `keras.applications`, at about the smallest image size that it accepts.
 APPLICATIONS = {
     "ConvNeXtTiny": 32,
     "DenseNet121": 32,
@@ -38,7 +38,7 @@ APPLICATIONS = {
 
 
 class Grouped(layers.Layer):
-    """A convolution in groups, which on CPUs only XLA computes."""
+    """A grouped convolution, which only XLA supports on CPUs."""
 
     def build(self, shape):
         self.kernel = self.add_weight(shape=(2, 2, 2, 2, 4))
@@ -52,7 +52,7 @@ class Grouped(layers.Layer):
 
 
 class Counting(layers.Layer):
-    """Writes a state in a compiled function."""
+    """Updates state in a compiled function."""
 
     def build(self, shape):
         self.calls = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
@@ -67,7 +67,7 @@ class Counting(layers.Layer):
 
 
 class Layers:
-    """Keras' own compiled function, one of the user's, and one that writes."""
+    """Keras' own compiled function, a custom one, and one that updates state."""
 
     def __init__(self):
         super().__init__()
@@ -86,7 +86,7 @@ class Layers:
 
 
 class Gradients(Layers):
-    """A step whose gradients are taken in a compiled function."""
+    """A step that computes its gradients in a compiled function."""
 
     @tf.function(jit_compile=True)
     def gradients(self, x, y):
@@ -101,7 +101,7 @@ class Gradients(Layers):
 
 
 class WholeStep(Gradients):
-    """A step that is compiled as a whole: where replicas exchange something in it, it cannot be."""
+    """A step compiled as a whole: not possible where the replicas communicate."""
 
     train_step = tf.function(Gradients.train_step, jit_compile=True)
 
@@ -111,7 +111,7 @@ def numbers(kind, base, on=None, **how):
     keras.utils.set_random_seed(1)
     with helpers.scope(on):
         model = type(kind.__name__, (kind, base), {})()
-        if base is keras.Model:  # whose functions keep what they were traced with first
+        if base is keras.Model:  # whose functions keep their first trace
             model(X[:1])
             model.all[2].calls.assign(0)
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", **how)

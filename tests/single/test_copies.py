@@ -1,4 +1,4 @@
-"""Copies of models and optimizers of ours are ours, whoever makes them, and go on with the bits of the original."""
+"""Copies of Unisono's models and optimizers stay Unisono's, whatever copies them, and continue bit for bit."""
 
 import copy
 import pickle
@@ -107,9 +107,7 @@ def test_copies_are_ours_and_train_on_with_the_bits_of_the_original(kind, tmp_pa
             np.testing.assert_array_equal(mine, first, err_msg=how)
         expected = expected or after
     for mine, original in zip(fit(model), expected, strict=True):
-        np.testing.assert_allclose(
-            mine, original, rtol=1e-5, atol=1e-6
-        )  # two replicas, the copies are on one
+        np.testing.assert_allclose(mine, original, rtol=1e-5, atol=1e-6)  # two replicas; the copies have one
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -118,7 +116,7 @@ def test_clones_are_ours(kind):
     for how, make in CLONES.items():
         cloned = make(model)
         assert isinstance(cloned, unisono.Model) and type(cloned).__name__ == type(model).__name__, how
-        if how != "configuration":  # as in Keras, it does not say how the model was compiled
+        if how != "configuration":  # as in Keras, it has no compile arguments
             assert type(cloned.optimizer) is type(model.optimizer), how
             assert cloned.optimizer.gradient_transformers and cloned._auto_jit, how
             cloned.run_eagerly = True
@@ -148,9 +146,7 @@ def test_saved_configuration_under_our_name_gives_our_optimizer():
         assert isinstance(read_back, unisono.optimizers.Adam) and read_back.gradient_transformers
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Skipping variable loading"
-)  # of an optimizer that has not been used, as in Keras
+@pytest.mark.filterwarnings("ignore:Skipping variable loading")  # of an unused optimizer, as in Keras
 def test_wrapper_of_keras_for_scikit_learn_trains_with_ours():
     def build(X, y, units=3):
         model = unisono.Sequential(

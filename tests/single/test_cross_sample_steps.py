@@ -1,4 +1,4 @@
-"""Steps whose numbers depend on several samples at once: uneven replicas, compared with one device."""
+"""Steps with computation across samples, on uneven replicas, match a single device."""
 
 import warnings
 
@@ -15,11 +15,11 @@ pytestmark = pytest.mark.usefixtures("float64")
 L = keras.layers
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(23, 5)), RNG.normal(size=(23, 2))
-BATCH = 7  # uneven on two replicas; the last batch has 2 rows
+BATCH = 7  # uneven on two replicas; the last batch has 2 samples
 
 
 class Net(unisono.Model):
-    """Trains with a step of its own: `loss_of` says with which loss, `changed` what is done with its gradients."""
+    """Has a custom `train_step`: `loss_of` computes the loss, `changed` transforms the gradients."""
 
     def __init__(self, between=L.Identity):
         super().__init__()
@@ -68,7 +68,7 @@ class MaskedMean(Net):
 
 
 class Minimized(MaskedMean):
-    """Its optimizer takes the gradient, and a metric is given rows."""
+    """The optimizer computes the gradient, and a metric gets per-sample values."""
 
     def train_step(self, data):
         x, y = data
@@ -80,7 +80,7 @@ class Minimized(MaskedMean):
 
 
 class RootOfMean(Net):
-    """Divides by the rows that the step sees."""
+    """Divides by the number of samples that the step gets."""
 
     def loss_of(self, x, y, training):
         total = tf.reduce_sum((y - self(x, training=training)) ** 2)
@@ -94,7 +94,7 @@ class SumAndPenalty(Net):
 
 
 class Covariances(Net):
-    """Compares matrices without rows, which are computed of sums."""
+    """Compares matrices without a batch axis, which are computed from sums."""
 
     def loss_of(self, x, y, training):
         z = self(x, training=training)
@@ -114,7 +114,7 @@ class WorstRow(Net):
 
 
 class LearnedWeights(Net):
-    """Weighs two losses with variables, outside of what has rows."""
+    """Weighs two losses with variables, outside of per-sample computation."""
 
     def __init__(self):
         super().__init__()
@@ -126,7 +126,7 @@ class LearnedWeights(Net):
 
 
 class Balanced(L.Layer):
-    """A mixture of experts, with a loss of what each of them gets."""
+    """A mixture of experts, with a load-balancing loss."""
 
     def build(self, shape):
         self.gate, self.experts = L.Dense(3, activation="softmax"), [L.Dense(6) for _ in range(3)]
@@ -153,7 +153,7 @@ class Clipped(Net):
 
 
 class ClippedLater(Net):
-    """The limit is not reached in the first steps."""
+    """The first steps do not reach the limit."""
 
     def changed(self, gradients):
         return [tf.clip_by_norm(g, 0.7) for g in gradients]
@@ -164,7 +164,7 @@ class ClippedMaskedMean(MaskedMean):
 
 
 class TracksNorms(Net):
-    """Logs of gradients, and numbers that are computed of means, sums and the largest."""
+    """Logs functions of gradients, and of means, sums and maxima."""
 
     def logged(self, loss, gradients):
         norm = tf.linalg.global_norm(gradients)
@@ -193,7 +193,7 @@ class SharpnessAware(Net):
 
 
 class Projected(Net):
-    """Two gradients of one persistent tape, of which one is projected where they point apart."""
+    """Two gradients from one persistent tape; conflicting ones are projected."""
 
     def train_step(self, data):
         x, y = data
@@ -212,7 +212,7 @@ class Projected(Net):
 
 
 class AccumulatesInBranch(Net):
-    """Applies what two steps have added up, in a branch."""
+    """Applies the accumulated gradients of two steps in a branch."""
 
     def build(self, shape):
         for layer, width in ((self.first, 5), (self.last, 6)):
@@ -240,7 +240,7 @@ class AccumulatesInBranch(Net):
 
 
 class Embeds(Clipped):
-    """The gradient of a table has rows."""
+    """The gradient of an embedding table is sparse."""
 
     def __init__(self):
         super().__init__(lambda: L.Embedding(9, 3))
@@ -264,7 +264,7 @@ class ContrastiveWithStatistics(Contrastive):
 
 
 class Queue(Net):
-    """Keeps the outputs of earlier batches, and compares with them."""
+    """Compares with stored outputs of earlier batches."""
 
     def __init__(self):
         super().__init__()
@@ -279,7 +279,7 @@ class Queue(Net):
 
 
 class HasSideEffects(Net):
-    """Python code of which the loss depends, which only a real step may run."""
+    """The loss depends on Python code, which must run in real steps only."""
 
     def loss_of(self, x, y, training):
         factor = tf.numpy_function(lambda a: a, [tf.constant(0.5, tf.float64)], tf.float64)
@@ -288,7 +288,7 @@ class HasSideEffects(Net):
 
 
 def trained(make, replicas, **settings):
-    """Weights, the logs of training and evaluation, and what was warned of."""
+    """Weights, logs of training and evaluation, and warnings."""
     keras.utils.set_random_seed(2)
     with mirrored(replicas).scope() if replicas > 1 else tf.distribute.get_strategy().scope():
         model = make()
@@ -368,7 +368,7 @@ def test_added_loss_of_the_standard_step_matches_one_device():
 
 
 class Views(unisono.Model):
-    """Encodes two views of each row at once, one after the other."""
+    """Encodes two views of each sample at once, one after the other."""
 
     def __init__(self):
         super().__init__()

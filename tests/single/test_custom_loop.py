@@ -1,4 +1,4 @@
-"""The custom loop of the guide gives, step by step, the losses and weights of one device and of `fit`."""
+"""The custom loop of the guide matches the losses and weights of a single device and of `fit`, step by step."""
 
 import helpers
 import keras
@@ -9,7 +9,7 @@ import tensorflow as tf
 import unisono
 from unisono.distribute import global_batch_size, global_mean
 
-STEPS, ROWS = 4, 7  # rows do not divide by 2, 3 or 4
+STEPS, ROWS = 4, 7  # the batch size is not divisible by 2, 3 or 4
 OPTIONS = {"learning_rate": 0.05, "global_clipnorm": 0.5, "weight_decay": 0.01}
 
 
@@ -27,7 +27,7 @@ def build(model_class=keras.Sequential):
 
 
 def loop(strategy, dtype, weighted, in_graph=True):
-    """The losses of each step and the weights at the end."""
+    """The losses of each step and the final weights."""
     replicas = strategy.num_replicas_in_sync
     with strategy.scope():
         model, optimizer = build(), unisono.optimizers.Adam(**OPTIONS)
@@ -60,7 +60,7 @@ def loop(strategy, dtype, weighted, in_graph=True):
 
 
 def fit(dtype, weighted):
-    """The same with `train_on_batch` on one device."""
+    """The same with `train_on_batch` on a single device."""
     model = build(unisono.Sequential)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(unisono.optimizers.Adam(**OPTIONS), loss, run_eagerly=True)
@@ -81,7 +81,7 @@ def test_loop_equals_fit_on_one_device(dtype, weighted):
     tolerance = helpers.FLOAT32 if dtype == "float32" else helpers.FLOAT64
     for replicas in (1, 2, 3, 4):
         actual = loop(helpers.mirrored(replicas), dtype, weighted, in_graph=replicas % 2 == 1)
-        helpers.assert_close(actual[0], expected[0], helpers.FLOAT32, "losses")  # fit logs in float32
+        helpers.assert_close(actual[0], expected[0], helpers.FLOAT32, "losses")  # `fit` logs in float32
         helpers.assert_close(actual[1], expected[1], tolerance, "weights")
 
 
@@ -150,7 +150,7 @@ def test_loop_written_without_global_mean_like_the_tutorials():
 
 
 def test_strategies_of_several_sizes_with_tensorflows_collectives_share_a_process():
-    """TensorFlow gives the collectives of every `MirroredStrategy` one group, which has one size."""
+    """TensorFlow gives the collectives of all `MirroredStrategy` instances one group of a fixed size."""
 
     def sums(replicas):
         strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
@@ -170,7 +170,7 @@ def test_strategies_of_several_sizes_with_tensorflows_collectives_share_a_proces
 
 @pytest.mark.parametrize("name", ["mirrored3", "central2"])
 def test_loop_of_tensorflows_guide_draws_on_each_replica_and_counts_each_sample_once(name):
-    """A plain function for `strategy.run`, as TensorFlow's guide has it, eagerly and in a graph."""
+    """A plain function for `strategy.run`, as in TensorFlow's guide, eagerly and in a graph."""
     strategy = helpers.strategy(name)
     replicas, rows = strategy.num_replicas_in_sync, 20
 

@@ -1,4 +1,4 @@
-"""Steps that users wrote for one device give the numbers of one device under replicas, batch by batch."""
+"""Custom steps written for a single device match the single-device result on replicas, batch by batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 import unisono
 
 ROWS, FEATURES = 10, 3
-# 4, 4 and 2 rows: uneven on 3 replicas, one of which has no rows at the end; 5 rows are uneven too, and make one graph.
+# 4, 4 and 2 samples: uneven on 3 replicas, and one has none at the end. 5 samples are uneven too, and need one graph only.
 UNEVEN_END, EVEN_END = 4, 5
 
 
@@ -40,7 +40,7 @@ class Base(unisono.Model):
 
 
 class PlainMean(Base):
-    """A loss made of TensorFlow's operations, a tracker of its own, logs that are no metrics."""
+    """A loss of TensorFlow operations, a custom loss tracker, and logs that are not metrics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class KerasTutorial(Base):
 
 
 class Largest(keras.metrics.Metric):
-    """No sum of what the replicas see."""
+    """Not a sum over replicas."""
 
     def __init__(self) -> None:
         super().__init__(name="largest")
@@ -101,7 +101,7 @@ class Largest(keras.metrics.Metric):
 
 
 class LooksAtMetrics(KerasTutorial):
-    """Results of metrics are used in the step, and logged beside other numbers."""
+    """Uses metric results in the step, and logs them next to other values."""
 
     def train_step(self, data):
         logs = super().train_step(data)
@@ -110,7 +110,7 @@ class LooksAtMetrics(KerasTutorial):
 
 
 class LossObject(Base):
-    """A Keras loss called by hand, `optimizer.apply`, and nothing returned but metrics."""
+    """Calls a Keras loss directly, uses `optimizer.apply`, and returns only metrics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class OwnLossAndMetrics(Base):
 
 
 class LossUnderTheMetricsName(PlainMean):
-    """The log "loss" is the last batch's, although the model has a metric of that name, which nobody updates."""
+    """The log "loss" is that of the last batch, although the model has a metric of that name, which is never updated."""
 
     metrics = unisono.Model.metrics
 
@@ -154,7 +154,7 @@ class LossUnderTheMetricsName(PlainMean):
 
 
 class CountsByHand(Base):
-    """A step that was written for `tf.distribute`: it divides by the rows of all replicas itself."""
+    """A step written for `tf.distribute`: it divides by the global batch size itself."""
 
     def train_step(self, data):
         x, y = data
@@ -170,7 +170,7 @@ class CountsByHand(Base):
 
 
 class ClippedWeights(PlainMean):
-    """Weights are clipped after the update (a Wasserstein critic)."""
+    """Clips the weights after the update (a Wasserstein critic)."""
 
     def apply(self, tape, loss):
         super().apply(tape, loss)
@@ -179,7 +179,7 @@ class ClippedWeights(PlainMean):
 
 
 class MeanTeacher(ClippedWeights):
-    """A second set of weights follows the first; its outputs are part of the loss."""
+    """A teacher's weights are an average of the student's; its outputs are part of the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class MeanTeacher(ClippedWeights):
 
 
 class NoCall(unisono.Model):
-    """Layers that are built by the step itself."""
+    """The step builds the layers itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class NoCall(unisono.Model):
 
 
 class GAN(unisono.Model):
-    """Keras' own example, with a latent vector that is the same on one device and on several."""
+    """Keras' own example, with a latent vector that is the same for any number of replicas."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ class GAN(unisono.Model):
 
 
 class TimesReplicas(PlainMean):
-    """Multiplies its logs with the number of replicas, as guides do that scale losses by the global batch."""
+    """Multiplies its logs by the number of replicas, as in guides that scale losses by the global batch size."""
 
     def train_step(self, data):
         x, y = data
@@ -353,7 +353,7 @@ def check(actual: dict[str, Any], expected: dict[str, Any]) -> None:
 @pytest.mark.short("GAN", "PlainMean", "LossObject", "MeanTeacher", "TimesReplicas", "NoCall")
 @pytest.mark.parametrize("cls", MODELS, ids=lambda cls: cls.__name__)
 def test_custom_step_on_uneven_replicas_equals_one_device(cls, one_device):
-    replicas = 3 if cls in (PlainMean, LooksAtMetrics, GAN) else 2  # one of three has no rows at the end
+    replicas = 3 if cls in (PlainMean, LooksAtMetrics, GAN) else 2  # one of three has no samples at the end
     check(train(cls, helpers.mirrored(replicas)), one_device(cls))
 
 

@@ -1,4 +1,4 @@
-"""Diagnosis while training: where a number stopped being finite, and what makes training slow."""
+"""Diagnosis during training: where a value stopped being finite, and what makes training slow."""
 
 import functools
 import json
@@ -116,7 +116,7 @@ def test_slow_input_is_reported_with_its_share():
 
 
 def test_slow_generator_warns_in_a_real_fit(monkeypatch):
-    """Time goes on while the fit waits for a batch, and only then."""
+    """The clock advances only while the fit waits for a batch."""
     clock, lock, lap, waits = Clock(), threading.Lock(), Times.lap, [True]
 
     def noted(times, part):
@@ -179,7 +179,7 @@ def test_retracing_names_the_part_of_the_batch_that_changes():
 
 
 def test_diagnosis_of_a_healthy_run_is_silent(monkeypatch):
-    """Time goes on while steps are computed, and only then."""
+    """The clock advances only while steps are computed."""
     clock, lap = Clock(), Times.lap
 
     def noted(times, part):

@@ -1,7 +1,7 @@
-"""The copies of a variable are equal to the bit, whatever an optimizer or a user's stage adds up.
+"""The copies of a variable are bitwise identical, whatever sums an optimizer or a custom stage computes.
 
-TensorFlow's optimizer of graphs sorts the terms of a sum by name, and the names of operations differ from replica to
-replica. With a dozen variables the names of one replica sort differently from those of another.
+TensorFlow's graph optimizer sorts the terms of a sum by name, and operation names differ between replicas. With a dozen
+variables the names of one replica sort differently from those of another.
 """
 
 import functools
@@ -16,25 +16,25 @@ import tensorflow as tf
 import unisono
 from unisono import optimizers
 
-pytestmark = pytest.mark.as_for_users  # what sorts the terms
+pytestmark = pytest.mark.as_for_users  # the graph optimizer, which sorts the terms
 
 STEPS = 3
 
 
 def norm_by_hand(pairs):
-    """A chain of additions, which becomes one sum of many terms."""
+    """A chain of additions, which becomes one sum with many terms."""
     norm = tf.sqrt(functools.reduce(operator.add, [tf.reduce_sum(tf.square(g)) for g, _ in pairs]))
     return [(g / norm, v) for g, v in pairs]
 
 
 def mean_gradient(pairs):
-    """Sums of whole gradients."""
+    """Sums over entire gradients."""
     mean = tf.add_n([tf.reshape(g, [-1])[:3] for g, _ in pairs]) / len(pairs)
     return [(g + mean[0], v) for g, v in pairs]
 
 
 class ThreeTerms(keras.optimizers.Optimizer):
-    """A rule of the user's own, with slots and a sum of several terms."""
+    """A custom update rule, with optimizer state and a sum of several terms."""
 
     def build(self, variables):
         super().build(variables)
@@ -50,7 +50,7 @@ class ThreeTerms(keras.optimizers.Optimizer):
 
 
 class Wavy(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule of the user's own."""
+    """A custom schedule."""
 
     def __call__(self, step):
         t = tf.cast(step, tf.float32)
@@ -61,7 +61,7 @@ class Wavy(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def rounded(weights):
-    """A constraint of the user's own."""
+    """A custom constraint."""
     return weights * 0.999 + 1e-4 * tf.sin(weights) + 1e-5 * tf.cos(weights) + 1e-6 * tf.reduce_sum(weights)
 
 

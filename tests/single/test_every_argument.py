@@ -1,4 +1,4 @@
-"""Every argument of every public name refuses what it does not take, by its name and before the first step."""
+"""Every argument of every public function rejects invalid values before the first step; the error contains its name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import unisono
 from unisono import callbacks
 
 ERRORS = (ValueError, TypeError, OSError, RuntimeError)
-LONGEST = 700  # characters of a message
+LONGEST = 700  # characters in a message
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def table(tmp_path_factory):
 
 
 def outcome(subject: Subject, function: Any, argument: str, value: Any) -> str:
-    """ "taken", "refused", or what is wrong with the error."""
+    """ "taken" or "refused", or a description of a bad error message."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -49,7 +49,7 @@ def test_every_value_means_what_the_table_says(table, monkeypatch, tmp_path, cap
                 if (argument, label) in (
                     ("epochs", "10**30"),
                     ("return_dict", "array"),
-                ):  # lasts; NumPy's own words
+                ):  # lasts; NumPy's own wording
                     continue
                 expected = "taken" if label in KINDS[kind] else "refused"
                 found = outcome(subject, subject.call, argument, value)
@@ -62,7 +62,7 @@ def test_every_value_means_what_the_table_says(table, monkeypatch, tmp_path, cap
 
 
 def public_names() -> dict[str, Any]:
-    """The public functions and classes that are not Keras' own objects, errors or modules."""
+    """The public functions and classes, without Keras' own objects, errors and modules."""
     found = {}
     for package in (
         unisono,

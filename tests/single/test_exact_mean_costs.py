@@ -1,4 +1,4 @@
-"""What the exact mean costs: the collectives of one step, counted while the step is traced."""
+"""The cost of the exact mean: the collectives of one step, counted while the step is traced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import unisono
 
-pytestmark = pytest.mark.as_for_users  # what a step costs users
+pytestmark = pytest.mark.as_for_users  # the cost of a step for users
 
 REPLICAS = 2
 
@@ -48,15 +48,15 @@ def model(kind: str) -> Any:
     return made
 
 
-# (all-reduces, all-gathers) of one step; every step has one of all gradients.
+# (all-reduces, all-gathers) in one step; every step has one for all gradients.
 COSTS = {
     "rows": (1, 0),
-    "mask": (2, 0),  # the valid entries, known before the backward pass
-    "batch normalization": (3, 0),  # the moving mean and variance, which are sent together
-    "own loss": (1, 0),  # a mean of squares is a sum and a count
+    "mask": (2, 0),  # the number of valid entries, known before the backward pass
+    "batch normalization": (3, 0),  # the moving mean and variance, packed together
+    "own loss": (1, 0),  # a mean of squares needs a sum and a count
     "own loss by rows": (1, 0),
     "own metric": (1, 0),
-    "own step": (8, 0),  # and the logs: the loss, the totals and counts of three metrics; sent together
+    "own step": (8, 0),  # and the logs: the loss, the totals and counts of three metrics; packed together
 }
 
 

@@ -1,4 +1,4 @@
-"""`explain_step` and `python -m unisono explain`: what replicas communicate, how much, and which line causes it."""
+"""`explain_step` and `python -m unisono explain` report what replicas communicate, how much, and which line causes it."""
 
 import helpers
 import keras
@@ -39,7 +39,7 @@ def test_built_in_step_all_reduces_its_gradients_alone():
     assert dict(found.exits)["loss/total"] == "partial sum"
 
 
-@pytest.mark.as_for_users  # operations know their lines
+@pytest.mark.as_for_users  # operations have source lines
 def test_gathered_tensor_is_named_with_its_bytes_and_its_line():
     found = made(Contrastive, helpers.mirrored(2)).explain_step(X)
     gathered = next(each for each in found.collectives if each.kind == "all-gather")

@@ -1,4 +1,4 @@
-"""Finders try steps of training, and leave no trace of them."""
+"""Finders try training steps without side effects."""
 
 import helpers
 import keras
@@ -56,7 +56,7 @@ def test_largest_batch_is_found_without_running_out_of_memory(fixed):
             assert found == (rows if rows <= best else best // multiple * multiple)
             assert all(fixed + per_sample * size <= 2000 for size in tried)
     assert largest_that_fits(lambda size: 1950 + size, 2000, 999, 1) == 50  # nearly all of it is fixed
-    jumps = {4: 10, 8: 20}  # memory that does not grow in proportion, and an end that is not announced
+    jumps = {4: 10, 8: 20}  # memory use that is not proportional, and a sudden limit
     found = largest_that_fits(
         lambda size: jumps.get(size, size * 4.0 if size <= 37 else np.inf), 1000, 999, 1
     )
@@ -68,7 +68,7 @@ def test_largest_batch_is_found_without_running_out_of_memory(fixed):
 @pytest.mark.short("None")
 @pytest.mark.parametrize("kind", [None, "mirrored2"])
 def test_training_after_a_search_for_a_batch_size_has_the_same_bits(kind, monkeypatch):
-    """The memory is made up: a number for each row that was trained on."""
+    """The memory use is simulated: proportional to the number of samples."""
     sizes = []
 
     class Peak:
@@ -115,7 +115,7 @@ def test_rates_and_losses_are_those_of_one_replica():
     assert len(one.rates) < 40 and one.losses[-1] > 4 * min(one.losses)  # it diverged
     assert three.suggestion == pytest.approx(one.suggestion) and 1e-3 < one.suggestion < 1
     helpers.assert_close(three.losses[:-1], one.losses[:-1], 1e-4)
-    # a loss of one step each: the first is that of the first four rows in the order of the first epoch
+    # one loss per step: the first is that of the first four samples in the order of the first epoch
     assert one.losses[0] != one.losses[1]
 
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_searched_is_rejected():
     with pytest.raises(ValueError, match="`memory` must be None or a number above 0"):
         unisono.find_batch_size(make_model(), X, Y, memory=0)
     with pytest.raises(ValueError, match=r"A step with 4 samples .* only 1 MiB are free: use a smaller"):
-        unisono.find_batch_size(make_model(), X, Y, memory=2**20)  # less than this process has
+        unisono.find_batch_size(make_model(), X, Y, memory=2**20)  # less than this process uses
 
 
 def test_what_determinism_costs_is_said_once(monkeypatch, capsys):
@@ -169,6 +169,6 @@ def test_what_determinism_costs_is_said_once(monkeypatch, capsys):
     assert fit(draws, verbose=0) == []
     (line,) = fit(draws)
     assert "plain graph" in line and "ParallelMapDataset of the input, which draws random numbers" in line
-    assert fit(draws) == []  # it was said
+    assert fit(draws) == []  # warned already
     (line,) = fit(plain.batch(4), jit_compile=False)
     assert "plain graph" not in line and "It costs this fit: slower kernels" in line

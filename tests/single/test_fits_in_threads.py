@@ -1,4 +1,4 @@
-"""Fits in several threads: each has the numbers that it has alone, wherever the threads take turns."""
+"""Concurrent fits in several threads match separate fits, wherever the threads switch."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ import unisono
 from unisono.trainer.step.global_metrics import losses_count_samples, metrics_of
 
 ROWS, BATCH, EPOCHS = 12, 4, 2
-HANGS = 30.0  # seconds after which a turn that does not come is an error
+HANGS = 30.0  # seconds to wait for a turn before an error
 
 
 class Turns:
-    """Lets one of several programs run at a time, and the next one go on wherever one calls `next`."""
+    """Runs one of several programs at a time, and switches to the next one at each call of `next`."""
 
     def __init__(self, names):
         self._names, self._changed = list(names), threading.Condition()
         self.taken = []
 
     def next(self, name):
-        """Has each other program run up to its next call. A program that has ended takes no turns."""
+        """Runs each other program up to its next call. A finished program takes no turns."""
         with self._changed:
             self.taken.append(name)
             self._pass_on(name)
             self._wait(name)
 
     def run(self, name, program):
-        """`program()`, which begins in its first turn."""
+        """Calls `program()` at its first turn."""
         with self._changed:
             self._wait(name)
         try:
@@ -53,7 +53,7 @@ class Turns:
 
 
 class Yields(keras.layers.Layer):
-    """A layer with code of its own, in the middle of which other programs run."""
+    """A custom layer, in the middle of which other programs run."""
 
     def __init__(self, turn):
         super().__init__()
@@ -67,7 +67,7 @@ class Yields(keras.layers.Layer):
 
 
 class Largest(keras.metrics.Metric):
-    """A metric that is no sum over the rows."""
+    """A metric that is not a sum over samples."""
 
     def __init__(self, turn):
         super().__init__(name="largest")
@@ -83,7 +83,7 @@ class Largest(keras.metrics.Metric):
 
 
 class AtEachHook(keras.callbacks.Callback):
-    """Has the other programs run between steps."""
+    """Lets the other programs run between steps."""
 
     def __init__(self, turn):
         super().__init__()
@@ -96,7 +96,7 @@ class AtEachHook(keras.callbacks.Callback):
 
 
 def program(kind, seed, turn):
-    """A function that fits a model made here: gives the weights and the history."""
+    """A function that builds and fits a model and returns the weights and the history."""
 
     def spread(outputs):
         turn()
@@ -138,7 +138,7 @@ KINDS = ("two replicas", "one device", "plain Keras")
 
 
 def test_fits_in_three_threads_have_the_numbers_that_each_has_alone():
-    """Two models of Unisono, one of plain Keras; they take turns in layers, losses, metrics, regularizers and callbacks."""
+    """Two Unisono models and a plain Keras model switch in layers, losses, metrics, regularizers and callbacks."""
     alone = {kind: program(kind, seed, lambda: None)() for seed, kind in enumerate(KINDS)}
     turns, found, errors = Turns(KINDS), {}, {}
 
@@ -164,7 +164,7 @@ def test_fits_in_three_threads_have_the_numbers_that_each_has_alone():
 
 
 def test_steps_of_one_model_that_are_traced_in_two_threads_end_in_any_order():
-    """What a step puts in place of methods stays until the last one ends, and is gone then."""
+    """Methods that a step replaces stay replaced until the last step ends, and are restored then."""
 
     inputs = keras.Input((3,))
     model = unisono.Model(inputs, [keras.layers.Dense(1)(inputs), keras.layers.Dense(1)(inputs)])

@@ -1,4 +1,4 @@
-"""Keras' float8 layers in a fit: on replicas the scales of one device, and weights within the rounding of bfloat16."""
+"""Keras' float8 layers on replicas have single-device scales, and weights that agree within bfloat16 rounding."""
 
 import keras
 import numpy as np
@@ -12,8 +12,8 @@ import unisono
 RANDOM = np.random.default_rng(2)
 X = RANDOM.normal(size=(20, 16)).astype("float32")
 Y = RANDOM.normal(size=(20, 1)).astype("float32")
-SCALES = 1e-2  # of what was largest: weights differ by bfloat16 after the first step
-OF_BFLOAT16 = 2**-7  # Keras casts the bias: each replica's part of its gradient is rounded
+SCALES = 1e-2  # relative to the largest: weights differ by bfloat16 rounding after the first step
+OF_BFLOAT16 = 2**-7  # Keras casts the bias, which rounds each replica's share of its gradient
 
 
 def trained(strategy, policy, model_class=unisono.Model, optimizer=unisono.optimizers.SGD):
@@ -26,7 +26,7 @@ def trained(strategy, policy, model_class=unisono.Model, optimizer=unisono.optim
             hidden.quantize("float8")
         model.compile(optimizer(0.01), "mse", jit_compile=False)
     before = [v.numpy() for v in model.variables]
-    model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0)  # 7, 7 and 6 rows
+    model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0)  # 7, 7 and 6 samples
     return model, before
 
 

@@ -1,4 +1,4 @@
-"""A backup with a right checksum and any field of another kind: `fit` skips it or refuses it by name, or resumes from it."""
+"""`fit` skips, rejects or resumes from a backup with a valid checksum and a field of the wrong type."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Stop(Exception):
 
 
 class Stopper(keras.callbacks.Callback):
-    """Ends a fit before a step of an epoch; None: before its first."""
+    """Stops a fit before a given step of an epoch, or before its first step (None)."""
 
     def __init__(self, at=None):
         super().__init__()
@@ -85,7 +85,7 @@ def places(value, place=()):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """(fit in a folder, a folder with one backup of it)"""
+    """(fit in a directory, a directory with one backup of that fit)"""
     model = unisono.Sequential([keras.Input((2,)), keras.layers.Dropout(0.1), keras.layers.Dense(1)])
     model.compile("adam", "mse", metrics=["mae"], run_eagerly=True)
 
@@ -105,7 +105,7 @@ def trained(tmp_path_factory):
         try:
             model.fit(X, X[:, :1], callbacks=given, **arguments)
         finally:
-            if given[2].csv_file is not None:  # which Keras leaves open after an error
+            if given[2].csv_file is not None:  # Keras leaves it open after an error
                 given[2].csv_file.close()
 
     folder = tmp_path_factory.mktemp("good")

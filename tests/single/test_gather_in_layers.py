@@ -1,4 +1,4 @@
-"""`gather` and `global_mean` in layers: models can be made of them under a strategy, and have the numbers of one device."""
+"""`gather` and `global_mean` in layers: models can be built under a strategy and match a single device."""
 
 import helpers
 import keras
@@ -9,11 +9,11 @@ import tensorflow as tf
 import unisono
 
 NUMBERS = np.random.default_rng(0)
-X, Y = NUMBERS.normal(size=(11, 3)), NUMBERS.normal(size=(11, 2))  # batches of 4, 4 and 3 rows
+X, Y = NUMBERS.normal(size=(11, 3)), NUMBERS.normal(size=(11, 2))  # batches of 4, 4 and 3 samples
 
 
 class Compares(keras.layers.Dense):
-    """Adds a loss of all pairs of rows, and a mean over the rows."""
+    """Adds a loss over all pairs of samples, and a mean over samples."""
 
     def call(self, x):
         own = super().call(x)
@@ -48,7 +48,7 @@ def test_layer_that_gathers_trains_as_on_one_device(make):
 
 
 class Whitened(keras.layers.Layer):
-    """Normalizes with the mean and the covariance of the batch: what one row becomes depends on all others."""
+    """Normalizes with the mean and covariance of the batch: each output depends on all samples."""
 
     def call(self, x):
         rows = unisono.distribute.gather(x)
@@ -59,7 +59,7 @@ class Whitened(keras.layers.Layer):
 
 
 class Contrasted(unisono.Model):
-    """Each replica compares its own rows with those of all, as losses of pairs of images and texts do."""
+    """Each replica compares its samples with all others, as image-text contrastive losses do."""
 
     def __init__(self):
         super().__init__()

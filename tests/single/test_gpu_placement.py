@@ -1,4 +1,4 @@
-"""Steps traced for two GPUs that are not there: what TensorFlow would run where, and what would be copied in every step."""
+"""Steps traced for two absent GPUs: where TensorFlow would run each operation, and what each step would copy."""
 
 import json
 import pathlib
@@ -16,10 +16,10 @@ INPUT_ONLY = {
     "Mul",
     "Pack",
     "Reshape",
-}  # positions, and their count
-FROM_HOST = INPUT_ONLY | {"GatherV2", "Slice"}  # rows are picked out there
+}  # sample indices and their count
+FROM_HOST = INPUT_ONLY | {"GatherV2", "Slice"}  # the host selects the samples
 OF_SHAPES = {"Cast", "ConcatV2", "DynamicStitch", "FloorDiv", "GatherV2", "Mul", "Prod", "StridedSlice"}
-# How many samples a mean is of, and the extents of a replica's tensors.
+# The number of samples in a mean, and the shapes of a replica's tensors.
 PIPELINES = FROM_HOST | OF_SHAPES | {"IteratorGetNext", "Greater", "SelectV2", "Shape", "Sub"}
 RESIDENT = (
     "fit on 2",
@@ -46,7 +46,7 @@ EVERYDAY = (
 
 @pytest.fixture(scope="module")
 def found(forked, tmp_path_factory):
-    """What `gpu_traces.py` prints, by case."""
+    """The output of `gpu_traces.py`, by case."""
     printed = forked.run(PROGRAM, folder=tmp_path_factory.mktemp("traces"))
     lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     return {line["case"]: line for line in lines}
@@ -91,7 +91,7 @@ def test_collectives_are_nccls_in_float32_on_both_gpus(found, case):
     collectives = found[case]["collectives"]
     assert {tuple(each[1:]) for each in collectives} == {("float32", "nccl")}
     of_each = [[c for c in collectives if c[0] == device] for device in ("GPU:0", "GPU:1")]
-    assert len(of_each[0]) == len(of_each[1]) == 2  # the weight total, then the gradients
+    assert len(of_each[0]) == len(of_each[1]) == 2  # the total sample weight, then the gradients
 
 
 @pytest.mark.parametrize("case", ["evaluate on 2", "predict on 2"])

@@ -1,4 +1,4 @@
-"""Optimizers and metrics keep their variables from fit to fit, wherever these live."""
+"""Optimizers and metrics keep their variables across fits, whether created inside or outside the strategy's scope."""
 
 import helpers
 import keras
@@ -8,7 +8,7 @@ import pytest
 import unisono
 
 X = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
-BATCH = 5  # two replicas share it unevenly, and no last batch of fewer rows is a graph of its own
+BATCH = 5  # uneven on two replicas, without a partial last batch, which would need its own graph
 
 
 @pytest.mark.parametrize("name", ["mirrored2", "central2"])
@@ -16,7 +16,7 @@ def test_second_fit_goes_on_with_the_variables_of_the_first(name):
     histories = []
     for kind in ("none", name):
         keras.utils.set_random_seed(2)
-        metric = keras.metrics.MeanAbsoluteError()  # made outside of the scope, as the optimizer is
+        metric = keras.metrics.MeanAbsoluteError()  # created outside the scope, as the optimizer is
         optimizer = unisono.optimizers.Adam(0.1)
         with helpers.scope(helpers.strategy(kind)):
             model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -31,7 +31,7 @@ def test_second_fit_goes_on_with_the_variables_of_the_first(name):
 
 
 def trained(make, name):
-    """History, weights and predictions of a model that `make(scope)` builds, and every variable's copies compared."""
+    """History, weights and predictions of the model from `make(scope)`; checks that a variable's copies are equal."""
     keras.utils.set_random_seed(2)
     strategy = helpers.strategy(name)
     model = make(lambda: helpers.scope(strategy))
@@ -183,4 +183,4 @@ def test_what_was_made_outside_of_the_scope_is_moved_into_the_scope(make, name):
 
 def test_optimizer_made_outside_of_the_scope_is_scaled_and_moved_into_the_scope():
     make = optimizer_made_before_half_precision
-    helpers.assert_close(trained(make, "mirrored2"), trained(make, "none"), 5e-3)  # float16 has 11 bits
+    helpers.assert_close(trained(make, "mirrored2"), trained(make, "none"), 5e-3)  # float16: 11 bits

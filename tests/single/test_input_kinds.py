@@ -1,4 +1,4 @@
-"""Every kind of input x strategies x {fit, evaluate, predict}, even and uneven: the numbers of arrays on one device."""
+"""Every kind of input x strategies x {fit, evaluate, predict}, even and uneven, matches arrays on a single device."""
 
 import functools
 
@@ -13,13 +13,13 @@ import unisono
 
 pytestmark = pytest.mark.slow
 
-# One float32 rounding for each of the few sums over replicas; the numbers are of order one.
+# One float32 rounding for each of the few sums over replicas; the values are of order one.
 TOLERANCE = 2e-5
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(24, 3)).astype("float32")
 Y = RANDOM.integers(0, 3, 24)
 W = RANDOM.uniform(0.5, 2, 24).astype("float32")
-# Three replicas share batches of 6 evenly; 5 rows they share unevenly, and one has no row of the last batch, of 2.
+# Batches of 6 are even on three replicas; 5 samples are uneven, and with the last batch of 2 one replica has none.
 SIZES = {"six": (18, 6), "five": (17, 5)}
 IN_FIVES = ("arrays", "dataset", "generator")  # in memory, from `tf.data`, from Python
 
@@ -49,7 +49,7 @@ def optioned(data):
     return data.with_options(options)
 
 
-# Each gives the arguments (x[, y, sample_weight]) from (rows, batch, strategy, folder).
+# Each returns the arguments (x[, y, sample_weight]) for (samples, batch size, strategy, directory).
 KINDS = {
     "arrays": lambda n, b, s, f: arrays(n),
     "not contiguous": lambda n, b, s, f: (np.asfortranarray(X[:n]), np.repeat(Y[:n], 2)[::2], W[:n]),
@@ -87,14 +87,14 @@ def make_model(strategy, eager=False):
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
             weighted_metrics=["accuracy"],
-            jit_compile=False,  # trying out which way is the fastest would only cost time here
+            jit_compile=False,  # choosing the fastest mode would only cost time here
             run_eagerly=eager,
         )
     return model, model.get_weights()
 
 
 def results(model, weights, data, batch):
-    """Loss of training, trained weights, evaluation and predictions."""
+    """Training loss, trained weights, evaluation and predictions."""
     model.set_weights(weights)
 
     def fresh(last=3):
@@ -126,7 +126,7 @@ def test_every_kind_gives_the_numbers_of_arrays_on_one_device(replicas, referenc
     for size, (rows, batch) in SIZES.items():
         for kind, make in KINDS.items():
             if kind == "distributed dataset" and replicas == 1:
-                continue  # without a strategy there is none
+                continue  # needs a strategy
             if size == "five" and (kind not in IN_FIVES or replicas == 1):
                 continue
             found = results(model, weights, functools.partial(make, rows, batch, strategy, tmp_path), batch)

@@ -1,4 +1,4 @@
-"""Inputs that programs of others have: each trains as with plain Keras on one device, or is refused in one sentence."""
+"""Inputs of third-party programs train as with plain Keras on a single device, or raise a one-sentence error."""
 
 import contextlib
 
@@ -13,11 +13,11 @@ import unisono
 X = np.random.default_rng(0).normal(size=(23, 4)).astype("float32")
 Y = X[:, :1]
 WORDS = np.array([["a", "b", "c"][i % 3] for i in range(23)])[:, None]
-TOLERANCE = 1e-5  # float32: sums are added in another order
+TOLERANCE = 1e-5  # float32 sums in a different order
 
 
 def fit(make, x, y=None, strategy=None, **arguments):
-    """(history, weights) of the model that `make` gives; `x` may be a function of the strategy."""
+    """(history, weights) of the model from `make`; `x` may be a function of the strategy."""
     keras.utils.set_random_seed(1)
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = make()

@@ -1,4 +1,4 @@
-"""Ragged and sparse tensors, strings, structures and preprocessing layers: replicas give the numbers of one device."""
+"""Ragged and sparse tensors, strings, nested structures and preprocessing layers on replicas match a single device."""
 
 import gc
 import threading
@@ -33,14 +33,14 @@ def sparse_model():
 
 
 class Span(tf.experimental.BatchableExtensionType):
-    """An extension type of a user's own: dense and ragged columns with the same rows."""
+    """A custom extension type: dense and ragged columns with the same samples."""
 
     place: tf.Tensor
     words: tf.RaggedTensor
 
 
 class SpanModel(unisono.Model):
-    """Keras calls no layer with an extension type, so the steps take it apart."""
+    """Keras calls no layer with an extension type, so the steps unpack it."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +65,7 @@ class SpanModel(unisono.Model):
 
 
 class MeanOfWords(unisono.Model):
-    """Takes ragged rows as they are."""
+    """Accepts ragged inputs directly."""
 
     def __init__(self):
         super().__init__()
@@ -92,7 +92,7 @@ def extension_model():
 
 @keras.saving.register_keras_serializable("tests")
 class RaggedMean(layers.Layer):
-    """The mean of each row's numbers."""
+    """The mean of each sample's values."""
 
     def call(self, inputs):
         return tf.reduce_mean(tf.cast(inputs, tf.float32), 1)[:, None]
@@ -254,7 +254,7 @@ def test_many_fits_of_one_model_neither_trace_again_nor_keep_anything():
 
 
 class Broken(Exception):
-    """What goes wrong in the user's own code."""
+    """An error in user code."""
 
 
 class BrokenBatches(keras.utils.PyDataset):
@@ -306,7 +306,7 @@ def test_what_goes_wrong_in_the_middle_leaves_the_last_good_step_on_every_replic
         keras.utils.set_random_seed(4)
         with helpers.scope(helpers.mirrored(2)):
             model = unisono.Sequential([keras.Input((4,)), layers.Dense(1)])
-            optimizer = unisono.optimizers.AdamW(0.1, weight_decay=0.5)  # decay needs no gradient
+            optimizer = unisono.optimizers.AdamW(0.1, weight_decay=0.5)  # weight decay needs no gradient
             model.compile(optimizer, "mse", steps_per_execution=4)
         lines = unisono.callbacks.JSONLines(tmp_path / "log.jsonl", every=1)
         if good:

@@ -1,4 +1,4 @@
-"""Tensors that a layer keeps for later in the step are those of its replica, and losses that layers add are summed."""
+"""Tensors that a layer stores for later in the step belong to the replica, and losses that layers add are summed."""
 
 import helpers
 import keras
@@ -17,7 +17,7 @@ def own_error(y_true, y_pred):
 
 
 class KeepsLatents(unisono.Model):
-    """A VAE that keeps what its encoder gave, alone and in a list, for the part of the loss that is not of `compile`."""
+    """A VAE that stores encoder outputs, directly and in a list, for a custom loss term."""
 
     def __init__(self):
         super().__init__()
@@ -36,7 +36,7 @@ class KeepsLatents(unisono.Model):
 
 
 class ComparesLatents(KeepsLatents):
-    """An InfoVAE: its loss compares the rows of what it has kept."""
+    """An InfoVAE: its loss compares the stored values across samples."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         reconstruction = super().compute_loss(x, y, y_pred, sample_weight, training)
@@ -45,7 +45,7 @@ class ComparesLatents(KeepsLatents):
 
 
 class MatchesFeatures(unisono.Model):
-    """A GAN whose generator is trained, after an update of the rest, on features that were kept before it."""
+    """A GAN whose generator is trained on features that were stored before an update of the rest."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +76,7 @@ class MatchesFeatures(unisono.Model):
 
 
 class AddsALossForEachRow(keras.layers.Layer):
-    """As the CTC layer of Keras' example, whose losses have the shape [rows, 1]: Keras adds their sum."""
+    """As the CTC layer of Keras' example, whose losses have the shape [batch, 1]: Keras adds their sum."""
 
     def call(self, targets, outputs):
         self.add_loss(ops.mean(ops.square(targets - outputs), axis=-1, keepdims=True))

@@ -1,4 +1,4 @@
-"""Keras' own tests of trainer, callbacks and optimizers hold for ours, but for a short list; `make keras-tests` runs all."""
+"""Keras' tests of trainer, callbacks and optimizers pass with Unisono, with few exceptions; `make keras-tests` runs all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from keras_own.expected import ALONE, CANNOT_HOLD, IN_THE_LONG_RUN, PACKAGES, TRAINER
 from keras_own.substitution import cases, modules, names_in, run
 
-# The groups of tests of the trainer by the beginnings of their names, and packages.
+# The groups of trainer tests by name prefix, and packages.
 GROUPS = {
     "fit": "test_fit_",
     "evaluate": "test_evaluate_",
@@ -24,7 +24,7 @@ NEEDS_JAX = "$^" if importlib.util.find_spec("jax") else "_jax"
 
 @pytest.fixture
 def theirs(request):
-    """Gives the test cases of modules of Keras, with our classes; their marks are made known."""
+    """Gives the test cases from Keras' test modules, with Unisono's classes, and registers their marks."""
 
     def found(names):
         for spec in filter(None, map(importlib.util.find_spec, names)):
@@ -39,7 +39,7 @@ def theirs(request):
 
 
 def hold(cases_found, beginning, least):
-    """Runs the tests that begin so, but for those that cannot hold and those that only the long run has."""
+    """Runs the tests with this prefix, except those that cannot pass and those that only the long run contains."""
     chosen = [
         case(name)
         for case in cases_found

@@ -1,4 +1,4 @@
-"""However a `fit` ends, ours or that of plain Keras, it leaves the process as it was."""
+"""Unisono's and Keras' `fit` leave the process unchanged, however they end."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def test_error_at_any_hook_leaves_nothing_in_the_process(model, error, tmp_path,
         del fault
         gc.collect()
         assert process_state() == before, hook
-        fit(model, writers(tmp_path / hook))  # nobody holds the folder
+        fit(model, writers(tmp_path / hook))  # the directory is released
         assert process_state() == before, hook
 
 
 def test_signal_after_a_fit_that_failed_has_its_usual_effect(model, tmp_path):
-    """Also while the error, and thus the frame of `fit`, is alive, and where one failed fit follows another."""
+    """Also while the error, and thus the frame of `fit`, is alive, and after several failed fits."""
     told = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
     try:
@@ -101,7 +101,7 @@ def test_signal_after_a_fit_that_failed_has_its_usual_effect(model, tmp_path):
         assert told == [signal.SIGTERM]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        fit(model, writers(tmp_path))  # the folder is given back although the error is alive
+        fit(model, writers(tmp_path))  # the directory is released although the error is alive
         del caught, other
         gc.collect()  # which ends the threads that write backups
     finally:

@@ -1,4 +1,4 @@
-"""Losses that look at the whole batch with ragged and sparse targets, and sums over places that a step draws."""
+"""Losses across samples with ragged and sparse targets, and sums over random masks."""
 
 import helpers
 import keras
@@ -13,7 +13,7 @@ ROWS = 10
 
 
 def of_positives(boxes, predicted):
-    """A detection loss: the boxes of a row are as many as it has, and the whole is divided by their number."""
+    """A detection loss: each sample has its own number of boxes, and the sum is divided by their total number."""
     number = tf.cast(tf.size(boxes.flat_values), predicted.dtype)
     return tf.reduce_sum(tf.square(tf.reduce_sum(boxes, axis=1) - predicted[:, 0])) / number
 
@@ -31,7 +31,7 @@ class OfBoxes(unisono.Model):
 
 
 class Ranks(unisono.Model):
-    """Compares all rows; its inputs are sparse."""
+    """Compares all samples; its inputs are sparse."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ class Ranks(unisono.Model):
 
 
 class SumsWhatIsMasked(unisono.Model):
-    """A sum over the places that are drawn: here nearly all of them, so that the numbers are near those of one device."""
+    """A sum over a random mask: about half of the entries, so that the sum is close to the single-device result."""
 
     def __init__(self):
         super().__init__()
@@ -91,6 +91,6 @@ def test_ragged_and_sparse_data_is_gathered(make, replicas):
 
 
 def test_a_sum_over_places_that_are_drawn_is_a_sum():
-    """On two replicas a mean would be half of it; the masks differ, so that the numbers are near each other alone."""
+    """On two replicas a mean would be half of it; the masks differ, so the values are only close."""
     one, two = (trained(SumsWhatIsMasked, s, batch=ROWS)[1][0] for s in (None, helpers.mirrored(2)))
     assert 0.65 < two / one < 1.5

@@ -1,4 +1,4 @@
-"""Metrics of every form have their value of one device, whatever they are made of and whatever they are fed."""
+"""Every form of metric has its single-device value, whatever its state and its inputs."""
 
 import helpers
 import keras
@@ -9,7 +9,7 @@ from keras import losses, metrics, ops
 
 import unisono
 
-ROWS, BATCH = 12, 5  # 5, 5 and 2 rows: uneven on 2 and on 3 replicas, of which one has no rows at the end
+ROWS, BATCH = 12, 5  # 5, 5 and 2 samples: uneven on 2 and 3 replicas; one of the 3 has no samples at the end
 RANDOM = np.random.default_rng(3)
 X = RANDOM.normal(size=(ROWS, 4)).astype("float32")
 Y = np.abs(RANDOM.normal(size=(ROWS, 3))).astype("float32")
@@ -29,7 +29,7 @@ def across_rows(y_true, y_pred):
 
 
 class Nested(keras.Metric):
-    """Metrics inside of a metric: an attribute, a list, a dict, and a loss object."""
+    """Metrics nested in a metric: an attribute, a list, a dict, and a loss object."""
 
     def __init__(self, name="nested", **options):
         super().__init__(name=name, **options)
@@ -53,7 +53,7 @@ class Nested(keras.Metric):
 
 
 class Largest(keras.Metric):
-    """No sum; its result is its variable."""
+    """Not a sum; its result is its variable."""
 
     def __init__(self, name="largest", **options):
         super().__init__(name=name, **options)
@@ -114,7 +114,7 @@ def of_weighted_vectors():
 
 
 class Spread(keras.Metric):
-    """Keras' own functions, called in a metric of one's own."""
+    """Calls Keras' own functions in a custom metric."""
 
     def __init__(self, name="spread_of", **options):
         super().__init__(name=name, **options)
@@ -178,7 +178,7 @@ def rowwise_error(y_true, y_pred):
 @pytest.mark.short("True")
 @pytest.mark.parametrize("vectors", [False, True])
 def test_metric_has_its_value_of_one_device(vectors):
-    # In a graph without a last batch of fewer rows, which is a second graph; eagerly with one.
+    # In a graph without a partial last batch, which would need a second graph; eagerly with one.
     for replicas, eager, rows in ((2, False, 10), (3, True, ROWS)):
         right = trained(keras.Model, None, vectors, eager=True, rows=rows)
         found = trained(unisono.Model, helpers.mirrored(replicas), vectors, eager, rows)
@@ -188,7 +188,7 @@ def test_metric_has_its_value_of_one_device(vectors):
 
 
 class Counting(keras.layers.Layer):
-    """A layer with metrics of its own, one of which looks at all rows."""
+    """A layer with its own metrics, one of which depends on the entire batch."""
 
     def __init__(self):
         super().__init__()
@@ -213,7 +213,7 @@ class SpreadOfRows(keras.Metric):
 
 
 class OfNumbers(keras.Metric):
-    """Fed with numbers of the batch: a mean, a count and a sum over its rows."""
+    """Gets scalars of the batch: a mean, a count and a sum over its samples."""
 
     def __init__(self):
         super().__init__(name="of_numbers")
@@ -227,12 +227,12 @@ class OfNumbers(keras.Metric):
 
 
 class OwnMean(metrics.Mean):
-    """A class of the user's own."""
+    """A custom subclass."""
 
 
 def stepping(base):
     class Steps(base):
-        """Updates metrics in every way that a step can."""
+        """Updates metrics in all forms that a step may use."""
 
         def __init__(self):
             super().__init__()
@@ -286,7 +286,7 @@ def stepping(base):
     return Steps
 
 
-# 11 rows: one at the end, which the first replica does not have.
+# 11 samples: the last batch has one, and the first replica has none of it.
 @pytest.mark.short("mirrored3-11-True", "mirrored1-10-False")
 @pytest.mark.parametrize(
     "name, rows, eager", [("mirrored1", 10, False), ("mirrored3", 11, True), ("central2", 10, True)]

@@ -1,4 +1,4 @@
-"""Mixed precision through `fit`: one verdict on every replica, and a skipped step that leaves no trace."""
+"""Mixed precision through `fit`: one finite check for all replicas, and a skipped step has no side effects."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from unisono import mixed_precision
 from unisono.mixed_precision import LossScaleOptimizer, skipped_steps
 from unisono.mixed_precision.policy import wrap_optimizer
 
-ROWS, BATCH = 19, 8  # two full batches and one of 3 rows: uneven on 2 replicas
+ROWS, BATCH = 19, 8  # two full batches and one of 3 samples: uneven on 2 replicas
 
-# A float16 weight gradient is a sum over rows in 11 bits; on R replicas its parts are rounded each for itself.
+# A float16 weight gradient is a sum over samples in 11 bits; each replica rounds its share separately.
 FLOAT16 = 4e-3
 
 
 def data(bad_rows=(), rows=ROWS):
     random = np.random.default_rng(0)
     x, y = random.normal(size=(rows, 3)).astype("float32"), random.normal(size=(rows, 2)).astype("float32")
-    x[list(bad_rows)] = 1e30  # fits into float32, infinite in float16
+    x[list(bad_rows)] = 1e30  # finite in float32, infinite in float16
     return x, y
 
 
@@ -55,7 +55,7 @@ def trained(replicas, bad_rows, optimizer=None, policy="mixed_float16", epochs=2
 
 
 def rows_of(replica, batch=0, replicas=2):
-    """The first row of a replica in a batch."""
+    """The first sample of a replica in a batch."""
     size = min(BATCH, ROWS - batch * BATCH)
     return [batch * BATCH + replica * size // replicas]
 
@@ -84,7 +84,7 @@ def test_overflow_on_some_replica_skips_the_step_on_all(bad_rows, skipped):
 @pytest.mark.short("central2")
 @pytest.mark.parametrize("replicas", ["mirrored3", "central2"])
 def test_skipped_step_leaves_no_bit_behind(replicas):
-    """Training with a batch that overflows ends like training without that batch: weights, slots, averages, dropout."""
+    """Training with an overflowing batch ends like training without it: weights, optimizer state, averages, dropout."""
 
     def run(bad):
         strategy = helpers.strategy(replicas)
@@ -122,10 +122,10 @@ def every_stage():
 
 @pytest.fixture
 def products_in_our_order():
-    """TensorFlow leaves the arithmetic of a graph as it is written.
+    """Keeps TensorFlow from reordering the arithmetic of a graph.
 
-    Otherwise it moves constant factors (a replica's share) through others (the clipping factor) where it can, and the one
-    multiplication more of a scaled step makes it do so elsewhere: both are right, and differ in the last place.
+    Otherwise it moves constant factors (a replica's share) through others (the clipping factor). The extra multiplication
+    of a scaled step changes where it does so: both results are correct, and differ in the last place.
     """
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
@@ -134,7 +134,7 @@ def products_in_our_order():
 
 
 def test_scaled_training_in_float32_is_unscaled_training(products_in_our_order):
-    """In float32 a scale that is a power of two changes no bit, whatever the stages after it do."""
+    """In float32 a power-of-two scale changes no bit, whatever later stages do."""
     plain, _, _ = trained("mirrored2", [], every_stage, "float32")
     scaled, history, _ = trained("mirrored2", [], lambda: LossScaleOptimizer(every_stage()), "float32")
     for old, new in zip(plain.variables, scaled.variables, strict=True):
@@ -144,7 +144,7 @@ def test_scaled_training_in_float32_is_unscaled_training(products_in_our_order):
 
 def test_overflow_in_one_micro_batch_skips_the_update_as_in_the_large_batch():
     x, y = data()
-    y[BATCH + 1] = 3e38  # the second of three micro-batches
+    y[BATCH + 1] = 3e38  # in the second of three micro-batches
     results = []
     for steps, batch in ((3, BATCH), (None, ROWS)):
         model = small()
@@ -206,12 +206,12 @@ def test_sparse_gradients_of_an_embedding():
         history = model.fit(ids, y, batch_size=BATCH, shuffle=False, verbose=0).history
         assert history["skipped_steps"] == [1]
         results.append([np.array(v) for v in model.variables])
-    # Adam divides by the root of the mean square: where a gradient is nearly 0 its rounding decides.
+    # Adam divides by the root of the mean square: rounding decides where a gradient is nearly 0.
     helpers.assert_close(results[1], results[0], 2e-2)
 
 
 class Gan(unisono.Model):
-    """Two optimizers, of which one overflows: the other goes on, each with a scale of its own."""
+    """Two optimizers, each with its own scale: when one overflows, the other continues."""
 
     def __init__(self):
         super().__init__()

@@ -18,7 +18,7 @@ def number(variable):
 
 
 def loop(strategy, targets, make_optimizer, in_scope=True):
-    """Fits w to each replica's target, one step for each row of `targets` [steps, replicas], all in one graph."""
+    """Fits w to each replica's target in one graph, with one step for each row of `targets` [steps, replicas]."""
     with strategy.scope():
         w = keras.Variable([1.0, 2.0, 3.0], name="w")
         optimizer = make_optimizer() if in_scope else None
@@ -88,7 +88,7 @@ def test_optimizer_made_outside_of_the_scope_and_first_used_inside_run():
 
 
 def test_overflow_of_the_sum_alone_is_noticed():
-    """Each replica's gradient fits into float16 and their sum does not: the verdict comes after aggregation."""
+    """Each replica's gradient fits into float16 but the sum does not: the finite check comes after the all-reduce."""
     strategy = helpers.mirrored(2)
 
     def make():
@@ -101,7 +101,7 @@ def test_overflow_of_the_sum_alone_is_noticed():
 
 
 def test_float16_variables_are_summed_in_float32():
-    """40,000 + 40,000 is infinite in float16; unscaled it fits again. A gradient that does not is no update at all."""
+    """40,000 + 40,000 overflows float16; unscaled it fits again. A gradient that does not fit skips the update."""
     strategy = helpers.mirrored(2)
     with strategy.scope():
         w = keras.Variable([30000.0], dtype="float16")
@@ -135,7 +135,7 @@ def test_apply_in_cross_replica_context():
 
 @pytest.mark.parametrize("bad_call", [0, 3])
 def test_accumulation_under_a_strategy_skips_whole_updates(bad_call):
-    """Calls 0, 1 make the first update and 2, 3 the second; the one with the overflow is as if it had never been."""
+    """Calls 0, 1 make the first update and 2, 3 the second; an overflow in a call skips its entire update."""
     steps = np.tile(np.array(GOOD[:2], np.float32), (6, 1))
     steps[bad_call, 1] = BAD
 
@@ -161,7 +161,7 @@ def test_several_optimizers_behind_one_scale_share_a_finite_check():
 
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_two_losses_of_one_optimizer_are_unscaled_alike(in_graph):
-    """The first gradient overflows and halves the scale; the second belongs to a loss that had the old one."""
+    """The first gradient overflows and halves the scale; the second belongs to a loss with the old scale."""
     a, b = keras.Variable([1.0]), keras.Variable([1.0])
     optimizer = LossScaleOptimizer(optimizers.SGD(1.0))
     optimizer.build([a, b])
@@ -204,7 +204,7 @@ print("logs", mixed_precision.skipped_steps.step_logs(optimizer), optimizer.iter
 
 @pytest.mark.process
 def test_parameter_servers_lose_no_halving_no_count_and_no_update(forked, tmp_path):
-    """200 steps of three workers at once, 20 of which overflow: S = 2^(15 - 20), and v = 1 - 180 / 256 to the bit."""
+    """200 steps of three concurrent workers, 20 with overflow: S = 2^(15 - 20), and v = 1 - 180 / 256 exactly."""
     (tmp_path / "program.py").write_text(SERVERS)
     printed = forked.run(tmp_path / "program.py", folder=tmp_path)
     expected = f"logs {{'loss_scale': {2.0**-5}, 'skipped_steps': 20}} 180 {[1 - 180 / 256] * 2}"
@@ -212,7 +212,7 @@ def test_parameter_servers_lose_no_halving_no_count_and_no_update(forked, tmp_pa
 
 
 def test_five_thousand_steps_in_one_graph_grow_the_scale_as_computed():
-    """Two doublings in 5,000 steps of N = 2,000, with an overflow at step 4,500 that takes one back."""
+    """Two doublings in 5,000 steps with N = 2,000, and an overflow at step 4,500 that reverts one."""
     w, optimizer = keras.Variable([0.0]), LossScaleOptimizer(optimizers.SGD(1.0), 2.0**10)
     optimizer.build([w])
 

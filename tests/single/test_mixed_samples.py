@@ -1,4 +1,4 @@
-"""Layers that compute with statistics of the rows that they are given have those of one device, and are named."""
+"""Layers with statistics across samples match a single device, and a warning contains their names."""
 
 import warnings
 
@@ -16,7 +16,7 @@ X, Y = RNG.normal(size=(22, 6)).astype("float32"), RNG.normal(size=(22, 2)).asty
 
 
 class Deviation(L.Layer):
-    """The standard deviation of a batch as one more feature, as discriminators have it."""
+    """The standard deviation of a batch as one more feature, as in GAN discriminators."""
 
     def call(self, x):
         deviation = ops.mean(ops.std(x, axis=0))
@@ -39,7 +39,7 @@ class CenteredByAll(L.Layer):
 
 
 class OfEachRow(L.Layer):
-    """Statistics of each row, sizes, masks, weights, a loss: none of all rows."""
+    """Per-sample statistics, sizes, masks, weights, a loss: nothing across samples."""
 
     def build(self, shape):
         self.scale = self.add_weight(shape=(shape[-1],))
@@ -80,7 +80,7 @@ def fit(layer, replicas):
 
 
 class Block(L.Layer):
-    """Holds a layer that mixes rows, and writes an average of what comes out of it."""
+    """Contains a layer with computation across samples, and stores an average of its output."""
 
     def build(self, shape):
         self.mixing, self.dense = Normalized(name="suspect"), L.Dense(6, activation="tanh")
@@ -93,7 +93,7 @@ class Block(L.Layer):
 
 
 class Normalized(L.Layer):
-    """A batch normalization by hand, with averages for inference, a weight and a loss."""
+    """A hand-written batch normalization, with averages for inference, a weight and a loss."""
 
     def build(self, shape):
         self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
@@ -111,7 +111,7 @@ class Normalized(L.Layer):
 
 
 class Sorted(L.Layer):
-    """Compares with the median, of several inputs and outputs."""
+    """Compares with the median, for several inputs and outputs."""
 
     def call(self, inputs):
         middle = ops.sort(inputs["x"], axis=0)[ops.shape(inputs["x"])[0] // 2]
@@ -128,7 +128,7 @@ class Pair(L.Layer):
 
 
 class Grouped(L.Layer):
-    """The deviation within groups of rows that are made by a reshape: no number without rows, and rows are mixed."""
+    """The deviation within groups of samples formed by a reshape: it mixes samples, without a batch-wide statistic."""
 
     def call(self, x):
         groups = ops.reshape(x[: ops.shape(x)[0] // 2 * 2], (2, -1, 3, 2))
@@ -138,7 +138,7 @@ class Grouped(L.Layer):
 
 
 class Similar(L.Layer):
-    """What is most similar among all rows: attention between rows."""
+    """Attention between samples."""
 
     def call(self, x):
         weights = ops.softmax(ops.matmul(x, ops.transpose(x)), axis=-1)
@@ -146,7 +146,7 @@ class Similar(L.Layer):
 
 
 class Rolled(L.Layer):
-    """Mixes each row with the one before, as mixup does."""
+    """Mixes each sample with the one before, as mixup does."""
 
     def call(self, x, training=False):
         return 0.7 * x + 0.3 * ops.roll(x, 1, axis=0) if training else x
@@ -164,7 +164,7 @@ def test_layers_that_mix_samples_have_those_of_all_replicas(layer, replicas):
     assert nothing == []
     assert_close(
         values, expected, 1e-4, "variables"
-    )  # float32 sums in another order, divided by small deviations
+    )  # float32 sums in a different order, divided by small deviations
 
 
 def test_predictions_of_a_layer_that_mixes_samples_are_those_of_one_device():

@@ -1,4 +1,4 @@
-"""What training a model takes is read from its graph, and `python -m unisono plan` says what to do about it."""
+"""The memory for training is computed from the model's graph, and `python -m unisono plan` recommends how to fit it."""
 
 import keras
 import numpy as np
@@ -28,7 +28,7 @@ def test_bytes_of_a_small_model_are_those_counted_manually():
     )
     kept = (
         8 + 16 + 4
-    )  # the inputs of both layers, what relu gave is one of them, and the difference of the loss
+    )  # the inputs of both layers, one of them the output of relu, and the difference in the loss
     assert memory.activations == NUMBER * kept and memory.always < 50
 
 
@@ -137,6 +137,6 @@ def test_command_rejects_wrong_numbers(wrong, capsys):
 
 def test_command_without_a_gpu_asks_for_memory(capsys, tmp_path):
     if tf.config.list_physical_devices("GPU"):
-        pytest.skip("there is a GPU, whose memory is taken")
+        pytest.skip("with a GPU the command uses its memory")
     assert main(["model.keras", "-b", "8"]) == 2
     assert "--memory 24GiB" in capsys.readouterr().err

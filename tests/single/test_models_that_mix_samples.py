@@ -1,6 +1,6 @@
-"""Models whose outputs for a row depend on the other rows, outside of layers of one's own: as on one device.
+"""Models with computation across samples outside custom layers match a single device.
 
-Two and three uneven replicas, of which the last batch leaves some without rows. Tolerance: float64 sums in another order.
+Two and three uneven replicas; the last batch leaves some without samples. Tolerance: float64 sums in a different order.
 """
 
 import functools
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 L, ops = keras.layers, keras.ops
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(15, 6)), RNG.normal(size=(15, 2))
-BATCH = 7  # the last one has a row
+BATCH = 7  # the last batch has one sample
 ON_ONE = "on one replica"
 
 
@@ -45,7 +45,7 @@ def reshaped_between_layers():
 
 
 class OfCall(unisono.Model):
-    """Mixes rows in the model's own `call`, beside dropped numbers."""
+    """Mixes samples in the model's own `call`, next to dropout."""
 
     def __init__(self, mix=centered, dropped=0.0):
         super().__init__()
@@ -94,14 +94,14 @@ class AlongRows(L.Layer):
 
 
 class NextToRows(L.Layer):
-    """A mean over rows that leaves an axis whose length is not known either."""
+    """A mean over samples next to another axis of unknown size."""
 
     def call(self, x):
         return ops.mean(centered(ops.reshape(x, (ops.shape(x)[0], -1, 1))), axis=2)
 
 
 class Limited(L.Layer):
-    """The rows of each kind until there are three, which the first batch does not show."""
+    """Keeps the first three samples of each class; the first batch does not reach that limit."""
 
     def call(self, x):
         kinds = ops.one_hot(ops.argmax(x, axis=-1), 5, dtype=x.dtype)
@@ -109,7 +109,7 @@ class Limited(L.Layer):
 
 
 class OfClasses(L.Layer):
-    """Subtracts from each row the mean of its kind."""
+    """Subtracts from each sample the mean of its class."""
 
     def call(self, x):
         kinds = tf.cast(x[:, 0] > 0, tf.int32)
@@ -117,7 +117,7 @@ class OfClasses(L.Layer):
 
 
 def centered_groups(x):
-    """Groups of four rows, as of frames of a film: other numbers of rows are an error."""
+    """Groups of four samples, as of video frames: other batch sizes are an error."""
     groups = ops.reshape(x, (-1, 4, 5))
     return ops.reshape(groups - ops.mean(groups, axis=1, keepdims=True), (-1, 5))
 
@@ -207,7 +207,7 @@ def test_groups_of_samples_that_a_replica_cannot_make_are_those_of_one_device(ma
 
 
 class WithTable(L.Layer):
-    """Mixes rows, and is given what has none beside them."""
+    """Mixes samples, and has a second input without a batch axis."""
 
     def call(self, x, table):
         near = ops.softmax(ops.matmul(x, ops.transpose(table)))
@@ -221,7 +221,7 @@ class Tables(unisono.Model):
         self.table = self.add_weight(shape=(4, 6), name="table")
 
     def call(self, x):
-        chosen = tf.boolean_mask(self.table + 0.0, [True, True, False, True])  # as many as the mask says
+        chosen = tf.boolean_mask(self.table + 0.0, [True, True, False, True])  # the size depends on the mask
         return self.last(self.mixing(self.first(x), chosen))
 
 

@@ -1,4 +1,4 @@
-"""Every strategy with every way of running a step: the numbers of the plain graph, or one sentence."""
+"""Every strategy with every execution mode matches the plain graph, or raises a one-sentence error."""
 
 import helpers
 import keras
@@ -7,9 +7,7 @@ import pytest
 
 import unisono
 
-X = (
-    np.random.default_rng(0).normal(size=(15, 3)).astype("float32")
-)  # a last batch of fewer rows is compiled, too
+X = np.random.default_rng(0).normal(size=(15, 3)).astype("float32")  # a partial last batch is compiled, too
 GRAPH = {"jit_compile": False}
 WAYS = [  # arguments of `compile`
     {"jit_compile": True},

@@ -1,4 +1,4 @@
-"""Functions, branches and loops in a step of one's own, and weights that it moves, mean what they mean in Keras."""
+"""Functions, branches and loops in a custom step, and weights that it perturbs, behave as in Keras."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ X, Y = NUMBERS.normal(size=(13, 3)), NUMBERS.normal(size=(13, 2))
 
 
 class Base:
-    """A model, and a step that updates it, a metric and a count."""
+    """A model, and a step that updates it, a metric and a counter."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ class Whole(Base):
 
 
 class Inner(Base):
-    """The step calls one twice, with an `if` that AutoGraph converts."""
+    """Calls a `tf.function` twice, with an `if` that AutoGraph converts."""
 
     @tf.function
     def inner(self, x, y):
@@ -66,7 +66,7 @@ class Inner(Base):
 
 
 class Forward(Base):
-    """The model is called in one, inside of the tape."""
+    """Calls the model in a `tf.function`, inside the tape."""
 
     @tf.function
     def error(self, x, y):
@@ -78,7 +78,7 @@ class Forward(Base):
 
 
 class Branch(Base):
-    """A branch that writes, and one with a gradient."""
+    """A branch that updates state, and one with a gradient."""
 
     def error(self, x, y):
         return tf.cond(self.count > 1, lambda: Base.error(self, x, y), lambda: 2.0 * Base.error(self, x, y))
@@ -90,7 +90,7 @@ class Branch(Base):
 
 
 class Moved(Base):
-    """Sharpness-aware minimization: a gradient at weights that the step has moved."""
+    """Sharpness-aware minimization: a gradient at weights that the step has perturbed."""
 
     def train_step(self, data):
         weights = self.trainable_variables
@@ -118,7 +118,7 @@ class Moved(Base):
 
 
 class Kept(Base):
-    """The model writes a state and uses it: its gradient does not reach what was written."""
+    """The model writes and uses state: the gradient does not flow through the write."""
 
     def __init__(self):
         super().__init__()
@@ -135,7 +135,7 @@ class Kept(Base):
 
 
 class UpdateInBranch(Base):
-    """Gradients are added up by hand, and applied in every second step."""
+    """Accumulates gradients manually, and applies them in every second step."""
 
     def __init__(self):
         super().__init__()
@@ -160,7 +160,7 @@ class UpdateInBranch(Base):
 
 
 class UpdatesInLoop(Base):
-    """Several updates for each batch, in a loop of the graph."""
+    """Several updates for each batch, in a loop in the graph."""
 
     def train_step(self, data):
         tf.while_loop(lambda i: i < 3, lambda i: (self.update(*data), i + 1)[1], [tf.constant(0)])
@@ -174,7 +174,7 @@ def numbers(steps, base, on=None, **how):
         model = type(steps.__name__, (steps, base), {})()
         model(X[:1])
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), **{"jit_compile": False, **how})
-    rows = 13 if steps is Whole else 10  # a last batch of fewer rows is a second graph
+    rows = 13 if steps is Whole else 10  # a partial last batch is a second graph
     history = model.fit(X[:rows], Y[:rows], batch_size=5, epochs=2, shuffle=False, verbose=0).history
     slots = [np.array(variable) for variable in model.optimizer.variables]
     return [*model.get_weights(), *slots, *history.values()]

@@ -1,4 +1,4 @@
-"""Nothing grows: fifty calls trace what one traces, and leave no object."""
+"""No leaks: fifty calls trace as often as one, and leave no objects."""
 
 import gc
 import threading
@@ -12,10 +12,10 @@ from tensorflow.python.eager import context
 
 import unisono
 
-ROWS, BATCH = 19, 8  # two full batches and one of three rows
+ROWS, BATCH = 19, 8  # two full batches and one of three samples
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
-# Objects of Python that fifty calls may leave behind: lists and caches of a few. One graph has twenty times as many.
+# Python objects that fifty calls may leave: a few lists and cache entries. One graph has twenty times as many.
 FEW = 1000
 
 
@@ -31,19 +31,19 @@ def dataset():
 
 
 def objects():
-    """The objects of Python that are alive, and the functions that TensorFlow's runtime holds."""
+    """The live Python objects, and the functions in TensorFlow's runtime."""
     gc.collect()
     return len(gc.get_objects()), len(context.context().list_function_names())
 
 
 def graphs():
-    """The graphs of functions that are alive."""
+    """The live function graphs."""
     gc.collect()
     return sum(isinstance(o, tf.__internal__.FuncGraph) for o in gc.get_objects())
 
 
 def traces(function):
-    """All traces of the functions that a step function owns."""
+    """All traces of the functions of a step function."""
     return function.compilations()
 
 
@@ -55,7 +55,7 @@ def test_fifty_fits_trace_once_and_leave_no_object():
         if call in (2, 20, 50):
             after[call] = traces(model.train_function), traces(model.test_function), graphs(), objects()
     assert after[2][:2] == after[20][:2] == after[50][:2]
-    assert after[2][2] >= after[20][2] >= after[50][2]  # a test before this one may still give some back
+    assert after[2][2] >= after[20][2] >= after[50][2]  # an earlier test may still release some
     assert after[50][:2] == (1, 1)  # for the full batches and the last one
     assert after[50][3][0] - after[20][3][0] < FEW and after[50][3][1] <= after[20][3][1]
 
@@ -91,7 +91,7 @@ def fit_with_callbacks(model, folder):
     model.fit(X, Y, BATCH, epochs=2, verbose=0, validation_split=0.2, callbacks=callbacks)
 
 
-# How a fit is called, and the replicas of its model.
+# (number of replicas, call of `fit`)
 FITS = {
     "arrays": (1, lambda model, _: model.fit(X, Y, BATCH, verbose=0)),
     "two replicas": (2, lambda model, _: model.fit(X, Y, BATCH, verbose=0, validation_data=(X, Y))),
@@ -107,7 +107,7 @@ FITS = {
 
 
 def iterators():
-    """The iterators over datasets that are alive."""
+    """The live dataset iterators."""
     gc.collect()
     return sum(isinstance(o, tf.data.Iterator) for o in gc.get_objects())
 
@@ -139,7 +139,7 @@ def test_fifty_evaluations_and_predictions_trace_once_and_leave_no_object():
         if call in (2, 20, 50):
             after[call] = traces(model.test_function), traces(model.predict_function), graphs(), objects()
     assert after[2][:2] == after[20][:2] == after[50][:2]
-    assert after[2][2] >= after[20][2] >= after[50][2]  # a test before this one may still give some back
+    assert after[2][2] >= after[20][2] >= after[50][2]  # an earlier test may still release some
     assert after[50][1] <= 2
     assert after[50][3][0] - after[20][3][0] < FEW and after[50][3][1] <= after[20][3][1]
 
@@ -153,7 +153,7 @@ def test_last_partial_batch_is_traced_once(options):
     model.fit(X, Y, batch_size=BATCH, shuffle=False, epochs=2, verbose=0)
     model.fit(X, Y, batch_size=BATCH, shuffle=False, epochs=2, verbose=0)
     assert first <= 2
-    assert traces(model.train_function) <= first + 2  # rows in order are read by another function
+    assert traces(model.train_function) <= first + 2  # in-order samples are read by another function
 
 
 def test_data_of_another_length_is_not_traced_again():
@@ -164,7 +164,7 @@ def test_data_of_another_length_is_not_traced_again():
         model.evaluate(*data, batch_size=BATCH, verbose=0)
         model.predict(data[0], batch_size=BATCH, verbose=0)
     assert traces(model.train_function) == traces(model.test_function) == 1
-    assert traces(model.predict_function) <= 2  # the second length leaves the number of rows open
+    assert traces(model.predict_function) <= 2  # the second length leaves the batch size unknown
 
 
 def test_new_datasets_of_one_kind_are_not_traced_again():

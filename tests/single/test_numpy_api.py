@@ -1,4 +1,4 @@
-"""NumPy code (`tf.experimental.numpy`) in every part of a training gives the numbers of TensorFlow's own operations."""
+"""NumPy code (`tf.experimental.numpy`) in every part of training matches TensorFlow's own operations."""
 
 import json
 import pathlib
@@ -38,7 +38,7 @@ def test_gradient_tape_goes_through_numpy_code_in_a_custom_loop(expected):
 @pytest.mark.process
 @pytest.mark.parametrize("promotion", ["float32", "float64"])
 def test_training_holds_with_numpy_behaviour_switched_on(promotion, expected, forked, tmp_path):
-    # It cannot be switched off again, so it gets a process of its own.
+    # It cannot be switched off again, so the test needs its own process.
     program = pathlib.Path(numpy_program.__file__)
     printed = forked.run(program, promotion, folder=tmp_path)
     for name, found in json.loads(printed.splitlines()[-1]).items():

@@ -1,4 +1,4 @@
-"""The same optimizer wherever it is called: first use in a traced step, in loops, conditionals, XLA, across replicas."""
+"""One optimizer in all contexts: first use in a traced step, in loops, conditionals, XLA, and across replicas."""
 
 import helpers
 import keras
@@ -12,7 +12,7 @@ START = np.array([1.0, -2.0])
 
 
 def quadratic_step(variable, optimizer):
-    """One step down |v|^2 / 2 / replicas: the same on every number of replicas."""
+    """One gradient step on |v|^2 / 2 / replicas: the same for any number of replicas."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
 
     def step():

@@ -1,4 +1,4 @@
-"""Optimizers that are found nowhere in the model, and those that look at all gradients, give the numbers of one device."""
+"""Optimizers that the model does not track, and those that use all gradients at once, match a single device."""
 
 from types import SimpleNamespace
 
@@ -27,7 +27,7 @@ class ClipsAll(keras.optimizers.SGD):
 
 
 class Hidden(unisono.Model):
-    """Its optimizers are where nobody looks for them; one of them has an `apply` of its own."""
+    """Its optimizers are in untracked attributes; one of them has a custom `apply`."""
 
     def __init__(self, place):
         super().__init__()
@@ -49,7 +49,7 @@ class Hidden(unisono.Model):
                 losses[name] = tf.reduce_mean(tf.square(y - net(x)))
             weights = net.trainable_variables
             gradients = tape.gradient(losses[name], weights)
-            if name == "b":  # it looks at what it is given
+            if name == "b":  # a rule that uses all gradients at once
                 optimizer = self.optimizer_of(name)
                 gradients = [
                     g

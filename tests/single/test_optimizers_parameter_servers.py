@@ -1,4 +1,4 @@
-"""Under parameter servers the count of updates loses nothing, whoever adds to it."""
+"""Under parameter servers the update counter loses no increment of any worker."""
 
 import helpers
 import pytest

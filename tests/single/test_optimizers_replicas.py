@@ -1,4 +1,4 @@
-"""Each option of an optimizer on 1 to 4 replicas gives the numbers of one device; the copies agree to the bit."""
+"""Each optimizer option on 1 to 4 replicas matches a single device; the copies agree bit for bit."""
 
 import helpers
 import keras
@@ -39,13 +39,13 @@ OPTIONS = {
 
 
 def row_gradients(step, dtype):
-    """The gradient of each row of a global batch: (ROWS, *shape) for each variable."""
+    """Each sample's gradient in a global batch: (ROWS, *shape) for each variable."""
     numbers = np.random.default_rng(step)
     return [numbers.normal(size=(ROWS, *shape)).astype(dtype) for shape in SHAPES]
 
 
 def train(optimizer_of, replicas, dtype="float64", sparse=False, in_graph=True, level=None):
-    """Trains two variables; replica r holds the rows r, r + R, ... of each batch."""
+    """Trains two variables; replica r gets the samples r, r + R, ... of each batch."""
     strategy = helpers.mirrored(replicas)
     if level is not None:
         strategy = sharded(strategy, level)
@@ -90,7 +90,7 @@ def train(optimizer_of, replicas, dtype="float64", sparse=False, in_graph=True, 
 
 @pytest.fixture(scope="module")
 def on_one_device():
-    """Results on one device, computed once for each case."""
+    """Single-device results, computed once for each case."""
     known = {}
 
     def result(key, optimizer_of, **how):
@@ -148,7 +148,7 @@ def test_optimizer_with_sharded_state_equals_one_device(number, on_one_device):
 def test_optimizer_on_three_replicas_equals_one_device(name, on_one_device):
     make = getattr(optimizers, name)
     dtype = "float32" if name == "Muon" else "float64"  # as in Keras
-    tolerance = 1e-4 if name == "Muon" else helpers.FLOAT64  # its iteration amplifies the order of the sum
+    tolerance = 1e-4 if name == "Muon" else helpers.FLOAT64  # its iteration amplifies the order of summation
     expected = on_one_device(name, make, dtype=dtype)
     helpers.assert_close(train(make, 3, dtype=dtype, in_graph=False), expected, tolerance, name)
 

@@ -1,4 +1,4 @@
-"""Adopting and saving: what is saved with our optimizers opens in plain Keras without us, and the other way round."""
+"""Adoption and saving: models saved with Unisono's optimizers load in plain Keras without it, and vice versa."""
 
 import copy
 import io
@@ -18,7 +18,7 @@ from unisono import optimizers
 
 
 class HalfStep(keras.optimizers.Optimizer):
-    """A user's own rule, with a slot and a setting."""
+    """A custom update rule, with optimizer state and an option."""
 
     def __init__(self, learning_rate=0.1, power=1.0, **kwargs):
         super().__init__(learning_rate, **kwargs)
@@ -146,7 +146,7 @@ def test_model_saved_with_our_optimizer_opens_in_plain_keras_and_goes_on(tmp_pat
     model.fit(x, y, batch_size=8, epochs=4, verbose=0, shuffle=False)
     state = [v.numpy() for v in model.optimizer.variables][
         :-1
-    ]  # the last is the carried weight: 0 between updates
+    ]  # the last is the weight carried over: 0 between updates
     model.save(tmp_path / "model.keras")
     done = subprocess.run(
         [sys.executable, "-c", OPEN_WITHOUT_US, str(tmp_path / "model.keras")],
@@ -185,7 +185,7 @@ def test_state_in_the_middle_of_an_accumulation_makes_the_round_trip(tmp_path):
 
 
 def model_state(path):
-    """The optimizer's numbers in a saved model."""
+    """The optimizer state in a saved model."""
     with zipfile.ZipFile(path) as archive, h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as file:
         return {key: value[()] for key, value in file["optimizer/vars"].items()}
 

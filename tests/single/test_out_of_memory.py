@@ -1,4 +1,4 @@
-"""A training step that finds no memory says where it goes and what would need less."""
+"""When a training step runs out of memory, the error explains what uses it and how to reduce it."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ X = np.ones((64, 8), "float32")
 
 
 class NoMemory(keras.callbacks.Callback):
-    """From the second execution on, the GPU is full."""
+    """The GPU is full from the second compiled call on."""
 
     def on_train_begin(self, logs=None):
         self.function, self.calls = self.model.train_function, 0
@@ -51,8 +51,8 @@ def test_error_tells_sizes_and_what_would_help():
     (note,) = [note for note in caught.value.__notes__ if "memory" in note]
     assert (
         "gradients 848 bytes, the optimizer state 2 KiB" in note
-    )  # 212 numbers; two for each, and a few counters
-    assert "state sharded over" not in note  # of one replica
+    )  # 212 values; two for each, and a few counters
+    assert "state sharded over" not in note  # with one replica
     assert "half the batch" in note and "mixed_bfloat16" in note and "Pipeline" in note
 
 

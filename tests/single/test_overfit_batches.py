@@ -1,4 +1,4 @@
-"""`fit(overfit_batches=n)`: the same first batches in every epoch, from every kind of input, also in a resumed run."""
+"""`fit(overfit_batches=n)` repeats the first batches in every epoch, for every kind of input and in resumed runs."""
 
 import helpers
 import keras
@@ -15,7 +15,7 @@ Y = X[:, :1] * 2
 
 
 class Noisy(keras.utils.PyDataset):
-    """Gives other rows whenever it is asked."""
+    """Returns different samples at every access."""
 
     def __len__(self):
         return 6
@@ -63,7 +63,7 @@ def trained(kind, *extra, strategy=None, rate=0.05, **arguments):
 def test_epochs_are_of_the_same_first_batches_also_when_resumed(kind, tmp_path):
     expected = trained(kind)
     assert expected[2] == [0, 1] * 3
-    assert len(set(trained(kind, rate=1e-30)[1]["loss"])) == 1  # weights that stay show the same batches
+    assert len(set(trained(kind, rate=1e-30)[1]["loss"])) == 1  # constant weights: equal batches
     if kind in ("arrays", "dataset"):
         data = X[: 2 * BATCH], Y[: 2 * BATCH]
         KINDS["cut"] = lambda: (data, {"batch_size": BATCH, "shuffle": False, "overfit_batches": None})

@@ -1,4 +1,4 @@
-"""What a pipelined step runs where and after what; what is left of it after graph optimization; what it keeps."""
+"""Where and in which order a pipelined step runs, its graph after optimization, and its activation memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unisono.distribute.pipeline import Pipeline
 from unisono.trainer.pipeline.engine import PipelinedStep
 from unisono.trainer.pipeline.micro_batches import micro_steps
 
-pytestmark = pytest.mark.as_for_users  # graphs after their optimization
+pytestmark = pytest.mark.as_for_users  # graphs after optimization
 
 layers = keras.layers
 
@@ -28,7 +28,7 @@ def tanh_chain() -> keras.Model:
 
 
 def traced(schedule: str, rematerialize: bool = False, stages: int = 2, micro_batches: int = 4) -> Any:
-    """A step's concrete function, its plan and its input."""
+    """The concrete function of a step, its plan and its input."""
     devices = [f"CPU:{k + 1}" for k in range(stages)]
     pipeline = Pipeline(devices, micro_batches, schedule=schedule, rematerialize=rematerialize)
     model = tanh_chain()
@@ -54,7 +54,7 @@ def operations(graph: Any, kind: str) -> list[Any]:
 
 
 def job_of(op: Any) -> str:
-    """The job that an operation belongs to; TensorFlow names backward operations after the forward pass."""
+    """The job of an operation; TensorFlow names backward operations after the forward pass."""
     name = next((part for part in op.name.split("/") if part.startswith("stage_")), "")
     return name.replace("forward", "backward") if op.name.startswith("gradient_tape/") else name
 
@@ -88,14 +88,14 @@ def test_each_job_runs_on_its_stage_after_the_job_before_it(schedule, rematerial
 
 @pytest.fixture(autouse=True)
 def no_graphs_of_other_tests():
-    """TensorFlow keeps the graphs of all functions that were made since it was asked for them the last time."""
+    """TensorFlow keeps the graphs of all functions since the last export of its metadata."""
     context.enable_run_metadata()
     context.export_run_metadata()
     context.disable_run_metadata()
 
 
 def optimized_nodes(run: Any) -> list[Any]:
-    """The nodes of the optimized graphs that `run()` makes and executes."""
+    """The nodes of the optimized graphs that `run()` builds and executes."""
     context.enable_run_metadata()
     try:
         run()
@@ -110,14 +110,14 @@ def optimized_nodes(run: Any) -> list[Any]:
 
 
 def activations_computed(run: Any) -> int:
-    """How many activations by tanh are in the optimized graphs, fused ones included."""
+    """The number of tanh activations in the optimized graphs, fused ones included."""
     nodes = optimized_nodes(run)
     found = [n for n in nodes if n.op == "Tanh" or b"Tanh" in n.attr["fused_ops"].list.s]
     return len({node.name for node in found})
 
 
 def test_rematerialization_survives_graph_optimization_and_spares_the_pass_that_has_just_run():
-    # 4 layers, 4 micro-batches: 16 activations. All again under GPipe; under 1F1B not those of the last stage.
+    # 4 layers, 4 micro-batches: 16 activations. GPipe rematerializes all, 1F1B all but those of the last stage.
     for schedule, rematerialize, expected in [
         ("gpipe", False, 16),
         ("gpipe", True, 32),
@@ -157,7 +157,7 @@ def test_optimizer_works_where_the_weights_are():
 
 
 def most_kept(schedule: str, rematerialize: bool) -> list[int]:
-    """For each stage the most activations of tanh that one of its jobs still reads, or a later one, when it begins."""
+    """For each stage, the most tanh activations that are still needed when one of its jobs begins."""
     step, plan, x = traced(schedule, rematerialize, micro_batches=8)
     made = operations(step.get_concrete_function(x).graph, "Tanh")
     most = []
@@ -180,5 +180,5 @@ def test_activations_that_are_kept_follow_the_schedule():
         ("gpipe", False): [8 * 2, 8 * 2],
         ("gpipe", True): [0, 0],
         ("1f1b", False): [2 * 2, 1 * 2],
-        ("1f1b", True): [0, 1 * 2],  # the last stage has just run the micro-batch forward
+        ("1f1b", True): [0, 1 * 2],  # the last stage reuses the forward pass that it has just run
     }

@@ -1,4 +1,4 @@
-"""A model trained in stages has the numbers of the model trained on one device, whatever it is made of."""
+"""A model trained in pipeline stages matches the model on a single device, whatever its structure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from unisono.trainer.pipeline.planning.graph import Chain
 layers = keras.layers
 ROWS, FEATURES, CLASSES = 13, 6, 3
 
-# The norm of the gradient of `golden_model` on `golden_data`, from one tape over the whole model.
+# The norm of the gradient of `golden_model` on `golden_data`, from one tape over the entire model.
 GOLDEN_NORM = 4.169965669442148
 
 
 def golden_model(model_class: Any = keras.Model) -> keras.Model:
-    """Skip connections inside stages and over cuts, operations without layers, two kinds of penalties."""
+    """Skip connections within and across stages, operations outside layers, two kinds of penalties."""
     keras.config.set_floatx("float64")
     keras.utils.set_random_seed(7)
     inputs = keras.Input((FEATURES,))
@@ -57,7 +57,7 @@ def test_gradient_norm_is_golden_for_all_stages_micro_batches_schedules_and_rema
     assert float(tf.linalg.global_norm(plain)) == pytest.approx(GOLDEN_NORM, rel=1e-12)
     partitions = {1: [6], 2: [3, 3], 3: [2, 2, 2], 4: [1, 2, 2, 1]}
     for case in itertools.product(partitions.values(), [1, 2, 4, 8], SCHEDULES, [False, True]):
-        # The whole matrix op by op, and a part of it as a graph: tracing all of it would take minutes.
+        # The entire matrix eagerly, and part of it as a graph: tracing all of it would take minutes.
         in_graph = case[1] == 4 and len(case[0]) == 3
         found, gradients = golden_step(chain, x, y, *case, in_graph=in_graph)
         assert float(tf.linalg.global_norm(gradients)) == pytest.approx(GOLDEN_NORM, rel=1e-12), case
@@ -109,7 +109,7 @@ def train(
     evaluate: bool = False,
     eager: bool = False,
 ) -> Any:
-    """Everything that a training program shows: weights, history, evaluation, predictions."""
+    """All results of a training program: weights, history, evaluation, predictions."""
     keras.utils.set_random_seed(3)
     with contextlib.nullcontext() if on is None else on.scope():
         model = build()
@@ -176,7 +176,7 @@ def branches() -> keras.Model:
 
 
 class TwoEnds(layers.Layer):
-    """A block written as a class, with two results."""
+    """A block as a class, with two outputs."""
 
     def __init__(self):
         super().__init__(name="two_ends")
@@ -190,7 +190,7 @@ class TwoEnds(layers.Layer):
 
 
 def blocks() -> keras.Model:
-    """Results of a block and of an operation over one cut, a nested model with two outputs; adopted."""
+    """Outputs of a block and of an operation over one cut, a nested model with two outputs; adopted."""
     inputs = keras.Input((FEATURES,))
     left, right = keras.ops.split(layers.Dense(6, name="first")(inputs), 2, axis=-1)
     ends = TwoEnds()(layers.Dense(5, activation="tanh", name="second")(left))
@@ -201,7 +201,7 @@ def blocks() -> keras.Model:
 
 
 class OwnLoss(unisono.Model):
-    """Its loss looks at the whole batch."""
+    """Its loss depends on the entire batch."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         spread = keras.ops.std(keras.ops.mean(y_pred, axis=0))
@@ -225,7 +225,7 @@ def classifier() -> keras.Model:
 
 
 class Normed(layers.Dense):
-    """Writes the norm of its kernel and divides by it: the gradient does not reach what was written."""
+    """Stores the norm of its kernel and divides by it: the gradient does not flow through the write."""
 
     def build(self, shape):
         super().build(shape)
@@ -367,13 +367,13 @@ def test_statistics_of_all_samples_are_rejected_where_there_are_several_micro_ba
             ValueError, match="micro_batches=2 and replicas=1 normalizes with the statistics of a mi"
         ):
             model.fit(np.ones((4, 2)), np.ones((4, 2)), verbose=0)
-        model.evaluate(np.ones((4, 2)), np.ones((4, 2)), verbose=0)  # with those of the training
+        model.evaluate(np.ones((4, 2)), np.ones((4, 2)), verbose=0)  # evaluates with the trained weights
     with pipeline(1, 1).scope():
         build().fit(np.ones((4, 2)), np.ones((4, 2)), verbose=0)
 
 
 class Adds(layers.Layer):
-    """Adds a loss of which nobody says whether it is a mean or a sum over the samples."""
+    """Adds a loss without stating whether it is a mean or a sum over the samples."""
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
         self.add_loss(0.1 * tf.reduce_mean(tf.square(x)))
@@ -473,7 +473,7 @@ def test_saved_model_opens_without_a_pipeline_and_with_other_stages(tmp_path):
         each.fit(verbose=0, **fit)
     helpers.assert_close(other.get_weights(), model.get_weights(), helpers.FLOAT64)
     devices = {slot.value.device[-5:] for slot in other.optimizer.variables[2:]}
-    assert devices == {"CPU:0", "CPU:1"}, "slots are on the device of their weights"
+    assert devices == {"CPU:0", "CPU:1"}, "the optimizer state is on the device of its weights"
 
 
 class Stop(keras.callbacks.Callback):
@@ -485,7 +485,7 @@ class Stop(keras.callbacks.Callback):
 
 
 def test_resumed_run_ends_with_the_bits_of_one_never_stopped(tmp_path):
-    """Op by op; `tests/workers/test_kill_and_resume.py` kills and resumes a pipeline in a graph."""
+    """Eagerly; `tests/workers/test_kill_and_resume.py` kills and resumes a pipeline in a graph."""
     keras.config.set_floatx("float64")
     x, y = golden_data(13)
 

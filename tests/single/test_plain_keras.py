@@ -1,4 +1,4 @@
-"""Plain Keras in the process of a fit of ours is plain Keras, to the bit: before it, after it, and in another thread."""
+"""A Unisono fit leaves plain Keras in its process unchanged bit for bit: before, after, and in another thread."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-pytestmark = pytest.mark.as_for_users  # bits of what users run
+pytestmark = pytest.mark.as_for_users  # the bits that users get
 
 PLAIN = """
 import keras, numpy as np, tensorflow as tf
@@ -67,7 +67,7 @@ exec(PLAIN, names)
 
 @pytest.fixture(scope="module")
 def alone():
-    """What a process computes that knows nothing of us."""
+    """The results of a process without Unisono."""
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     run = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, env=env)
     assert "BITS" in run.stdout, run.stderr
@@ -75,7 +75,7 @@ def alone():
 
 
 class OtherThread(keras.layers.Layer):
-    """Trains plain Keras in another thread while this thread computes a step of ours."""
+    """Trains plain Keras in another thread while this thread computes a Unisono step."""
 
     found = None
 
@@ -97,7 +97,7 @@ def test_plain_keras_computes_the_same_bits_before_during_and_after_a_fit_of_our
 
 
 def bits_during_a_fit():
-    """What plain Keras computes in another thread in the middle of a step, and at the end of an epoch."""
+    """The results of plain Keras in another thread in the middle of a step, and at the end of an epoch."""
     import unisono
     from unisono.compat import patches
 

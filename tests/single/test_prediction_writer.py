@@ -1,4 +1,4 @@
-"""`PredictionWriter`: what `predict` computes is on disk as NumPy's files, whole or not there."""
+"""`PredictionWriter` stores the results of `predict` on disk as NumPy files, completely or not at all."""
 
 import errno
 import os
@@ -60,7 +60,7 @@ def test_one_output_is_a_file_and_memory_holds_one_compiled_call(tmp_path, monke
     found = model.predict(X, batch_size=4, callbacks=[writer], verbose=0)
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(np.load(tmp_path / "p.npy"), expected)
-    assert sum(kept) == 12  # of six batches, for the callbacks and for the file: not once more for all
+    assert sum(kept) == 12  # six batches, for the callbacks and for the file; not again for all batches
     assert found.flags.writeable is False
     of_one_row = model.predict(X[:1], callbacks=[writer], verbose=0)
     np.testing.assert_array_equal(of_one_row, expected[:1])

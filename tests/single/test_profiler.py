@@ -1,4 +1,4 @@
-"""Profiles of a range of steps, and on demand from outside."""
+"""Profiles of a range of steps, and on request from outside."""
 
 import ctypes
 import errno
@@ -42,7 +42,7 @@ def test_profile_of_steps_is_written_where_the_plugin_searches(tmp_path, steps):
 
 
 class Session:
-    """A profile that ends the process that writes it, or never ends."""
+    """A profile that ends its process while it is written, or never ends."""
 
     def __init__(self, write):
         self.export_to_tb = write
@@ -129,7 +129,7 @@ def test_profile_whose_first_fork_is_lost_is_written_by_another(tmp_path, monkey
     assert written.exists() and real._profiler is None
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere the instructions are not known")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="CPU features are only known on x86_64")
 def test_nothing_that_is_freed_is_used_again_in_the_fork():
     keep = profiles._keeper()
     library = ctypes.CDLL(None)

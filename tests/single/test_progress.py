@@ -1,4 +1,4 @@
-"""The progress bar: what it prints, and that it never makes executions shorter."""
+"""The progress bar: its output, and that it never shortens compiled calls."""
 
 import io
 import itertools

@@ -1,4 +1,4 @@
-"""TrainingReport and JSONLines in a real `fit`, on one device and on two replicas, and after a resume."""
+"""TrainingReport and JSONLines in a real `fit`: on one device, on two replicas, and after a resume."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""TensorBoard: every number at its step, once, whatever the strategy and the steps per execution."""
+"""TensorBoard: every value once and at its step, whatever the strategy and the steps per compiled call."""
 
 import collections
 import functools

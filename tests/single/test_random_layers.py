@@ -1,4 +1,4 @@
-"""Random numbers: other masks on each replica, the first replica's those of one device, all of them out of the seed."""
+"""Random numbers: different masks on each replica, single-device masks on the first one, all derived from the seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FEATURES = 16
 
 
 class Noise(keras.layers.Layer):
-    """Draws from a generator of its own, or from Keras' global one."""
+    """Draws from its own generator, or from Keras' global one."""
 
     def __init__(self, own_seed: bool) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Always(keras.layers.Layer):
 
 
 def noisy_model(strategy: Any) -> Any:
-    """Every kind of random layer, switched on in prediction as well."""
+    """Every kind of random layer, active in prediction as well."""
     keras.utils.set_random_seed(9)
     with helpers.scope(strategy):
         inputs = keras.Input((FEATURES,))
@@ -110,7 +110,7 @@ def test_training_repeats_its_bits_from_the_seed(name):
 
 
 class Recorder:
-    """In place of the compiled steps: notes the rows of every batch."""
+    """Replaces the compiled steps, and records the samples of every batch."""
 
     def __init__(self) -> None:
         self.rows: list[list[int]] = []
@@ -124,15 +124,15 @@ class Recorder:
         return execution.steps, {"loss": tf.constant(0.0)}
 
     def ended(self, execution: Any, steps: int, seconds: float) -> None:
-        """Nothing is measured."""
+        """Measures nothing."""
 
     def device(self) -> str:
-        """Nowhere."""
+        """No device."""
         return ""
 
 
 def order(strategy: Any, seed: int, **arguments: Any) -> list[list[int]]:
-    """The rows of each of two epochs, in the order in which they were seen."""
+    """The samples of each of two epochs, in the order of training."""
     keras.utils.set_random_seed(seed)
     with helpers.scope(strategy):
         model = unisono.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
@@ -145,7 +145,7 @@ def order(strategy: Any, seed: int, **arguments: Any) -> list[list[int]]:
 
 
 class NoisyContrast(keras.losses.Loss):
-    """Looks at the whole batch, and adds noise of its own."""
+    """Depends on the entire batch, and adds noise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def test_shuffle_can_be_switched_off():
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_layers_that_fit_builds_have_the_weights_of_keras(shuffle):
-    """Attention makes its parts, and their seeds, when it is built."""
+    """Attention creates its sublayers, and their seeds, when it is built."""
 
     def weights(base: Any) -> list[Any]:
         class Attending(base):

@@ -1,4 +1,4 @@
-"""`keras.RematScope` in steps of ours: the same numbers, in a graph, and what the backward pass uses is computed again."""
+"""`keras.RematScope` in Unisono's steps: the same results in a graph, and the backward pass rematerializes its inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X, Y = rng.normal(size=(21, 4, 6)), rng.normal(size=(21, 3))
 
 
 class Block(layers.Layer):
-    """Layers in a layer, with a mask that is drawn, and a count of its calls."""
+    """Nested layers, with a random mask, and a call counter."""
 
     def __init__(self, units: int, rate: float = 0.4) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Block(layers.Layer):
 
 
 def trained(scope: Any, mode: str | None, noise: bool, eager: bool) -> Any:
-    """With `noise` there are layers that do something else on replicas: masks, and averages of a replica's rows."""
+    """With `noise` there are layers that differ between replicas: masks, and averages of a replica's samples."""
     keras.config.set_floatx("float64")
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(2)
@@ -74,7 +74,7 @@ def test_so_has_one_on_replicas_that_hold_weights_sharded():
 
 
 def backward_reads(mode: str | None, composite: bool, gradients: int = 1) -> tuple[list[Any], Any]:
-    """What operations on numbers in the backward pass read of the forward pass of two blocks; and the graph."""
+    """The forward-pass tensors of two blocks that float operations of the backward pass read; and the graph."""
     with keras.RematScope(mode):
         blocks = [Block(6), Block(6)]
         model = keras.Sequential([keras.Input((4, 6)), *blocks]) if composite else None
@@ -115,7 +115,7 @@ def test_the_backward_pass_reads_only_what_goes_into_a_call_and_comes_out(compos
     kept, graph = backward_reads("full", composite)
     everything, before = backward_reads(None, composite)
     assert len(everything) > 30
-    assert len(kept) <= 4, kept  # of each block its input and its result
+    assert len(kept) <= 4, kept  # the input and the output of each block
     count = lambda each: sum(op.type == "Erf" or op.type == "Softmax" for op in each.get_operations())  # noqa: E731
     assert count(graph) == 2 * count(before), "each is computed twice"
 
@@ -140,7 +140,7 @@ def test_the_second_computation_waits_for_the_backward_pass():
 
 
 def test_plain_keras_has_the_numbers_that_it_has_without():
-    """A model of plain Keras under the scope is built, where Keras' own stops, and trained as Keras trains it."""
+    """A plain Keras model under the scope is built, where Keras' own fails, and trained as without the scope."""
 
     def weights(mode: str | None) -> list[np.ndarray]:
         keras.utils.set_random_seed(3)

@@ -1,4 +1,4 @@
-"""R replicas give the numbers of one: every case is trained, evaluated and predicted on one device and under strategies."""
+"""Replica parity: every case is trained, evaluated and predicted on a single device and under strategies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLASSES, FEATURES = 3, 4
 
 @dataclasses.dataclass
 class Case:
-    """A training program: what is built, what is compiled, what is fed."""
+    """A training program: its model, arguments of `compile`, and data."""
 
     build: Callable[[], keras.Model]
     compile: Callable[[], dict[str, Any]]
@@ -58,7 +58,7 @@ def softmax(**kwargs: Any) -> keras.Model:
 
 
 def sequence_model() -> keras.Model:
-    """Its mask goes through to the loss; layers that compute with it are those of `tests/workers/programs/fit.py`."""
+    """Its mask reaches the loss; `tests/workers/programs/fit.py` has layers that compute with masks."""
     inputs = keras.layers.Input((5,), dtype="int32")
     x = keras.layers.Dense(4, activation="tanh")(keras.layers.Embedding(7, 4, mask_zero=True)(inputs))
     return unisono.Model(inputs, keras.layers.Dense(CLASSES)(x))
@@ -98,7 +98,7 @@ LOSSES: dict[str, Callable[[], Any]] = {
 
 
 def many_losses() -> keras.Model:
-    """An output for each kind of loss; the gradients meet in the hidden layer."""
+    """An output for each kind of loss; the gradients add up in the hidden layer."""
     inputs = keras.layers.Input((FEATURES,), name="x")
     hidden = keras.layers.Dense(6, activation="tanh")(inputs)
     return unisono.Model(
@@ -138,7 +138,7 @@ class Subclassed(unisono.Model):
 
 
 class OwnLoss(keras.losses.Loss):
-    """Looks at the whole batch: the spread of the predictions matters."""
+    """Depends on the entire batch: the spread of the predictions matters."""
 
     def call(self, y_true, y_pred):
         centred = y_pred - keras.ops.mean(y_pred, axis=0, keepdims=True)
@@ -156,7 +156,7 @@ def sum_loss(y_true, y_pred):
 
 
 class LargestError(keras.metrics.Metric):
-    """No sum of what the replicas see."""
+    """Not a sum over replicas."""
 
     def __init__(self, name="largest_error", **kwargs):
         super().__init__(name=name, **kwargs)
@@ -271,7 +271,7 @@ CASES: dict[str, Case] = {
 def run(
     case: Case, strategy: Any, rows: int, batch: int, eager: bool = False, whole: bool = True
 ) -> dict[str, Any]:
-    """Everything that the contract compares; without `whole` only what `fit` gives."""
+    """All results that parity covers; without `whole` only those of `fit`."""
     keras.utils.set_random_seed(7)
     with helpers.scope(strategy):
         model = case.build()
@@ -302,7 +302,7 @@ def run(
 
 @pytest.fixture(scope="module")
 def one_device():
-    """The reference of each case, computed once, and op by op: what a graph gives is compared with it."""
+    """The reference of each case, computed once and eagerly; graphs are compared with it."""
     kept: dict[Any, Any] = {}
 
     def reference(name: str, rows: int, batch: int) -> Any:
@@ -319,13 +319,13 @@ def check(actual: dict[str, Any], expected: dict[str, Any], tolerance: float) ->
         helpers.assert_close(value, expected[what], tolerance, what)
 
 
-# In batches of 4, which 3 replicas share unevenly. With 10 rows the last one has 2, so that a replica has none, and is
-# another graph; with 8 rows there is one graph.
+# In batches of 4, which are uneven on 3 replicas. With 10 samples the last batch has 2, which leaves a replica empty and
+# needs another graph; with 8 samples there is one graph.
 def rows_of(name: str) -> int:
     return 10 if name in ("plain", "masked", "many_losses") else 8
 
 
-# Evaluation and prediction are a graph each, made like that of training.
+# Evaluation and prediction need a graph each, traced like that of training.
 WHOLE = ("plain", "sample_weight", "masked", "two_outputs", "many_losses", "penalties", "stock_metrics")
 
 
@@ -334,19 +334,19 @@ WHOLE = ("plain", "sample_weight", "masked", "two_outputs", "many_losses", "pena
 )
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_fit_on_three_replicas_uneven_equals_one_device(name, one_device):
-    eager = name == "many_losses"  # each kind is in a graph elsewhere; tracing all of them takes long
+    eager = name == "many_losses"  # other tests run each kind in a graph; tracing all of them is slow
     rows = rows_of(name)
     found = run(CASES[name], helpers.mirrored(3), rows, 4, eager, whole=name in WHOLE)
     check(found, one_device(name, rows, 4), helpers.FLOAT32)
 
 
-# 9 rows in batches of 4: the last batch has one row.
+# 9 samples in batches of 4: the last batch has one sample.
 @pytest.mark.short("many_losses", "masked", "subclassed", "none")
 @pytest.mark.parametrize("name", ["many_losses", "masked", "none", "subclassed", "two_outputs"])
 def test_fit_on_two_replicas_in_float64_equals_one_device(name, one_device):
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
-    eager = name != "two_outputs"  # the same operations in the same order, without tracing them
+    eager = name != "two_outputs"  # the same operations in the same order, without tracing
     check(run(CASES[name], helpers.mirrored(2), 9, 4, eager), one_device(name, 9, 4), helpers.FLOAT64)
 
 
@@ -366,7 +366,7 @@ def test_fit_under_each_strategy_equals_one_device(name, strategy, whole, one_de
     check(found, one_device(name, rows, 4), helpers.FLOAT32)
 
 
-# 3 rows in one batch: fewer than the replicas.
+# 3 samples in one batch: fewer than the replicas.
 @pytest.mark.parametrize(("name", "eager"), [("plain", False), ("many_losses", True), ("penalties", True)])
 def test_fit_with_fewer_samples_than_replicas_equals_one_device(name, eager, one_device):
     check(run(CASES[name], helpers.mirrored(4), 3, 8, eager), one_device(name, 3, 8), helpers.FLOAT32)
@@ -382,7 +382,7 @@ def test_fit_eagerly_equals_one_device(name, one_device):
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("replicas", ["none", "mirrored2"])
 def test_batches_of_a_loss_without_reduction_count_with_their_samples_as_in_keras(replicas, outputs):
-    """Of the second batch, of one row, the second replica has none."""
+    """The second batch has one sample, and the second replica none."""
 
     def losses(cls, strategy):
         with helpers.scope(strategy):

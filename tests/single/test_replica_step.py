@@ -1,4 +1,4 @@
-"""`replica_step`: a loop of the user's own gives the numbers of one device, whatever it uses of Keras."""
+"""`replica_step`: a custom loop matches a single device, whatever it uses of Keras."""
 
 import helpers
 import keras
@@ -9,7 +9,7 @@ import tensorflow as tf
 import unisono
 from unisono.distribute import gather, global_mean
 
-ROWS = (7, 1)  # of the global batches: one is uneven on two replicas, one leaves a replica without rows
+ROWS = (7, 1)  # of the global batches: one is uneven on two replicas, one leaves a replica without samples
 STRATEGIES = ["mirrored1", "mirrored2", "central2"]
 
 
@@ -22,11 +22,11 @@ def batches():
 
 
 class Spread(keras.metrics.Metric):
-    """A metric that is no sum of what it makes of each row: the mean over batches of the range of a batch."""
+    """Not a sum of per-sample values: the mean over batches of the range of a batch."""
 
     def __init__(self, name="spread"):
         super().__init__(name=name)
-        self.total = self.add_variable((), "ones", name="total")  # a state that does not begin with zero
+        self.total = self.add_variable((), "ones", name="total")  # state with a nonzero initial value
         self.inner = keras.metrics.Mean(name="inner")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
@@ -38,7 +38,7 @@ class Spread(keras.metrics.Metric):
 
 
 class Contrast(keras.losses.Loss):
-    """A loss that looks across rows."""
+    """A loss with computation across samples."""
 
     def call(self, y_true, y_pred):
         return keras.ops.square(y_pred - keras.ops.mean(y_pred, axis=0, keepdims=True))[:, 0]
@@ -51,7 +51,7 @@ class AddsItsMean(keras.layers.Layer):
 
 
 class Loop:
-    """A training and a test step with all that Keras has for them."""
+    """Training and test steps with all kinds of Keras losses and metrics."""
 
     def __init__(self, strategy, build=True):
         keras.utils.set_random_seed(11)
@@ -162,7 +162,7 @@ def test_noise_differs_between_replicas_and_steps_and_depends_on_the_seed(name):
         steps = [[strategy.experimental_local_results(value) for value in run()] for _ in range(2)]
         return np.array([[[copy.numpy() for copy in value] for value in step] for step in steps])
 
-    first = drawn()  # [steps, layers, replicas, rows, columns]
+    first = drawn()  # [steps, layers, replicas, batch, columns]
     for layer in (0, 1):
         seen = [first[step, layer, replica].tobytes() for step in (0, 1) for replica in (0, 1)]
         assert len(set(seen)) == 4
@@ -212,7 +212,7 @@ def test_what_is_replaced_is_the_original_again_after_a_step():
     before = keras.metrics.Mean.update_state, keras.metrics.Mean.result, keras.losses.Loss.__call__
     seen = []
     helpers.mirrored(2).run(unisono.replica_step(lambda: seen.append(keras.losses.Loss.__call__)))
-    assert before[2] not in seen and len(seen) == 1  # one device runs it
+    assert before[2] not in seen and len(seen) == 1  # only one device runs it
     assert before == (keras.metrics.Mean.update_state, keras.metrics.Mean.result, keras.losses.Loss.__call__)
 
 
@@ -234,5 +234,5 @@ def test_a_model_of_ours_is_built_by_its_first_call_in_a_loop_without_the_wrappe
     run(tf.ones([4, 2, 2]))
     assert [v.path.rpartition("/")[2] for v in model.variables] == ["seed_generator_state", "kernel", "bias"]
     assert model.built and int(optimizer.iterations.numpy()) == 1
-    assert model(tf.ones([3, 2, 2])).shape == (3, 2), "any number of rows"
+    assert model(tf.ones([3, 2, 2])).shape == (3, 2), "any batch size"
     assert helpers.copies_are_equal(model.trainable_variables, strategy)

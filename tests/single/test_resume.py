@@ -23,11 +23,11 @@ from unisono.callbacks.backup.files import store as backup_store
 ROWS, BATCH = (
     48,
     16,
-)  # three steps; a last one of fewer rows resumes in `tests/workers/test_kill_and_resume.py`
+)  # three steps; a partial last batch resumes in `tests/workers/test_kill_and_resume.py`
 
 
 class Own(keras.callbacks.Callback):
-    """A user's callback with state, which the hooks change."""
+    """A stateful custom callback."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ def make_model(
     from_logits=True,
     eager=True,
 ):
-    """The same model as any script would make it again."""
+    """The same model as a script would create it again."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
     with helpers.scope(strategy):
@@ -76,7 +76,7 @@ def make_model(
 
 
 def fit(model, *extra, x=None, epochs=3, validation=True, **arguments):
-    """Trains, and gives everything that must be equal."""
+    """Trains, and returns everything that must be equal."""
     inputs = {"x": data()[0], "y": data()[1], "batch_size": BATCH} if x is None else {"x": x}
     if validation:
         inputs["validation_data"] = data()
@@ -95,7 +95,7 @@ def interrupted(directory, nth, *extra, model=None, **arguments):
     with pytest.raises(Stop):
         backup = callbacks.BackupAndRestore(directory, save_freq=1)
         fit(model or make_model(), *extra, backup, StopAt(nth), **arguments)
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers, "given back"
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers, "restored"
 
 
 def resumed(directory, *extra, model=None, save_freq=1, backup=None, **arguments):
@@ -114,7 +114,7 @@ def left_alone():
 
 @pytest.fixture(scope="module")
 def of_step_four(tmp_path_factory):
-    """Backups of a training that was interrupted in its fifth step, the second of the second epoch."""
+    """Backups of a training run that was interrupted in its fifth step, the second of the second epoch."""
     folder = tmp_path_factory.mktemp("interrupted")
     interrupted(folder, 5)
     return folder
@@ -122,7 +122,7 @@ def of_step_four(tmp_path_factory):
 
 @pytest.fixture
 def backups(of_step_four, tmp_path):
-    """A copy of them."""
+    """A copy of these backups."""
     return shutil.copytree(of_step_four, tmp_path / "backups")
 
 
@@ -135,7 +135,7 @@ def test_resumed_fit_ends_with_the_same_bits(eager, tmp_path, capsys):
 
 
 def test_last_step_of_an_epoch_keeps_its_logs(tmp_path, left_alone):
-    """A backup after the last step: nothing is left to train in that epoch, and its logs are not lost."""
+    """A backup after the last step: no training is left in that epoch, and its logs are kept."""
 
     class StopInValidation(keras.callbacks.Callback):
         def on_test_begin(self, logs=None):
@@ -149,7 +149,7 @@ def test_last_step_of_an_epoch_keeps_its_logs(tmp_path, left_alone):
 
 
 class Batches(keras.utils.PyDataset):
-    """Batches that depend on Python's and NumPy's generators."""
+    """Batches by index."""
 
     def __len__(self):
         return 3
@@ -190,14 +190,14 @@ class Lazy(keras.Model):
 
 
 class Holder:
-    """An object of the user's own in a dict of a layer."""
+    """A custom object in a dict of a layer."""
 
     def __init__(self):
         self.generator = tf.random.Generator.from_seed(6)
         self.seeds, self.calls = keras.random.SeedGenerator(7), keras.Variable(0.0, trainable=False)
 
 
-SEEDS = keras.random.SeedGenerator(8)  # that a method of a model names
+SEEDS = keras.random.SeedGenerator(8)  # a method of a model refers to it
 
 
 def test_model_built_at_the_first_batch_resumes_in_a_pydataset_by_index(tmp_path, capsys):
@@ -216,7 +216,7 @@ def test_model_built_at_the_first_batch_resumes_in_a_pydataset_by_index(tmp_path
 
 
 def test_other_numbers_of_replicas_go_on(tmp_path):
-    """1, 3, then 2. Without dropout the numbers are those of one device: the sums of the epoch under way come along."""
+    """1, 3, then 2. Without dropout this matches a single device: the backup contains the running sums of the epoch."""
     expected = fit(make_model(noise=0.0))
     for replicas, nth in (("none", 3), ("mirrored3", 3)):
         interrupted(tmp_path, nth, model=make_model(noise=0.0, strategy=helpers.strategy(replicas)))
@@ -276,7 +276,7 @@ def test_backup_of_another_run_with_equal_settings_and_data_is_rejected(backups,
 
 
 def test_more_epochs_are_the_same_training(tmp_path):
-    """And so is one whose learning rate a callback has changed."""
+    """Also when a callback changes the learning rate."""
     halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
     expected = fit(make_model(), halve)
     interrupted(tmp_path, 5, halve, epochs=2)
@@ -299,7 +299,7 @@ def test_all_damaged_starts_from_the_beginning_and_says_so(backups, left_alone):
 
 
 def test_snapshot_is_not_torn_by_steps_that_run_while_it_is_written(tmp_path, monkeypatch):
-    """The file that is written while later steps run is that of a run that waits for the write."""
+    """The backup written in the background, during later steps, equals the backup of a run that waits for the write."""
     write, go_on = backup_store.BackupStore.write, threading.Event()
 
     def late_write(self, *arguments):
@@ -311,7 +311,7 @@ def test_snapshot_is_not_torn_by_steps_that_run_while_it_is_written(tmp_path, mo
             if batch == 2:
                 go_on.set()
 
-    contents = []  # in a graph, which writes the variables in place
+    contents = []  # in a graph, which updates the variables in place
     for background in (False, True):
         folder = tmp_path / str(background)
         if background:
@@ -319,7 +319,7 @@ def test_snapshot_is_not_torn_by_steps_that_run_while_it_is_written(tmp_path, mo
         backup = callbacks.BackupAndRestore(
             folder, save_freq=1000, background=background, delete_when_done=False
         )
-        # One save, after the first step; the write of it begins when two more steps have run.
+        # One save, after the first step; it is written after two more steps.
         monkeypatch.setattr(type(backup.schedule), "due", lambda self, steps, saved, waited: steps == 1)
         with pytest.raises(Stop):
             fit(make_model(eager=False), Release(), backup, StopAt(3))
@@ -372,7 +372,7 @@ def test_finished_training_is_not_repeated(tmp_path, monkeypatch):
 
 
 def test_second_fit_of_a_script_is_not_taken_for_the_first(tmp_path, monkeypatch):
-    """Both in one directory: the second begins where the first has ended, and a new process resumes each at its own."""
+    """Both use one directory: the second starts where the first ended, and a new process resumes each from its backup."""
 
     def script(nth=None):
         model = make_model()
@@ -427,7 +427,7 @@ def test_seconds_are_checked_whenever_a_compiled_call_ends(tmp_path):
     backup = callbacks.BackupAndRestore(tmp_path, save_freq="10s", background=False, delete_when_done=False)
     backup._clock = lambda: next(now)
     fit(make_model(eager=False), StopAt(10**6), backup, validation=False)
-    # Nine steps and three ends of an epoch, a tick of 4 s at each look and three at each save.
+    # Nine steps and three ends of an epoch, 4 s at each check and three times that at each save.
     assert 2 <= backup.saves <= 6
 
 
@@ -458,7 +458,7 @@ class Draws(keras.callbacks.Callback):
 
 
 class Board(keras.callbacks.TensorBoard):
-    """Tells how many batches it has counted."""
+    """Stores how many batches it has counted."""
 
     def on_train_end(self, logs=None):
         self.counted = self._global_train_batch
@@ -466,7 +466,7 @@ class Board(keras.callbacks.TensorBoard):
 
 
 def test_callbacks_that_write_or_remember_go_on(tmp_path):
-    """Rows of a CSV file are neither lost nor doubled; boards, users' states and random generators go on where they were."""
+    """CSV rows are neither lost nor duplicated; boards, callback state and random generators continue exactly."""
 
     class StopAfterRow(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -494,9 +494,9 @@ def test_callbacks_that_write_or_remember_go_on(tmp_path):
 
     expected = fit(seeded(), *alone)
     with pytest.raises(Stop):
-        # The rows of epoch 1 are written, and no backup after them: they must not be there twice.
+        # The CSV rows of epoch 1 are written, without a backup after them: they must not be duplicated.
         fit(seeded(), *first, callbacks.BackupAndRestore(tmp_path / "b", save_freq=5), StopAfterRow())
-    for callback in first[2:5]:  # Keras leaves the files of a fit that raised an error open
+    for callback in first[2:5]:  # after an error in `fit`, Keras leaves their files open
         callback.on_train_end()
     assert resumed(tmp_path / "b", *second, model=seeded()) == expected
     assert second[1].drawn == alone[1].drawn and len(alone[1].drawn) == 9
@@ -517,7 +517,7 @@ def test_plain_keras_model_gets_advice(tmp_path):
 
 
 class CustomStep(unisono.Sequential):
-    """A step as in Keras' guides; the model is given an optimizer and no loss."""
+    """A step as in Keras' guides; `compile` gets an optimizer and no loss."""
 
     def train_step(self, data):
         x, y = data
@@ -547,7 +547,7 @@ def test_optimizer_of_a_custom_step_is_there_before_it_is_restored(replicas, tmp
 
 
 class LearnsAlone(keras.layers.Layer):
-    """A layer with an optimizer of its own, as layers that learn without a backward pass through the model have."""
+    """A layer with its own optimizer, as in layers that learn without a backward pass through the model."""
 
     def __init__(self):
         super().__init__()
@@ -565,7 +565,7 @@ class LearnsAlone(keras.layers.Layer):
 
 
 class ManyOptimizers(unisono.Model):
-    """One optimizer in an attribute, two in a list, one in a layer, one in a model within it; none given to `compile`."""
+    """One optimizer in an attribute, two in a list, one in a layer, one in a nested model; none given to `compile`."""
 
     def __init__(self):
         super().__init__()
@@ -616,4 +616,4 @@ def test_every_optimizer_that_a_model_holds_is_resumed_and_is_one_of_ours(tmp_pa
         for one, other in zip(found[replicas], train(replicas, "stopped")):
             np.testing.assert_array_equal(one, other)
     for one, two in zip(*found.values()):
-        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)  # sums of two replicas, in float32
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)  # float32 sums over two replicas

@@ -1,4 +1,4 @@
-"""Fits whose input draws from generators that layers, callbacks and the program hold, stopped and resumed here."""
+"""Fits whose input draws from generators of layers, callbacks and the program, stopped and resumed in this process."""
 
 import time
 
@@ -14,7 +14,7 @@ from unisono import callbacks
 
 
 def slowly_from_numpy():
-    """Draws from NumPy's global generator for each row, ahead of the steps, and takes its time."""
+    """Draws slowly from NumPy's global generator for each sample, ahead of the steps."""
 
     def draw(row):
         time.sleep(0.001)
@@ -52,7 +52,7 @@ def test_resumed_fit_ends_with_the_same_bits(make, validation, steps, tmp_path, 
 
 
 class OfVariants(unisono.Model):
-    """Of ragged and sparse tensors in a nest."""
+    """Its inputs are ragged and sparse tensors in a nested structure."""
 
     def __init__(self):
         super().__init__()

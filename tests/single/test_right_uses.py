@@ -1,4 +1,4 @@
-"""Odd uses that plain Keras takes are taken, before and after the first step."""
+"""Unusual but valid uses of Keras work in Unisono, before and after the first step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import unisono
 
 
 def errors_of(uses, namespace, folder):
-    """The names of the uses that fail, with their errors."""
+    """The names of the failing uses, with their errors."""
     bench, failures = Bench(namespace, folder), {}
     for name, use in uses.items():
         try:
@@ -28,7 +28,7 @@ def errors_of(uses, namespace, folder):
 CASES = {"ours": (BOTH, unisono), "Keras": (BOTH, keras), "ours alone": (OURS, unisono)}
 
 
-# That plain Keras takes them says something of the table, and changes with Keras alone.
+# The case with plain Keras tests the table itself, and changes only with Keras.
 @pytest.mark.short("ours*")
 @pytest.mark.parametrize("case", CASES)
 def test_right_uses_work(case, tmp_path):

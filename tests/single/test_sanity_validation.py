@@ -1,4 +1,4 @@
-"""`fit(validation_sanity_steps=n)` finds mistakes before the first epoch, and changes no bit of what follows."""
+"""`fit(validation_sanity_steps=n)` finds mistakes before the first epoch, and changes no bit of the training run."""
 
 import helpers
 import keras

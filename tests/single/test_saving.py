@@ -1,4 +1,4 @@
-"""Saved models: they open in plain Keras where nobody knows us, go on training with the same numbers, and move."""
+"""Saved models load in plain Keras without Unisono, continue with the same results, and move to other strategies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IMAGE = np.random.default_rng(2).uniform(size=(2, 32, 32, 3)).astype("float32")
 
 @keras.saving.register_keras_serializable("tests")
 class Registered(keras.Model):
-    """A subclassed model that a user registered."""
+    """A subclassed model registered for serialization."""
 
     def __init__(self, units: int = 4, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -68,7 +68,7 @@ def fit(model: Any, **arguments: Any) -> dict[str, Any]:
     return model.fit(X, Y, batch_size=4, shuffle=False, verbose=0, **arguments).history
 
 
-# Opens every model that the arguments name, says what it predicts, and what it has imported by then.
+# Loads every model in the arguments, and prints its predictions and the imported modules.
 PLAIN_KERAS = """
 import json, sys
 import numpy as np, keras
@@ -181,7 +181,7 @@ def test_weights_move_between_replica_counts(tmp_path):
 
 
 def test_checkpoint_moves_between_replica_counts(tmp_path):
-    """1 -> 3 -> 2 replicas, a few steps on each, against the same steps on one device."""
+    """1 -> 3 -> 2 replicas, a few steps on each, compared with the same steps on a single device."""
     alone = compiled(sequential())
     start = alone.get_weights()
     expected = [fit(alone)["loss"] for _ in range(3)]

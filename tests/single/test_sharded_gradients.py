@@ -1,4 +1,4 @@
-"""Gradients in shards: cut as their variables are, and few of them whole at a time."""
+"""Sharded gradients: sharded like their variables, with few full-size gradients at a time."""
 
 import helpers
 import keras
@@ -17,7 +17,7 @@ from unisono.optimizers.stages.call_options import CallOptions
 def test_gradient_of_unknown_shape_is_cut_as_its_variable():
     strategy, optimizer = helpers.mirrored(2), unisono.optimizers.SGD()
     with strategy.scope():
-        variable = keras.Variable(np.zeros((3, 1), "float32"))  # two numbers on one replica, one on the other
+        variable = keras.Variable(np.zeros((3, 1), "float32"))  # two values on one replica, one on the other
 
     @tf.function(input_signature=[tf.TensorSpec(None)])
     def shards(gradient):
@@ -38,14 +38,14 @@ SIDE = 8 * 8 * 4  # bytes of the gradient of a square layer
 
 
 class CustomStep(unisono.Sequential):
-    """Several gradients, optimizers or readings in one step, as its `step` says."""
+    """Several gradients, optimizers or reads in one step, as given by its `step`."""
 
     def train_step(self, data):
         return self.step(self, *data)
 
 
 def with_two_optimizers(model, x, y):
-    """One for the first layers, one for the last; the gradients of one tape."""
+    """One for the first layers, one for the last; the gradients come from one tape."""
     with tf.GradientTape() as tape:
         loss = model.compute_loss(x, y, model(x, training=True))
     gradients = tape.gradient(loss, model.trainable_variables)
@@ -56,7 +56,7 @@ def with_two_optimizers(model, x, y):
 
 
 def with_two_tapes(model, x, y):
-    """Two gradients one after the other; the second sees what the first has written."""
+    """Two gradients in sequence; the second sees the update of the first."""
     for factor in (1.0, 0.5):
         with tf.GradientTape() as tape:
             loss = factor * model.compute_loss(x, y, model(x, training=True))
@@ -67,7 +67,7 @@ def with_two_tapes(model, x, y):
 
 
 def against_the_order(model, x, y):
-    """The gradients of the first layers come last, and are sent first."""
+    """The gradients of the first layers are computed last, and sent first."""
     with tf.GradientTape() as tape:
         loss = model.compute_loss(x, y, model(x, training=True))
     variables = model.trainable_variables[::-1]
@@ -96,13 +96,13 @@ def test_backward_pass_waits_for_the_sums_of_its_gradients(level, step, monkeypa
     helpers.assert_close(model.get_weights(), expected.get_weights(), helpers.FLOAT32)
     (graph,) = {each.graph for g in helpers.graphs_of(model.train_function.graph()) for each in sums_in(g)}
     assert len(sums_in(graph)) in (14, 2 * 14)
-    # Two large gradients are there, and some vectors; against the order nothing can be sent before everything is.
+    # Two large gradients are kept, and some vectors; against the order nothing can be sent before everything is computed.
     most = 7 * SIDE + 7 * 32 if step is against_the_order else 2 * SIDE + SIDE // 4 + 2 * 32
     assert SIDE < whole_at_once(graph) <= most
 
 
 def sums_in(graph):
-    """The sums of packs on the first replica, with the gradients in each: operations and their bytes."""
+    """The sums of packs on the first replica, each with its gradients: operations and their bytes."""
     found = {}
     for op in graph.get_operations():
         if op.type == "AddN" and op.device.endswith("CPU:0") and not is_of_a_gradient(op):
@@ -119,7 +119,7 @@ def sums_in(graph):
 
 
 def whole_at_once(graph):
-    """The most bytes of whole gradients of which nothing in a graph says that some are summed before others are made."""
+    """The most bytes of full-size gradients that may exist at once, according to the dependencies in a graph."""
     sums = sorted(sums_in(graph).items(), key=lambda pair: pair[0]._id)
     most = 0
     for index, (_, gradients) in enumerate(sums):

@@ -1,4 +1,4 @@
-"""The slots of a pipeline's stage in parts, one on the device of each replica: the same numbers, whole for readers."""
+"""Optimizer state of a pipeline stage, sharded over its replicas: same results, full-size for readers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_optimizer_state_sharded_give_the_results_of_one_device(make):
         for v in model.optimizer.variables
         if hasattr(raw_value(v), "variables")
     }
-    assert len(parts) >= 5, "most slots are in parts"
+    assert len(parts) >= 5, "most of the optimizer state is sharded"
     for path, each in parts.items():
         assert len({part.device for part in each}) == 2, path
         assert max(part.shape[0] for part in each) - min(part.shape[0] for part in each) <= 1, path
@@ -93,14 +93,14 @@ def test_the_rule_runs_where_the_optimizer_state_are():
             model.optimizer.apply(gradients)
 
     graph = update.get_concrete_function([tf.zeros(v.shape, v.dtype) for v in model.trainable_weights]).graph
-    parts = {(5, 3): "CPU:0", (4, 3): "CPU:2"}  # of the embedding's slots
+    parts = {(5, 3): "CPU:0", (4, 3): "CPU:2"}  # of the embedding's optimizer state
     places: dict[Any, list[str]] = {shape: [] for shape in parts}
     for op in graph.get_operations():
         for output in op.outputs:
             if output.shape.rank and tuple(output.shape) in parts and op.type != "ReadVariableOp":
                 places[tuple(output.shape)].append(op.device[-5:])
     for shape, device in parts.items():
-        assert len(places[shape]) > 10, "the rule's operations"
+        assert len(places[shape]) > 10, "operations of the update rule"
         assert set(places[shape]) == {device}, places
 
 

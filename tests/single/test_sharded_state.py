@@ -1,4 +1,4 @@
-"""Slots and gradients in shards: the numbers of one device, whole arrays for everyone who looks, less memory."""
+"""Sharded optimizer state and gradients: single-device results, full-size arrays for every reader, less memory."""
 
 import contextlib
 
@@ -26,7 +26,7 @@ def doubled(pairs):
 
 
 class HalfOfTheSum(keras.optimizers.Optimizer):
-    """A rule of the user's own that looks at whole weights and slots."""
+    """A custom update rule that uses full-size weights and optimizer state."""
 
     def build(self, variables):
         super().build(variables)
@@ -40,7 +40,7 @@ class HalfOfTheSum(keras.optimizers.Optimizer):
 
 
 class Halves(HalfOfTheSum):
-    """One that says that it does not; its mean would be wrong if it were not given shards."""
+    """An elementwise update rule, which gets shards."""
 
     elementwise = True
     shapes: list = []
@@ -205,7 +205,7 @@ def test_optimizer_that_was_built_before_is_sharded_at_its_first_step():
 
 
 def test_rule_that_reads_shapes_sees_those_of_parts():
-    """Keras adds what may be a bias in another way; a part is as long here as a row of the whole slot."""
+    """Keras updates possible biases differently; here a shard is as long as a row of the full-size optimizer state."""
 
     def program(strategy):
         with helpers.scope(strategy):
@@ -340,7 +340,7 @@ def test_what_cannot_be_sharded_is_rejected():
 @pytest.mark.short("weights")
 @pytest.mark.parametrize("level", ["optimizer", "gradients", "weights"])
 def test_level_after_the_variables_exist_is_rejected(level):
-    """What was made under another strategy, or is not used any more, is in nobody's way."""
+    """Variables of another strategy, and unused ones, do not matter."""
     strategy, other = helpers.mirrored(2), helpers.mirrored(2)
     with strategy.scope():
         layer, optimizer = keras.layers.Dense(2), unisono.optimizers.Adam()

@@ -1,4 +1,4 @@
-"""Weights in shards: whole where user code reads them, and no longer than a step uses them."""
+"""Sharded weights: full-size for user code that reads them, and only while a step uses them."""
 
 import itertools
 
@@ -32,7 +32,7 @@ class TwoLayers(unisono.Model):
 
 
 class Tied(unisono.Model):
-    """It reads the weight of a layer that it has called."""
+    """Reads the weight of a layer that it has called."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ class Tied(unisono.Model):
 
 
 class InNestedGraphs(TwoLayers):
-    """It reads weights in a function, in a branch and in a loop of the graph."""
+    """Reads weights in a function, a branch and a loop in the graph."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +59,7 @@ class InNestedGraphs(TwoLayers):
 
 
 class MovesWeights(TwoLayers):
-    """Sharpness-aware minimization: the gradient is that at weights which the step has moved."""
+    """Sharpness-aware minimization: the gradient at weights that the step has perturbed."""
 
     def gradients(self, x, y):
         with tf.GradientTape() as tape:
@@ -81,7 +81,7 @@ class MovesWeights(TwoLayers):
 
 
 class PenalizesSlopes(TwoLayers):
-    """A gradient of a gradient, in a step of the user's own."""
+    """A gradient of a gradient, in a custom step."""
 
     def train_step(self, data):
         x, y = data
@@ -105,7 +105,7 @@ def recurrent():
 
 
 def adapted():
-    """Frozen weights with two small trained ones beside them."""
+    """Frozen weights with two small trainable adapters."""
     model = unisono.Sequential([keras.Input((4,)), layers.Dense(5, "gelu"), layers.Dense(5), layers.Dense(2)])
     model.layers[1].enable_lora(2)
     model.layers[0].trainable = False
@@ -147,7 +147,7 @@ def test_user_code_sees_whole_weights_and_gets_the_results_of_one_device(name, c
         True
     }
     expected = trained(None, make, x, run_eagerly="graphs" not in name)
-    exact = helpers.FLOAT64 if name != "adapted" else helpers.FLOAT32  # Keras makes LoRA's weights in float32
+    exact = helpers.FLOAT64 if name != "adapted" else helpers.FLOAT32  # LoRA's weights are float32
     helpers.assert_close(model.get_weights(), expected.get_weights(), exact, name)
     helpers.assert_close(model.predict(x, verbose=0), expected.predict(x, verbose=0), exact)
     helpers.assert_close(model.evaluate(x, Y, verbose=0), expected.evaluate(x, Y, verbose=0), exact)
@@ -174,7 +174,7 @@ def test_no_weight_stays_whole_from_the_forward_to_the_backward_pass(policy):
         used = [users(gather.whole) for gather in gathers]
         assert not any(is_of_a_gradient(user) for each in used for user in each)
         for earlier, gather in itertools.pairwise(gathers):
-            (waits_for,) = gather.awaited  # what the weight before is used with: it is gathered meanwhile
+            (waits_for,) = gather.awaited  # an input of the product before: the gather overlaps with it
             (multiplied,) = [each for each in users(earlier.whole) if each.type == "MatMul"]
             assert waits_for in [each.op for each in multiplied.inputs]
     again = [op for op in found[0].whole.graph.get_operations() if is_second(op, found)]
@@ -188,13 +188,13 @@ def every_gather(graph):
 
 
 def users(tensor):
-    """The operations that read a weight, as it is or cast."""
+    """The operations that read a weight, directly or cast."""
     direct = tensor.consumers()
     return direct + [user for each in direct if each.type == "Cast" for user in each.outputs[0].consumers()]
 
 
 def is_second(op, gathers):
-    """Whether it is the shard of a weight that is gathered for the backward pass, when that has come so far."""
+    """Whether it is the shard of a weight that is gathered again during the backward pass."""
     shards = {gather.shard.ref() for gather in gathers}
     return (
         op.type == "Identity"
@@ -234,7 +234,7 @@ def test_weights_are_created_sharded_with_the_values_of_one_device():
     assert not any(isinstance(v.value, ShardedWeight) for v in vectors)
     for got, value in zip(found, expected):
         np.testing.assert_array_equal(got.numpy(), value.numpy())
-    with tf.GradientTape() as tape:  # outside of a step it is whole, too
+    with tf.GradientTape() as tape:  # outside a step it is full-size, too
         loss = tf.reduce_sum(tf.convert_to_tensor(kernel) ** 2)
     np.testing.assert_allclose(tape.gradient(loss, kernel), 2 * kernel.numpy())
 

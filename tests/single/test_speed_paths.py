@@ -1,4 +1,4 @@
-"""Speed never costs exactness: whichever way steps are run, numbers and calls of callbacks are the same."""
+"""Speed never costs exactness: results and callback calls are the same in every execution mode."""
 
 import itertools
 
@@ -18,7 +18,7 @@ from unisono.trainer.step import xla_random
 ROWS, BATCH = (
     70,
     8,
-)  # nine steps; the last batch holds six rows, which are a graph of their own, and not always the point
+)  # nine steps; the last batch has six samples and needs its own graph, which not every test needs
 FULL = slice(64)
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(ROWS, 4)).astype("float32")
@@ -52,7 +52,7 @@ MODELS = {"dropout": with_dropout, "masks": with_masks, "two outputs": with_two_
 
 
 class Steps(keras.callbacks.Callback):
-    """Notes what it is told, at the steps at which it asks to be woken."""
+    """Records its calls, at the steps for which it requests them."""
 
     def __init__(self, every):
         super().__init__()
@@ -67,7 +67,7 @@ class Steps(keras.callbacks.Callback):
 
 
 class EveryBatch(keras.callbacks.Callback):
-    """A callback that knows nothing of executions."""
+    """A callback that knows nothing about compiled calls."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +82,7 @@ class EveryBatch(keras.callbacks.Callback):
 
 def compiled(kind="dropout", **options):
     """A seeded model, its inputs and targets."""
-    if not tf.distribute.has_strategy():  # names begin anew, as in another process
+    if not tf.distribute.has_strategy():  # names restart, as in another process
         keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(5)
     model, x, y = MODELS[kind]()
@@ -96,7 +96,7 @@ def compiled(kind="dropout", **options):
 
 
 def fit(model, x, y, *callbacks, **options):
-    """History of three epochs, and the model's variables after them."""
+    """History of three epochs, and the trained variables."""
     options = {"batch_size": BATCH, "epochs": 3, "verbose": 0, **options}
     history = model.fit(x, y, callbacks=list(callbacks), **options).history
     return history, [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
@@ -111,7 +111,7 @@ RULES = {
 
 @pytest.mark.parametrize("rule, table", [("adam", 20), ("clipped", 20), ("rows only", 5000)])
 def test_rows_of_a_table_under_xla(rule, table):
-    """Rows that no word of the batch names keep their bits, and rows named often get the sum."""
+    """Embedding rows that are absent from the batch keep their bits, and repeated ones get the sum."""
     found = {}
     for jit in (False, True):
         keras.utils.set_random_seed(5)
@@ -124,14 +124,14 @@ def test_rows_of_a_table_under_xla(rule, table):
         found[jit] = fit(model, WORDS[FULL], LABELS[FULL])
         graph = model.train_function.graph().as_graph_def()
         sorts = any(node.op == "Unique" for f in graph.library.function for node in f.node_def)
-        densely = jit or rule == "adam"  # SGD writes single rows
+        densely = jit or rule == "adam"  # SGD updates single rows
         assert sorts == (table == 5000 or not densely)
         assert np.array_equal(words.embeddings.numpy()[WORDS.max() + 1 :], before[WORDS.max() + 1 :])
     assert_close(found[True][1], found[False][1], FLOAT32, "variables")
 
 
 class Lazy(keras.optimizers.SGD):
-    """A rule of a user's own that shrinks the rows of a table that a batch names, and no others."""
+    """A custom update rule that shrinks only the embedding rows that a batch uses."""
 
     def update_step(self, gradient, variable, learning_rate):
         assert isinstance(gradient, tf.IndexedSlices) == ("embeddings" in variable.name)
@@ -289,7 +289,7 @@ def test_outputs_without_a_sample_for_each_input_are_predicted_one_by_one(output
     assert not loop.pays(100)
 
 
-# Random numbers are the same under XLA.
+# Random numbers under XLA are the same.
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -307,7 +307,7 @@ def test_xla_draws_the_numbers_of_the_plain_graph(dtype):
         dropout = [xla_random.dropout(tf.ones(shape, dtype), 0.3, None, seed) for shape in shapes]
         return uniform, dropout, [xla_random.normal(shape, seed, dtype) for shape in shapes]
 
-    # Sines and logarithms are rounded differently: by units in the last place.
+    # Sines and logarithms may differ by units in the last place.
     unit = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-22, "float64": 2**-50}[dtype]
     for seed in ([1, 2], [2**31 - 1, -7]):
         seed = tf.constant(seed)
@@ -320,11 +320,11 @@ def test_xla_draws_the_numbers_of_the_plain_graph(dtype):
             np.testing.assert_allclose(mine, right, rtol=8 * unit, atol=8 * unit)
 
 
-# How executions are sized.
+# The length of compiled calls.
 
 
 def executions(length, clock, steps, seconds_a_step):
-    """The sizes of the executions of an epoch of `steps` steps."""
+    """The lengths of the compiled calls of an epoch of `steps` steps."""
     sizes = []
     while sum(sizes) < steps:
         size = min(length.next(), steps - sum(sizes))

@@ -1,4 +1,4 @@
-"""Batches of a `tf.data` pipeline under XLA: drawn into stacks, with the numbers and the errors of the plain graph."""
+"""Batches of a `tf.data` pipeline under XLA: drawn into stacks, with the results and errors of the plain graph."""
 
 import keras
 import numpy as np
@@ -48,7 +48,7 @@ PLACES = {
 
 
 class CustomStep(unisono.Model):
-    """A model whose step returns logs of its own."""
+    """A model whose step returns custom logs."""
 
     def __init__(self, inner):
         super().__init__()
@@ -66,7 +66,7 @@ class CustomStep(unisono.Model):
 
 
 def trained(pipeline, way, strategy, monkeypatch, own=False, **options):
-    """History, the variables with the counters, and the notes of the error."""
+    """History, variables and optimizer state, and the notes of the error."""
     monkeypatch.setattr(XlaChoice, "_first_backend", lambda self: (way, "the test says so"))
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)

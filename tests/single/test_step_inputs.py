@@ -1,4 +1,4 @@
-"""Steps of one's own get what Keras gives them for the same input, with the rows of their replica."""
+"""Custom steps get the same structure as from Keras for the same input, with the samples of their replica."""
 
 import collections
 
@@ -10,19 +10,19 @@ import tensorflow as tf
 
 import unisono
 
-# Keras' own, which the cases draw: about `shuffle`, about the end of a generator.
+# Keras' own warnings in these cases: about `shuffle`, about the end of a generator.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`shuffle=True` was passed", "ignore:Your input ran out of data")
 ]
 
-ROWS, BATCH = 10, 4  # 4, 4 and 2 rows: of the last batch, one of three replicas has none
+ROWS, BATCH = 10, 4  # 4, 4 and 2 samples: one of three replicas has none of the last batch
 X = np.arange(ROWS * 3, dtype="float32").reshape(ROWS, 3)
 Y, W = X[:, :1] / 9, np.linspace(0.5, 1.5, ROWS).astype("float32")
 Pair = collections.namedtuple("Pair", "first second")
 
 
 def described(data):
-    """The structure of what a step got, and the kind of each leaf."""
+    """The structure of the data that a step got, and the kind of each leaf."""
     if isinstance(data, dict):
         return {key: described(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -32,7 +32,7 @@ def described(data):
 
 def step_model(base, eager=True):
     class Steps(base):
-        """Adds up the numbers of the first array, and notes what the steps got."""
+        """Sums the first array, and records the data structures that the steps got."""
 
         def __init__(self):
             super().__init__()
@@ -79,7 +79,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def dataset(*elements):
-    """A pipeline that no thread tunes: TensorFlow waits for that thread, up to 60 s, when it frees an iterator."""
+    """A pipeline without autotuning: TensorFlow waits for its thread, up to 60 s, when it frees an iterator."""
     element = elements[0] if len(elements) == 1 else elements
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -141,7 +141,7 @@ GRAPH = (
 
 
 def used(model, name):
-    """What the steps of a model got, and the sums that they made."""
+    """The data structures that the steps of a model got, and their sums."""
     fit, evaluate, predict = (CASES[name]() for _ in range(3))
     if "batch_size" in predict:
         predict = {"x": predict["x"], "batch_size": BATCH}
@@ -215,7 +215,7 @@ def test_custom_steps_get_the_elements_of_distributed_datasets(make):
 
 
 def call_two(self, x):
-    """A model of one input or of two, in a tuple or in a dict."""
+    """A model with one input or two, in a tuple or in a dict."""
     total = self.out(tf.concat(tf.nest.flatten(x), -1))
     self.add_loss(tf.reduce_mean(total**2))
     return total

@@ -1,4 +1,4 @@
-"""The logs of many steps at once are those that per-batch hooks get, and no execution ends for them."""
+"""Batched logs of many steps equal those of per-batch hooks, and do not shorten compiled calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMPILED = [(kind, how) for how in ({}, {"jit_compile": True}) for kind in ("arr
 
 
 class Woken(keras.callbacks.Callback):
-    """Notes what a per-batch hook sees: the number of the batch, the logs, the step of the calendar."""
+    """Records the arguments of a per-batch hook: the batch number, the logs, and the step in `fit_state`."""
 
     def __init__(self):
         super().__init__()
@@ -53,7 +53,7 @@ class Vectors(keras.callbacks.Callback):
 
 
 def data(kind="arrays", bad_row=None, steps=STEPS):
-    # A last batch of 3 rows.
+    # A last batch of 3 samples.
     x = np.random.default_rng(1).normal(size=(ROWS * steps - 1, 4)).astype("float32")
     if bad_row is not None:
         x[bad_row] = np.nan
@@ -91,7 +91,7 @@ def test_many_steps_at_once_have_the_logs_of_each(kind, how):
     assert told.seen == vectors.seen == woken.seen
     assert told.begun == woken.begun
     assert len(woken.seen) == 2 * steps
-    if not how.get("run_eagerly"):  # on a busy machine an eager step takes as long as an execution should
+    if not how.get("run_eagerly"):  # on a busy machine an eager step takes as long as a compiled call should
         assert vectors.calls < 2 * steps
     assert_same_weights(plain, model)
 
@@ -214,7 +214,7 @@ def test_fixed_compiled_calls_tell_per_batch_hooks_at_their_end_as_keras_does():
 
 
 class WokenForNaN(keras.callbacks.TerminateOnNaN):
-    """The same, and not known: it is called at every batch."""
+    """An unknown subclass: called at every batch."""
 
 
 @pytest.mark.short("arrays-how[04]")

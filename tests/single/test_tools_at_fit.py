@@ -1,4 +1,4 @@
-"""Tools that patch `keras.Model.fit`, and loggers of others, work with our models as with Keras'."""
+"""Tools that patch `keras.Model.fit`, and third-party loggers, work with Unisono's models as with Keras'."""
 
 import copy
 import io
@@ -27,7 +27,7 @@ def compiled(package):
 def test_patch_of_kerass_method_sees_that_of_our_models_once(name, monkeypatch):
     seen = []
     original = getattr(keras.Model, name)
-    assert not hasattr(original, "__unisono_original__")  # the very object that a tool which came first holds
+    assert not hasattr(original, "__unisono_original__")  # the object that a tool loaded earlier has stored
 
     def patched(self, *args, **kwargs):
         seen.append(type(self))
@@ -102,7 +102,7 @@ def made_of_config(config):
 
 
 def test_tool_that_pickles_by_its_own_method_copies_our_models_as_ours(monkeypatch):
-    """As scikeras does: it gives `keras.Model` and the optimizers other ways of being pickled and copied."""
+    """As scikeras does: it replaces how `keras.Model` and the optimizers are pickled and copied."""
 
     def reduced(model):
         content = io.BytesIO()

@@ -1,4 +1,4 @@
-"""How often a step is traced: once for all sizes of batches in a short fit, and never only to be looked at."""
+"""How often a step is traced: once for all batch sizes in a short fit, and never for analysis only."""
 
 import contextlib
 
@@ -33,7 +33,7 @@ class CustomStep(unisono.Model):
 
 
 def compiled(base=unisono.Model, of_batches=True):
-    """A model with a table; `of_batches`: with layers that draw numbers and look at the batch."""
+    """A model with an embedding; `of_batches`: with layers that draw numbers or depend on the entire batch."""
     if not tf.distribute.has_strategy():
         keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(3)

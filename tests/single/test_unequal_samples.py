@@ -1,4 +1,4 @@
-"""Batches whose arrays have different numbers of rows train as with plain Keras, or are refused in one sentence."""
+"""Arrays of different lengths in a batch train as with plain Keras, or raise a one-sentence error."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ X, Y, MANY = RNG.normal(size=(10, 5)), RNG.normal(size=(10, 2)), RNG.normal(size
 
 
 def half_supervised(package, reduce):
-    """A step of its own on `((x, y), many)`, as for FixMatch: a loss of labelled rows, and one of others."""
+    """A custom step on `((x, y), many)`, as in FixMatch: a supervised loss, and one for unlabelled samples."""
 
     class HalfSupervised(package.Model):
         def __init__(self):
@@ -48,7 +48,7 @@ def half_supervised(package, reduce):
 
 
 def zipped(few, many, drop):
-    """3 steps; the last has fewer rows where none are dropped."""
+    """3 steps; the last one has fewer samples unless the remainder is dropped."""
     labelled = tf.data.Dataset.from_tensor_slices((X, Y)).batch(few, drop_remainder=drop)
     return tf.data.Dataset.zip((labelled, tf.data.Dataset.from_tensor_slices(MANY).batch(many, drop)))
 
@@ -98,7 +98,7 @@ def test_labelled_samples_next_to_others_train_as_in_keras(rows, given, reduce, 
 
 
 def graphs(package):
-    """Nodes that take numbers of the graph that they belong to; a target for each node."""
+    """Nodes that gather values of their graph; one target per node."""
 
     class Nodes(package.Model):
         def __init__(self):
@@ -165,6 +165,6 @@ def test_predictions_for_graphs_are_rejected_on_several_replicas():
     model.predict(dataset_of_graphs(), verbose=0)
     with mirrored(2).scope():
         model = graphs(unisono)
-    errors = tf.errors.InvalidArgumentError, ValueError  # where batches are looked at, their rows are known
+    errors = tf.errors.InvalidArgumentError, ValueError  # an analysed batch has a known size
     with pytest.raises(errors, match=r"x.*nodes.*must have as many samples as"):
         model.predict(dataset_of_graphs(), verbose=0)

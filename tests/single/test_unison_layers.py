@@ -1,4 +1,4 @@
-"""Layers that do more than compute: those that look at the whole batch, and those that write weights in the step."""
+"""Layers that depend on the entire batch, and layers that assign weights in the step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import unisono
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(19, 5)).astype("float32")
 Y = X[:, :1] * X[:, 1:2]
-# In one graph; and op by op, which costs a quarter of tracing the same arithmetic, with another batch of 3 rows.
+# In one graph; and eagerly, at a quarter of the cost of tracing, with a partial batch of 3 samples.
 REPLICAS = [("mirrored3", False, 16), ("central2", True, 19)]
 
 
 def fitted(replicas, layer, cls=unisono.Sequential, eager=True, rows=19):
-    """History and variables after two epochs in batches of 8 rows."""
+    """History and variables after two epochs in batches of 8 samples."""
     keras.utils.set_random_seed(3)
     with helpers.scope(helpers.strategy(replicas)):
         model = cls([keras.Input((5,)), keras.layers.Dense(6, "tanh"), layer(), keras.layers.Dense(1)])
@@ -31,7 +31,7 @@ def mean_of_squares(output):
 
 
 class LargestRow(keras.regularizers.Regularizer):
-    """Looks at all rows of the batch: no sum over replicas can give it."""
+    """Depends on all samples of the batch: no sum over replicas can compute it."""
 
     def __call__(self, x):
         return 0.1 * keras.ops.max(keras.ops.sum(keras.ops.square(x), axis=-1))
@@ -50,11 +50,11 @@ def test_activity_regularizers_have_their_values_of_one_device():
         helpers.assert_close(several, one, helpers.FLOAT32, replicas)
     for regularizer in regularizers:
         without = fitted("none", layers([each for each in regularizers if each is not regularizer]))
-        assert one[0][0] - without[0][0] > 1e-3, f"{regularizer} is in the loss"
+        assert one[0][0] - without[0][0] > 1e-3, f"{regularizer} must be in the loss"
 
 
 class AddsLosses(keras.layers.Layer):
-    """Adds a sum over rows, as Keras' own example does, and means, one of them of several dimensions."""
+    """Adds a sum over samples, as in Keras' own example, and means, one of them over several dimensions."""
 
     def call(self, x):
         self.add_loss(0.01 * keras.ops.sum(keras.ops.square(x)))
@@ -106,7 +106,7 @@ def test_regularizer_that_reads_all_samples_is_exact_where_xla_compiles_what_eac
 
 
 class CustomStep(helpers.GradientsOfItsOwn, unisono.Sequential):
-    """A Sequential."""
+    """A `Sequential` with a custom step."""
 
 
 def spectral():
@@ -123,11 +123,11 @@ def test_weight_that_a_layer_assigns_in_the_step_trains_as_in_keras(cls):
     expected = fitted("none", spectral, keras.Sequential)
     for eager in (True, False):
         own = fitted("none", spectral, cls, eager)
-        helpers.assert_close(own[1:], expected[1:], helpers.FLOAT32, "one device beside Keras")
+        helpers.assert_close(own[1:], expected[1:], helpers.FLOAT32, "one device compared with Keras")
 
 
 def test_weight_is_not_assigned_before_each_replica_has_read_it_in_a_branch():
-    """A function whose reads are not among its control outputs has ended, for what comes after it, before it reads."""
+    """A function whose reads are not control outputs counts as finished, for later operations, before it reads."""
     keras.utils.set_random_seed(3)
     with helpers.scope(helpers.strategy("mirrored2")):
         model = CustomStep([keras.Input((5,)), spectral(), keras.layers.Dense(1)])
@@ -155,7 +155,7 @@ def test_weight_that_a_layer_assigned_is_as_before_where_the_step_is_skipped():
 
 
 def test_no_step_leaves_ids_of_added_losses_which_other_tensors_may_get():
-    """Keras finds a layer's added losses by the ids of tensors: one that is left makes another's loss the layer's."""
+    """Keras finds the losses that a layer adds by tensor id: a stale id assigns another tensor's loss to the layer."""
     for replicas in ("none", "mirrored2"):
         keras.utils.set_random_seed(3)
         with helpers.scope(helpers.strategy(replicas)):

@@ -1,4 +1,4 @@
-"""Code of a user's own inside a step means what it means on one device: three uneven replicas, compared with one."""
+"""User code in a step behaves as on a single device: three uneven replicas compared with one."""
 
 import contextlib
 import warnings
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 L = keras.layers
 RNG = np.random.default_rng(0)
 X, Y, W = RNG.normal(size=(24, 5)), RNG.normal(size=(24, 2)), RNG.uniform(0.3, 2, 24)
-BATCH = 8  # uneven on two and on three replicas; a last batch of fewer rows would be one more graph
+BATCH = 8  # uneven on two and on three replicas; a partial last batch would need another graph
 MSE = keras.losses.MeanSquaredError
 
 
@@ -32,7 +32,7 @@ def squares(y, p):
 
 
 class Net(unisono.Model):
-    """Two layers, with a layer of the user's own between them."""
+    """Two layers, with a custom layer between them."""
 
     def __init__(self, between=L.Identity):
         super().__init__()
@@ -43,7 +43,7 @@ class Net(unisono.Model):
 
 
 def begun(model, step):
-    """The weight of a loss that begins after a step."""
+    """The weight of a loss that starts after a given step."""
     return ops.cast(model.optimizer.iterations > step, "float64")
 
 
@@ -77,7 +77,7 @@ def own_loss(loss_of):
 
 
 class AddsLosses(L.Layer):
-    """A sum that is there in training only and zero for positive inputs, and a mean."""
+    """A sum that exists only in training and is zero for positive inputs, and a mean."""
 
     def call(self, x, training=False):
         if training:
@@ -87,7 +87,7 @@ class AddsLosses(L.Layer):
 
 
 class Counts(L.Layer):
-    """State of every kind: what is added for rows, for steps, moving averages of means and of counts, extremes."""
+    """State of every kind: counters of samples and steps, moving averages of means and of counts, extremes."""
 
     def build(self, shape):
         def state(name, dtype="float64", start="zeros", **kwargs):
@@ -116,7 +116,7 @@ class Counts(L.Layer):
 
 
 class Late(L.Layer):
-    """State that stays as it is in the first two steps, in narrow dtypes: an average, masks, a count; and a flag."""
+    """State that is constant in the first two steps, in narrow dtypes: an average, masks, a counter; and a flag."""
 
     def build(self, shape):
         def state(name, dtype="float64", shape=(6,)):
@@ -146,7 +146,7 @@ class Late(L.Layer):
 
 
 class CountsInFrozenLayers(L.Layer):
-    """Counts and sums in layers that are not trained: one of Keras' and this one."""
+    """Counters and sums in frozen layers: a Keras layer and this one."""
 
     def __init__(self):
         super().__init__(trainable=False)
@@ -177,7 +177,7 @@ class Annealed(keras.losses.Loss):
 
 
 class Count(keras.metrics.Metric):
-    """Counts what it is fed with."""
+    """Counts the values that it gets."""
 
     def __init__(self, name="count"):
         super().__init__(name=name)
@@ -196,7 +196,7 @@ def trackers():
 
 
 def track(held, y, logits):
-    """Feeds metrics with numbers of all rows and compares them."""
+    """Updates metrics with values of all samples, and returns the losses."""
     each = tf.nn.softmax_cross_entropy_with_logits(
         tf.one_hot(tf.argmax(y, -1), 2, dtype=logits.dtype), logits
     )
@@ -206,7 +206,7 @@ def track(held, y, logits):
 
 
 class TracksInItsLoss(Net):
-    """Compares rows in `compute_loss`, and feeds metrics with what it compares."""
+    """Compares samples in `compute_loss`, and updates metrics with them."""
 
     def __init__(self):
         super().__init__()
@@ -238,7 +238,7 @@ class SumsBesideDraws(Net):
 
 
 class KeepsStateInItsLoss(Net):
-    """Counts rows, steps and a sum, and averages, in `compute_loss`."""
+    """Counts samples and steps, and keeps a sum and an average, in `compute_loss`."""
 
     def __init__(self, across):
         super().__init__()
@@ -256,7 +256,7 @@ class KeepsStateInItsLoss(Net):
 
 
 class OwnCall(keras.losses.Loss):
-    """Overrides what calls the loss, not `call`."""
+    """Overrides `__call__` of the loss, not `call`."""
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         return contrastive(y_true, y_pred)
@@ -298,7 +298,7 @@ STEPS = {
         contrastive(gather(y), gather(p)) + 0.01 * tf.reduce_sum(m.first.kernel**2)
     ),
 }
-LOSSES = {  # a loss takes the dtype of the time when it is made: here are functions that make it
+LOSSES = {  # functions that create the losses, because a loss uses the current default dtype
     "an own sum": (own_loss(lambda m, y, p, rest: ops.sum((y - p) ** 2)), {}),
     "an own vector": (own_loss(lambda m, y, p, rest: MSE(reduction=None)(y, p)), {}),
     "across rows, with weights of a layer": (
@@ -346,7 +346,7 @@ def trained(make, replicas, y=Y, loss=None, optimizer=None, between=None, weight
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = make() if between is None else make(between)
         optimizer = (optimizer or (lambda: unisono.optimizers.SGD(0.05, momentum=0.5)))()
-        model.compile(optimizer, loss and loss(), run_eagerly=replicas == 1)  # which is the cheapest there
+        model.compile(optimizer, loss and loss(), run_eagerly=replicas == 1)  # the cheapest mode there
     given = {"sample_weight": W} if weighted and not isinstance(y, list) else {}
     history = model.fit(X, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0, **given).history
     scores = model.evaluate(X, y, batch_size=BATCH, verbose=0, return_dict=True) if weighted else {}
@@ -380,7 +380,7 @@ def test_own_losses_and_states_give_the_results_of_one_device(name):
 
 
 class Logs(Net):
-    """Its logs are a mean of rows, two that are none and made of none, and one made of a metric's result."""
+    """Logs a mean over samples, two values that are neither a mean nor a sum, and a function of a metric's result."""
 
     def __init__(self):
         super().__init__()
@@ -422,7 +422,7 @@ def test_sum_with_a_regularizer_is_exact_as_with_its_part_of_it_on_each_replica(
 
 
 class Adds(Count):
-    """Adds what it is fed with, in the shape of a table."""
+    """Adds its inputs, in the shape of a table."""
 
     def __init__(self, shape, name):
         keras.metrics.Metric.__init__(self, name=name)
@@ -436,7 +436,7 @@ class Adds(Count):
 
 
 class TracksItsStep(Net):
-    """Feeds metrics with gathered rows, with what has no rows, and with weights that no row has made."""
+    """Updates metrics with gathered samples, with values without a batch axis, and with weights independent of samples."""
 
     def __init__(self):
         super().__init__()
@@ -479,12 +479,12 @@ def test_metrics_fed_with_gathered_samples_or_without_samples_count_once(eager):
             model = TracksItsStep()
             model.compile(keras.optimizers.SGD(0.05), run_eagerly=eager or replicas == 1)
         history = model.fit(X[:17], Y[:17], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
-        results.append((history, model.get_weights()))  # the last batch has one row
+        results.append((history, model.get_weights()))  # the last batch has one sample
     assert_same(*results)
 
 
 class Scores(Net):
-    """Updates metrics that make their variables when they know the targets."""
+    """Updates metrics that create their variables when they know the targets."""
 
     def __init__(self):
         super().__init__()
@@ -511,7 +511,7 @@ def test_metrics_that_are_built_late_have_their_value_of_one_device_before_any_f
 
 
 class Writes(L.Layer):
-    """Keeps state as TensorFlow's guides do."""
+    """Keeps state as in TensorFlow's guides."""
 
     def __init__(self):
         super().__init__()
@@ -540,7 +540,7 @@ def test_variables_of_tensorflow_that_a_layer_writes_are_those_of_one_device():
 
 
 def test_what_replicas_add_up_has_a_dtype_of_collectives(monkeypatch):
-    """The tests add up on one device, which takes every dtype."""
+    """The tests all-reduce within one process, where every dtype works."""
     seen, add_up = set(), traced_step.all_reduce_sum_packed
 
     def noted(tensors):
@@ -653,14 +653,14 @@ def test_integers_that_are_written_in_predictions_are_equal_on_all_replicas():
 
 
 class Windows(Net):
-    """Outputs with two rows for each row of the inputs."""
+    """Two output samples for each input sample."""
 
     def call(self, x, training=False):
         return self.last(self.first(ops.reshape(x[:, :4], (-1, 2))))
 
 
 class Centers(Net):
-    """Centers of classes beside the predictions."""
+    """Returns class centers next to the predictions."""
 
     def __init__(self):
         super().__init__()
@@ -731,7 +731,7 @@ def test_predictions_with_several_samples_for_each_input_are_those_of_one_device
     for scope in (
         contextlib.nullcontext(),
         mirrored(3).scope(),
-    ):  # the last replica has no row of the last batch
+    ):  # the last replica has no sample of the last batch
         keras.utils.set_random_seed(3)
         with scope:
             model = Windows()
@@ -766,7 +766,7 @@ def test_sums_and_counts_that_are_written_in_predictions_are_those_of_one_device
 
 
 class Declared(L.Layer):
-    """Says how its state is reduced, but for what is equal on all micro-batches."""
+    """Declares how its state is reduced, except for state that is equal on all micro-batches."""
 
     def build(self, shape):
         self.total = self.add_weight((6,), "zeros", trainable=False, aggregation="sum", name="total")

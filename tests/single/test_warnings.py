@@ -1,7 +1,7 @@
-"""Every warning of the library is silent on the nearest right program.
+"""No warning of the library is raised for the most similar correct program.
 
-`NEIGHBOURS` names, for each function that warns, the right program here that comes nearest to what it warns of. A warning is
-an error in these tests; what is logged is looked at by the fixture.
+`NEIGHBOURS` lists, for each function that warns, the correct program in this file that is closest to its warning condition.
+These tests turn warnings into errors; a fixture checks the logs.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def one_output(**compiled):
 
 
 def warning_functions():
-    """How often each function of the library calls what warns."""
+    """The functions of the library that contain a warning."""
     found = collections.Counter()
     for path in (each for package in PACKAGES for each in sorted((ROOT / package).rglob("*.py"))):
         for function in ast.walk(ast.parse(path.read_text())):
@@ -151,7 +151,7 @@ def fit_to_every_limit(tmp_path, monkeypatch):
 
 
 def workers_at_the_limits_of_the_diagnosis(tmp_path, monkeypatch):
-    """A share that is the limit itself is not beyond it."""
+    """A share equal to the limit does not exceed it."""
     worker = {"input": 1.0, "compute": 3.0, "callbacks": 0.0, "host": "a"}
     late = {"input": 2.0, "compute": 2.0, "callbacks": 0.0, "host": "b"}
     assert slow_input_text([worker], 0.25) == ""
@@ -202,7 +202,7 @@ def one_pipeline_made_by_two_workers(tmp_path, monkeypatch):
 
 
 class RowByRow(keras.layers.Layer):
-    """A layer with code of its own that treats each sample by itself, and whose state has statistics of all."""
+    """A custom layer that computes each sample separately, and whose state is a statistic of the entire batch."""
 
     def build(self, shape):
         self.seen = self.add_weight(name="seen", initializer="zeros", trainable=False)
@@ -251,7 +251,7 @@ def custom_step_on_two_replicas(tmp_path, monkeypatch):
 
 
 def one_process_with_devices_of_one_kind(tmp_path, monkeypatch):
-    """Also under a batch script, which has the variables of a task that starts no other."""
+    """Also in a batch script, which has the variables of a multi-task job but starts one process."""
     monkeypatch.setenv("SLURM_NTASKS", "2")
     monkeypatch.setenv("SLURM_PROCID", "0")
     check_launched_alone([], tf.distribute.get_strategy())
@@ -272,7 +272,7 @@ def one_process_with_devices_of_one_kind(tmp_path, monkeypatch):
 
 
 def gradients_for_all_that_is_trained(tmp_path, monkeypatch):
-    """A frozen layer has none; one whose gradients are zeros has some."""
+    """A frozen layer has no gradients; zero gradients count."""
     model = one_output()
     frozen = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(3, trainable=False), model])
     frozen.compile(unisono.optimizers.SGD(0.01), "mse")

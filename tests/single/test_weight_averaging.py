@@ -1,4 +1,4 @@
-"""`StochasticWeightAveraging`: the mean of the weights, and batch statistics that belong to it."""
+"""`StochasticWeightAveraging`: averaged weights, with matching batch statistics."""
 
 import helpers
 import keras
@@ -14,7 +14,7 @@ Y = X[:, :1] * 2
 
 
 class Watch(keras.callbacks.Callback):
-    """Keeps the weights after every step; may raise."""
+    """Stores the weights after every step; may raise."""
 
     def __init__(self, nth=None):
         super().__init__()

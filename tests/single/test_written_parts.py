@@ -1,6 +1,6 @@
-"""State that is written as a function of means and sums, such as a probability kept within bounds: as one device writes it.
+"""State computed from means and sums, such as a clipped probability, matches a single device.
 
-Two and three uneven replicas are compared with one device. Tolerance: float64 sums in another order.
+Two and three uneven replicas are compared with one device. Tolerance: float64 sums in a different order.
 """
 
 import warnings
@@ -21,7 +21,7 @@ FLOAT64 = 1e-12
 
 
 class Adaptive(L.Layer):
-    """A probability that a mean of the batch moves up and down between 0 and 1, as adaptive augmentation has."""
+    """A probability that a batch mean adjusts between 0 and 1, as in adaptive augmentation."""
 
     def build(self, shape):
         self.probability = self.add_weight(shape=(), initializer="zeros", trainable=False, name="probability")
@@ -52,7 +52,7 @@ class Floored(L.Layer):
 
 
 class Ratio(L.Layer):
-    """The share of positive entries among those that are not small, and the largest length of a row so far, halved."""
+    """The share of positive entries among the large ones, and half the largest squared norm of a sample, with decay."""
 
     def build(self, shape):
         self.share = self.add_weight(shape=(), initializer="zeros", trainable=False, name="share")
@@ -70,7 +70,7 @@ class Ratio(L.Layer):
 
 
 class Codebook(L.Layer):
-    """A codebook that follows averages of what is nearest to each of its vectors (VQ-VAE)."""
+    """A codebook of moving averages of the nearest inputs (VQ-VAE)."""
 
     def build(self, shape):
         kept = {"trainable": False, "dtype": "float64"}
@@ -101,7 +101,7 @@ def network(layer):
 
 
 class Own(unisono.Model):
-    """A step of its own that writes a bounded weight of its loss, which the next step uses."""
+    """A custom step that updates a bounded loss weight, which the next step uses."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Wrong uses are refused before the first step, in one line with the argument, the value and the cure."""
+"""Invalid uses raise before the first step, in one line with the argument, the value and the fix."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ TABLES = {
     "precision": PRECISION,
     "environment": ENVIRONMENT,
 }
-LONGEST = 700  # characters of a message, paths and shapes included
+LONGEST = 700  # characters in a message, paths and shapes included
 
 
 @pytest.fixture(scope="module")
 def steps():
-    """A list that gets an entry for every update of any model of this file."""
+    """A list with an entry for every update of any model in this file."""
     made: list[Any] = []
 
     def counted(update: Any) -> Any:
@@ -62,7 +62,7 @@ def bench(tmp_path_factory):
 
 
 def complaint(error: BaseException, words: tuple[str, ...]) -> str | None:
-    """What is wrong with the message of an error."""
+    """Describes what is wrong with an error message."""
     text = str(error)
     if "\n" in text or len(text) > LONGEST:
         return "is not one line of reasonable length"

@@ -1,4 +1,4 @@
-"""The choice between the plain graph and XLA is made on the fit's own steps, and changes no number."""
+"""The choice between the plain graph and XLA is measured on the fit's own steps, and changes no results."""
 
 import functools
 import json
@@ -17,7 +17,7 @@ from unisono.trainer.run.xla import xla_choice
 from unisono.trainer.run.xla.xla_choice import Measured, XlaChoice
 
 ROWS, BATCH, EPOCHS = 70, 8, 20
-STEPS = 9 * EPOCHS  # the last of each epoch has six rows
+STEPS = 9 * EPOCHS  # the last step of each epoch has six samples
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(ROWS, 4)).astype("float32")
 LABELS = RANDOM.integers(0, 3, ROWS)
@@ -25,8 +25,8 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def compiled(*layers, **options):
-    """A seeded model; its layers are given as functions that make them."""
-    if not tf.distribute.has_strategy():  # names begin anew, as in another process
+    """A seeded model; `layers` are functions that create its layers."""
+    if not tf.distribute.has_strategy():  # names restart, as in another process
         keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(5)
     usual = (
@@ -40,7 +40,7 @@ def compiled(*layers, **options):
 
 
 def fit(model, *callbacks, x=X, y=LABELS, **options):
-    """History, and the model's variables with those of the optimizer."""
+    """History, variables of the model and optimizer state."""
     options = {"batch_size": BATCH, "epochs": EPOCHS, "verbose": 0, **options}
     history = model.fit(x, y, callbacks=list(callbacks), **options).history
     return history, [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
@@ -52,16 +52,16 @@ def eager_to_try(monkeypatch):
 
 
 def choices(plan):
-    """The plan without what other tests look at."""
+    """The plan without entries that other tests check."""
     return {name: value for name, value in plan.items() if name != "open rows"}
 
 
 def forced(way, monkeypatch):
-    """Every fit runs its steps in `way`."""
+    """Every fit runs its steps on the backend `way`."""
     monkeypatch.setattr(XlaChoice, "_first_backend", lambda self: (way, "the test says so"))
 
 
-# What is chosen.
+# The chosen backend.
 
 
 @pytest.mark.as_for_users
@@ -72,7 +72,7 @@ def test_choice_goes_over_to_xla_on_the_fits_custom_steps_and_stays(eager_to_try
     assert [way for *_, way in plan.plan["switches"]] == [XLA]
     (measured,) = model.train_function.measured.values()
     assert measured.backend == XLA and measured.reason == "200 us a step in the plain graph, 30 us under XLA"
-    assert measured.steps == int(model.optimizer.iterations) == STEPS, "every step counts, and once"
+    assert measured.steps == int(model.optimizer.iterations) == STEPS, "every step counts exactly once"
     expected = fit(compiled(jit_compile=False))
     assert_close(found[1], expected[1], FLOAT32, "variables")
     assert_close(list(found[0].values()), list(expected[0].values()), FLOAT32, "history")
@@ -120,7 +120,7 @@ def test_choice_stays_in_the_graph_where_xla_cannot_compile(eager_to_try, monkey
 
 
 def test_what_xla_cannot_compile_stays_in_the_graph_on_replicas(eager_to_try):
-    class Digits(keras.layers.Layer):  # XLA knows no strings
+    class Digits(keras.layers.Layer):  # XLA does not support strings
         def call(self, x):
             return x + tf.cast(tf.strings.length(tf.strings.as_string(x)), tf.float32)
 
@@ -148,7 +148,7 @@ def _graphs(function):
     return [f.get_concrete_function().graph for f in function._functions()]
 
 
-# Where no clock decides.
+# Choices that do not depend on a clock.
 
 
 def test_choice_by_a_clock_is_not_made_in_a_short_fit(monkeypatch):
@@ -167,7 +167,7 @@ def test_choice_counts_the_steps_of_fits_in_a_loop(eager_to_try, monkeypatch):
     assert ways[0] == GRAPH and ways[-1] == XLA
     plan = Plan()
     fit(model, plan, epochs=1)
-    assert choices(plan.plan) == {"way": XLA, "settled": True, "switches": []}, "known from the fits before"
+    assert choices(plan.plan) == {"way": XLA, "settled": True, "switches": []}, "known from earlier fits"
 
 
 @pytest.mark.parametrize("why", ["deterministic", "a layer", "run_eagerly", "every batch"])
@@ -180,7 +180,7 @@ def test_choice_by_a_clock_is_not_made_where_it_must_not(eager_to_try, monkeypat
     if why == "every batch":
         callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)]
     plan = Plan()
-    monkeypatch.setattr(XlaChoice, "_decide", lambda *args: pytest.fail("a clock decides"))
+    monkeypatch.setattr(XlaChoice, "_decide", lambda *args: pytest.fail("the choice depends on a clock"))
     monkeypatch.setattr("unisono.trainer.run.loops.sample_layouts.FEWEST_STEPS", 10)
     fit(model, plan, *callbacks, epochs=2)
     assert choices(plan.plan) == {"way": GRAPH, "settled": True, "switches": []}
@@ -199,7 +199,7 @@ def test_operations_are_deterministic_where_they_were_asked_to_be():
     assert not operations_are_deterministic()
 
 
-# Nothing else is touched.
+# Side effects.
 
 
 def test_choice_runs_no_step_that_does_not_count(eager_to_try):
@@ -231,7 +231,7 @@ def test_choice_draws_every_batch_of_a_pipeline_once(eager_to_try, kind):
     assert model.train_function.backend == XLA
     in_batches = (
         ROWS // BATCH * BATCH if kind == "known" else ROWS
-    )  # rows that are dropped may be read ahead, or not
+    )  # samples that are dropped may be read ahead, or not
     assert sorted(i for i in drawn if i < in_batches) == sorted([*range(in_batches)] * EPOCHS)
     assert all(drawn.count(i) <= EPOCHS for i in range(in_batches, ROWS))
 
@@ -253,7 +253,7 @@ def test_printing_step_prints_once_for_each_step(eager_to_try, capfd):
     assert capfd.readouterr().err.count("called") == 18
 
 
-# Where the choice is kept.
+# The stored choice.
 
 
 @pytest.mark.parametrize("way", [GRAPH, XLA])
@@ -301,11 +301,11 @@ def test_choice_is_remembered_in_the_folder_that_the_user_names(tmp_path, monkey
         assert first_plan() == {"way": GRAPH, "settled": False, "switches": []}
     plan = Plan()
     fit(compiled(), plan)
-    assert len(plan.plan["switches"]) == 1, "measured anew"
+    assert len(plan.plan["switches"]) == 1, "measured again"
 
 
 def first_plan():
-    """With what a fit of a new model begins."""
+    """The initial plan of a fit of a new model."""
     model, plan = compiled(), {}
     model.make_train_function()
     XlaChoice(model, model.train_function, make_source(X, LABELS, batch_size=BATCH), plan, STEPS)
@@ -326,5 +326,5 @@ def test_choice_of_another_model_is_not_taken(tmp_path, monkeypatch):
 def test_measured_takes_the_best_of_the_last_long_compiled_calls():
     measured = Measured()
     measured.seconds[GRAPH].extend([(1, 7e-3), (8, 7e-3), (600, 0.06), (1000, 0.1), (1000, 0.09)])
-    assert measured.seconds_a_step(GRAPH) == pytest.approx(90e-6), "the cost of a call is not that of a step"
+    assert measured.seconds_a_step(GRAPH) == pytest.approx(90e-6), "the overhead of a call is excluded"
     assert measured.seconds_a_step(XLA) is None

@@ -1,4 +1,4 @@
-"""`evaluate` and validation run their steps in the graph or under XLA, whichever is faster; no number depends on it."""
+"""`evaluate` and validation use the graph or XLA, whichever is faster; the results do not depend on it."""
 
 import keras
 import numpy as np
@@ -12,14 +12,14 @@ from unisono.trainer.run.loops.compiled import GRAPH, XLA
 from unisono.trainer.run.xla import xla_choice
 from unisono.trainer.run.xla.xla_choice import Measured, XlaChoice
 
-ROWS, BATCH = 70, 8  # the last of nine batches has six rows
+ROWS, BATCH = 70, 8  # the last of nine batches has six samples
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(ROWS, 4)).astype("float32")
 LABELS = RANDOM.integers(0, 3, ROWS)
 
 
 def compiled(**options):
-    if not tf.distribute.has_strategy():  # names begin anew, as in another process
+    if not tf.distribute.has_strategy():  # names restart, as in another process
         keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(5)
     layers = [keras.layers.Dense(16, activation="relu"), keras.layers.Dropout(0.4), keras.layers.Dense(3)]
@@ -89,7 +89,7 @@ def test_evaluation_stays_in_the_graph_where_xla_is_not_clearly_faster(eager_to_
 
 @pytest.mark.parametrize("why", ["jit_compile=False", "run_eagerly", "replicas", "every batch", "few steps"])
 def test_evaluation_stays_in_the_graph_where_no_clock_may_decide(eager_to_try, monkeypatch, why):
-    monkeypatch.setattr(XlaChoice, "_decide", lambda *args: pytest.fail("a clock decides"))
+    monkeypatch.setattr(XlaChoice, "_decide", lambda *args: pytest.fail("the choice depends on a clock"))
     options = {"jit_compile": False} if why == "jit_compile=False" else {"run_eagerly": why == "run_eagerly"}
     if why == "few steps":
         monkeypatch.setattr("unisono.trainer.run.loops.sample_layouts.FEWEST_STEPS", 1000)
@@ -165,10 +165,10 @@ def test_validation_chooses_for_itself_from_what_is_ahead(eager_to_try):
     eager_to_try[XLA] = 195e-6
     model, plan = compiled(), Plan()
     history = fit(model, plan)
-    assert model.train_function.backend == GRAPH, "XLA is not faster"
+    assert model.train_function.backend == GRAPH, "XLA is not clearly faster"
     model.train_function, eager_to_try[XLA] = None, 30e-6
     fit(model, plan)
-    # 112 steps are ahead in the first epoch, of which there are eight in each
+    # 112 steps remain in the first epoch; each epoch has eight
     assert plan.plan["validation"]["way"] == model.test_function.backend == GRAPH
     again, plan = compiled(), Plan()
     assert_close(list(fit(again, plan).values()), list(history.values()), FLOAT32, "history")
@@ -201,7 +201,7 @@ def test_resumed_run_repeats_the_way_of_its_validation_bit_for_bit(tmp_path, mon
 
 @pytest.mark.parametrize("method", ["fit", "evaluate"])
 def test_other_numbers_of_samples_are_measured_by_themselves(eager_to_try, method):
-    """XLA would compile for each number of rows: clients of federated rounds, folds of a cross-validation."""
+    """XLA would compile for each number of samples: clients of federated rounds, folds of a cross-validation."""
     model = compiled()
     for rows in (64, 56, 48, 64):
         getattr(model, method)(X[:rows], LABELS[:rows], batch_size=BATCH, verbose=0)
