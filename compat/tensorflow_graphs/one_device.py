@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import os
 import pathlib
@@ -152,7 +153,7 @@ def copied_into_graph(
     attributes = {key: value for key, value in op.node_def.attr.items() if key not in _LEFT_OUT}
     for key, value in attributes.items():
         if value.HasField("func") or value.list.func:
-            attributes[key] = value = type(value).FromString(value.SerializeToString())
+            attributes[key] = value = copy.deepcopy(value)
             for each in [value.func] if value.HasField("func") else value.list.func:
                 _take_function(graph, op.graph, each, functions)
     if seed and "seed2" in attributes and (attributes["seed"].i or attributes["seed2"].i):
@@ -181,7 +182,7 @@ def _append(attributes: dict[str, Any], name: str, dtypes: Sequence[tf.DType]) -
     """Adds scalars to the inputs of a branch or a loop; a loop passes them on."""
     if name not in attributes:
         return
-    value = attributes[name] = type(attributes[name]).FromString(attributes[name].SerializeToString())
+    value = attributes[name] = copy.deepcopy(attributes[name])
     if name != "output_shapes":
         value.list.type.extend(dtype.as_datatype_enum for dtype in dtypes)
     elif value.list.shape:

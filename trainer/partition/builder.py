@@ -222,7 +222,7 @@ class Builder:
         if (depends_on_sizes(given) and not holds_for_all_sizes(op.type, given)) or rounds_sizes(op):
             both = None
             shapes.forget(tensor)
-        both_shapes = (static[0] or (None if traced is None else traced), static[1] or traced)
+        both_shapes = (static[0] or traced, static[1] or traced)
         return self.add(Value(tensor.dtype, both_shapes, label, both))
 
     def _unchanged(self, op: tf.Operation, inputs: list[int], shapes: StaticShapes) -> list[int]:
