@@ -239,7 +239,7 @@ class Placed:
         if not device.startswith("GPU"):
             return "host"
         tensors = getattr(self.graph.get_operation_by_name(node.name), side)
-        operation = self.graph.get_operation_by_name(node.name)  # includes the type attributes that the NodeDef leaves out
+        operation = self.graph.get_operation_by_name(node.name)  # includes types that the NodeDef omits
         kept_on_host = _host_arguments(node.op, tuple(_types(operation.node_def)))
         name = _argument(operation, index, side)
         if kept_on_host is None:
