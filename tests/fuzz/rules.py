@@ -1,6 +1,6 @@
-"""Which cases are programs at all, and where plain Keras has other numbers on one device than Unisono.
+"""Which cases are valid programs, and where plain Keras' result on one device differs from Unisono's.
 
-Two tables, each of (reason, whether it is so for a case).
+Two tables of (reason, whether it applies to a case).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ METRICS = {
     "classes": CLASS_METRICS,
     "binary": BINARY_METRICS,
 }
-# Losses whose reduction can be chosen.
+# Losses with a selectable reduction.
 REDUCED = {
     "MeanSquaredError", "CosineSimilarity over rows", "Loss.call", "Loss.call across",
     "SparseCategoricalCrossentropy", "BinaryCrossentropy", "BinaryFocalCrossentropy", "Dice",
@@ -35,7 +35,7 @@ ADDED = {
     "regularized", "activity regularizer", "adds a mean", "adds a sum", "adds a sum in training",
     "adds a sum of negative parts",
 }  # fmt: skip
-# What a vector of each row cannot do: a Keras loss or metric that needs an axis of values beside that of rows.
+# Not possible with a vector of one value per sample: a Keras loss or metric that needs a second axis.
 NEEDS_AXIS = {"cosine_similarity", "CosineSimilarity", "R2Score", "CosineSimilarity over rows"} | {
     "PearsonCorrelation over rows",
     "ConcordanceCorrelation over rows",
@@ -58,7 +58,7 @@ def metrics(case: Case) -> set[str]:
 
 
 def masked(case: Case) -> bool:
-    """Whether some layer makes a mask."""
+    """Whether a layer creates a mask."""
     return case.masked and case.inputs != ("vector",)
 
 
@@ -68,16 +68,16 @@ def uneven(case: Case) -> bool:
 
 
 def has_targets(case: Case) -> bool:
-    """Whether there is something to compare outputs with."""
+    """Whether there are targets."""
     return case.step != "train_step of x alone"
 
 
 def custom_step(case: Case) -> bool:
-    """Whether the loss of training is the step's own."""
+    """Whether the step computes its own training loss."""
     return case.step != "keras"
 
 
-# Not a program: it would be refused, or mean nothing, also in Keras on one device.
+# Not a valid program: it would be rejected, or be meaningless, also in Keras on one device.
 IMPOSSIBLE: Rules = (
     (
         "jit_compile=True is refused where replicas share variables, and in a pipeline",
@@ -221,7 +221,7 @@ IMPOSSIBLE: Rules = (
     ("a layer that is not a layer of a sequence", lambda c: per_step(c) and "spectral normalization" in c.body),
 )  # fmt: skip
 
-# Keras' own numbers on one device differ from ours there, and ours are meant.
+# Keras' results on one device differ here, and ours are intended.
 NOT_AS_KERAS: Rules = (
     ("the order of shuffled rows is our own", lambda c: c.shuffle),
     ("gradient transformers are ours", lambda c: bool(c.transformers)),
@@ -249,16 +249,16 @@ NOT_AS_KERAS: Rules = (
 
 
 def impossible(case: Case) -> str | None:
-    """The reason why a case is no program; None where it is one."""
+    """The reason why a case is not a valid program; None if it is one."""
     return next((reason for reason, holds in IMPOSSIBLE if holds(case)), None)
 
 
 def not_as_keras(case: Case) -> str | None:
-    """The reason why Keras' numbers are others on one device; None where they are the same."""
+    """The reason why Keras' single-device result differs; None if it does not."""
     return next((reason for reason, holds in NOT_AS_KERAS if holds(case)), None)
 
 
-# What is refused before the first step, in the words of the error: not the numbers of one device, but no wrong ones.
+# Rejected before the first step, as parts of the error: no single-device result, but no wrong one either.
 REFUSED = (
     (
         "a loss that sees the rows of all replicas cannot be compiled whole",
@@ -268,7 +268,7 @@ REFUSED = (
 
 
 def is_refused(error: Exception) -> bool:
-    """Whether an error is one of those that the guides name."""
+    """Whether an error is one of the documented ones."""
     return any(text in str(error) for _, text in REFUSED)
 
 

@@ -1,10 +1,10 @@
-"""Which of Keras' own tests are run against ours, and which of them cannot hold."""
+"""Which of Keras' own tests run against our classes, and which of them cannot pass."""
 
-# Every test module of these packages, and the module: in one process, in the suite those of them that are quick.
+# Every test module of these packages, and this module: in one process; in the suite only the quick ones.
 PACKAGES = ["keras.src.callbacks", "keras.src.optimizers", "keras.src.optimizers.schedules"]
 TRAINER = "keras.src.trainers.trainer_test"
 
-# Each in a process of its own, by `make keras-tests`: they make TensorFlow's devices anew, or need JAX.
+# Each in a separate process, by `make keras-tests`: they reconfigure TensorFlow's devices, or need JAX.
 ALONE = [
     "keras.src.backend.tensorflow.distribute_test",
     "keras.src.backend.tensorflow.optimizer_distribute_test",
@@ -12,7 +12,7 @@ ALONE = [
     "keras.src.callbacks.swap_ema_weights_test",
 ]
 
-# The tests that cannot hold, by the beginnings of their names, each with the reason.
+# The tests that cannot pass, by prefixes of their names, each with the reason.
 CANNOT_HOLD = {
     "BackupAndRestoreCallbackTest.test_backup_corrupted": (
         "It damages the file that Keras' callback keeps its weights in; ours has other files, and tests of their damage."
@@ -40,8 +40,8 @@ CANNOT_HOLD = {
     ),
 }
 
-# What the suite leaves to `make keras-tests`: another size, or another way of running, of a case that stays; and the test
-# that makes operations deterministic for all that follow.
+# Left to `make keras-tests`: other sizes or modes of cases that stay in the suite, and the test that enables
+# deterministic operations for all later tests.
 IN_THE_LONG_RUN = "|".join(
     [
         "_101_|_50_|non_jit|_jit$",
