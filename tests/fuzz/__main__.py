@@ -47,16 +47,16 @@ def main(words: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(COMMAND, description=__doc__)
-    parser.add_argument("--minutes", type=float, default=0.0, help="draw for so long; 0: one case")
+    parser.add_argument("--minutes", type=float, default=0.0, help="how long to draw cases; 0: one case")
     parser.add_argument("--seed", type=int, default=0, help="the first seed; the others follow")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="FIELD=VALUE", help="do not draw a field: strategy=..."
+        "--only", action="append", default=[], metavar="FIELD=VALUE", help="set a field: strategy=..."
     )
     parser.add_argument("--case", help='a case as it was printed: "Case(...)"')
-    parser.add_argument("--all", action="store_true", help="also what is known to be wrong (excluded.py)")
-    parser.add_argument("--long", action="store_true", help="also on workers, which are processes")
+    parser.add_argument("--all", action="store_true", help="include known failures (excluded.py)")
+    parser.add_argument("--long", action="store_true", help="include workers, which are processes")
     parser.add_argument("--keep", action="store_true", help="do not shrink")
-    parser.add_argument("--findings", type=Path, help="a file to which what is wrong is appended")
+    parser.add_argument("--findings", type=Path, help="append failures to this file")
     return parser
 
 

@@ -38,7 +38,7 @@ def pytest_configure():
 
 
 def pytest_collection_modifyitems(items):
-    reason = "no GPU is shown to the tests: set UNISONO_TEST_GPUS=1, or =cpu for logical CPU devices in their place"
+    reason = "the tests use no GPU: set UNISONO_TEST_GPUS=1, or =cpu for logical CPU devices instead"
     for item in items:
         if item.path.parent.name == "gpu":
             item.add_marker(pytest.mark.gpu)

@@ -6,7 +6,7 @@ import budget
 
 LIMITS = tomllib.loads(budget.FILE.read_text())
 WHAT_TO_DO = (
-    "; remove something, or raise the limit in tests/budget.toml in a commit of its own that says why"
+    "; remove something, or raise the limit in tests/budget.toml in a separate commit that explains why"
 )
 
 
