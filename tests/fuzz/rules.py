@@ -258,7 +258,7 @@ def not_as_keras(case: Case) -> str | None:
     return next((reason for reason, holds in NOT_AS_KERAS if holds(case)), None)
 
 
-# Rejected before the first step, as parts of the error: no single-device result, but no wrong one either.
+# Errors that reject a case before the first step, as (reason, part of the message): no result, but no wrong one.
 REFUSED = (
     (
         "a loss over all replicas cannot be compiled with XLA",
