@@ -1,4 +1,4 @@
-"""Addresses "host:port": splitting, joining, connecting; and the base class of all watcher threads."""
+"""Addresses "host:port": splitting, joining, connecting; and the thread that all watchers use."""
 
 from __future__ import annotations
 
