@@ -1,8 +1,8 @@
-"""GPUs that are not there: steps are traced for them, and TensorFlow places their operations as on a machine that has them.
+"""Simulated GPUs: steps are traced for GPUs that do not exist, and TensorFlow places their operations as if they did.
 
-Tracing needs no device, only that nobody refuses it. To place operations TensorFlow asks each worker of a cluster for its
-devices; `PretendedMachine` is a worker that names GPUs, takes the placed graph, and computes nothing. So it is TensorFlow's
-own code, with its own list of the kernels that GPUs have, that says where each operation runs.
+Tracing needs no device. To place operations, TensorFlow asks each worker of a cluster for its devices. `PretendedMachine` is
+a worker that reports GPUs, receives the placed graph and computes nothing. So TensorFlow's own placer, with its own registry
+of GPU kernels, decides where each operation runs.
 """
 
 import contextlib
@@ -41,12 +41,12 @@ _MOVES = (
 
 _asked_for: dict[
     int, tuple[Any, str]
-] = {}  # handle of a variable -> (the handle, the device that it was created for)
+] = {}  # variable handle -> (the handle, the device the variable was created on)
 
 
 @contextlib.contextmanager
 def absent_gpus(count: int) -> Iterator[list[str]]:
-    """Programs find `count` GPUs, can make strategies, variables and graphs for them, and must run nothing on them."""
+    """Makes `count` GPUs visible: strategies, variables and graphs can be created for them, but nothing may run on them."""
     gpus = {
         "list_logical_devices": [context.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in range(count)],
         "list_physical_devices": [
@@ -93,7 +93,7 @@ def _device_of_handle(handle: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """A tensor that goes from one device, or its host, to another in each step."""
+    """A tensor that is copied between devices, or between a device and its host, in each step."""
 
     producer: str
     consumer: str
@@ -103,14 +103,14 @@ class Transfer:
 
 
 class Placed:
-    """A graph of which TensorFlow has placed every operation.
+    """A graph in which TensorFlow has placed every operation.
 
     Attributes:
-        nodes: name -> NodeDef, functions inlined; `device` is where it runs.
+        nodes: name -> NodeDef, with functions inlined; `device` is where it runs.
     """
 
     def __init__(self, graph_def: Any) -> None:
-        for node in graph_def.node:  # the names of what TensorFlow adds cannot be imported
+        for node in graph_def.node:  # TensorFlow adds names that cannot be imported
             node.name = node.name.lstrip("_")
             node.input[:] = [
                 f"^{n[1:].lstrip('_')}" if n.startswith("^") else n.lstrip("_") for n in node.input
@@ -125,7 +125,7 @@ class Placed:
         self.graph = graph
 
     def on(self, kind: str) -> list[Any]:
-        """The operations on devices of a kind, "CPU" or "GPU"."""
+        """The operations on devices of one kind, "CPU" or "GPU"."""
         return [node for node in self.nodes.values() if f"device:{kind}" in node.device]
 
     def of(self, *operations: str) -> list[Any]:
@@ -133,11 +133,11 @@ class Placed:
         return [node for node in self.nodes.values() if node.op in operations]
 
     def host_operations(self) -> list[Any]:
-        """Those that compute something on the host: not constants, and not what only passes a tensor on."""
+        """The operations that compute on the host, without constants and operations that only forward a tensor."""
         return [node for node in self.on("CPU") if node.op not in _MOVES]
 
     def in_step(self, node: Any) -> bool:
-        """Whether it runs in every step: in the body of the loop, or anywhere where there is no loop."""
+        """Whether the operation runs in every step: inside the loop body, or anywhere if there is no loop."""
         return "/while/body/" in node.name or not self._loops
 
     @functools.cached_property
@@ -145,7 +145,7 @@ class Placed:
         return any("/while/body/" in name for name in self.nodes)
 
     def waits(self) -> list[str]:
-        """What the host must be told by a GPU in every step before it can go on: the producer's type, and the consumer's."""
+        """Values the host must wait for from a GPU in every step, as "producer type -> consumer types"."""
         found = []
         received = {n.attr["tensor_name"].s: n.name for n in self.of("_Recv", "_HostRecv")}
         for send in self.of("_Send"):
@@ -166,7 +166,7 @@ class Placed:
         return sorted(found)
 
     def is_sent_each_step(self, move: Transfer) -> bool:
-        """Whether a transfer goes from the host to a GPU in every step."""
+        """Whether a transfer copies from the host to a GPU in every step."""
         consumer = self.nodes[move.consumer]
         return (
             move.source == "host"
@@ -180,7 +180,7 @@ class Placed:
         return "[?]" if shape.rank is None else str(shape.as_list())
 
     def host_between_forward_and_update(self) -> list[str]:
-        """Operations of the host on a way from a matrix product to a write of a variable on a GPU."""
+        """Host operations on a path from a matrix product to a write of a variable on a GPU."""
         after = self._reached([n for n in self.nodes.values() if n.op == "MatMul"], self._consumers)
         writes = [n for n in self.on("GPU") if n.op.startswith("Assign") and n.op.endswith("VariableOp")]
         before = self._reached(
@@ -214,7 +214,7 @@ class Placed:
         return self.graph.get_operation_by_name(name).outputs[index].dtype
 
     def edges(self) -> Iterator[tuple[Any, int, Any, int]]:
-        """(producer, output, consumer, input) of all data."""
+        """(producer, output, consumer, input) of every data edge."""
         for node in self.nodes.values():
             for index, name in enumerate(n for n in node.input if not n.startswith("^")):
                 producer, _, output = name.partition(":")
@@ -222,7 +222,7 @@ class Placed:
 
     @functools.cached_property
     def transfers(self) -> list[Transfer]:
-        """Every tensor that has to be copied, once for each place that it goes to."""
+        """Every tensor that has to be copied, once per destination."""
         found = {}
         for producer, output, consumer, index in self.edges():
             source = self._memory(producer, output, "outputs")
@@ -234,12 +234,12 @@ class Placed:
         return list(found.values())
 
     def _memory(self, node: Any, index: int, side: str) -> str:
-        """Where a tensor is that an operation takes or gives: its device, or the host."""
+        """Where an input or output of an operation is stored: its device, or the host."""
         device = node.device.rpartition("device:")[2]
         if not device.startswith("GPU"):
             return "host"
         tensors = getattr(self.graph.get_operation_by_name(node.name), side)
-        operation = self.graph.get_operation_by_name(node.name)  # it has the types that are left out as usual
+        operation = self.graph.get_operation_by_name(node.name)  # includes types that the NodeDef omits
         kept_on_host = _host_arguments(node.op, tuple(_types(operation.node_def)))
         name = _argument(operation, index, side)
         if kept_on_host is None:
@@ -255,7 +255,7 @@ def _types(node: Any) -> Iterator[tuple[str, int]]:
 
 @functools.cache
 def _host_arguments(operation: str, types: tuple[tuple[str, int], ...]) -> frozenset[str] | None:
-    """The arguments that the GPU's kernel of an operation of these types takes from, or gives to, the host's memory."""
+    """The arguments that the GPU kernel for these types reads from or writes to host memory."""
     given = dict(types)
     best = None
     for kernel in kernels.get_registered_kernels_for_op(operation).kernel:
@@ -269,7 +269,7 @@ def _host_arguments(operation: str, types: tuple[tuple[str, int], ...]) -> froze
 
 
 def _argument(operation: Any, index: int, side: str) -> str:
-    """The name of an input or output in the definition of its operation."""
+    """The name of an input or output in the operation's definition."""
     definition = operation.op_def.input_arg if side == "inputs" else operation.op_def.output_arg
     for argument in definition:
         length = 1
@@ -284,9 +284,9 @@ def _argument(operation: Any, index: int, side: str) -> str:
 
 
 class PretendedMachine:
-    """A worker of TensorFlow that says it has GPUs, and keeps the placed graph that it is given to run.
+    """A TensorFlow worker that reports GPUs and keeps the placed graph it receives.
 
-    In a process of its own: TensorFlow's server, which places for it, cannot be stopped.
+    It needs a separate process: TensorFlow's server, which does the placement, cannot be stopped.
     """
 
     def __init__(self, gpus: int) -> None:
@@ -323,9 +323,9 @@ class PretendedMachine:
         return b""
 
     def place(self, function: Any, inputs: Sequence[str] = ()) -> Placed:
-        """Where the operations of a `ConcreteFunction`, and those of the functions that it calls, run on the machine.
+        """Where the operations of a `ConcreteFunction` and of the functions it calls run on the machine.
 
-        `inputs` are the devices of its first arguments; the others are on the host, and variables where they were made.
+        `inputs` are the devices of its first arguments. Others are on the host, variables where they were created.
         """
         self._graphs.clear()
         graph = tf.Graph()
@@ -349,7 +349,7 @@ class PretendedMachine:
 
 
 def _call_of(function: Any, inputs: list[str]) -> Any:
-    """A call of the function in the current graph, with variables on the devices that they were made for."""
+    """A call of the function in the current graph, with each variable on the device it was created for."""
     function.add_to_graph()
     arguments = []
     captured = {id(inner): outer for outer, inner in function.graph.captures}
@@ -373,7 +373,7 @@ def _call_of(function: Any, inputs: list[str]) -> Any:
 
 
 def _inline(node: Any) -> None:
-    """Lets a call be replaced by what it computes before operations are placed; XLA's are one operation."""
+    """Lets TensorFlow inline a call before it places operations; an XLA call stays one operation."""
     if node.op.endswith("PartitionedCall") and not node.attr["_XlaMustCompile"].b:
         node.attr["_lower_as_multi_device_function"].b = True
         node.attr.pop("_noinline", None)
@@ -405,7 +405,7 @@ _FIELD = descriptor_pb2.FieldDescriptorProto
 
 
 def _message_classes() -> dict[str, Any]:
-    """The fields of TensorFlow's `worker.proto` that are used here; its Python form is not installed."""
+    """The fields of TensorFlow's `worker.proto` that are used here; its Python module is not installed."""
     file = descriptor_pb2.FileDescriptorProto(name="pretended.proto", package="pretended")
     file.dependency.append("tensorflow/core/framework/device_attributes.proto")
     status = file.message_type.add(name="Status").field.add(

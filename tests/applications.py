@@ -1,4 +1,4 @@
-"""A step of `fit` and of `predict` of a model of `keras.applications` (`applications.py NAME SIZE`), as in plain Keras."""
+"""One `fit` and `predict` step of a `keras.applications` model compared with plain Keras: `applications.py NAME SIZE`."""
 
 import os
 import sys
@@ -10,11 +10,11 @@ import numpy as np
 
 import unisono
 
-TOLERANCE = 1e-3  # rounding in float32 through a hundred layers, of the norm of all numbers
+TOLERANCE = 1e-3  # float32 rounding through a hundred layers, relative to the norm of the array
 
 
 def smooth(model):
-    """Leaves out dropout, and statistics of a few samples, which multiply rounding."""
+    """Removes dropout, and batch statistics over few samples, which amplify rounding errors."""
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.trainable = False
@@ -25,7 +25,7 @@ def smooth(model):
 
 
 def steps(adopt, name, size):
-    """The predictions before a step, the change of each weight in it, and its loss."""
+    """The predictions before a step, each weight's change in it, and its loss."""
     keras.utils.set_random_seed(1)
     model = getattr(keras.applications, name)(weights=None, classes=3, input_shape=(size, size, 3))
     if adopt:
@@ -42,7 +42,7 @@ def steps(adopt, name, size):
 
 
 def differs(found, right):
-    """The distance of two arrays, relative to the right one."""
+    """The distance between two arrays, relative to the expected one."""
     found, right = np.asarray(found, "float64"), np.asarray(right, "float64")
     return float(np.linalg.norm(found - right) / max(np.linalg.norm(right), 1e-30))
 

@@ -1,4 +1,4 @@
-"""What `BackupAndRestore` would put into a backup, made without a model."""
+"""The content that `BackupAndRestore` would write into a backup, built without a model."""
 
 import random
 
@@ -13,7 +13,7 @@ def python_state():
 
 
 def backup_content(**extra):
-    """The content of a small backup, with `extra` beside what must be there."""
+    """The content of a small backup: the required keys and `extra`."""
     weights = np.arange(6, dtype=np.float32).reshape(2, 3)
     return {
         "fingerprint": {

@@ -1,4 +1,4 @@
-"""Saves on broken disks, power cuts within saves, and forged files: each case with a seed, for tests and for long runs."""
+"""Failing disks, power cuts during saves, and forged files: seeded cases, for tests and for long runs."""
 
 import contextlib
 import copy
@@ -26,7 +26,7 @@ KEEP = 2
 
 
 def save_backup(folder, number):
-    """One fit that takes the folder, saves once and gives it back; True where it has said that it saved."""
+    """One fit that acquires the folder, saves once and releases it; True if it reported that it saved."""
     owner, store = FolderOwner(folder), BackupStore(folder, KEEP)
     saved = False
     try:
@@ -41,7 +41,7 @@ def save_backup(folder, number):
 
 
 def newest(folder):
-    """The number in the newest backup, and how many files are damaged."""
+    """The number in the newest backup, and the number of damaged files."""
     found, damaged = None, 0
     for path in backup_paths(folder):
         try:
@@ -54,7 +54,7 @@ def newest(folder):
 
 
 def failing_save(folder, fail_at, error):
-    """A save in which one call fails, after two that did not. False once no call is left that can fail."""
+    """Two saves that succeed, then one in which a call fails. False once there is no call left to fail."""
     for number in (1, 2):
         save_backup(folder, number)
     with Disk(folder, fail_at, error) as disk:
@@ -81,7 +81,7 @@ def failing_save(folder, fail_at, error):
 
 
 class Saver:
-    """Stands for a model: saving writes its value, as an archive, in two pieces."""
+    """Stands in for a model: saving writes its value as an archive, in two pieces."""
 
     metrics = ()
     fit_state = None
@@ -109,7 +109,7 @@ def value_in(path):
 
 
 def save_checkpoint(folder, value):
-    """One epoch of a `ModelCheckpoint` with one name."""
+    """One epoch of a `ModelCheckpoint` with a fixed file name."""
     callback = ModelCheckpoint(folder / "m.keras", monitor="loss")
     callback.set_model(types.SimpleNamespace(metrics=(), fit_state=None, save=Saver(value).save))
     callback.on_train_begin()
@@ -118,7 +118,7 @@ def save_checkpoint(folder, value):
 
 
 def failing_checkpoint(folder, fail_at, error):
-    """The same for `ModelCheckpoint`: the old file or the new one, whole, and never with a wrong checksum."""
+    """As `failing_save` for `ModelCheckpoint`: leaves the complete old or new file, never one with a wrong checksum."""
     save_checkpoint(folder, b"old value")
     with Disk(folder, fail_at, error) as disk:
         refused = None
@@ -142,7 +142,7 @@ def failing_checkpoint(folder, fail_at, error):
 
 
 def every_call(folder, failing, errors=ERRORS):
-    """Runs `failing` with each call failing in turn; returns how many cases there were."""
+    """Runs `failing` with each call failing in turn; returns the number of cases."""
     count = 0
     for error in errors:
         for fail_at in range(1000):
@@ -156,10 +156,10 @@ def every_call(folder, failing, errors=ERRORS):
 
 
 def power_cuts(folder, seeds):
-    """Cuts power after every call of three saves, and looks at what a machine that starts again finds."""
+    """Cuts power after every call of three saves, and checks what a restarted machine finds."""
     work = Path(folder) / "work"
     work.mkdir()
-    done = []  # (calls, number) at which a save had returned
+    done = []  # (number of calls, number) when each save returned
     with Disk(work) as disk:
         for number in (1, 2, 3):
             save_backup(work, number)
@@ -173,14 +173,14 @@ def power_cuts(folder, seeds):
             assert least is None or (found is not None and found >= least), (cut, seed, found, least)
             (found_in / OWNER_FILE).unlink(
                 missing_ok=True
-            )  # its process "runs" here; a new machine has no such process
+            )  # its process "runs" here; a restarted machine has no such process
             assert save_backup(found_in, 9) and newest(found_in)[0] == 9, (cut, seed)
             shutil.rmtree(found_in)
     return len(disk.log)
 
 
 def power_cuts_of_checkpoints(folder, seeds):
-    """The same for a checkpoint that is written again and again under one name."""
+    """As `power_cuts`, for a checkpoint that is overwritten repeatedly."""
     work = Path(folder) / "work"
     work.mkdir()
     values, done = [b"first", b"second value", b"third"], []
@@ -206,13 +206,13 @@ def with_right_checksum(body):
 
 
 def with_manifest(text, data=b"", version=container.VERSION, length=None):
-    """A file with any bytes as its manifest."""
+    """A file with arbitrary bytes as its manifest."""
     head = struct.pack("<8sIQ", container.MAGIC, version, len(text) if length is None else length) + text
     return with_right_checksum(head + bytes(-len(head) % 64) + data)
 
 
 def parts_of(data):
-    """`(manifest, data)` of a good file."""
+    """`(manifest, data)` of a valid file."""
     length = struct.unpack_from("<Q", data, 12)[0]
     begin = -(-(20 + length) // 64) * 64
     return json.loads(data[20 : 20 + length]), data[begin : -container.DIGEST_BYTES]
@@ -244,7 +244,7 @@ WRONG_VALUES += ["O", "V8", "i4,O", "finfo", {"$scalar": 0}, {"copies": []}, {"$
 
 
 def forged(good, seed):
-    """A good file with one to three values of its manifest replaced by others, and its checksum made right."""
+    """A valid file with one to three manifest values replaced and a correct checksum."""
     rng = rng_of("forged", seed)
     manifest, data = parts_of(good)
     for _ in range(rng.randint(1, 3)):
@@ -256,12 +256,12 @@ def forged(good, seed):
         if rng.random() < 0.2 and isinstance(place, dict):
             del place[key]
         else:
-            place[key] = copy.deepcopy(rng.choice(WRONG_VALUES))  # later changes are made within it
+            place[key] = copy.deepcopy(rng.choice(WRONG_VALUES))  # may be modified again later
     return with_manifest(json.dumps(manifest).encode(), data)
 
 
 def fuzz(folder, good, seeds):
-    """Reads forged files: each is refused as damaged, or has a content of the right form. Returns how many were refused."""
+    """Reads forged files: each is rejected as damaged, or its content has the right form. Returns how many were rejected."""
     refused = 0
     for seed in seeds:
         path = Path(folder) / "backup-000001.unisono"

@@ -1,6 +1,6 @@
-"""Measures what tests/budget.toml limits: the size of the project, and what it changes of Keras and TensorFlow.
+"""Measures what tests/budget.toml limits: the size of the project, and the changed attributes of Keras and TensorFlow.
 
-`python -m tests.budget` prints the values of today, `--write` writes them into the file.
+`python -m tests.budget` prints the current values, `--write` writes them into the file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEADER = """\
 
 
 def sizes() -> dict[str, dict[str, int]]:
-    """The lines and tokens of today, as in the file."""
+    """The current lines and tokens, as in the file."""
     files = {each: python_files(each) for each in (*PACKAGES, "tests")}
     lines = {each: sum(len(p.read_bytes().splitlines()) for p in paths) for each, paths in files.items()}
     tokens = {each: sum(code_tokens(p.read_text()) for p in files[each]) for each in PACKAGES}
@@ -36,7 +36,7 @@ def sizes() -> dict[str, dict[str, int]]:
 
 
 def python_files(folder: str) -> list[pathlib.Path]:
-    """Those of a folder that belong to the project: what git knows, or all of them where there is no git."""
+    """The Python files of a folder that git tracks, or all of them without git."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", f"{folder}/*.py"]
     try:
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout
@@ -46,7 +46,7 @@ def python_files(folder: str) -> list[pathlib.Path]:
 
 
 def code_tokens(source: str) -> int:
-    """The names, numbers, strings and operators of a program. An f-string is one token, as it is before Python 3.12."""
+    """The names, numbers, strings and operators of a program. An f-string is one token, as before Python 3.12."""
     docstrings = {
         (node.body[0].lineno, node.body[0].col_offset)
         for node in ast.walk(ast.parse(source))
@@ -67,7 +67,7 @@ def code_tokens(source: str) -> int:
 
 
 def changed_attributes() -> dict[str, list[str]]:
-    """The attributes of Keras and TensorFlow that are not the original ones, in a new process."""
+    """The attributes of Keras and TensorFlow that differ from the originals, measured in a new process."""
     command = [sys.executable, "-m", "tests.budget", "--changed"]
     run = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(run.stdout.splitlines()[-1])
@@ -83,7 +83,7 @@ def _write() -> None:
 
 
 def _print_changed() -> None:
-    """In the new process. Plain Keras trains first, and so loads what it loads late."""
+    """Runs in the new process. Plain Keras trains first, to load its lazy imports."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -111,7 +111,7 @@ def _print_changed() -> None:
 
 
 def _attributes() -> dict[tuple[str, str], Any]:
-    """Every attribute of each module and class of Keras and TensorFlow, by the names of its owner and its own."""
+    """Every attribute of each module and class of Keras and TensorFlow, by owner name and attribute name."""
     found, seen = {}, set()
     for owner_name, owner in list(_owners()):
         if id(owner) not in seen:
@@ -134,7 +134,7 @@ def _is_theirs(name: str) -> bool:
 
 
 def _changed(before: dict[tuple[str, str], Any]) -> list[str]:
-    """Python makes `__annotations__` when somebody first asks for them."""
+    """Python creates `__annotations__` on first access."""
     now = _attributes().items()
     return sorted(
         ".".join(key) for key, value in now if value is not before.get(key) and key[1] != "__annotations__"

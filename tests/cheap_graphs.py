@@ -1,4 +1,4 @@
-"""What TensorFlow does for users and what is a third of the cost of a test: off, but where a test is about it."""
+"""Turns off TensorFlow features that cost a third of a test's time, except in tests that are about them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _set_of_new_context = pywrap_tfe.TFE_ContextOptionsSetRunEagerOpAsFunction
 
 
 def as_for_users(on: bool) -> None:
-    """Says how TensorFlow works in this process from now on. No number depends on it.
+    """Sets how TensorFlow works in this process from now on. No numeric result depends on it.
 
-    What users have: Grappler, which makes graphs faster (a quarter of what it costs to make one); a function for
-    every kind of eager operation, made again after each `set_random_seed` (half the cost of steps that run eagerly); the
-    stack of Python of every operation of a graph, which errors show (a tenth of what it costs to make a graph); a full
-    collection in every `clear_session`, which looks at what all tests before have left (a third of some tests).
+    The defaults for users are: Grappler, which optimizes graphs (a quarter of the cost of building one); one function for
+    every kind of eager operation, rebuilt after each `set_random_seed` (half the cost of eager steps); the Python stack of
+    every operation of a graph, for error messages (a tenth of the cost of building a graph); a full garbage
+    collection in every `clear_session`, which visits the objects of all earlier tests (a third of some tests).
     """
     vars(global_state)["gc"] = gc if on else _no_collector
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not on})
-    ops._create_c_op.__wrapped__.__defaults__ = (None, on)  # of op_def and extract_traceback
+    ops._create_c_op.__wrapped__.__defaults__ = (None, on)  # the defaults of op_def and extract_traceback
     pywrap_tfe.TFE_ContextOptionsSetRunEagerOpAsFunction = functools.partial(_set_functions, on)
     if context.context()._context_handle is not None:
         pywrap_tfe.TFE_ContextSetRunEagerOpAsFunction(context.context()._handle, on)

@@ -1,8 +1,8 @@
-"""Four logical CPU devices stand for four accelerators in every test process, and no test leaves anything behind."""
+"""Every test process has four logical CPU devices as accelerators, and no test may leave anything behind."""
 
 import gc
 
-gc.disable()  # what is imported stays: a quarter of the time of an import is a search for what does not
+gc.disable()  # imports create permanent objects only: collections would take a quarter of the import time
 
 import fnmatch
 import os
@@ -12,10 +12,10 @@ import threading
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 if os.environ.get("UNISONO_TEST_GPUS", "") in ("", "cpu"):  # only tests/gpu computes on GPUs
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-    # What XLA compiles runs for a moment: LLVM need not make it fast, which is a third of the cost of such a test.
+    # Code compiled by XLA runs only briefly: skipping LLVM's optimizations saves a third of the cost of such a test.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell starts in the background
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited if a shell started pytest in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
@@ -26,7 +26,7 @@ _FORKS = pytest.StashKey[Forks]()
 
 
 def pytest_configure(config):
-    """Makes the four devices. The process that only hands out tests (of `-n`) need not wait for TensorFlow."""
+    """Creates the four devices. The controller of `-n` only distributes tests and need not load TensorFlow."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         import tensorflow as tf
 
@@ -40,13 +40,13 @@ def pytest_configure(config):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
-    """Tells a test process of `-n` where all of them have programs forked."""
+    """Gives each test process of `-n` the address of the process that forks programs."""
     node.workerinput["forks"] = node.config.stash[_FORKS].address
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Marks cases as long; lets no process of `-n` have long tests left when the others are done."""
+    """Marks cases as long, and sorts tests so that no process of `-n` is left with long tests at the end."""
     named, found = set(), set()
     for item in items:
         if short := item.get_closest_marker("short"):
@@ -61,9 +61,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What is there now stays: the collector need not look at the million objects of TensorFlow and Keras again.
+    """Exempts the million objects of TensorFlow and Keras that exist now from garbage collection.
 
-    What tests make is collected after every ten fits or so. Graphs are circles of 20,000 objects each, and hold megabytes.
+    Objects made by tests are collected about every ten fits: a graph is a cycle of 20,000 objects and holds megabytes.
     """
     gc.collect()
     gc.freeze()
@@ -73,9 +73,9 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def clean_keras_state(request):
-    """Every test starts with Keras' own defaults and seeds, and leaves none of its own behind.
+    """Every test starts with Keras' defaults and seeds, and leaves no state behind.
 
-    TensorFlow works as for users in the tests marked `as_for_users` alone: that costs a third more.
+    TensorFlow works with its defaults for users only in tests marked `as_for_users`, which costs a third more.
     """
     import keras
     from cheap_graphs import as_for_users
@@ -90,7 +90,7 @@ def clean_keras_state(request):
 
 @pytest.fixture
 def float64(clean_keras_state):
-    """Keras computes in float64, where the order of a sum is all that may differ: `assert_close(..., FLOAT64)`."""
+    """Keras computes in float64, where only the summation order may differ: `assert_close(..., FLOAT64)`."""
     import keras
 
     keras.config.set_floatx("float64")
@@ -98,7 +98,7 @@ def float64(clean_keras_state):
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(clean_keras_state):
-    """A test that leaves a variable of the environment, a thread or an open file fails."""
+    """Fails a test that leaves an environment variable, a thread or an open file behind."""
     from helpers import open_files, threads_since
 
     environment, threads, files = _environment(), set(threading.enumerate()), open_files()
@@ -108,13 +108,13 @@ def nothing_left_behind(clean_keras_state):
         os.environ.pop(name, None)
         if name in environment:
             os.environ[name] = environment[name]
-    assert not changed, f"variables of the environment that the test changed: {sorted(changed)}"
+    assert not changed, f"environment variables changed by the test: {sorted(changed)}"
     left = threads_since(threads)
-    assert not left, f"threads that the test left: {left}"
+    assert not left, f"threads left by the test: {left}"
     if not open_files() <= files:
-        gc.collect()  # with a ResourceWarning, which is an error
+        gc.collect()  # raises ResourceWarning, which is an error
     left = open_files() - files
-    assert not left, f"files that the test left open: {sorted(left)}"
+    assert not left, f"files left open by the test: {sorted(left)}"
 
 
 def _environment() -> dict[str, str]:
@@ -123,6 +123,6 @@ def _environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def forked(request):
-    """Programs in processes of their own; see `Forked`. One process that forks serves all tests of a test process."""
+    """Programs in separate processes; see `Forked`. One forking process serves all tests of a test process."""
     with Forked(forks=getattr(request.config, "workerinput", {}).get("forks")) as forked:
         yield forked

@@ -1,4 +1,4 @@
-"""A training loop of the user's own, for several workers and for one device: the numbers must be the same."""
+"""A custom training loop, run on several workers and on one device: the results must match."""
 
 import keras
 import numpy as np
@@ -6,12 +6,12 @@ import tensorflow as tf
 
 import unisono
 
-BATCHES = (13, 2)  # rows of the global batches: uneven on the replicas, and fewer than there are
+BATCHES = (13, 2)  # sizes of the global batches: uneven over the replicas, and fewer samples than replicas
 KIND = {"dtype": "float64"}
 
 
 def shared_out(strategy, rows):
-    """Each replica's part of `rows`, an array `[rows, ...]`; some have none where there are fewer rows than replicas."""
+    """Each replica's part of `rows`, an array `[samples, ...]`; empty for some if there are fewer samples than replicas."""
 
     def part(context):
         me, count = context.replica_id_in_sync_group, context.num_replicas_in_sync
@@ -21,7 +21,7 @@ def shared_out(strategy, rows):
 
 
 def trained(strategy):
-    """Trains for two passes; returns arrays by name, the same on every worker."""
+    """Trains for two passes; returns arrays by name, identical on every worker."""
     keras.utils.set_random_seed(5)
     numbers = np.random.default_rng(0)
     with strategy.scope():

@@ -1,4 +1,4 @@
-"""A model with a step of its own, for tests of steps as GPUs have them."""
+"""A model with a custom `train_step`, for tests of steps traced for GPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import unisono
 
 
 class CustomStep(unisono.Model):
-    """A `train_step` of its own, with logs that no metric tracks."""
+    """A custom `train_step` that returns logs without a metric."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data

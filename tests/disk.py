@@ -1,4 +1,4 @@
-"""A file system below one folder that fails at the n-th call, or forgets what was not flushed when power is cut."""
+"""A file system below one folder that fails at the n-th call, or loses unflushed data on a power cut."""
 
 import builtins
 import contextlib
@@ -10,18 +10,18 @@ from pathlib import Path
 
 
 class Disk:
-    """While it is entered, calls that change files below `root` are counted, recorded, and fail where told to.
+    """Counts and records the calls that change files below `root`, and lets one of them fail. A context manager.
 
     Args:
         root: the folder.
-        fail_at: the number of the call that fails, from 0; None: none does.
-        error: the errno of the failure. Of a write that fails, half is written.
+        fail_at: the index of the call that fails, from 0; None: no call fails.
+        error: the errno of the failure. A failing write still writes half of its data.
     """
 
     def __init__(self, root, fail_at=None, error=errno.EIO):
         self.root, self.fail_at, self.error = os.path.realpath(root), fail_at, error
-        self.log = []  # (what, name, data): the changes that were made, in order
-        self.calls = []  # the names of the calls
+        self.log = []  # (operation, name, data): the changes in order
+        self.calls = []  # the names of the calls in order
 
     def __enter__(self):
         self._stack = contextlib.ExitStack()
@@ -46,13 +46,13 @@ class Disk:
         return self.fail_at is not None and len(self.calls) > self.fail_at
 
     def call(self, what):
-        """Counts a call, and fails if it is the one that shall."""
+        """Counts a call, and raises if it is number `fail_at`."""
         self.calls.append(what)
         if len(self.calls) - 1 == self.fail_at:
             raise OSError(self.error, os.strerror(self.error))
 
     def name(self, path):
-        """The path below the root; None for others."""
+        """The path relative to the root; None outside it."""
         path = os.path.join(os.path.realpath(os.path.dirname(path) or "."), os.path.basename(path))
         return os.path.relpath(path, self.root) if path.startswith(self.root + os.sep) else None
 
@@ -89,7 +89,7 @@ class Disk:
 
 
 class File(io.FileIO):
-    """A file that is written without a buffer, so that each call is one."""
+    """An unbuffered file for writing: each write is one call."""
 
     def __init__(self, disk, name, path, mode):
         super().__init__(path, mode)
@@ -114,12 +114,12 @@ class File(io.FileIO):
 
 
 def after_power_cut(log, folder, rng):
-    """Makes in `folder` what may be left when power is cut after the calls in `log`.
+    """Creates in `folder` a state that a power cut after the calls in `log` may leave.
 
-    What was flushed is there. Of the changes of names since the folder was last flushed any may be there, in order; of what
-    was written since a file was last flushed any beginning, or zeros in its place.
+    Flushed data is there. Of the name changes since the folder was last flushed, any prefix may be there; of the data
+    written since a file was last flushed, any prefix, or zeros instead.
     """
-    files, names, pending = {}, {}, []  # number of a file -> [flushed, written]; name -> number
+    files, names, pending = {}, {}, []  # file number -> [flushed, written]; name -> number
     now = {}  # the names as the program sees them
     for what, name, data in log:
         if what == "create":
@@ -163,5 +163,5 @@ def after_power_cut(log, folder, rng):
 
 
 def rng_of(*seeds):
-    """A generator for each case."""
+    """A random generator for each case."""
     return random.Random(repr(seeds))

@@ -1,7 +1,7 @@
-"""Programs that each run in a process of their own, forked from one that has imported TensorFlow, Keras and Unisono already.
+"""Runs programs in separate processes, forked from one that has already imported TensorFlow, Keras and Unisono.
 
-Importing them takes five seconds of a processor. A program that is run in this way sees the same as one that is started
-anew, but for one thing: the order of sets of strings is the same in all of them (PYTHONHASHSEED).
+Importing them takes five seconds of CPU time. A forked program behaves like a newly started one, with one exception:
+all of them iterate over sets of strings in the same order (PYTHONHASHSEED).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": 
 
 
 class Child:
-    """A running program, with the methods of `subprocess.Popen` that tests use."""
+    """A running program, with the `subprocess.Popen` methods that tests use."""
 
     def __init__(self, forked: Forked, number: int, pid: int) -> None:
         self._forked, self._number, self.pid = forked, number, pid
 
     def poll(self) -> int | None:
-        """How it ended, negative for a signal; None while it runs."""
+        """Its exit status, negative for a signal; None while it runs."""
         self._forked.listen(0)
         return self._forked.statuses.get(self._number)
 
@@ -55,13 +55,13 @@ class Child:
         return self._forked.statuses[self._number]
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal, if it runs."""
+        """Sends a signal, if it still runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
 
 class Forks:
-    """Owns a process that imports everything once, and forks for each `Forked` that connects to it a process that forks.
+    """Owns a process that imports everything once, and forks one forking process for each `Forked` that connects.
 
     Attributes:
         address: the path of a Unix socket.
@@ -76,13 +76,13 @@ class Forks:
             self._process = _started("connections", listener.fileno(), stdin=subprocess.PIPE)
 
     def close(self) -> None:
-        """Ends the process, once those that it has forked need no more of it."""
+        """Ends the process, once the processes it forked no longer need it."""
         self._process.communicate(timeout=60)
         shutil.rmtree(self._folder)
 
 
 def _started(*arguments: Any, stdin: int) -> subprocess.Popen[bytes]:
-    """This file in a new interpreter, which keeps the descriptors among the arguments."""
+    """Starts this file in a new interpreter, which keeps the given descriptors open."""
     environment = {**os.environ, **QUIET}
     environment.pop("TF_CONFIG", None)
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -95,8 +95,8 @@ class Forked:
     """Owns the process that forks. Use as a context manager.
 
     Args:
-        here: fork that process from this one, which has not yet used TensorFlow.
-        forks: the address of `Forks`, where that process is to be forked from the one there.
+        here: fork that process from this one, which has not used TensorFlow yet.
+        forks: the address of `Forks`; that process is then forked from the one there.
     """
 
     def __init__(self, here: bool = False, forks: str | None = None) -> None:
@@ -128,7 +128,7 @@ class Forked:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        os.close(self._orders)  # the process kills what still runs, and ends
+        os.close(self._orders)  # the process kills its running children and ends
         os.close(self._answers)
         if self._process is not None:
             self._process.wait(60)
@@ -146,10 +146,10 @@ class Forked:
         """Starts a program in `folder`.
 
         Args:
-            out: the file to which what it prints is appended.
-            err: the same for its errors; None: `out`.
-            env: variables on top of those of the process that forks.
-            seconds: after these it is ended by SIGALRM: a moment before the test would be.
+            out: the file to which its standard output is appended.
+            err: the file for its standard error; None: `out`.
+            env: environment variables to set in addition to those of the forking process.
+            seconds: SIGALRM ends the program after this time, shortly before the test would time out.
         """
         self._count += 1
         words = [str(program), *map(str, arguments)]
@@ -162,7 +162,7 @@ class Forked:
         return Child(self, self._count, self._pids[self._count])
 
     def run(self, program: pathlib.Path, *arguments: Any, folder: pathlib.Path) -> str:
-        """Runs a program in `folder` to its end; returns what it printed.
+        """Runs a program in `folder` to its end; returns its output.
 
         Raises:
             AssertionError: it failed.
@@ -175,22 +175,22 @@ class Forked:
         return printed
 
     def listen(self, seconds: float) -> None:
-        """Notes what the process says within some seconds; returns as soon as it has said something."""
+        """Reads the messages of the forking process for up to some seconds; returns after the first ones."""
         if not select.select([self._answers], [], [], seconds)[0]:
             return
         said = os.read(self._answers, 1 << 16)
-        assert said, "the process that forks has ended"
+        assert said, "the forking process has ended"
         *lines, self._rest = (self._rest + said).split(b"\n")
         for line in lines:
             what, number, value = line.split()
             (self._pids if what == b"started" else self.statuses)[int(number)] = int(value)
 
 
-# From here on: the process that forks, and its children.
+# From here on: the forking process and its children.
 
 
 def _serve(orders: int, answers: int) -> None:
-    """Obeys until the orders end. Returns in every child too, so that a child ends as any program does."""
+    """Handles orders until their pipe closes. Also returns in every child, so that a child ends like any program."""
     ended, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -224,7 +224,7 @@ def _serve(orders: int, answers: int) -> None:
 
 
 def _serve_and_exit(orders: int, answers: int) -> None:
-    """The same in the middle of a program, whose own handlers of errors are not for the children."""
+    """As `_serve` inside a program whose own error handlers must not run in the children."""
     status = 1
     try:
         _serve(orders, answers)
@@ -240,7 +240,7 @@ def _serve_and_exit(orders: int, answers: int) -> None:
 
 
 def _ends(running: dict[int, int]) -> list[tuple[int, int]]:
-    """The children that have ended, and how."""
+    """The children that have ended, with their statuses."""
     ends = []
     while len(ends) < len(running):
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -260,7 +260,7 @@ def _become(
     from cheap_graphs import as_for_users
 
     os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes of a shell ignore it
     signal.alarm(seconds)  # ends the process
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for stream, file in zip((1, 2), files):
@@ -268,7 +268,7 @@ def _become(
     sys.stdout.reconfigure(line_buffering=True)
     os.chdir(folder)
     os.environ.update(env)
-    random.seed()  # two programs that are started anew do not have the same state either
+    random.seed()  # two newly started programs do not share a state either
     np.random.seed()
     as_for_users(os.path.basename(words[0]) in AS_FOR_USERS)
     sys.argv = words
@@ -284,19 +284,19 @@ def _import_everything() -> None:
     import unisono.distribute
     import unisono.trainer  # noqa: F401
 
-    gc.freeze()  # the collector of no child need look at a million objects again
+    gc.freeze()  # spares the garbage collector of every child a million objects
     gc.enable()
 
 
 def _serve_connections(listener: int) -> None:
-    """Forks a process that serves, for each that connects, until the standard input ends. Imports before the first."""
+    """Forks a serving process for each connection until standard input closes. Imports before the first connection."""
     imported = False
     with socket.socket(fileno=listener) as waiting:
         while sys.stdin not in select.select([waiting, sys.stdin], [], [])[0]:
             if not imported:
                 _import_everything()
                 imported = True
-            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they end
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
             connection = waiting.accept()[0].detach()
             if os.fork() == 0:
                 waiting.close()

@@ -1,7 +1,7 @@
-"""`python -m unisono launch` whose tasks are forks of the launcher: `forking_launcher.py ARGUMENTS`, run with `forked`.
+"""`python -m unisono launch` with forked tasks: `forking_launcher.py ARGUMENTS`, run with `forked`.
 
-The launcher, its guard, pipes, groups and signals are the real ones; a task alone does not begin as a new interpreter, which
-would take it five seconds to import TensorFlow. What a task finds in its environment is in `TASKS`, one file for each.
+The launcher, its guard, pipes, process groups and signals are real. Only the tasks are not new interpreters, which would
+take five seconds each to import TensorFlow. `TASKS` has one file for each task with the environment it found.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from unisono.distribute.launcher.guard import PASSED_ON
 
 
 class Task:
-    """A fork, with what the launcher uses of `subprocess.Popen`."""
+    """A fork, with the parts of `subprocess.Popen` that the launcher uses."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], preexec_fn: Any, **_: Any) -> None:
         pipes = os.pipe(), os.pipe()
@@ -39,14 +39,14 @@ class Task:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """How it ended, negative for a signal; None while it runs."""
+        """Its exit status, negative for a signal; None while it runs."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal, if it runs."""
+        """Sends a signal, if it still runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -65,7 +65,7 @@ def _become(command: Sequence[str], env: Mapping[str, str], preexec_fn: Any, str
     os.environ.clear()
     os.environ.update(env)
     Path(env["TASKS"], str(os.getpid())).write_text(json.dumps(dict(env)))
-    program, *arguments = command[2:]  # the interpreter, -u
+    program, *arguments = command[2:]  # without the interpreter and -u
     if program == "-m":
         sys.argv = arguments
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
@@ -76,7 +76,7 @@ def _become(command: Sequence[str], env: Mapping[str, str], preexec_fn: Any, str
 
 
 def _end_with(program: Callable[[], None]) -> None:
-    """Ends this process as an interpreter ends with its program."""
+    """Ends this process as an interpreter would at the end of its program."""
     code = 0
     try:
         program()

@@ -1,10 +1,10 @@
-"""Checks that the tests on GPUs share."""
+"""Checks shared by the tests on GPUs."""
 
 import numpy as np
 
 
 def equal_copies(model):
-    """Every copy of every variable has the same bits."""
+    """Whether all copies of every variable are bitwise identical."""
     for variable in model.variables:
         copies = getattr(variable.value, "values", (variable.value,))
         for copy in copies[1:]:

@@ -1,6 +1,6 @@
-"""Traces steps for two GPUs that are not there, has TensorFlow place them, and prints what is found: JSON for each case.
+"""Traces steps for two simulated GPUs, has TensorFlow place them, and prints the results as JSON, one object for each case.
 
-Run in a process of its own (see `PretendedMachine`).
+Runs in a separate process (see `PretendedMachine`).
 """
 
 import functools
@@ -57,7 +57,7 @@ class LogsNorm(CustomStep):
 
 
 def text(strategy, rows=20, cls=unisono.Model, **options):
-    """A transformer; the table of its tokens has more rows than a batch has tokens, or fewer."""
+    """A transformer; its token table has more rows than a batch has tokens, or fewer."""
     with strategy.scope():
         tokens = keras.Input((None,), dtype="int32")
         x = L.Embedding(rows, 8, mask_zero=True)(tokens)
@@ -92,7 +92,7 @@ def first_chunk(model, x, y, shuffle=True):
 
 
 def devices_of_inputs(source, chunk):
-    """Where the leaves of the chunk's inputs would be."""
+    """The devices on which the leaves of the chunk's inputs would be."""
     homes = getattr(source, "devices", ("CPU:0",))
     if homes == ("CPU:0",):
         return [HOST for _ in tf.nest.flatten(chunk.inputs)]
@@ -136,13 +136,13 @@ def prediction_of(model):
 
 @functools.cache
 def lacks_kernel(operation):
-    """Whether an operation has kernels, but none for a GPU."""
+    """Whether an operation has kernels, but none for GPUs."""
     devices = {kernel.device_type for kernel in kernels.get_registered_kernels_for_op(operation).kernel}
     return bool(devices) and not devices & {"GPU", "DEFAULT"}
 
 
 def described(placed):
-    """What tests look at."""
+    """The properties that tests check."""
     collectives = placed.of("CollectiveReduceV2", "CollectiveGatherV2", "NcclAllReduce")
     return {
         "host": sorted({node.op for node in placed.host_operations() if placed.in_step(node)}),

@@ -1,4 +1,4 @@
-"""What tests of several folders share."""
+"""Helpers shared by tests of several folders."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# Summation order differs between 1 and R replicas; float32 keeps 24 bits of each partial sum, a few steps of Adam
-# multiply the difference.
+# The summation order differs between 1 and R replicas. float32 keeps 24 bits of each partial sum, and a few steps of
+# Adam amplify the difference.
 FLOAT32 = 1e-5
-# The same in float64 (53 bits), where nothing else may differ.
+# The same in float64 (53 bits), where only the summation order may differ.
 FLOAT64 = 1e-12
-# Seconds after which a thread that has been told to end is taken to hang.
+# Seconds after which a thread that was asked to end counts as hanging.
 GRACE = 120.0
 OPTIMIZERS = sorted(
     name
@@ -29,8 +29,8 @@ OPTIMIZERS = sorted(
     and issubclass(cls, keras.optimizers.Optimizer)
     and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
 )
-# The beginning of a program: three workers and two parameter servers in one process, of which they share the threads: with
-# fewer threads than workers they wait for each other for ever.
+# The beginning of a program: three workers and two parameter servers in one process share its threads. With fewer threads
+# than workers they would deadlock.
 SERVERS = """
 import keras, numpy as np, tensorflow as tf
 from unisono import mixed_precision, optimizers
@@ -52,7 +52,7 @@ coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 def mirrored(num_replicas: int) -> tf.distribute.Strategy:
     """A MirroredStrategy of any size in one process.
 
-    The default collectives abort when strategies of different sizes share a process; reducing on one device does not.
+    The default collectives abort if strategies of different sizes share a process; ReductionToOneDevice works.
     """
     return tf.distribute.MirroredStrategy(
         [f"CPU:{i}" for i in range(num_replicas)],
@@ -61,7 +61,7 @@ def mirrored(num_replicas: int) -> tf.distribute.Strategy:
 
 
 def strategy(name: str) -> tf.distribute.Strategy | None:
-    """A strategy by its name: none, one, mirrored1 to mirrored4, central2."""
+    """A strategy by name: none, one, mirrored1 to mirrored4, central2."""
     if name == "none":
         return None
     if name == "one":
@@ -73,7 +73,7 @@ def strategy(name: str) -> tf.distribute.Strategy | None:
 
 
 class Batches(keras.utils.PyDataset):
-    """A list of batches, by index."""
+    """A sequence of batches."""
 
     def __init__(self, batches: Any, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -108,12 +108,12 @@ def next_batch(source: Any) -> Any:
 
 
 def scope(strategy: tf.distribute.Strategy | None) -> Any:
-    """The strategy's scope, or nothing to enter."""
+    """The strategy's scope, or a null context."""
     return contextlib.nullcontext() if strategy is None else strategy.scope()
 
 
 def assert_close(actual: Any, expected: Any, tolerance: float, what: str = "") -> None:
-    """Compares nests of numbers: relative to the largest number of each array."""
+    """Compares nests of arrays, relative to the largest absolute value of each array."""
     for index, (a, b) in enumerate(zip(tf.nest.flatten(actual), tf.nest.flatten(expected), strict=True)):
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         assert a.shape == b.shape, f"{what}[{index}]: shape {a.shape}, expected {b.shape}"
@@ -124,7 +124,7 @@ def assert_close(actual: Any, expected: Any, tolerance: float, what: str = "") -
 
 
 def copies_are_equal(variables: Any, strategy: tf.distribute.Strategy) -> bool:
-    """Whether the copies of every mirrored variable hold the same bits."""
+    """Whether the copies of every mirrored variable are bitwise identical."""
     for variable in variables:
         copies = [c.numpy() for c in strategy.experimental_local_results(variable.value)]
         if any(not np.array_equal(copies[0], c, equal_nan=True) for c in copies[1:]):
@@ -133,7 +133,7 @@ def copies_are_equal(variables: Any, strategy: tf.distribute.Strategy) -> bool:
 
 
 class Clock:
-    """Stands in for the module `time` in a module of ours: goes on when that sleeps or a test sets `now`, not by itself."""
+    """Replaces the module `time` in one of our modules: advances when that sleeps or a test sets `now`, never by itself."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -151,11 +151,11 @@ class Clock:
 
 
 class Stop(Exception):
-    """The interruption of a training."""
+    """Interrupts a training run."""
 
 
 class StopAt(keras.callbacks.Callback):
-    """Raises `Stop` after the n-th step of all, without being woken for other steps."""
+    """Raises `Stop` after the n-th step overall; its hook is not called for other steps."""
 
     def __init__(self, nth: int) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class StopAt(keras.callbacks.Callback):
 
 
 class GradientsOfItsOwn:
-    """A step that takes its gradients from a tape of its own, to be put before a model's class."""
+    """A custom step that takes gradients from its own tape; a mixin to put before a model class."""
 
     def train_step(self: Any, data: Any) -> Any:
         x, y = data
@@ -180,14 +180,14 @@ class GradientsOfItsOwn:
 
 
 def stable_id(value: Any) -> str:
-    """The text of a parameter without the addresses in it, so that test processes agree on the names of tests."""
+    """A parameter as text without memory addresses, so that all test processes agree on test ids."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
 def threads_since(threads: set[threading.Thread]) -> list[threading.Thread]:
-    """The threads of Python that are alive and are not among `threads`, but for those that end in time.
+    """The live Python threads that are not in `threads`, except those that end soon.
 
-    The end of the iterator of a pipeline may wait a minute for a tuner; see `compat.tensorflow_private.datasets`.
+    A pipeline's iterator may wait a minute for its tuner when it is deleted; see `compat.tensorflow_private.datasets`.
     """
     new = [t for t in threading.enumerate() if t not in threads and not _belongs_to_tensorflow(t)]
     new = [thread for thread in new if thread.name != "unisono end of an iterator"]
@@ -197,7 +197,7 @@ def threads_since(threads: set[threading.Thread]) -> list[threading.Thread]:
 
 
 def _belongs_to_tensorflow(thread: threading.Thread) -> bool:
-    """A thread of TensorFlow's own pools that has called Python once: Python knows no name and no end of it."""
+    """Whether a thread is from TensorFlow's pools and called Python once: Python knows neither its name nor its end."""
     return isinstance(thread, threading._DummyThread)
 
 
@@ -207,7 +207,7 @@ def open_files() -> set[str]:
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             target = os.readlink(descriptor)
-        except OSError:  # closed in between: the one by which the folder is read
+        except OSError:  # closed in the meantime: the descriptor of this listing
             continue
         if target.startswith("/") and not target.startswith(("/dev/", "/proc/")):
             found.add(target)
@@ -215,7 +215,7 @@ def open_files() -> set[str]:
 
 
 def graphs_of(graph: Any) -> Iterator[Any]:
-    """A graph, and those of the loops and functions in it."""
+    """A graph, and the graphs of the loops and functions in it."""
     yield graph
     for operation in graph.get_operations():
         for name in ("body", "f"):

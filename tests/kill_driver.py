@@ -1,7 +1,7 @@
-"""Trainings in processes of their own that can be killed at a chosen moment and started again.
+"""Training runs in separate processes that can be killed at a chosen moment and restarted.
 
-Each start is a fork (see `Forked`) and costs the training alone. It says where it is on a pipe (`step`, `save`, `epoch`,
-`validation`); the driver waits for the n-th such word, and a little longer, and sends the signal from outside.
+Each start is a fork (see `Forked`) and costs only the training. The child reports progress on a pipe (`step`, `save`,
+`epoch`, `validation`). The driver waits for the n-th such event and a short delay, and sends the signal from outside.
 
 Run as a program, this file is one start: `kill_driver.py ORDER`.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forked import Forked
 
 KINDS = ("step", "save", "epoch", "validation")
-# Scenario and strategy: each scenario, and each strategy that keeps state in a way of its own; then each under another.
+# (scenario, strategy): each scenario, each strategy that stores state differently, then each combined with another.
 COMBINATIONS = (
     ("arrays", "none"),
     ("half", "pipeline2"),
@@ -33,7 +33,7 @@ COMBINATIONS = (
     ("half", "mirrored2"),
     ("tfdata", "central2"),
 )
-# Inputs with a state of their own, each on one device; those that read ahead in an order that differs have no right bits.
+# Stateful inputs, each on one device. Those that prefetch in a nondeterministic order have no reproducible result.
 EXACT_INPUTS = [
     "from_generator",
     "from_drawing_generator",
@@ -70,7 +70,7 @@ EXACT_INPUTS = [
 
 @dataclasses.dataclass(frozen=True)
 class Kill:
-    """Send `number` after the `nth` word `kind`: the driver sends SIGKILL `delay` seconds later, the child itself others."""
+    """Sends `number` after the `nth` event `kind`: the driver sends SIGKILL after `delay` seconds, the child the others."""
 
     kind: str
     nth: int
@@ -79,17 +79,17 @@ class Kill:
 
     @classmethod
     def draw(cls, rng: random.Random, kind: str | None = None) -> Kill:
-        """A random moment; `kind` fixes what is under way."""
+        """A random moment; `kind` fixes what is in progress."""
         kind = kind or rng.choice(KINDS)
         return cls(kind, rng.randint(1, 6 if kind in ("step", "save") else 2), rng.uniform(0.0, 0.03))
 
 
 class Driver:
-    """Starts trainings one after another.
+    """Starts training runs one after another.
 
     Args:
         forked: the process that forks them.
-        folder: where the pipe is, and what they print.
+        folder: for the pipe and their output.
     """
 
     def __init__(self, forked: Forked, folder: Path) -> None:
@@ -97,7 +97,7 @@ class Driver:
         os.mkfifo(folder / "words")
 
     def start(self, order: dict[str, Any], kill: Kill | None = None) -> int:
-        """Runs a child to its end, or to its kill; returns its exit status, negative for a signal."""
+        """Runs a child until it ends or is killed; returns its exit status, negative for a signal."""
         words = self._folder / "words"
         child = self._forked.start(
             Path(__file__),
@@ -107,7 +107,7 @@ class Driver:
             env={"WORDS": str(words), "TF_CPP_MIN_LOG_LEVEL": "3"},
         )
         seen = 0
-        with words.open() as pipe:  # waits until the child opens it; ends when the child does
+        with words.open() as pipe:  # blocks until the child opens it; ends when the child closes it
             for word in pipe:
                 if kill is not None and word.strip() == kill.kind:
                     seen += 1
@@ -117,7 +117,7 @@ class Driver:
         return child.wait()
 
     def run_killed(self, order: dict[str, Any], kills: list[Kill]) -> int:
-        """Starts a training again and again until it ends; returns how many kills struck before its end."""
+        """Restarts a training run until it completes; returns how many kills hit it."""
         struck = 0
         for kill in kills:
             status = self.start(order, kill)
@@ -133,14 +133,14 @@ class Driver:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """What a finished training has left: weights, slots, History, the logs of every step, the rows of the CSV file."""
+    """What a finished run leaves: weights, optimizer state, History, the logs of every step, the lines of the CSV file."""
     from unisono.callbacks.backup.files import container
 
     return container.read(path)[1]
 
 
 def differences(result: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """The names of what is not the same to the bit; empty when all is."""
+    """The names of the results that are not bitwise identical; empty if all are."""
     found = [name for name in expected if name != "variables" and result[name] != expected[name]]
     pairs = [(i, result["variables"][i], value) for i, value in expected["variables"].items()]
     return found + [f"variable {i}" for i, mine, value in pairs if mine.tobytes() != value.tobytes()]
@@ -154,7 +154,7 @@ _kill: list[Any] = []
 
 
 def say(word: str) -> None:
-    """Tells the driver what begins now."""
+    """Reports to the driver what begins now."""
     os.write(_pipe(), f"{word}\n".encode())
     _said[word] += 1
     if [word, _said[word]] == _kill[:2] and _kill[2] != signal.SIGKILL:
@@ -167,7 +167,7 @@ def _pipe() -> int:
 
 
 def obey(order: dict[str, Any]) -> int:
-    """One training: `{"scenario", "strategy", "directory", "backup"}`."""
+    """One training run: `{"scenario", "strategy", "directory", "backup"}`."""
     import keras
     import tensorflow as tf
 
@@ -189,7 +189,7 @@ def obey(order: dict[str, Any]) -> int:
 
 
 def train(order: dict[str, Any], strategy: Any) -> None:
-    """Builds the scenario, fits it, writes the result."""
+    """Builds the scenario, fits it and writes the result."""
     import contextlib
 
     import keras
@@ -226,7 +226,7 @@ def train(order: dict[str, Any], strategy: Any) -> None:
 
 
 def data(rows: int) -> tuple[Any, Any]:
-    """Rows that can be learnt."""
+    """Samples that a model can learn."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -235,7 +235,7 @@ def data(rows: int) -> tuple[Any, Any]:
 
 
 def network(dropout: float = 0.3) -> Any:
-    """Layers with state of every kind: weights, averages, seeds."""
+    """Layers with every kind of state: weights, averages, seeds."""
     import keras
 
     import unisono
@@ -272,7 +272,7 @@ def scenario_arrays(folder: Path, scope: Any) -> tuple[Any, ...]:
 
 
 def scenario_half(folder: Path, scope: Any) -> tuple[Any, ...]:
-    """mixed_float16 with a loss scale that grows, accumulation, dropout; saved at every step, not in the background."""
+    """mixed_float16 with a growing loss scale, accumulation, dropout; saves synchronously at every step."""
     import keras
 
     import unisono
@@ -290,7 +290,7 @@ def scenario_half(folder: Path, scope: Any) -> tuple[Any, ...]:
 
 
 def scenario_tfdata(folder: Path, scope: Any) -> tuple[Any, ...]:
-    """A shuffled `tf.data` pipeline, three steps per execution, a schedule that depends on what it was before."""
+    """A shuffled `tf.data` pipeline, three steps per compiled call, a schedule that depends on its previous value."""
     import keras
     import tensorflow as tf
 
@@ -305,7 +305,7 @@ def scenario_tfdata(folder: Path, scope: Any) -> tuple[Any, ...]:
 
 
 def input_with_state(name: str) -> tuple[Any, ...]:
-    """An input of `resumed_inputs`, and a layer and a callback that draw from NumPy generators which they hold."""
+    """An input of `resumed_inputs`; a layer and a callback that draw from their own NumPy generators."""
     import keras
     import resumed_inputs
 
@@ -331,7 +331,7 @@ def cross_entropy() -> Any:
 
 
 def log_keeper() -> Any:
-    """A callback with state of its own: the logs of every step."""
+    """A stateful callback: the logs of every step."""
     import keras
 
     class LogKeeper(keras.callbacks.Callback):
@@ -352,7 +352,7 @@ def log_keeper() -> Any:
 
 
 def announcer() -> Any:
-    """A callback that tells the driver what begins."""
+    """A callback that reports events to the driver."""
     import keras
 
     class Announcer(keras.callbacks.Callback):
@@ -370,7 +370,7 @@ def announcer() -> Any:
 
 
 def announce_saves(container: Any) -> None:
-    """Tells the driver when a save begins, and makes it last long enough to be struck."""
+    """Reports when a save begins, and prolongs it so that a kill can hit it."""
     pieces = container._pieces
 
     def slow_pieces(*arguments: Any) -> Any:
@@ -389,7 +389,7 @@ if __name__ == "__main__":
         _kill.extend(given["kill"] or ())
         status = obey(given)
         if _kill and _said[_kill[0]] >= _kill[1]:
-            signal.pause()  # the driver is late: its kill strikes after the end
+            signal.pause()  # the driver is late: its kill arrives after the end
         sys.exit(status)
     except KeyboardInterrupt:
         sys.exit(130)

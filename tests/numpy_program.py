@@ -1,4 +1,4 @@
-"""Trains with NumPy code in every place; tests import it, and run it as a program with NumPy's type promotion on."""
+"""Trains with NumPy code everywhere. Tests import it, and run it as a program with NumPy's type promotion on."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def data():
 
 
 class Squash(keras.layers.Layer):
-    """A layer of NumPy code, or the same of TensorFlow's operations."""
+    """A layer in NumPy code, or the same in TensorFlow operations."""
 
     def __init__(self, numpy, **kwargs):
         super().__init__(**kwargs)
@@ -48,7 +48,7 @@ class Squash(keras.layers.Layer):
 
 
 def loss_of(numpy):
-    """Not known to treat rows by themselves: it sees the rows of all replicas."""
+    """Not known to be per-sample, so it receives the samples of all replicas."""
 
     def loss(y_true, y_pred):
         if numpy:
@@ -82,7 +82,7 @@ def pipeline(numpy, x, y):
 
 
 def train(strategy, numpy, jit_compile=False, arrays=False):
-    """Losses, metrics and weights of two epochs, then the evaluation and predictions."""
+    """Losses, metrics and weights of two epochs, then evaluation and predictions."""
     keras.utils.set_random_seed(5)
     x, y = data()
     with strategy.scope():
@@ -106,7 +106,7 @@ def train(strategy, numpy, jit_compile=False, arrays=False):
 
 
 def custom_loop(strategy, numpy):
-    """Three steps of a loop of the user's own, with `GradientTape` through NumPy code."""
+    """Three steps of a custom loop with `GradientTape` through NumPy code."""
     x, y = data()
     with strategy.scope():
         variable = tf.Variable(tf.ones([4, 1]))

@@ -1,4 +1,4 @@
-"""A function of a batch, partitioned and run as several replicas in one graph; and on one device."""
+"""A function of a batch, partitioned and run as several replicas in one graph; compared with one device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNEVEN = ((3, 4), (5, 2), (2, 3, 2), (6, 0, 1))
 
 
 class Parts:
-    """Args: `fn(*tensors)`, a nest of tensors; `batch`: arrays with samples along axis 0."""
+    """Args: `fn(*tensors)`, returns a nest of tensors; `batch`: arrays with samples along axis 0."""
 
     def __init__(self, fn, *batch):
         self.batch = [np.asarray(each) for each in batch]
@@ -47,8 +47,8 @@ class Parts:
         """The outputs of each replica.
 
         Args:
-            samples: how many each has.
-            known: whether that is known while tracing.
+            samples: how many each replica has.
+            known: whether that number is static while tracing.
         """
         total, starts = sum(samples), np.cumsum([0, *samples])
 
@@ -70,7 +70,7 @@ class Parts:
         return [[t.numpy() for t in each] for each in run(*map(tf.constant, self.batch))]
 
     def check(self, parts=UNEVEN, tolerance=1e-12, whole=None):
-        """Asserts that replicas give what one device gives (`whole`, where that is known), and one another bit for bit."""
+        """Asserts that replicas match one device (`whole`, where it is known), and each other bit for bit."""
         whole = self.on_one_device() if whole is None else whole
         for samples in parts:
             assert sum(samples) == len(self.batch[0])
@@ -87,20 +87,20 @@ class Parts:
 
     @property
     def communicated(self):
-        """How many tensors are gathered, and how many are reduced; those that leave the program included."""
+        """The number of gathered and of reduced tensors, including those that the program returns."""
         sharded = [is_sharded(self.program.values[n.source].label) for n in self.program.collectives()]
         return sum(sharded), len(sharded) - sum(sharded)
 
     @property
     def gathered(self):
-        """How many tensors are gathered inside."""
+        """The number of tensors that are gathered inside."""
         values = self.program.values
         inner = [node for node in self.program.collectives() if node.cause is not None]
         return sum(is_sharded(values[node.source].label) for node in inner)
 
 
 def types_of(graph):
-    """The types of the operations of a graph, those in branches and loops included."""
+    """The types of the operations of a graph, including branches and loops."""
     for op in graph.get_operations():
         yield op.type
         for _, inner in subgraphs(op):

@@ -1,4 +1,4 @@
-"""Small functions of a batch, one or more for each rule: what must come out whole, from uneven parts."""
+"""Small functions of a batch, one or more for each rule: uneven shards must give the result of the full batch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Inputs whose batches depend on more than their position, by name, for tests that stop a training and resume it.
+"""Inputs whose batches depend on more than their position, by name, for tests that interrupt and resume a training run.
 
-Each maker builds the input anew, as the script does in a new process after `fresh`.
+Each function builds its input again, as a script does in a new process, after `fresh`.
 """
 
 import functools
@@ -16,7 +16,7 @@ ROWS, BATCH = 40, 4
 
 
 def fresh(seed=5):
-    """The state of every generator in which a new process starts that sets its seeds."""
+    """Resets every generator to its state in a new process that sets its seeds."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
     tf.random.set_global_generator(tf.random.Generator.from_seed(seed))
@@ -31,13 +31,13 @@ def slices():
 
 
 def ready(dataset, prefetch=True):
-    """Batches of (x, y), read ahead."""
+    """Prefetched batches of (x, y)."""
     dataset = dataset.map(lambda row: (row, row[:1])).batch(BATCH)
     return dataset.prefetch(3) if prefetch else dataset
 
 
 def called(function, dataset=None, **arguments):
-    """A pipeline that calls a function of Python for each row."""
+    """A pipeline that calls a Python function for each sample."""
 
     def call(row):
         return tf.ensure_shape(
@@ -222,7 +222,7 @@ def interleaved():
 
 
 def ragged_and_sparse():
-    """Elements that TensorFlow holds as variants, in a shuffle and read ahead."""
+    """Elements that TensorFlow stores as variants, shuffled and prefetched."""
     ragged = tf.RaggedTensor.from_tensor(rows(), lengths=np.arange(ROWS) % 4)
     sparse = tf.sparse.from_dense(np.maximum(rows(), 0))
     dataset = tf.data.Dataset.from_tensor_slices({"ragged": ragged, "pair": (sparse, ragged)})
@@ -320,7 +320,7 @@ def iterable_global_shuffle():
 
 
 class Noise(keras.layers.Layer):
-    """Draws from a NumPy generator in an object that it holds."""
+    """Draws from a NumPy generator stored in an object."""
 
     def __init__(self):
         super().__init__()
@@ -337,7 +337,7 @@ class Noise(keras.layers.Layer):
 
 
 class Drawing(keras.callbacks.Callback):
-    """Changes the learning rate by a NumPy generator that it holds."""
+    """Changes the learning rate with its own NumPy generator."""
 
     def __init__(self):
         super().__init__()

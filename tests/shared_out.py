@@ -1,4 +1,4 @@
-"""The order in which the processes of `pytest -n N --dist worksteal` get the tests."""
+"""The order in which the processes of `pytest -n N --dist worksteal` receive tests."""
 
 import itertools
 import os
@@ -7,12 +7,12 @@ LONG = ("fuzz", "workers")  # folders whose tests take long
 
 
 def in_order(items):
-    """Long tests first, short ones at the end of each process's part, where one that is done takes from the others.
+    """Puts long tests first and short ones last in each process's share, because other processes steal from its end.
 
-    `worksteal` gives each of N processes one Nth of the list, and takes from the end of what another has left. The list is
-    N parts after one another. The first has the tests that take long, above all those that start processes: too many for the
-    machine if all began with them. Unit tests fill the parts up. Tests of one file share what was prepared for them, so they
-    stay together.
+    `worksteal` gives each of N processes one Nth of the list; an idle process takes tests from the end of another's share.
+    The list is N shares in sequence. The first one has the tests that take long, above all those that start processes: the
+    machine would be overloaded if all processes began with them. Unit tests fill the shares. Tests of one file share
+    fixtures, so they stay together.
     """
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     parts = [[] for _ in range(count)]

@@ -1,4 +1,4 @@
-"""A model and inputs that draw, count and change themselves, to show that what only measures leaves no trace."""
+"""A model and inputs with random draws, counters and epoch state, to show that measuring them has no side effects."""
 
 import random
 
@@ -15,7 +15,7 @@ Y = X[:, :1] * 2
 
 
 class Noise(keras.layers.Layer):
-    """Draws and counts also where nothing is trained."""
+    """Draws and counts even when it is not training."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class Noise(keras.layers.Layer):
 
 
 class Shuffling(keras.utils.PyDataset):
-    """Changes itself after every epoch, and draws."""
+    """Draws, and changes its data after every epoch."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ def dataset():
 
 
 def make_model(strategy=None, optimizer=None):
-    """As a script makes it that sets its seeds."""
+    """Builds the model as a script would that sets its seeds."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(4)
     with helpers.scope(strategy):

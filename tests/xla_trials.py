@@ -1,4 +1,4 @@
-"""For tests of the choice between the graph and XLA: times that the test sets, the plan of a fit, a fit that ends early."""
+"""For tests of the choice between graph mode and XLA: times set by the test, a fit's plan, a fit that ends early."""
 
 import keras
 import pytest
@@ -9,7 +9,7 @@ from unisono.trainer.run.xla.xla_choice import XlaChoice
 
 
 def try_eagerly(monkeypatch: pytest.MonkeyPatch, fewest_steps: int) -> dict[str, float]:
-    """Tries XLA in whatever has `fewest_steps`, whatever it costs; gives the seconds of a step of each way, to be set."""
+    """Tries XLA for anything with at least `fewest_steps`, at any cost; returns the seconds per step by mode, to be set."""
     clock = {GRAPH: 200e-6, XLA: 30e-6}
     monkeypatch.setattr("unisono.trainer.run.loops.sample_layouts.FEWEST_STEPS", fewest_steps)
     monkeypatch.setattr(xla_choice, "WORTH", 0.0)
@@ -36,7 +36,7 @@ class Stop(Exception):
 
 
 class StopAt(keras.callbacks.Callback):
-    """Ends the fit where an epoch begins, as a crash would."""
+    """Ends the fit at the start of an epoch, as a crash would."""
 
     def __init__(self, epoch):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The report's page in a real browser: nothing overflows, nothing is loaded, the tooltip works, light, dark, print."""
+"""The report's page in a real browser: no overflow, no external resources, a working tooltip; light, dark and print."""
 
 import html
 import json
@@ -73,7 +73,7 @@ def page(tmp_path_factory):
 def browse(folder, *arguments):
     command = [CHROMIUM, "--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
     if os.geteuid() == 0:
-        command.append("--no-sandbox")  # Chromium refuses to run as root otherwise; the page is our own
+        command.append("--no-sandbox")  # Chromium does not run as root otherwise; the page is ours
     command += [f"--user-data-dir={folder / 'profile'}", *arguments, (folder / "page.html").as_uri()]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-500:]
@@ -81,7 +81,7 @@ def browse(folder, *arguments):
 
 
 def ask(page, folder, width=0, *arguments):
-    """What the probe finds in a window of 1280 pixels, or of `width`, which only a frame can have."""
+    """The probe's result in a window 1280 pixels wide, or in a frame of any other `width`."""
     page = page.replace("</head>", EARS + PROBE + "</head>")
     if width:
         size = f"width:{width}px;height:900px"

@@ -1,4 +1,4 @@
-"""The code blocks of a page, and what a page takes for granted before its first block."""
+"""The code blocks of a page, and what a page assumes before its first block."""
 
 import dataclasses
 import re
@@ -12,7 +12,7 @@ _BLOCK = re.compile(
 
 @dataclasses.dataclass
 class Block:
-    """One fenced block: its language, code, line in the page, and why it is not run (empty: it is)."""
+    """One fenced block: its language, code, line in the page, and why it is skipped (empty: it runs)."""
 
     language: str
     code: str
@@ -39,7 +39,7 @@ model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 """
 
-# What the reader of a page has already: a model and data of their own.
+# What the reader of a page already has: a model and data.
 BEFORE = {
     "CONTRIBUTING.md": "import unisono; unisono.distribute.simulate_devices(4)",  # as tests/conftest.py
     "docs/guides/resume.md": _MODEL,
@@ -49,7 +49,7 @@ loss_function = lambda y, y_pred: tf.nn.sparse_softmax_cross_entropy_with_logits
 """,
 }
 
-# Blocks that cannot run here, by a text that is in them; they must still be Python.
+# Blocks that cannot run here, by a text that they contain; they must still be valid Python.
 NOT_RUN = {
     "docs/guides/parameter-servers.md": {
         "ParameterServerStrategy(": "needs the processes that the launcher starts",
@@ -64,7 +64,7 @@ NOT_RUN = {
     },
 }
 
-# What the extra "tools" installs: blocks that import one of these are left out where it is missing.
+# Packages of the extra "tools": blocks that import one of these are skipped if it is not installed.
 TOOLS = {
     "grain",
     "keras_hub",

@@ -1,4 +1,4 @@
-"""Runs the blocks of one page one after another in one fresh process, as a reader would: `run_page.py PAGE`."""
+"""Runs the blocks of one page in order in a fresh process, as a reader would: `run_page.py PAGE`."""
 
 import importlib.util
 import os
@@ -17,7 +17,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from blocks import BEFORE, NOT_RUN, TOOLS, Block, blocks_of  # noqa: E402
 
-# Commands of which a page shows what they print.
+# Commands whose output a page shows.
 CHECKED = "$ python -m unisono backups "
 
 
@@ -51,18 +51,18 @@ def main(page: str) -> None:
             sys.exit(f"{where} fails")
         print(f"{where}: ok", flush=True)
     for name, test in list(vars(module).items()):
-        if page == "CONTRIBUTING.md" and name.startswith("test_"):  # it shows how a test is written
+        if page == "CONTRIBUTING.md" and name.startswith("test_"):  # this page shows how to write a test
             test()
 
 
 def lacking(code: str) -> list[str]:
-    """The packages of others that a block imports and that are not installed here; only those of the extra "tools"."""
+    """The third-party packages that a block imports and that are missing here; only those of the extra "tools"."""
     imported = re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE)
     return [name for name in imported if name in TOOLS and importlib.util.find_spec(name) is None]
 
 
 def check_output(block: Block, where: str) -> None:
-    """Runs the command of a block and compares what it prints, but for times and sizes, with what the block shows."""
+    """Runs the command of a block and compares its output, except times and sizes, with the block."""
     command, _, shown = block.code.partition("\n")
     words = [sys.executable, *command.removeprefix("$ python ").split()]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -78,7 +78,7 @@ def _without_chance(text: str) -> str:
 
 
 def module_of(blocks: list) -> types.ModuleType:
-    """An empty module whose file holds the blocks at their lines: `tf.function` reads the source of what it compiles."""
+    """An empty module whose file has the blocks at their lines, because `tf.function` reads the source it compiles."""
     lines: list[str] = []
     for block in blocks:
         lines += [""] * (block.line - 1 - len(lines)) + block.code.splitlines()

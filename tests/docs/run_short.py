@@ -1,4 +1,4 @@
-"""Runs an example with few epochs: `run_short.py EXAMPLE`. What it shows is that the program runs, not what it learns."""
+"""Runs an example with few epochs: `run_short.py EXAMPLE`. Tests that the program runs, not that the model learns."""
 
 import os
 import runpy

@@ -1,4 +1,4 @@
-"""What the documentation shows is true: every block runs, every command and every link is there, the site builds."""
+"""The documentation is correct: every block runs, every command and every link exists, and the site builds."""
 
 import importlib.util
 import os
@@ -34,7 +34,7 @@ def run(command, folder):
     return done.stdout
 
 
-# What a page says that its code prints.
+# Output that a page promises for its code.
 SAID = {
     "docs/guides/custom-loops.md": "4 calls, 1 update",
     "docs/guides/migrating-from-tf-keras.md": "[0.95527864 1.9105573 ]",

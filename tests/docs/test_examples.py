@@ -1,4 +1,4 @@
-"""Every example runs, in a process of its own, in a folder of its own."""
+"""Every example runs in a separate process and folder."""
 
 import importlib.util
 import pathlib
@@ -8,12 +8,12 @@ import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-# What they learn is not looked at.
+# Their training results are not checked.
 SHORT = ("fine_tune.py", "numpy_training.py", "text_classifier.py")
 LAUNCHED = ("large_embedding.py", "two_workers.py")  # run by tests/workers/test_launched_examples.py
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
-FEWER = {  # arguments that make an example short; without them it takes up to two minutes
+FEWER = {  # arguments that shorten an example, which would take up to two minutes otherwise
     "accumulated_loop.py": ["--groups", "2"],
     "gan.py": ["--steps", "2", "--epochs", "1"],
     "gpt.py": ["--steps", "4"],

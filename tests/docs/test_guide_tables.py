@@ -20,7 +20,7 @@ def benchmarks(monkeypatch):
 
 
 def tables_of(text):
-    """Every table of a Markdown text: the cells of its body but for the first column."""
+    """Every table of a Markdown text: the cells of its body without the first column."""
     found = re.findall(r"^\|.*\n\|[-:| ]+\|\n((?:\|.*(?:\n|$))*)", text, re.MULTILINE)
     return [
         [cell.strip() for row in body.splitlines() for cell in row.strip("|").split("|")[1:]]
@@ -29,7 +29,7 @@ def tables_of(text):
 
 
 def is_measured(cells):
-    """Whether a good part of the cells begins with a figure."""
+    """Whether many of the cells begin with a digit."""
     return sum(bool(FIGURE.match(cell)) for cell in cells) >= 0.3 * len(cells) > 0
 
 

@@ -1,4 +1,4 @@
-"""An installed Unisono, from a wheel and editable, is whole for Python and for a type checker, also in its own clone."""
+"""Unisono installed from a wheel, and editable, is complete for Python and type checkers, also inside its clone."""
 
 import collections
 import importlib.util
@@ -20,7 +20,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 FOLDERS = ("unisono", "trainer", "callbacks", "mixed_precision", "optimizers", "distribute", "compat")
 PROGRAM = HERE / "typed_program.py"
-NOT_OURS = ("PYTHONPATH", "TF_CONFIG")  # an import must find what is installed
+NOT_OURS = ("PYTHONPATH", "TF_CONFIG")  # imports must find the installed package
 pytestmark = [
     pytest.mark.process,
     pytest.mark.slow,
@@ -40,7 +40,7 @@ def run(*command, folder, status=0):
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
-    """The files of the package as a clone has them, links included, with a name that no other copy has."""
+    """The files of the package as in a clone, including links, under a name that no other copy has."""
     folder = tmp_path_factory.mktemp("clone")
     for name in FOLDERS:
         shutil.copytree(
@@ -55,7 +55,7 @@ def clone(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def released(clone, tmp_path_factory):
-    """The folder with the sdist, and with the wheel that was built from it."""
+    """The folder with the sdist, and the wheel built from it."""
     pytest.importorskip("build", reason="needs build: pip install '.[dev]'")
     folder = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, folder=clone)
@@ -63,7 +63,7 @@ def released(clone, tmp_path_factory):
 
 
 def installed(folder, *what):
-    """The Python of a fresh virtual environment with `what`; all else it takes from the environment of this process."""
+    """The Python of a fresh virtual environment with `what`; other packages come from this process's environment."""
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     site = next((folder / "lib").glob("python*/site-packages"))
@@ -73,7 +73,7 @@ def installed(folder, *what):
     return python
 
 
-# What is installed is expensive to make: one test for each way checks all of it.
+# Installations are expensive: one test for each kind checks everything.
 
 
 @pytest.mark.long
@@ -91,7 +91,7 @@ def test_wheel_and_sdist_are_whole_for_python_and_type_checkers(clone, released,
 
 
 def check_archives(clone, released):
-    """The sdist and the wheel hold every module once."""
+    """The sdist and the wheel contain every module once."""
     inside = [
         path for name in FOLDERS for path in (clone / name).rglob("*.py*") if path.suffix in (".py", ".pyi")
     ]
@@ -107,14 +107,14 @@ def check_archives(clone, released):
 
 
 def errors_expected():
-    """Line: a part of the message, of what `PROGRAM` says in comments."""
+    """line -> part of the expected message, from the comments of `PROGRAM`."""
     lines = enumerate(PROGRAM.read_text(encoding="utf-8").splitlines())
     marked = {number: line.partition("# error: ")[2] for number, line in lines}
     return {number: said.partition("  #")[0] for number, said in marked.items() if said}
 
 
 def check_types(python, tmp_path):
-    """A type checker knows what a program uses."""
+    """A type checker resolves every name that a program uses."""
     shutil.copy(PROGRAM, tmp_path)
     check = (sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", python, PROGRAM.name)
     found = json.loads(run(*check, folder=tmp_path, status=1))["generalDiagnostics"]
@@ -125,7 +125,7 @@ def check_types(python, tmp_path):
 
 
 def check_programs(python, clone, tmp_path):
-    """A program and a command run in the clone and outside."""
+    """A program and a command run inside and outside the clone."""
     program = """
 import importlib.util
 import sys

@@ -1,6 +1,6 @@
-"""What people read is plain technical English in the field's own terms: pages, docstrings, comments and messages.
+"""Pages, docstrings, comments and messages are plain technical English in the field's terms.
 
-`OLD` lists words that were used before, with what to write instead. Only words that can be matched reliably are here.
+`OLD` lists words that were used before, with their replacements. It has only words that can be matched reliably.
 """
 
 import io
@@ -52,7 +52,7 @@ PAGES = sorted(
     [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "ROADMAP.md", "SECURITY.md", "CHANGELOG.md")]
     + [ROOT / "examples" / "README.md", *(ROOT / "docs").rglob("*.md")]
 )
-# Their docstrings, comments and messages are read.
+# Packages whose docstrings, comments and messages are checked.
 PACKAGES = (
     "benchmarks",
     "callbacks",
@@ -67,14 +67,14 @@ PACKAGES = (
 
 
 def prose(text):
-    """A page without comments, code, names of the API, pictures and addresses."""
+    """A page without comments, code, API names, images and URLs."""
     text = re.sub(r"(?ms)^:::.*?$|<!--.*?-->|^ *```.*?^ *```", "", text)
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
     return re.sub(r"`[^`\n]+`", "CODE", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text))
 
 
 def sentences(text):
-    """The sentences of the paragraphs and lists of a page: no headings, no tables."""
+    """The sentences of a page's paragraphs and lists, without headings and tables."""
     text = re.sub(r"(?m)^ *(\||#|<|\$|\?\?\?|    options|    \w+:).*$", "", prose(text))
     text = re.sub(r"^ *([-*]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
     for paragraph in re.split(r"\n\s*\n", text):
@@ -84,7 +84,7 @@ def sentences(text):
 
 
 def old_words(text):
-    """What is old in a text, with what to write instead."""
+    """The old words in a text, with their replacements."""
     for each in re.split(r"(?<=[.!?])\s|\n\s*\n|(?<=\|)\n", text):
         for pattern, new in OLD.items():
             found = re.search(pattern, each, re.IGNORECASE)
@@ -93,7 +93,7 @@ def old_words(text):
 
 
 def said(path):
-    """The comments of a Python file, and its strings that have a space, without the names of arguments and variables."""
+    """The comments of a Python file, and its strings that contain a space, without names of arguments and variables."""
     comments = []
     for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
         name = tokenize.tok_name[token.type]
@@ -129,7 +129,7 @@ def test_files_are_named_for_what_they_hold():
 
 
 def anchors(text):
-    """The names of the headings of a page, as the site and GitHub make them."""
+    """The heading anchors of a page, as the site and GitHub create them."""
     heads = re.findall(
         r"^#+ (.*?)\s*$", re.sub(r"^ *```.*?^ *```", "", text, flags=re.S | re.M), re.MULTILINE
     )

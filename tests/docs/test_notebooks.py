@@ -1,4 +1,4 @@
-"""Every example is a notebook too: the same program, cut into cells, and linked from the site and the list of examples."""
+"""Every example is also a notebook: the same program, split into cells, linked from the site and the list of examples."""
 
 import ast
 import json

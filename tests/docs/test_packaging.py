@@ -1,4 +1,4 @@
-"""What is released: every module once, the version has one place, the workflow tests the oldest versions promised."""
+"""A release contains every module once, defines its version once, and CI tests the oldest versions it promises."""
 
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""The reference has every public name under its public path, and nothing else."""
+"""The reference lists exactly the public names, under their public paths."""
 
 import importlib
 import pathlib
@@ -11,7 +11,7 @@ PACKAGES = ("unisono", *(f"unisono.{name}" for name in ("callbacks", "distribute
 PACKAGES += ("unisono.models", "unisono.optimizers")
 UNDER_ANOTHER_PATH = {
     "unisono.trainer.replica_step.replica_step": "unisono.replica_step",  # its module has the same name
-    "unisono.trainer.finders.learning_rate.LearningRates": "unisono.find_learning_rate",  # what it returns
+    "unisono.trainer.finders.learning_rate.LearningRates": "unisono.find_learning_rate",  # its return type
     "unisono.optimizers.schedules.scaled": "unisono.optimizers.schedules",
     "unisono.optimizers.schedules.ScaledSchedule": "unisono.optimizers.schedules",
 }

@@ -1,4 +1,4 @@
-"""`make release` builds only what has one version everywhere; the badge and the citation are true."""
+"""`make release` builds only if the version agrees everywhere; the badge and the citation are correct."""
 
 import pathlib
 import re

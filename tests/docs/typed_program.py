@@ -1,4 +1,4 @@
-"""A program as users write it, for type checkers: `test_installation.py` expects an error where a comment says so."""
+"""A user's program for type checkers: `test_installation.py` expects an error where a comment says so."""
 
 import keras
 import numpy as np

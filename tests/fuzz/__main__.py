@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz`: draws and checks cases until the time is over, and shrinks what is wrong."""
+"""`python -m tests.fuzz`: draws and checks cases for a given time, and shrinks the failing ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMAND = "python -m tests.fuzz"
 
 
 def main(words: list[str] | None = None) -> int:
-    """Returns 1 where something is wrong."""
+    """Returns 1 if a case fails."""
     arguments = _parser().parse_args(words)
     _make_devices()
     if arguments.case:
@@ -47,16 +47,16 @@ def main(words: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(COMMAND, description=__doc__)
-    parser.add_argument("--minutes", type=float, default=0.0, help="draw for so long; 0: one case")
+    parser.add_argument("--minutes", type=float, default=0.0, help="how long to draw cases; 0: one case")
     parser.add_argument("--seed", type=int, default=0, help="the first seed; the others follow")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="FIELD=VALUE", help="do not draw a field: strategy=..."
+        "--only", action="append", default=[], metavar="FIELD=VALUE", help="set a field: strategy=..."
     )
     parser.add_argument("--case", help='a case as it was printed: "Case(...)"')
-    parser.add_argument("--all", action="store_true", help="also what is known to be wrong (excluded.py)")
-    parser.add_argument("--long", action="store_true", help="also on workers, which are processes")
+    parser.add_argument("--all", action="store_true", help="include known failures (excluded.py)")
+    parser.add_argument("--long", action="store_true", help="include workers, which are processes")
     parser.add_argument("--keep", action="store_true", help="do not shrink")
-    parser.add_argument("--findings", type=Path, help="a file to which what is wrong is appended")
+    parser.add_argument("--findings", type=Path, help="append failures to this file")
     return parser
 
 
@@ -66,7 +66,7 @@ def _make_devices() -> None:
 
 
 def _given(text: str) -> tuple[str, Any]:
-    """A field and its value from `field=value`; a number or a tuple is written as in Python."""
+    """A field and its value from `field=value`; numbers and tuples are written as in Python."""
     name, _, value = text.partition("=")
     fields = {field.name: field for field in dataclasses.fields(Case)}
     if name not in fields:
@@ -76,7 +76,7 @@ def _given(text: str) -> tuple[str, Any]:
 
 
 def _report(case: Case, arguments: argparse.Namespace) -> int:
-    """Checks a case and prints what is wrong with it; returns whether something is."""
+    """Checks a case and prints its failure; returns whether there is one."""
     finding = check(case)
     if finding is None:
         return 0
@@ -91,7 +91,7 @@ def _report(case: Case, arguments: argparse.Namespace) -> int:
 
 
 def shrunk_report(case: Case, finding: Finding, check: Callable[[Case], Finding | None]) -> str:
-    """What is wrong with the smallest case that is wrong in the same way."""
+    """The failure of the smallest case that fails for the same reason."""
     found = {case: finding}
 
     def is_wrong(candidate: Case) -> bool:
@@ -103,7 +103,7 @@ def shrunk_report(case: Case, finding: Finding, check: Callable[[Case], Finding 
 
 
 def described(case: Case, finding: Finding, smallest: Case) -> str:
-    """A finding in words, with the commands that show it again."""
+    """A finding as text, with the commands that reproduce it."""
     return "\n".join(
         [
             f"seed {case.seed}: {finding.kind}",

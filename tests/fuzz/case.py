@@ -1,6 +1,6 @@
-"""What is drawn: a case, the plain specification of a training program.
+"""A case: the plain specification of a training program.
 
-Every field lists its options, the simplest first. `draw.py` draws one of them, `shrink.py` goes back towards the first.
+Every field lists its options, the simplest first. `draw.py` draws an option, `shrink.py` moves towards the first one.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def one_of(*options: Any, plain: float = 0.6) -> Any:
-    """A field with one of `options`; `plain` is how often it is the first."""
+    """A field with one of `options`; `plain` is the probability of the first."""
     return dataclasses.field(default=options[0], metadata={"options": options, "plain": plain})
 
 
 def some_of(*options: Any, most: int = 2, least: int = 0, plain: float = 0.5) -> Any:
-    """A field with a tuple of `least` to `most` of `options`; `plain` is how often it has the fewest."""
+    """A field with a tuple of `least` to `most` of `options`; `plain` is the probability of the fewest."""
     metadata = {"options": options, "plain": plain, "least": least, "most": most}
     return dataclasses.field(default=options[:least], metadata=metadata)
 
@@ -62,7 +62,7 @@ BINARY_METRICS = ("accuracy", "AUC", "Precision", "Recall", "BinaryIoU")
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """One output, and what is compiled for it."""
+    """One output, and the loss and metrics compiled for it."""
 
     kind: str = one_of("values", "rank 1", "classes", "binary", plain=0.4)
     loss: str = one_of(*VALUE_LOSSES, *CLASS_LOSSES, *BINARY_LOSSES, plain=0.1)
@@ -76,7 +76,7 @@ class Output:
 class Case:
     """A training program."""
 
-    seed: int = 0  # of the numbers in it: weights and data
+    seed: int = 0  # for weights and data
 
     strategy: str = one_of(
         "mirrored 2",
@@ -90,7 +90,7 @@ class Case:
         "sharded 3",
         plain=0.3,
     )
-    # Stopped in the middle and resumed on so many replicas; 0: not.
+    # Interrupt the run, and resume it on this many replicas; 0: do not.
     resume: int = one_of(0, 1, 2, 3, plain=0.85)
     way: str = one_of("graph", "eager", "xla", "auto", plain=0.7)
     steps_per_execution: int | str = one_of(1, 2, "auto", plain=0.5)
@@ -190,12 +190,12 @@ class Case:
     validation: bool = one_of(False, True, plain=0.8)
     then: tuple[str, ...] = some_of("evaluate", "predict", plain=0.3)
 
-    # Layers made under `keras.RematScope`.
+    # Layers created under `keras.RematScope`.
     remat: bool = one_of(False, True, plain=0.85)
 
 
 def written(value: Any) -> str:
-    """A case as an expression of Python without the fields that have their first option; `read` reads it."""
+    """A case as a Python expression, without fields that have their first option; the inverse of `read`."""
     if isinstance(value, tuple):
         return "(" + "".join(f"{written(item)}, " for item in value) + ")"
     if not dataclasses.is_dataclass(value):
@@ -209,5 +209,5 @@ def written(value: Any) -> str:
 
 
 def read(text: str) -> Case:
-    """The case that `written` wrote."""
+    """Parses a case from the output of `written`."""
     return eval(text, {"Case": Case, "Output": Output})

@@ -20,11 +20,11 @@ from .tolerances import bounds
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What is wrong with a case.
+    """A failure of a case.
 
     Attributes:
-        kind: what was compared and what differs, in words that stay the same while the case is made smaller.
-        details: lines; the numbers.
+        kind: what was compared and what differs, in words that stay the same while the case shrinks.
+        details: lines with the numbers.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Finding:
 
 
 def check(case: Case) -> Finding | None:
-    """The first thing that is wrong; None where nothing is, or where the program is refused as the guides say."""
+    """The first failure; None if there is none, or if the program is rejected as documented."""
     try:
         plain = run(case, keras)
     except Exception:
@@ -64,7 +64,7 @@ def _on_replicas(case: Case) -> Numbers:
 
 @dataclasses.dataclass
 class Difference:
-    """A number that two programs show differently."""
+    """A number that differs between two programs."""
 
     name: str
     found: Any
@@ -73,7 +73,7 @@ class Difference:
 
 
 def differences(found: Numbers, expected: Numbers, case: Case) -> list[Difference]:
-    """What is not equal within the bounds of the case."""
+    """The numbers that differ by more than the tolerance of the case."""
     relative, least = bounds(case)
     result = []
     for name in sorted({*found.shown, *expected.shown}):

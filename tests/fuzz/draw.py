@@ -22,7 +22,7 @@ def draw(
 
     Args:
         seed: int.
-        accepts: whether a case is wanted; the next one that the seed gives is taken otherwise.
+        accepts: whether a case is wanted; otherwise the next one from the same seed is tried.
         given: values of fields that are not drawn.
 
     Raises:
@@ -37,7 +37,7 @@ def draw(
 
 
 def drawn(specification: type, stream: random.Random) -> Any:
-    """An instance of a dataclass whose fields have options; the others keep their default."""
+    """An instance of a dataclass whose fields have options; other fields keep their default."""
     fields = [field for field in dataclasses.fields(specification) if "options" in field.metadata]
     return specification(**{field.name: _drawn_value(stream, **field.metadata) for field in fields})
 

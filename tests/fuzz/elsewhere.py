@@ -1,4 +1,4 @@
-"""Runs the program of a case in two parts, of which the second resumes the first, or on several workers."""
+"""Runs a case in two runs, of which the second resumes the first, or on several workers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .case import Case, written
 from .run import Numbers, run, strategy_of
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 240  # for a worker to end
+SECONDS = 240  # until a worker must have ended
 
 
 class Stopped(Exception):
-    """The interruption."""
+    """Interrupts the first run."""
 
 
 class StopAfter(keras.callbacks.Callback):
-    """Raises after so many steps of all."""
+    """Raises after this many steps overall."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class StopAfter(keras.callbacks.Callback):
 
 
 def run_and_resume(case: Case) -> Numbers:
-    """The program is stopped in the middle of its steps, and run again on `case.resume` replicas."""
+    """Interrupts the program halfway, and resumes it on `case.resume` replicas."""
     steps = -(-case.rows // case.batch) * case.epochs
     resumed_on = None if case.resume == 1 else strategy_of(f"mirrored {case.resume}")
     with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +54,7 @@ def _backup(folder: str) -> keras.callbacks.Callback:
 
 
 def run_on_workers(case: Case) -> Numbers:
-    """The numbers of the first worker; unequal are those in which another worker differs in a bit."""
+    """The results of the first worker; `unequal` lists those that are not bitwise identical on another worker."""
     count = int(case.strategy.split()[1])
     with tempfile.TemporaryDirectory() as folder:
         found = _start_and_wait(case, count, Path(folder))

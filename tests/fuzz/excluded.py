@@ -1,4 +1,4 @@
-"""What is known to be wrong and is being mended: these cases are not drawn, unless `--all` is given. Meant to be empty."""
+"""Known failures that are being fixed: these cases are only drawn with `--all`. Should be empty."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ EXCLUDED: Rules = ()
 
 
 def excluded(case: Case) -> str | None:
-    """The reason why a case is left out for now; None where it is not."""
+    """The reason why a case is excluded for now; None if it is not."""
     return next((reason for reason, holds in EXCLUDED if holds(case)), None)

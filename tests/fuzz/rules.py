@@ -1,6 +1,6 @@
-"""Which cases are programs at all, and where plain Keras has other numbers on one device than Unisono.
+"""Which cases are valid programs, and where plain Keras' result on one device differs from Unisono's.
 
-Two tables, each of (reason, whether it is so for a case).
+Two tables of (reason, whether it applies to a case).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ METRICS = {
     "classes": CLASS_METRICS,
     "binary": BINARY_METRICS,
 }
-# Losses whose reduction can be chosen.
+# Losses with a selectable reduction.
 REDUCED = {
     "MeanSquaredError", "CosineSimilarity over rows", "Loss.call", "Loss.call across",
     "SparseCategoricalCrossentropy", "BinaryCrossentropy", "BinaryFocalCrossentropy", "Dice",
@@ -35,7 +35,7 @@ ADDED = {
     "regularized", "activity regularizer", "adds a mean", "adds a sum", "adds a sum in training",
     "adds a sum of negative parts",
 }  # fmt: skip
-# What a vector of each row cannot do: a Keras loss or metric that needs an axis of values beside that of rows.
+# Not possible with a vector of one value per sample: a Keras loss or metric that needs a second axis.
 NEEDS_AXIS = {"cosine_similarity", "CosineSimilarity", "R2Score", "CosineSimilarity over rows"} | {
     "PearsonCorrelation over rows",
     "ConcordanceCorrelation over rows",
@@ -58,7 +58,7 @@ def metrics(case: Case) -> set[str]:
 
 
 def masked(case: Case) -> bool:
-    """Whether some layer makes a mask."""
+    """Whether a layer creates a mask."""
     return case.masked and case.inputs != ("vector",)
 
 
@@ -68,19 +68,19 @@ def uneven(case: Case) -> bool:
 
 
 def has_targets(case: Case) -> bool:
-    """Whether there is something to compare outputs with."""
+    """Whether there are targets."""
     return case.step != "train_step of x alone"
 
 
 def custom_step(case: Case) -> bool:
-    """Whether the loss of training is the step's own."""
+    """Whether the step computes its own training loss."""
     return case.step != "keras"
 
 
-# Not a program: it would be refused, or mean nothing, also in Keras on one device.
+# Not a valid program: it would be rejected, or be meaningless, also in Keras on one device.
 IMPOSSIBLE: Rules = (
     (
-        "jit_compile=True is refused where replicas share variables, and in a pipeline",
+        "jit_compile=True is rejected in a pipeline and if replicas share variables",
         lambda c: c.way == "xla" and c.strategy.startswith(("central", "pipeline", "sharded 2")),
     ),
     ("several outputs need a structure", lambda c: (c.outputs_as == "single") != (len(c.outputs) == 1)),
@@ -90,39 +90,39 @@ IMPOSSIBLE: Rules = (
             c.form == "sequential" and (len(c.inputs) > 1 or len(c.outputs) > 1 or "shared" in c.body)
         ),
     ),
-    ("the structure of one input is itself", lambda c: c.inputs_as != "list" and len(c.inputs) == 1),
+    ("a single input has no structure", lambda c: c.inputs_as != "list" and len(c.inputs) == 1),
     ("only sequences are masked", lambda c: c.masked and c.inputs == ("vector",)),
     ("only sequences are pooled", lambda c: c.pool != "average" and c.inputs == ("vector",)),
     (
-        "inputs of different shapes cannot be joined unless they are pooled",
+        "inputs of different shapes must be pooled to be concatenated",
         lambda c: per_step(c) and len(c.inputs) > 1,
     ),
-    ("a loss is for its kind of output", lambda c: any(o.loss not in LOSSES[o.kind] for o in c.outputs)),
+    ("the loss must fit the kind of output", lambda c: any(o.loss not in LOSSES[o.kind] for o in c.outputs)),
     (
-        "a metric is for its kind of output",
+        "the metric must fit the kind of output",
         lambda c: any(m not in METRICS[o.kind] for o in c.outputs for m in o.metrics + o.weighted_metrics),
     ),
     (
-        "a metric is given once for an output",
+        "an output has each metric once",
         lambda c: any(
             len({*o.metrics, *o.weighted_metrics}) < len(o.metrics + o.weighted_metrics) for o in c.outputs
         ),
     ),
     (
-        "only a Loss object of Keras' form has a reduction",
+        "only built-in Loss objects have a reduction",
         lambda c: any(
             o.reduction != "sum_over_batch_size" and (o.loss not in REDUCED or custom_step(c)) for o in c.outputs
         ),
     ),
     (
-        "an output of rank 1 has no axis of values",
+        "an output of rank 1 has no feature axis",
         lambda c: any(
             o.kind == "rank 1" and NEEDS_AXIS & {o.loss, *o.metrics, *o.weighted_metrics} for o in c.outputs
         ),
     ),
     ("an output of rank 1 has no steps", lambda c: per_step(c) and any(o.kind == "rank 1" for o in c.outputs)),
     (
-        "Keras cannot add a number to a loss of many values",
+        "Keras cannot add a scalar to an unreduced loss",
         lambda c: bool(ADDED & set(c.body)) and any(o.reduction == "none" for o in c.outputs),
     ),
     (
@@ -130,15 +130,15 @@ IMPOSSIBLE: Rules = (
         lambda c: "activity regularizer" in c.body and c.policy.startswith("mixed"),
     ),
     (
-        "Keras cannot weigh the rows of sequences",
+        "Keras cannot weight the samples of sequences",
         lambda c: per_step(c) and c.sample_weight in ("rows", "outputs"),
     ),
     (
-        "Keras cannot weigh a Loss object that is given as a metric",
+        "Keras cannot weight a Loss object used as a metric",
         lambda c: any(name.startswith("Loss object") for o in c.outputs for name in o.weighted_metrics),
     ),
     (
-        "a pipeline cuts graphs of layers, not Python code, and no layer that assigns its weights",
+        "a pipeline splits graphs of layers, not Python code, and no layer that assigns its weights",
         lambda c: (
             c.strategy.startswith("pipeline")
             and (
@@ -149,32 +149,32 @@ IMPOSSIBLE: Rules = (
         ),
     ),
     (
-        "batch normalization in a pipeline has the statistics of a micro-batch, and synchronized=True is refused",
+        "batch normalization in a pipeline uses micro-batch statistics, and synchronized=True is rejected",
         lambda c: c.strategy.startswith("pipeline") and "synchronized batch normalization" in c.body,
     ),
-    ("workers and pipelines are not resumed on other replicas", lambda c: (
+    ("workers and pipelines cannot resume on other replicas", lambda c: (
         c.resume > 0 and not c.strategy.startswith(("mirrored", "central", "sharded"))
     )),
     (
-        "R2Score, AUC and correlations take rows of values, not of steps",
+        "R2Score, AUC and correlations take (samples, values), without steps",
         lambda c: per_step(c) and bool(metrics(c) & {"R2Score", *NEEDS_AXIS, *BINARY_METRICS}),
     ),
     (
-        "weights of steps need steps; of outputs, several outputs",
+        "step weights need steps; output weights need several outputs",
         lambda c: (
             (c.sample_weight == "steps" and not per_step(c))
             or (c.sample_weight == "outputs" and len(c.outputs) == 1)
         ),
     ),
     (
-        "classes are weighted where there is one output of classes, and nothing else is weighted",
+        "class weights need a single output, of classes, and no other weights",
         lambda c: (
             c.class_weight
             and ([o.kind for o in c.outputs] != ["classes"] or c.sample_weight != "none" or per_step(c))
         ),
     ),
     (
-        "a loss or a metric that is one number of many rows has no rows to weigh",
+        "a loss or metric that is a scalar over samples cannot be weighted",
         lambda c: (
             (c.sample_weight != "none" or masked(c))
             and any(
@@ -184,7 +184,7 @@ IMPOSSIBLE: Rules = (
         ),
     ),
     (
-        "steps of our own are written for one output of values without weights or masks",
+        "custom steps need one output of values without weights or masks",
         lambda c: (
             custom_step(c)
             and (
@@ -195,50 +195,50 @@ IMPOSSIBLE: Rules = (
             )
         ),
     ),
-    ("a test step of its own belongs to a train step of its own", lambda c: (
+    ("a custom test_step needs a custom train_step", lambda c: (
         c.own_test_step and (not c.step.startswith("train_step") or not has_targets(c))
     )),
-    ("Keras applies averages, and optimizers of parts, to all weights of a model, not to those of one of two", lambda c: (
+    ("Keras applies averages and a MultiOptimizer to all weights of a model, not to the share of an optimizer", lambda c: (
         c.step == "train_step two optimizers" and (c.ema or c.optimizer == "two optimizers")
     )),
-    ("a batch that is clipped, weighted by micro-batches, must have that many rows", lambda c: (
+    ("accumulation needs at least one full batch", lambda c: (
         c.accumulation > 1 and c.rows < c.batch
     )),
-    ("Keras refuses generators that do not give tuples", lambda c: not has_targets(c) and c.data == "generator"),
-    ("Keras refuses class weights for generators", lambda c: c.class_weight and c.data == "generator"),
-    ("Keras multiplies Muon's float32 schedule with float64 gradients, which TensorFlow refuses", lambda c: (
+    ("Keras rejects generators that do not yield tuples", lambda c: not has_targets(c) and c.data == "generator"),
+    ("Keras rejects class weights for generators", lambda c: c.class_weight and c.data == "generator"),
+    ("Keras multiplies Muon's float32 schedule by float64 gradients, which TensorFlow rejects", lambda c: (
         c.optimizer == "Muon" and c.schedule and c.policy == "float64"
     )),
-    ("the gradient of a key's bias in attention is rounding alone, of which Muon makes a step of full length", lambda c: (
+    ("the gradient of a key's bias in attention is only rounding error, which Muon scales to a full step", lambda c: (
         c.optimizer == "Muon" and c.pool == "attention"
     )),
-    ("Keras cannot apply the mask of a sequence to the one number of a Loss object that is given as a metric", lambda c: (
+    ("Keras cannot apply a sequence mask to the scalar of a Loss object used as a metric", lambda c: (
         masked(c) and per_step(c) and any(name.startswith("Loss object") for name in metrics(c))
     )),
-    ("Keras cannot build an adapted layer inside of a model's first call", lambda c: (
+    ("Keras cannot build an adapted layer inside a model's first call", lambda c: (
         c.form == "subclass" and "adapted normalization" in c.body
     )),
-    ("a layer that is not a layer of a sequence", lambda c: per_step(c) and "spectral normalization" in c.body),
+    ("the layer does not support sequences", lambda c: per_step(c) and "spectral normalization" in c.body),
 )  # fmt: skip
 
-# Keras' own numbers on one device differ from ours there, and ours are meant.
+# Keras' results on one device differ here, and ours are intended.
 NOT_AS_KERAS: Rules = (
-    ("the order of shuffled rows is our own", lambda c: c.shuffle),
-    ("gradient transformers are ours", lambda c: bool(c.transformers)),
+    ("Unisono shuffles samples in another order", lambda c: c.shuffle),
+    ("only Unisono has gradient transformers", lambda c: bool(c.transformers)),
     (
-        "Keras gives every micro-batch the same weight, whatever its rows, weights and masks",
+        "Keras weights all micro-batches equally, regardless of their samples, weights and masks",
         lambda c: c.accumulation > 1,
     ),
     (
-        "the logs of several outputs are means of batches in Keras, and of rows here",
+        "the logs of several outputs are means over batches in Keras, and over samples here",
         lambda c: len(c.outputs) > 1 and uneven(c),
     ),
     (
-        "Keras updates a word of an embedding once for each time that it is in the batch, and clips it so",
+        "Keras updates and clips an embedding row once for each occurrence in the batch",
         lambda c: "tokens" in c.inputs and (c.optimizer not in ("SGD", "momentum") or c.clip != "none"),
     ),
     (
-        "half precision is rounded in another order",
+        "half precision rounds in another order",
         lambda c: c.policy.startswith("mixed"),
     ),
     (
@@ -249,26 +249,26 @@ NOT_AS_KERAS: Rules = (
 
 
 def impossible(case: Case) -> str | None:
-    """The reason why a case is no program; None where it is one."""
+    """The reason why a case is not a valid program; None if it is one."""
     return next((reason for reason, holds in IMPOSSIBLE if holds(case)), None)
 
 
 def not_as_keras(case: Case) -> str | None:
-    """The reason why Keras' numbers are others on one device; None where they are the same."""
+    """The reason why Keras' single-device result differs; None if it does not."""
     return next((reason for reason, holds in NOT_AS_KERAS if holds(case)), None)
 
 
-# What is refused before the first step, in the words of the error: not the numbers of one device, but no wrong ones.
+# Errors that reject a case before the first step, as (reason, part of the message): no result, but no wrong one.
 REFUSED = (
     (
-        "a loss that sees the rows of all replicas cannot be compiled whole",
+        "a loss over all replicas cannot be compiled with XLA",
         "jit_compile=True cannot be used with",
     ),
 )
 
 
 def is_refused(error: Exception) -> bool:
-    """Whether an error is one of those that the guides name."""
+    """Whether an error is one of the documented ones."""
     return any(text in str(error) for _, text in REFUSED)
 
 

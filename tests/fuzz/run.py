@@ -1,4 +1,4 @@
-"""Runs the program of a case and keeps every number that it shows."""
+"""Runs the program of a case and collects its results."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .parts.models import compiled_model, input_names, output_names
 
 @dataclasses.dataclass
 class Numbers:
-    """What a program shows.
+    """The results of a program.
 
     Attributes:
-        shown: name -> array: the history, the weights, the slots, what `evaluate` and `predict` return.
+        shown: name -> array: history, weights, optimizer state, the results of `evaluate` and `predict`.
         unequal: the paths of the variables whose copies differ.
     """
 
@@ -34,7 +34,7 @@ class Numbers:
 
 
 def strategy_of(name: str) -> Any:
-    """A strategy by its name, such as "mirrored 3"."""
+    """A strategy by name, such as "mirrored 3"."""
     kind, _, count = name.partition(" ")
     devices = [f"CPU:{index}" for index in range(int(count))]
     if kind == "central":
@@ -43,9 +43,9 @@ def strategy_of(name: str) -> Any:
         return unisono.distribute.sharded(unisono.distribute.Pipeline(devices, micro_batches=1, replicas=2))
     if kind == "pipeline":
         return unisono.distribute.Pipeline(devices, micro_batches=int(count))
-    # The default collectives abort when strategies of different sizes share a process.
+    # The default collectives abort if strategies of different sizes share a process.
     mirrored = tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
-    if kind == "sharded":  # in many packs, so that the backward pass waits for sums
+    if kind == "sharded":  # in many packs, so that the backward pass waits for all-reduces
         packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=64)
         mirrored.extended._communication_options = packs
         return unisono.distribute.sharded(
@@ -56,12 +56,12 @@ def strategy_of(name: str) -> Any:
 
 @contextlib.contextmanager
 def settings(case: Case) -> Iterator[None]:
-    """Keras as new, with the policy of a case."""
+    """Resets Keras, and sets the policy of a case."""
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(case.seed + 1)
     keras.config.set_floatx("float64" if case.policy == "float64" else "float32")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of slow half precision, of data that ends, ...
+        warnings.simplefilter("ignore")  # about slow half precision, data that runs out, ...
         unisono.mixed_precision.set_global_policy(case.policy)
         try:
             yield
@@ -77,7 +77,7 @@ def run(case: Case, module: Any = unisono, on: Any = None, callbacks: Sequence[A
         case: the case.
         module: `unisono` or `keras`.
         on: a strategy; None: one device, whatever the strategy of the case.
-        callbacks: of `fit`.
+        callbacks: for `fit`.
     """
     with settings(case):
         remat = keras.RematScope("full" if case.remat and on else None)
@@ -89,7 +89,7 @@ def run(case: Case, module: Any = unisono, on: Any = None, callbacks: Sequence[A
 
 
 def _how(case: Case, one: bool) -> dict[str, Any]:
-    """How steps are looped; on one device eagerly, which is fastest for few steps and has the same numbers."""
+    """How steps are looped; eagerly on one device, which is fastest for few steps and gives the same result."""
     if one or case.way == "eager":
         return {"run_eagerly": True}
     jit_compile = {"graph": False, "xla": True, "auto": "auto"}[case.way]

@@ -1,4 +1,4 @@
-"""Makes a case smaller while what is wrong with it stays."""
+"""Shrinks a failing case as long as it fails for the same reason."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .rules import impossible
 
 
 def shrink(case: Case, is_wrong: Callable[[Case], bool], seconds: float = 120.0) -> Case:
-    """The smallest case that is found by changing one choice at a time.
+    """The smallest failing case that is found by changing one choice at a time.
 
     Args:
-        case: a case that is wrong.
-        is_wrong: whether a smaller one is wrong in the same way.
-        seconds: no new case is tried after these.
+        case: a failing case.
+        is_wrong: whether a smaller case fails for the same reason.
+        seconds: no new case is tried after this time.
     """
     until = time.monotonic() + seconds
     tried = {case}
@@ -37,7 +37,7 @@ def shrink(case: Case, is_wrong: Callable[[Case], bool], seconds: float = 120.0)
 
 
 def _without_many(case: Case) -> Iterator[Case]:
-    """The case with all, halves and quarters of its choices dropped."""
+    """The case with all, half and a quarter of its choices dropped."""
     fields = [f for f in dataclasses.fields(case) if "options" in f.metadata]
     chosen = [f for f in fields if getattr(case, f.name) != f.default]
     for parts in (1, 2, 4):
@@ -48,7 +48,7 @@ def _without_many(case: Case) -> Iterator[Case]:
 
 
 def simpler(value: Any) -> Iterator[Any]:
-    """Every specification that has one choice fewer, those that drop the most first."""
+    """Every specification with one choice fewer, the largest reductions first."""
     for field in dataclasses.fields(value):
         if "options" in field.metadata:
             for candidate in _simpler_values(getattr(value, field.name), **field.metadata):
@@ -71,7 +71,7 @@ def _simpler_values(
 
 
 def _with(value: Any, name: str, candidate: Any) -> Any:
-    """The specification with one field changed, and with what follows from it."""
+    """The specification with one field changed, and the fields that depend on it."""
     changed = dataclasses.replace(value, **{name: candidate})
     if isinstance(changed, Case) and len(changed.outputs) == 1 and changed.outputs_as == "list":
         return dataclasses.replace(changed, outputs_as="single")

@@ -1,4 +1,4 @@
-"""Some seeds of the tester, and the tester itself: it finds what is wrong, and makes it small."""
+"""A few seeds of the tester, and the tester itself: it finds failures and shrinks them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from tests.fuzz.shrink import shrink
 from unisono.trainer.partition.labels import PARTIAL_SUM, REPLICATED
 from unisono.trainer.partition.rules import RULES
 
-# Blocks of cases, which the processes of pytest share, and the cases in each: what two cores check in a quarter of a minute.
+# Blocks of cases, distributed over pytest's processes, and the cases in each: 15 seconds on two cores.
 SMALL_BLOCKS, SMALL_CASES = 20, 10
 BLOCKS, CASES = 10, 4
 
 
 def _is_quick(case: Case) -> bool:
-    """XLA takes seconds to compile a function, and processes take seconds to start: `python -m tests.fuzz` draws both."""
+    """XLA takes seconds to compile, and processes take seconds to start: only `python -m tests.fuzz` draws these."""
     return excluded(case) is None and case.way in ("graph", "eager") and not takes_long(case)
 
 
 def _is_small(case: Case) -> bool:
-    """A graph of two replicas that is traced in a second, or a few eager steps: loops and what is drawn twice are apart.
+    """A graph of two replicas that traces in a second, or a few eager steps; no loops, nothing drawn twice.
 
-    Op by op there may be three replicas: a graph of three costs four times as much.
+    Eager cases may have three replicas: a graph of three costs four times as much.
     """
     once = len(case.inputs) == len(case.outputs) == 1 and len(case.body) < 2 and len(case.then) < 2
     looped = case.pool in ("recurrent", "gated", "attention") or case.resume or case.validation
@@ -126,7 +126,7 @@ def _large_case() -> Case:
 
 
 def _smallest(case: Case, kind: str) -> Case:
-    """What the tester prints for a wrong case, read again."""
+    """The case that the tester prints for a failure, parsed."""
     finding = check(case)
     assert finding is not None and finding.kind == kind
     report = shrunk_report(case, finding, check)

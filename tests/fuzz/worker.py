@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz.worker CASE FILE`: one of several workers; writes the numbers of a case into a file."""
+"""`python -m tests.fuzz.worker CASE FILE`: one of several workers; writes the results of a case into a file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The devices of the tests on GPUs: all GPUs, one split into two logical ones, or logical CPU devices in their place.
+"""The devices of the tests on GPUs: all GPUs, one GPU split into two logical ones, or logical CPU devices instead.
 
-UNISONO_TEST_GPUS=1 shows the tests the GPUs; =cpu puts logical CPU devices in their place, which are then treated as GPUs.
-Without it each test is skipped.
+UNISONO_TEST_GPUS=1 makes the GPUs visible to the tests; =cpu uses logical CPU devices instead, treated as GPUs.
+Otherwise every test is skipped.
 """
 
 import os
@@ -22,7 +22,7 @@ _KNOWS_GPUS = (
 
 
 def pytest_configure():
-    """One GPU is split into two logical ones, half of its free memory each."""
+    """Splits a single GPU into two logical ones with half of its free memory each."""
     if ASKED not in ("", "cpu"):
         import tensorflow as tf
 
@@ -38,7 +38,7 @@ def pytest_configure():
 
 
 def pytest_collection_modifyitems(items):
-    reason = "no GPU is shown to the tests: set UNISONO_TEST_GPUS=1, or =cpu for logical CPU devices in their place"
+    reason = "the tests use no GPU: set UNISONO_TEST_GPUS=1, or =cpu for logical CPU devices instead"
     for item in items:
         if item.path.parent.name == "gpu":
             item.add_marker(pytest.mark.gpu)
@@ -67,7 +67,7 @@ def gpus(monkeypatch):
 
 @pytest.fixture
 def physical():
-    """GPUs that are really there; the test needs so many of them, or is skipped."""
+    """Physical GPUs; the test is skipped if there are fewer than it needs."""
     import tensorflow as tf
 
     def at_least(count):

@@ -1,4 +1,4 @@
-"""What is promised on any device, on GPUs: the numbers of one, skipped steps, resumed fits, where data and weights are."""
+"""Guarantees for any device, on GPUs: single-device results, skipped steps, resumed fits, placement of data and weights."""
 
 import contextlib
 
@@ -13,7 +13,7 @@ from unisono.distribute.hardware.data_placement import keep_data_on
 from unisono.distribute.hardware.device_memory import PeakMemory
 from unisono.trainer.run.loops.compiled import XLA
 
-TOLERANCE = 2e-5  # float32 without TensorFloat-32: sums are added in another order
+TOLERANCE = 2e-5  # float32 without TensorFloat-32: another summation order
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(70, 8)).astype("float32")
 Y = RANDOM.integers(0, 3, 70).astype("int32")
@@ -95,7 +95,7 @@ def test_other_inputs_on_two_gpus_give_the_numbers_of_one(gpus, data):
 def test_class_weights_and_evaluation_and_prediction_on_two_gpus_are_those_of_one(gpus):
     models = [compiled(s) for s in (mirrored(gpus[:2]), tf.distribute.OneDeviceStrategy(gpus[0]))]
     for model in models:
-        keras.utils.set_random_seed(4)  # the order of the rows
+        keras.utils.set_random_seed(4)  # the order of the samples
         model.fit(X, Y, batch_size=16, verbose=0, class_weight={0: 2.0, 1: 0.5}, validation_data=(X, Y))
     assert_same(*models)
     losses = [model.evaluate(X, Y, batch_size=16, verbose=0) for model in models]
@@ -122,7 +122,7 @@ def test_step_that_overflows_leaves_every_bit_of_weights_and_optimizer_state(gpu
     before = [v.numpy().tobytes() for v in (*model.weights, *inner.variables)]
     skipped = int(model.optimizer.skipped_steps.numpy())
     huge = X.copy()
-    huge[-1] = 1e30  # a row of the last replica
+    huge[-1] = 1e30  # a sample of the last replica
     model.fit(huge, Y, batch_size=70, verbose=0, epochs=steps or 1)
     assert [v.numpy().tobytes() for v in (*model.weights, *inner.variables)] == before
     assert int(model.optimizer.skipped_steps.numpy()) == skipped + 1
@@ -192,14 +192,14 @@ def test_validation_on_the_training_arrays_holds_no_second_copy(gpus):
 
 
 def test_fit_holds_weights_and_optimizer_state_once(gpus):
-    """Beside them are gradients and what one update computes, in a fit that builds the slots and in one that has them."""
+    """Also in memory: gradients and temporaries of an update; a fit that creates the optimizer state and one that has it."""
     with tf.device(gpus[0]):
         model = unisono.Sequential([keras.Input((2048,)), keras.layers.Dense(16384), keras.layers.Dense(1)])
     model.compile(unisono.optimizers.Adam(), "mse", jit_compile=False)
     x = np.zeros((64, 2048), "float32")
     weights = sum(v.numpy().nbytes for v in model.trainable_weights)
     memory = PeakMemory([gpus[0]])
-    beside = 1.8 if "CPU" in gpus[0] else 2.5  # measured on CPUs: 1.3, then 1.0; a GPU is given work ahead
+    beside = 1.8 if "CPU" in gpus[0] else 2.5  # measured on CPUs: 1.3, then 1.0; GPU work is queued ahead
     for slots in (2 * weights, 0):
         memory.reset()
         before = memory.most()

@@ -10,7 +10,7 @@ from .expected import ALONE, CANNOT_HOLD, PACKAGES, TRAINER
 
 
 def run_here(names: list[str]) -> int:
-    """Runs the tests of some modules; returns the number of modules of which something is not as it is expected."""
+    """Runs the tests of some modules; returns the number of modules with unexpected results."""
     from .substitution import cases, names_in, run
 
     wrong = 0
@@ -36,7 +36,7 @@ def run_here(names: list[str]) -> int:
 
 
 def main() -> int:
-    """Runs all: those of `ALONE` each in a process of its own."""
+    """Runs all tests; each module of `ALONE` in a separate process."""
     from .substitution import modules
 
     together = [name for name in modules(PACKAGES) if name not in ALONE] + [TRAINER]

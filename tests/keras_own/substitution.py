@@ -1,4 +1,4 @@
-"""Keras' own tests, as the installed package holds them, with our classes in place of Keras'."""
+"""Keras' own tests, from the installed package, with our classes instead of Keras'."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from unisono.trainer.trainer import Trainer
 
 
 class OurTrainer(Trainer, keras_trainer.TensorFlowTrainer):
-    """In place of Keras' trainer for TensorFlow."""
+    """Replaces Keras' trainer for TensorFlow."""
 
 
 _REPLACEABLE = (type, types.FunctionType)
 
 
 def _replacements() -> dict[Any, Any]:
-    """What each public class or function of Keras is replaced by: that of ours with the same name."""
+    """The replacement of each public class or function of Keras: ours with the same name."""
     found: dict[Any, Any] = {keras_trainer.TensorFlowTrainer: OurTrainer}
     for theirs, ours in (
         (keras, unisono),
@@ -49,7 +49,7 @@ REPLACEMENTS = _replacements()
 
 
 class _Namespace(types.ModuleType):
-    """A module of Keras in which a name of ours hides that of Keras."""
+    """A module of Keras in which our names hide those of Keras."""
 
     def __init__(self, module: types.ModuleType) -> None:
         super().__init__(module.__name__)
@@ -64,7 +64,7 @@ class _Namespace(types.ModuleType):
 
 @contextlib.contextmanager
 def _ours_in_keras() -> Iterator[None]:
-    """Inside, what is imported from Keras is ours: base classes of the tests' own classes, too."""
+    """While entered, imports from Keras give our objects, including base classes of the tests' custom classes."""
     with pytest.MonkeyPatch.context() as patch:
         for module in [m for name, m in sys.modules.items() if name.startswith("keras.src.")]:
             for name, value in list(vars(module).items()):
@@ -74,7 +74,7 @@ def _ours_in_keras() -> Iterator[None]:
 
 
 def _conftest() -> types.ModuleType:
-    """What Keras' tests import from the `conftest` of its repository, which is not installed."""
+    """Replaces the `conftest` of Keras' repository, which Keras' tests import and which is not installed."""
     module = types.ModuleType("conftest")
 
     def skip_if_backend(backend: str, reason: str) -> Any:
@@ -95,7 +95,7 @@ def modules(packages: list[str]) -> list[str]:
 
 
 def cases(name: str) -> list[type[unittest.TestCase]]:
-    """The test cases of Keras' test module `name`, with our classes; none where Keras is installed without its tests."""
+    """The test cases of Keras' test module `name`, with our classes; none if Keras is installed without its tests."""
     if importlib.util.find_spec(name) is None:
         return []
     with pytest.MonkeyPatch.context() as patch:
@@ -114,7 +114,7 @@ def cases(name: str) -> list[type[unittest.TestCase]]:
 
 
 def _is_skipped(test: Any) -> bool:
-    """Whether pytest would skip the test, by its marks, which `unittest` does not know."""
+    """Whether pytest would skip the test because of its marks, which `unittest` ignores."""
     marks = getattr(test, "pytestmark", [])
     return any(mark.name == "skip" or (mark.name == "skipif" and mark.args[0]) for mark in marks)
 
@@ -128,7 +128,7 @@ def names_in(case: type[unittest.TestCase]) -> list[str]:
 
 
 class _Result(unittest.TestResult):
-    """Counts as skipped what pytest skips, and what needs a package that is not installed."""
+    """Counts as skipped the tests that pytest skips, and those that need a package that is not installed."""
 
     def addError(self, test: Any, err: Any) -> None:
         if isinstance(err[1], pytest.skip.Exception | ImportError):
@@ -138,7 +138,7 @@ class _Result(unittest.TestResult):
 
 
 def _deserialized(original: Any) -> Any:
-    """Keras' `deserialize_keras_object`, which makes Keras' optimizers of what we save; ours are made as ours are."""
+    """Keras' `deserialize_keras_object` creates Keras' optimizers from our configs; this one converts them to ours."""
 
     def deserialize(config: Any, *args: Any, **kwargs: Any) -> Any:
         with our_classes():
@@ -149,7 +149,7 @@ def _deserialized(original: Any) -> Any:
 
 
 def run(tests: list[unittest.TestCase]) -> unittest.TestResult:
-    """Runs them."""
+    """Runs the tests."""
     result = _Result()
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
-"""Custom training steps as keras.io's examples and TensorFlow's guides write them, with tiny models.
+"""Custom training steps from keras.io's examples and TensorFlow's guides, with tiny models.
 
-`STEPS` has for each its data, and what the partitioned step exchanges: how many tensors are gathered, and how many are
-reduced, logs included. Gradients are not counted: optimizers aggregate them.
+`STEPS` has for each its data and the communication of its partitioned form: how many tensors are gathered, and how many
+are reduced, including logs. Gradients are not counted: optimizers aggregate them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ mean, total, layers = tf.reduce_mean, tf.reduce_sum, keras.layers
 
 @dataclasses.dataclass
 class Step:
-    """A step, its data, and what its partitioned form communicates; `reduced` None: it runs whole."""
+    """A step, its data, and the communication of its partitioned form; `reduced` None: it is not partitioned."""
 
     kind: type
     data: tuple[Any, ...]
@@ -370,7 +370,7 @@ class BarlowTwins(Net):
 class VICReg(Net):
     def loss_of(self, x, x2):
         one, other = self.net(x), self.net(x2)
-        loss = keras.losses.MeanSquaredError()(one, other) + 0.1 * mean(one)  # which shifts the bias
+        loss = keras.losses.MeanSquaredError()(one, other) + 0.1 * mean(one)  # shifts the bias
         for z in (one - mean(one, 0), other - mean(other, 0)):
             deviation = tf.sqrt(tf.math.reduce_variance(z, 0) + 1e-4)
             covariance = tf.matmul(z, z, transpose_a=True) / (tf.cast(size_of(z), z.dtype) - 1)

@@ -1,4 +1,4 @@
-"""Keras' layers, losses and metrics as small functions of a batch, for `Parts`; what of them gathers samples, and why."""
+"""Keras' layers, losses and metrics as small functions of a batch, for `Parts`; which of them gather samples, and why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ layers, mean = keras.layers, tf.reduce_mean
 
 
 def of_layers(build, x):
-    """A function of a batch: a loss of layers' outputs, and its gradients with respect to their weights and to the input."""
+    """A function of a batch: a loss of the layers' outputs, and its gradients with respect to weights and input."""
     inputs = keras.Input(x.shape[1:], dtype=x.dtype.name)
     model = keras.Model(inputs, build(inputs))
 
@@ -247,7 +247,7 @@ def of_loss(name, options, weighted):
 
 
 def of_metric(name, options, weighted):
-    """A function of targets, predictions and weights: what they add to the state of a metric."""
+    """A function of targets, predictions and weights: their contribution to the state of a metric."""
     metric = getattr(keras.metrics, name)(**options)
 
     def fn(*batch):

@@ -1,9 +1,9 @@
-"""Breaks each rule in turn and counts how often a program notices: `python -m tests.partition.mutations [operation ...]`.
+"""Breaks each rule in turn and counts how many programs detect it: `python -m tests.partition.mutations [operation ...]`.
 
-A mutation changes what a rule says of an operation of one type: another label of what it makes, or that it takes what it
-is not given. It is noticed where a program communicates otherwise than it should, ends in an error, or gives other
-numbers in uneven parts than as a whole. The programs are those of `test_partition_rules.py`. A mutation that changes
-nothing in any program is not counted, and operations that no program has are listed.
+A mutation changes the rule of one operation type: another label for its outputs, or a label that it accepts for its
+inputs. A program detects it if it communicates differently than expected, raises an error, or gives a different result
+for uneven shards than for the full batch. The programs are those of `test_partition_rules.py`. Mutations that change
+nothing in any program are not counted; operations that occur in no program are listed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PARTS = ((3, 4), (2, 3, 2), (6, 0, 1))
 
 
 def _made(change):
-    """A mutation of what an operation makes."""
+    """A mutation of an operation's output label."""
 
     def mutated(view, ruling):
         wants, made = ruling
@@ -43,7 +43,7 @@ def _made(change):
 
 
 def _wanted(change):
-    """A mutation of what an operation takes."""
+    """A mutation of an operation's input labels."""
 
     def mutated(view, ruling):
         wants, made = ruling
@@ -114,7 +114,7 @@ class Program:
         self.types = set(types_of(self.parts.graph))
 
     def notices(self, applied):
-        """Whether it ends otherwise than it should, where a mutation is applied."""
+        """Whether the program fails while a mutation is applied."""
         applied[0] = False
         try:
             self.parts.partition()
@@ -130,7 +130,7 @@ class Program:
 
 
 def survivors(kind, programs):
-    """The mutations of the rule of a type of operation that change something, and those that no program notices."""
+    """The mutations of an operation type's rule that have an effect, and those that no program detects."""
     rule, made, left = RULES[kind], 0, []
     for name, mutation in MUTATIONS.items():
         applied = [False]

@@ -1,4 +1,4 @@
-"""Programs of many operations each: for each row of the tables of rules, of samples, of sums over samples, and of both."""
+"""Programs of many operations each, for each row of the tables of rules: per-sample values, sums over samples, and both."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OF_INTEGERS = "BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift Mod Truncate
 
 
 def raw(name, *values, **attributes):
-    """A raw operation, given its inputs in their order."""
+    """A raw operation with its inputs in order."""
     operation = getattr(tf.raw_ops, name)
     return operation(**dict(zip(inspect.signature(operation).parameters, values)), **attributes)
 

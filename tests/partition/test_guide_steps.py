@@ -1,4 +1,4 @@
-"""Custom training steps as guides write them: three uneven replicas, one of them empty at last, against one device."""
+"""Custom training steps from guides: three uneven replicas, the last one finally empty, against one device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _batches(kind, data):
 
 
 def _communicated(program):
-    """How many tensors are gathered, and how many are reduced."""
+    """The number of gathered and of reduced tensors."""
     sharded = [is_sharded(program.values[node.source].label) for node in program.collectives()]
     return sum(sharded), len(sharded) - sum(sharded)
 

@@ -1,4 +1,4 @@
-"""Keras' layers, losses and metrics in uneven parts: sums alone are exchanged, where samples do not need one another."""
+"""Keras' layers, losses and metrics on uneven shards: samples that are independent are never gathered, only reduced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every rule of the partition pass: operations in uneven parts, also with a replica without samples, against the whole."""
+"""Every rule of the partition pass: uneven shards, also with a replica without samples, against the full batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tensorflow as tf
 from partition_in_parts import Parts
 from partition_programs import COMMUNICATED, PROGRAMS, SINGLE, S, X
 
-FLOAT64, FLOAT32 = 1e-12, 1e-5  # sums are added in another order
+FLOAT64, FLOAT32 = 1e-12, 1e-5  # another summation order
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -1,7 +1,7 @@
-"""A plain loss and a small term that compares samples: the small term is as right as a large one, in every precision.
+"""A plain loss plus a small term that compares samples: the small term keeps its relative accuracy in every precision.
 
-Deviations are measured against the effect of the small term: the gradient of the plain loss is 0 over all samples. That of
-some of them is not, and rounds the small term.
+Errors are relative to the effect of the small term: the plain loss has a zero gradient over all samples, but not over
+a part of them, and there it rounds the small term.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_small_term_is_as_right_as_a_large_one(dtype):
 
 
 class Terms(unisono.Model):
-    """The small terms in a loss, a log, the update of a metric and a state."""
+    """The small terms in a loss, a log, a metric update and a state."""
 
     def __init__(self, eps):
         super().__init__()
@@ -90,7 +90,7 @@ class Terms(unisono.Model):
             small = tf.add_n([term(z) for term in TERMS.values()])
             loss = (
                 mean(tf.cast(x, "float32")) + self.eps * small
-            )  # a gradient in float16 next to a small one rounds it
+            )  # a float16 gradient next to a small one rounds it
             scaled = self.optimizer.scale_loss(loss)
         variables = self.net.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(scaled, variables), variables))

@@ -1,4 +1,4 @@
-"""Addresses "host:port": taken apart, put together, asked; and the thread that all watchers are made of."""
+"""Addresses "host:port": splitting, joining, connecting; and the thread that all watchers use."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_listener_is_found_whether_it_speaks_or_not():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = join_address(*listener.getsockname()[:2])
         assert listens(address, 5.0)
-        assert first_words(address, 0.1) == b"", "it takes the connection and says nothing"
+        assert first_words(address, 0.1) == b"", "it accepts the connection and sends nothing"
     assert not listens(address, 5.0)
     assert first_words(address, 5.0) == b""
 

@@ -1,4 +1,4 @@
-"""The file of a backup: what goes in comes out, and no damaged byte goes unseen."""
+"""The file format of backups: content survives a round trip, and every damaged byte is detected."""
 
 import hashlib
 import io
@@ -132,7 +132,7 @@ def test_outline_is_read_without_the_arrays(tmp_path):
 
 
 def test_file_is_readable_as_documented():
-    """The reader of the guide: json, struct and numpy only."""
+    """The reader from the guide: only json, struct and numpy."""
     data = written({"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)})
     version, length = struct.unpack_from("<IQ", data, 8)
     manifest = json.loads(data[20 : 20 + length])

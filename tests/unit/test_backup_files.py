@@ -1,4 +1,4 @@
-"""The protocol of safe files, and a directory of backups."""
+"""The protocol for safe file writes, and a directory of backups."""
 
 import dataclasses
 import errno
@@ -87,7 +87,7 @@ def is_directory(descriptor):
 
 
 def test_leftovers_are_judged_by_machine_and_process(tmp_path):
-    """Those of dead processes of this machine go, and after a day those of other machines; living ones' stay."""
+    """Files of dead processes on this machine are removed, and after a day those of other machines; others stay."""
     process = subprocess.Popen(["true"])
     process.wait()
     here, parent = this_process(), process_identity._started(os.getppid())
@@ -199,7 +199,7 @@ def test_damaged_file_is_named_and_passed_over(tmp_path, damage, capsys):
 
 
 def test_fits_of_one_script_find_their_own_backups(tmp_path, capsys):
-    """Each is told from the others by how many were done before it in the same process."""
+    """Fits are distinguished by how many fits ran before them in the same process."""
     first, second = store_with(tmp_path, 3, keep=2), BackupStore(tmp_path, 2)
     first.finished()
     second.prepare()
@@ -222,7 +222,7 @@ def test_fits_of_one_script_find_their_own_backups(tmp_path, capsys):
 
 
 def run_with(directory, count):
-    """As a run makes backups: it first looks for those from which it resumes."""
+    """Makes backups as a run does: it first looks for backups to resume from."""
     store = BackupStore(directory, 9)
     store.prepare()
     store.newest_good()
@@ -241,7 +241,7 @@ def test_backups_of_a_run_know_it_however_often_it_is_resumed(tmp_path):
     second.finished()
     assert (
         run_with(tmp_path / "a", 1).newest_good().path.name == "backup-fit2-000001.unisono"
-    )  # a run of its own
+    )  # another run than before
 
 
 @pytest.mark.parametrize("name", ["backup-000001.unisono", "backup-000002.unisono", "backup-000007.unisono"])
@@ -254,7 +254,7 @@ def test_backup_of_another_run_among_those_of_a_run_is_an_error_that_names_it(tm
     with pytest.raises(BackupMismatchError, match=r"belongs to another run than .*move the files") as caught:
         store.newest_good()
     assert str(mixed) in str(caught.value)
-    damage_flip(mixed)  # a damaged one is skipped, whatever it says
+    damage_flip(mixed)  # damaged files are skipped, whatever they contain
     assert store.newest_good().path is not None
 
 
@@ -314,7 +314,7 @@ def test_directory_that_cannot_be_made_or_written_is_rejected_at_once(tmp_path, 
     (tmp_path / "file").touch()
     with pytest.raises(safe_file.SaveError, match="file"):
         BackupStore(tmp_path / "file", 2).prepare()
-    # Root may write anywhere, so a read-only file system is played by the call that it would fail in.
+    # Root may write anywhere, so a read-only file system is simulated by the call that would fail on it.
     monkeypatch.setattr("builtins.open", raising(OSError(errno.EROFS, "Read-only file system")))
     with pytest.raises(safe_file.SaveError, match=r"Read-only file system.*Make it writable"):
         BackupStore(tmp_path, 2).prepare()
@@ -383,7 +383,7 @@ def in_shards(count):
 
 
 def write_with_parts(path, run=0.0, named=None):
-    """A backup of three workers, each with a third of one array. `named`: what it says of the parts instead."""
+    """A backup of three workers with one shard of an array each. `named`: the shards that its manifest lists instead."""
     arrays, right = [np.full(4, run + worker) for worker in range(3)], []
     content = backup_content()
     content["workers"] *= 3
@@ -403,17 +403,17 @@ def write_with_parts(path, run=0.0, named=None):
 
 
 def test_a_worker_keeps_the_shards_of_others_only_where_it_needs_them(tmp_path):
-    """On as many workers its own are enough: those of others are checked, and read into no memory."""
+    """With the same number of workers its own shards suffice: the others are verified, but not read into memory."""
     path = tmp_path / "backup-000001.unisono"
     _, number = write_with_parts(path)
     read = read_checked(path, skips_worker=lambda worker: worker != 2)[1]
     shards = read["variables"]["optimizer"][number]["shards"]
     assert [float(shard[0]) for shard in shards] == [0.0, 0.0, 2.0]
-    assert shards[1].strides == (0,), "the outline of worker 1's"
+    assert shards[1].strides == (0,), "the placeholder of worker 1's shard"
     slots = {"optimizer": [None] * number + [in_shards(1)]}
     assert shard_files.own_are_enough(read, slots, (2, 3))
     assert not shard_files.own_are_enough(read, {"optimizer": [None] * number + [object()]}, (2, 3)), (
-        "not in shards any more"
+        "no longer sharded"
     )
     assert not shard_files.own_are_enough(read, {}, (2, 3))
     assert not shard_files.own_are_enough(read, {"optimizer": [None] * number + [in_shards(3)]}, (0, 1)), (
@@ -458,7 +458,7 @@ def test_forged_and_mixed_parts_are_rejected_with_their_names(tmp_path):
         assert not isinstance(caught.value.__cause__, AssertionError)
         assert [info.status for info in list_backups(tmp_path)] == ["damaged"]
     write_with_parts(path)
-    for worker in (1, 2):  # a part of another run, then the manifest of another run
+    for worker in (1, 2):  # a shard of another run, then the manifest of another run
         part = shard_files.part_path(path, worker)
         kept = part.read_bytes()
         shutil.copy(shard_files.part_path(other, worker), part)

@@ -1,4 +1,4 @@
-"""The owner of a folder of backups: living ones are respected, dead ones replaced, and nobody waits without bound."""
+"""The owner of a backup folder: live owners are respected, dead ones replaced, and every wait is bounded."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ from unisono.callbacks.backup.files.store import BackupStore
 from unisono.callbacks.process_identity import ProcessIdentity, this_process
 from unisono.commands.backups import main
 
-PATIENCE = 1e4  # seconds, of which none pass but by `clock`
+PATIENCE = 1e4  # seconds that pass only on `clock`
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_owner_on_this_machine_is_judged_by_its_process(tmp_path, capsys):
             FolderOwner(tmp_path).acquire()
         claim(
             tmp_path, dataclasses.replace(name, started=name.started - 1)
-        )  # its number has been given again
+        )  # its process id was reused by a later process
         with owning(tmp_path):
             pass
         claim(tmp_path, name)
@@ -79,7 +79,7 @@ def test_owner_on_this_machine_is_judged_by_its_process(tmp_path, capsys):
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie: nobody has waited for it
         with owning(tmp_path):
             assert read_owner(tmp_path).host == socket.gethostname()
-    assert capsys.readouterr().out == "", "nothing was waited for"
+    assert capsys.readouterr().out == "", "no wait was reported"
 
 
 def test_command_names_the_owner(tmp_path, capsys):
@@ -115,7 +115,7 @@ def test_owner_elsewhere_is_judged_by_its_sign_of_life(tmp_path, capsys, clock):
     silent, clock.now = True, began
     with owning(tmp_path, patience=PATIENCE):
         assert read_owner(tmp_path).token != "t"
-    assert clock.now - began == pytest.approx(PATIENCE), "no longer than that is waited"
+    assert clock.now - began == pytest.approx(PATIENCE), "waits no longer than that"
 
 
 def test_owner_elsewhere_with_an_old_sign_of_life_is_not_waited_for(tmp_path, capsys):
@@ -134,7 +134,7 @@ def test_owner_gives_signs_of_life(tmp_path):
 
 
 def test_owner_that_was_replaced_writes_nothing_more(tmp_path):
-    """For instance one that was stopped for long, while another machine took the folder over."""
+    """For example one that was stopped for long, while another machine took over the folder."""
     with owning(tmp_path) as owner:
         store = BackupStore(tmp_path, 1)
         store.write({"i": 1}, {}, owner.check)
@@ -144,12 +144,12 @@ def test_owner_that_was_replaced_writes_nothing_more(tmp_path):
             store.write({"i": 2}, {}, owner.check)
         assert sorted(os.listdir(tmp_path)) == before
         (tmp_path / OWNER_FILE).unlink()
-        checks = iter([lambda: None, owner.check])  # and when it happens in the middle of a save
+        checks = iter([lambda: None, owner.check])  # and if it happens during a save
         with pytest.raises(SaveError, match="taken over by an unknown process"):
             store.write({"i": 2}, {}, lambda: next(checks)())
         assert os.listdir(tmp_path) == ["backup-000001.unisono"]
         claim(tmp_path, elsewhere(), token="other")
-    assert read_owner(tmp_path).token == "other", "it stays the other's"
+    assert read_owner(tmp_path).token == "other", "the other process stays the owner"
 
 
 WRONG = {
@@ -180,7 +180,7 @@ def test_owner_file_that_is_none_is_replaced_or_rejected(tmp_path, content):
 
 
 def test_two_that_come_at_the_same_time_are_one_owner(tmp_path):
-    """All see no owner; the file is made once."""
+    """Both see no owner; the file is created once."""
     barrier, taken, refused = threading.Barrier(8), [], []
 
     def come():

@@ -1,4 +1,4 @@
-"""Saves on disks that fail at every call, power cuts at every call, and files that were forged with a right checksum."""
+"""Saves on disks that fail at every call, power cuts at every call, and files forged with a correct checksum."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""The project does not grow, and changes no more of Keras and TensorFlow: tests/budget.toml has the limits."""
+"""The project does not grow, nor change more of Keras and TensorFlow: tests/budget.toml has the limits."""
 
 import tomllib
 
@@ -6,7 +6,7 @@ import budget
 
 LIMITS = tomllib.loads(budget.FILE.read_text())
 WHAT_TO_DO = (
-    "; remove something, or raise the limit in tests/budget.toml in a commit of its own that says why"
+    "; remove something, or raise the limit in tests/budget.toml in a separate commit that explains why"
 )
 
 
@@ -26,7 +26,7 @@ def test_changed_attributes_of_keras_and_tensorflow_are_within_the_limits():
     names = budget.changed_attributes()
     over = above(LIMITS["changed_attributes"], {when: len(each) for when, each in names.items()})
     assert not over, f"changed attributes of Keras and TensorFlow: {', '.join(over)}{WHAT_TO_DO}\n{names}"
-    assert names["import"] and len(names["trace"]) > len(names["fit"]), "what is changed is not seen any more"
+    assert names["import"] and len(names["trace"]) > len(names["fit"]), "changes are no longer detected"
 
 
 def test_sizes_above_a_limit_are_named():

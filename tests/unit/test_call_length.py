@@ -1,4 +1,4 @@
-"""How many steps an execution takes: it grows to the target time and ends where a callback wants to be called."""
+"""The number of steps per compiled call: it grows to the target time and stops where a callback must run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from unisono.trainer.run.loops.compiled_calls import CallLength
 
 
 class Clock:
-    """Time that passes when the test says so."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -18,7 +18,7 @@ class Clock:
 
 
 class At(keras.callbacks.Callback):
-    """Wants to be called after every `every` steps."""
+    """Must be called after every `every` steps."""
 
     def __init__(self, every: int | None) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def test_compiled_calls_grow_eightfold_until_they_last_the_target():
 
 
 class Compiled:
-    """A step function: `fresh` while its last call compiled."""
+    """A step function; `fresh` if its last call compiled."""
 
     fresh = False
     usual_steps = 1
@@ -111,10 +111,10 @@ def test_last_batch_is_numbered_as_in_keras():
     clock = Clock()
     auto = CallLength(None, [], clock=clock)
     run(auto, clock, 0.001, 2)
-    assert auto.last_batch(8) == 8  # 1 and 8 steps are done, numbered from 0
+    assert auto.last_batch(8) == 8  # 1 and 8 steps are done, counted from 0
     fixed = CallLength(4, [], clock=clock)
     fixed.next()
-    fixed.done(2)  # the epoch ended within the execution
+    fixed.done(2)  # the epoch ended during the compiled call
     assert fixed.last_batch(2) == 3
 
 

@@ -1,4 +1,4 @@
-"""When callbacks are woken: each kind says after how many steps its per-batch hooks must be called."""
+"""When callbacks are called: each kind defines after how many steps its per-batch hooks must run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pieces of a snapshot: when it is due, whose state, which copies, what differs, what a signal asks for."""
+"""The parts of a snapshot: when it is due, whose state it has, which copies, what differs, what a signal requests."""
 
 import datetime
 import json
@@ -105,13 +105,13 @@ def test_states_go_to_the_callback_of_the_same_class_and_order():
     before[1].best_weights = [np.ones(3)]
     after[2].set_model(types.SimpleNamespace(weights=before[1].best_weights))
     saved = callback_state.capture(before)
-    before[2].counts["a"].append(9)  # what was captured does not change
+    before[2].counts["a"].append(9)  # the captured state does not change
     assert callback_state.restore(after, saved) == []
     assert after[3].counts == {"a": [7, 8]} and after[1].counts == {"a": [1]}
     assert (after[2].wait, after[2].best, after[2].best_weights[0].tolist()) == (3, 0.25, [1, 1, 1])
     one = Counting()
     assert callback_state.restore([one], saved) == ["Counting", "EarlyStopping(val_loss)", "Counting"]
-    assert one.counts == {"a": [1]}, "whose state it would be is not known"
+    assert one.counts == {"a": [1]}, "ambiguous, so its state is not restored"
 
 
 def stopping(monitor, best=None, mode="auto"):
@@ -289,7 +289,7 @@ def a_model(
 
 
 def test_same_training_made_again_is_no_difference():
-    """Layers that Keras numbers on, functions made again, and another number for the learning rate, which is state."""
+    """Automatic layer numbers, recreated functions, and another learning rate, which is state."""
     first = identity(a_model(function=lambda x: x * 2))
     assert fingerprint.differences(first, identity(a_model(rate=0.2, function=lambda x: x * 2))) == []
 
@@ -333,9 +333,9 @@ def test_loss_of_the_user_is_known_by_what_it_computes():
 
     assert found(power(2), power(2)) == []
     assert len(found(power(2), power(4))) == len(found(power(2), power(2, 3.0))) == 1
-    # The order of a set is another in every process; these two stand for it.
+    # The iteration order of sets differs between processes; these two stand for it.
     assert found(lambda y, p: p if 8 in {0, 8} else y, lambda y, p: p if 8 in {8, 0} else y) == []
-    # Another version of Python compiles the same function to other code.
+    # Another version of Python compiles the same function to different bytecode.
     assert found(loss_of(1), loss_of(-1), versions={"keras": "3", "python": "3.12"}) == []
 
 
@@ -397,7 +397,7 @@ def test_stop_ends_as_documented(reason, error):
 
 
 class Cluster:
-    """Workers that are threads: `_sum` of each waits for the others, as an all-reduce does."""
+    """Threads as workers: the `_sum` of each waits for the others, like an all-reduce."""
 
     def __init__(self, workers):
         self.workers, self.me = workers, threading.local()

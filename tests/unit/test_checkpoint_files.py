@@ -1,4 +1,4 @@
-"""ModelCheckpoint: what stays, what is counted, what survives a crash and a restart."""
+"""ModelCheckpoint: which files stay, what is counted, what survives a crash and a restart."""
 
 import dataclasses
 import datetime
@@ -20,7 +20,7 @@ from unisono.callbacks.saving.checkpoint_files import Saved, checkpoint_checksum
 
 
 class Saver:
-    """Stands for a model: saving writes its value."""
+    """Stands in for a model: saving writes its value."""
 
     metrics = ()
     fit_state = None
@@ -98,7 +98,7 @@ def test_restart_remembers_the_best_and_the_files(tmp_path):
         first = checkpoint(killed / "{epoch}.keras", **arguments)
         epochs(first, LOSSES[:3])
         state = first.get_state()
-        epochs(first, LOSSES[3:4], 3)  # what is done after the backup is done again
+        epochs(first, LOSSES[3:4], 3)  # steps after the backup are repeated
         second = checkpoint(killed / "{epoch}.keras", **arguments)
         second.set_state(state)
         epochs(second, LOSSES[3:], 3)
@@ -106,7 +106,7 @@ def test_restart_remembers_the_best_and_the_files(tmp_path):
 
 
 def test_copied_training_removes_only_its_own_files(tmp_path):
-    """As after `cp -r first second`: whatever the backup says, the files of the first training stay."""
+    """As after `cp -r first second`: whatever the backup lists, the files of the first run stay."""
     first = checkpoint(tmp_path / "first" / "{epoch}.keras", keep_last=1)
     epochs(first, LOSSES[:2])
     shutil.copytree(tmp_path / "first", tmp_path / "second")
@@ -117,7 +117,7 @@ def test_copied_training_removes_only_its_own_files(tmp_path):
 
 
 def test_forged_state_removes_no_file_of_others(tmp_path):
-    """Files that the callback has not made: elsewhere, behind links, of other names, or made again by somebody else."""
+    """Files that the callback did not write: in other folders, behind links, with other names, or replaced since."""
     folder, other = tmp_path / "own", tmp_path / "other"
     epochs(checkpoint(folder / "{epoch}.keras"), LOSSES[:2])
     epochs(checkpoint(other / "{epoch}.keras"), LOSSES[:2])
@@ -156,7 +156,7 @@ def test_forged_state_removes_no_file_of_others(tmp_path):
 
 @pytest.mark.parametrize("execution", [1, 2, 3, 5, 8])
 def test_steps_are_counted_exactly(tmp_path, execution):
-    """Executions end where the callback asks for it, and epochs are of 8, 8 and 5 steps: a save at every sixth."""
+    """Compiled calls end where the callback requires it; epochs have 8, 8 and 5 steps: a save at every sixth step."""
     callback = checkpoint(tmp_path / "{epoch}-{batch}.keras", save_freq=6)
     for epoch, steps in enumerate([8, 8, 5]):
         callback.on_epoch_begin(epoch)
@@ -197,7 +197,7 @@ def test_seconds_are_counted_from_the_last_save_also_by_a_run_that_was_killed(tm
         step(callback, batch, now)
     callback.on_epoch_end(0, {"loss": 1.0})
     assert saved(tmp_path) == ["1-3.keras"] and callback.steps_until_call(0) is None
-    state = callback.get_state()  # 58 s of the minute are over
+    state = callback.get_state()  # 58 s of the minute have passed
     resumed = begun(1000.0)
     resumed.set_state(state)
     step(resumed, 4, 1001.0)

@@ -1,4 +1,4 @@
-"""TF_CONFIG and Slurm's variables: read, and each mistake named."""
+"""TF_CONFIG and Slurm's variables are parsed, and every mistake is reported."""
 
 import json
 import warnings
@@ -150,7 +150,7 @@ def test_launcher_without_tf_config_is_found(variables, found):
 
 
 def test_process_that_was_started_alone_is_silent():
-    """Also a script under `sbatch`, an interactive shell under `salloc`, and one process of each launcher."""
+    """Also a script under `sbatch`, an interactive shell under `salloc`, and a single process of each launcher."""
     alone = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
     for variables in (
         {},
@@ -191,7 +191,7 @@ def test_unrelated_processes_are_reported_before_they_train(variables, monkeypat
 
 
 def test_tasks_of_slurm_warn_where_the_model_spans_one(monkeypatch, tmp_path):
-    """The chief alone writes, so no file is lost."""
+    """Only the chief writes, so no file is lost."""
     monkeypatch.delenv("TF_CONFIG", raising=False)
     nodes = {"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
     for name, value in {**STEP, **nodes}.items():

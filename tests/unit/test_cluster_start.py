@@ -1,4 +1,4 @@
-"""Joining a cluster, without one: the rendezvous over sockets, the times, the internals of TensorFlow it stands on."""
+"""Joining a simulated cluster: the rendezvous over sockets, its timeouts, the TensorFlow internals it relies on."""
 
 import contextlib
 import dataclasses
@@ -39,7 +39,7 @@ def addresses(count):
 
 
 def join_and_serve(cluster, arrived, done):
-    """A worker: the rendezvous, then a server that greets like gRPC does, as TensorFlow's would."""
+    """A worker: the rendezvous, then a server with the greeting of a gRPC server, like TensorFlow's."""
     rendezvous(cluster, NEVER)
     arrived.release()
     with socket.create_server(("127.0.0.1", int(cluster.address.rpartition(":")[2]))) as server:
@@ -80,7 +80,7 @@ def test_rendezvous_names_a_port_that_is_taken():
 
 
 def refusals(first, second, programs=("", "")):
-    """What two workers with these clusters are told by their rendezvous, which last until both have been told."""
+    """The errors of two workers with these clusters; each keeps answering until both have their error."""
     calls = [
         rendezvous_module._Rendezvous(cluster, program, time.monotonic() + NEVER)
         for cluster, program in zip((first, second), programs)
@@ -117,7 +117,7 @@ def test_rendezvous_rejects_a_peer_with_another_script_and_reports_both():
 
 
 def test_what_a_peer_said_is_read_by_a_worker_that_comes_late():
-    """The peer ends two seconds after it has refused this worker, which may have waited longer for a processor."""
+    """The peer exits two seconds after rejecting this worker, which may have waited longer for a CPU."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"refused\n")
@@ -125,7 +125,7 @@ def test_what_a_peer_said_is_read_by_a_worker_that_comes_late():
 
 
 class Peer:
-    """Somebody who listens at an address and says the same to all; forever a byte at a time if `slowly`."""
+    """Listens at an address and sends the same text to all; endlessly, one byte at a time, if `slowly`."""
 
     def __init__(self, address, words, slowly=False):
         self._server = socket.create_server(("127.0.0.1", int(address.rpartition(":")[2])))
@@ -139,7 +139,7 @@ class Peer:
             try:
                 with self._server.accept()[0] as connection:
                     connection.sendall(self._words)
-                    for _ in range(100):  # no whole line
+                    for _ in range(100):  # never a complete line
                         if self._slowly and not self._done.wait(0.1):
                             connection.sendall(b"x")
                     if self._slowly:
@@ -188,7 +188,7 @@ def test_rendezvous_rejects_a_worker_of_another_run_or_with_another_index(mark, 
 
 
 def test_rendezvous_names_a_peer_that_does_not_reach_this_worker(monkeypatch):
-    """The time is over when the peer has been seen."""
+    """The time runs out after the peer was seen."""
     workers, clock, compare = addresses(2), Clock(), rendezvous_module._Rendezvous._compare
 
     def compared(call, *who):
@@ -228,7 +228,7 @@ def test_replicas_per_worker_are_read_from_the_environment(monkeypatch):
 
 def test_auto_strategy_takes_all_devices_of_one_machine(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    strategy = auto_strategy()  # tests/conftest.py makes four logical devices
+    strategy = auto_strategy()  # tests/conftest.py creates four logical devices
     assert isinstance(strategy, tf.distribute.MirroredStrategy)
     assert strategy.num_replicas_in_sync == 4
 

@@ -1,4 +1,4 @@
-"""`python -m unisono`: what is asked about a command is answered at once, without TensorFlow."""
+"""`python -m unisono`: help for a command is printed immediately, without loading TensorFlow."""
 
 import importlib.util
 import os
@@ -36,7 +36,7 @@ def test_version_is_printed(capsys):
 
 def test_profile_names_the_address_where_nobody_listens(tmp_path, capsys):
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # and does not listen
+        held.bind(("127.0.0.1", 0))  # bound, but not listening
         port = held.getsockname()[1]
         assert main(["profile", "--service", f"127.0.0.1:{port}", "--log-dir", str(tmp_path / "logs")]) == 1
     error = capsys.readouterr().err

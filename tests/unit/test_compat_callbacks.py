@@ -1,4 +1,4 @@
-"""What `callbacks` touches of Keras and TensorFlow without their promise is still there, and still what we take it for."""
+"""The private parts of Keras and TensorFlow that `callbacks` uses still exist and behave as expected."""
 
 import random
 

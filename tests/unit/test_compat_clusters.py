@@ -1,4 +1,4 @@
-"""What `distribute` touches of TensorFlow without its promise is still there, and still what we take it for."""
+"""The private parts of TensorFlow that `distribute` uses still exist and behave as expected."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""An update that is traced for one variable of a kind makes for the others what a trace of each makes."""
+"""An update traced for one variable and copied to similar ones gives the same graph as tracing each."""
 
 import collections
 import contextlib
@@ -15,7 +15,7 @@ from unisono.compat.tensorflow_graphs import copied_operations
 from unisono.compat.tensorflow_graphs.copied_operations import TracedOnce
 from unisono.trainer import replacements
 
-assert replacements  # once imported, it says what is replaced
+assert replacements  # once imported, it lists its replacements
 
 OPTIMIZERS = {
     "sgd": lambda: unisono.optimizers.SGD(0.1),
@@ -47,7 +47,7 @@ def every_variable_traced(monkeypatch):
 
 @pytest.fixture
 def copied(monkeypatch):
-    """How many times operations were made again."""
+    """How many times operations were copied."""
     times = []
     inner = copied_operations._First.made_again_for
 
@@ -61,7 +61,7 @@ def copied(monkeypatch):
 
 
 def trained(make):
-    """A function that applies gradients three times: what its graph does, and the bits of all variables after it."""
+    """A function that applies gradients three times: the meaning of its graph, and the final bits of all variables."""
     keras.utils.set_random_seed(1)
     with keras.name_scope(""):
         variables = [
@@ -84,9 +84,9 @@ def trained(make):
 
 
 def meaning(graph, variables):
-    """How often each operation with an effect is there, described by its type, attributes, device and all that it needs.
+    """Counts each operation with an effect, described by type, attributes, device and everything it depends on.
 
-    Variables are named by their number, so that two graphs of the same program on other variables are the same.
+    Variables are named by their index, so that graphs of the same program on other variables compare equal.
     """
     places = {id(v.value.handle): number for number, v in enumerate(variables)}
     known = {id(inner): f"variable {places.get(id(outer))}" for outer, inner in graph.captures}
@@ -101,7 +101,7 @@ def meaning(graph, variables):
                 (k, v.SerializeToString()) for k, v in node.attr.items() if not v.HasField("func")
             )
             inputs = [known.get(id(each)) or (words(each.op), each.value_index) for each in operation.inputs]
-            if branches:  # what they take from outside is in the order of Python's addresses
+            if branches:  # their captures are ordered by Python's memory addresses
                 attributes, inputs = [], sorted(map(repr, inputs))
             waits = sorted(words(each) for each in operation.control_inputs)
             content = (operation.type, operation.device, attributes, inputs, waits, branches)
@@ -149,7 +149,7 @@ def test_fit_trains_the_same_bits(replicas, options, copied, monkeypatch):
 
 
 def each_by_one(optimizer, factors):
-    """What is taken from two variables in one step of rate 1 with gradients of ones."""
+    """The change of two variables in one step with learning rate 1 and gradients of ones."""
     variables = [keras.Variable(np.zeros(2, "float32"), name=f"v{i}") for i in range(2)]
     optimizer.build(variables)
     step = tf.function(lambda *gradients: optimizer.apply(gradients, variables), autograph=False)
@@ -240,7 +240,7 @@ def test_copies_are_on_the_devices_of_the_first(copied):
         if each.type in ("ReadVariableOp", "Mul", "AssignAddVariableOp"):
             devices[each.type].add(each.device)
     assert copied == [True] and all(len(each) == 1 for each in devices.values())
-    assert devices["ReadVariableOp"] == {""}, "TensorFlow reads a variable where it is"
+    assert devices["ReadVariableOp"] == {""}, "TensorFlow reads a variable on its own device"
 
 
 def test_code_is_run_where_copies_would_not_be_the_same(copied):

@@ -1,4 +1,4 @@
-"""What is private in TensorFlow and used by the sources is still as it was."""
+"""The private parts of TensorFlow that the input sources use are unchanged."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Operations on scalars and small constants are made once where they are the same, and nowhere else."""
+"""Equal operations on scalars and small constants are created once, and only those."""
 
 import collections
 import threading
@@ -13,11 +13,11 @@ from unisono.compat.patches import replaced_functions
 from unisono.compat.tensorflow_graphs.equal_operations import made_once
 from unisono.trainer import replacements
 
-assert replacements  # once imported, it says what is replaced
+assert replacements  # once imported, it lists its replacements
 
 
 def types_of(fn, *args):
-    """How often each type of operation is in the graph of `fn`."""
+    """The number of operations of each type in the graph of `fn`."""
     with replaced_functions():
         graph = tf.function(fn, autograph=False).get_concrete_function(*args).graph
     return collections.Counter(operation.type for operation in graph.get_operations())
@@ -99,7 +99,7 @@ def test_other_threads_and_graphs_have_their_own():
 
 
 def trained(model, optimizer):
-    """How many operations of each type a step has, and what is left after two."""
+    """The number of operations of each type in a step, and the weights after two steps."""
     model.compile(optimizer, "mse", jit_compile=False)
     x = np.arange(24, dtype="float32").reshape(8, 3)
     model.fit(x, x, batch_size=4, verbose=0, shuffle=False)
@@ -155,7 +155,7 @@ def test_step_of_two_replicas_has_twice_the_operations_of_one_device():
 
     one = operations_under(tf.distribute.get_strategy())
     two = operations_under(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
-    assert two < 2.3 * one  # 2.1: it adds collectives; with reshapes that change nothing 3.0
+    assert two < 2.3 * one  # 2.1, from the collectives; with no-op reshapes 3.0
 
 
 def test_tape_in_a_transformer_tells_equal_constants_apart():
@@ -164,7 +164,7 @@ def test_tape_in_a_transformer_tells_equal_constants_apart():
         with tf.GradientTape() as tape:
             tape.watch(one)
             product = one * other
-        factor = tape.gradient(product, one)  # 2, if both were one constant
+        factor = tape.gradient(product, one)  # 2, if both were the same constant
         return [(gradient * factor, variable) for gradient, variable in pairs]
 
     (_, found), (_, expected) = on_two_replicas(gradient_transformers=[as_it_is]), on_two_replicas()

@@ -1,4 +1,4 @@
-"""What the trainer touches of TensorFlow without its promise is still there, and still what we take it for."""
+"""The private parts of TensorFlow that the trainer uses still exist and behave as expected."""
 
 import warnings
 
@@ -91,7 +91,7 @@ def test_only_graph_runs_the_graph_of_a_signature_without_searching_for_it():
     arguments = {"a": tf.constant(1.0), "b": tf.constant([2.0, 3.0])}, tf.constant(4)
     assert only_graph(function) is function  # not traced yet
     expected = function(*arguments)
-    for device in ("CPU:0", "CPU:1"):  # for TensorFlow a reason to trace again
+    for device in ("CPU:0", "CPU:1"):  # TensorFlow retraces for another device
         with tf.device(device):
             tf.nest.map_structure(np.testing.assert_array_equal, only_graph(function)(*arguments), expected)
     assert len(traces) == 1
@@ -108,7 +108,7 @@ def test_reshaped_numbers_are_kept_once_for_the_backward_pass():
     def run(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            grown = tf.exp(x)  # whose gradient needs its result, as that of the square does, in another shape
+            grown = tf.exp(x)  # needed by its own gradient, and by that of the square in another shape
             loss = tf.reduce_sum(tf.square(tf.reshape(grown, [32])))
         return tape.gradient(loss, x)
 

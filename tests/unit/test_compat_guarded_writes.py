@@ -1,4 +1,4 @@
-"""Writes under a guard that is false leave every bit as it was, and under one that is true do what they do without."""
+"""Writes under a false guard leave every bit unchanged; under a true guard they equal unguarded writes."""
 
 import numpy as np
 import pytest

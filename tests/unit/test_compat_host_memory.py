@@ -1,4 +1,4 @@
-"""Operations that are made as for a GPU: sizes are computed beside it, on the host, and every number keeps its bits."""
+"""Operations placed as for a GPU: shapes are computed on the host, and every value is bitwise identical."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ NUMBERS = np.array([[2**31 - 1, -5, 0], [-(2**31), 7, 7]], "int32")
 
 
 def computed(fn, spec, values, as_on_gpu, monkeypatch):
-    """What `fn` gives on the second device, and the types of the operations that were put on the first."""
+    """The result of `fn` on the second device, and the types of the operations placed on the first."""
     monkeypatch.setattr(devices, "is_gpu", lambda device: as_on_gpu)
 
     @tf.function(input_signature=[spec], autograph=False)
@@ -54,7 +54,7 @@ def test_gradient_of_a_mean_has_tensorflows_bits_and_its_sizes_on_the_host(
     ours, on_host = computed(fn, spec, VALUES, True, monkeypatch)
     expected, nothing = computed(fn, spec, VALUES, False, monkeypatch)
     np.testing.assert_array_equal(ours, expected)
-    assert not nothing and "Shape" not in on_host, "a shape is found where the values are"
+    assert not nothing and "Shape" not in on_host, "a shape is computed on the device of the values"
     assert on_host <= {"DynamicStitch", "GatherV2", "Prod"}
     assert on_host
 

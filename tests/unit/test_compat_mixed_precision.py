@@ -1,4 +1,4 @@
-"""The private parts of Keras that mixed precision stands on: these fail when one of them changes."""
+"""The private parts of Keras that mixed precision relies on: these tests fail if one of them changes."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What the optimizers need of Keras' internals: each test fails when that internal changes."""
+"""The Keras internals that the optimizers rely on: each test fails if that internal changes."""
 
 import inspect
 

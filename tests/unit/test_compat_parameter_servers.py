@@ -1,4 +1,4 @@
-"""Each name of TensorFlow that `tensorflow_private/parameter_servers.py` touches is there and means what we take it for."""
+"""Every TensorFlow name that `tensorflow_private/parameter_servers.py` uses exists and behaves as expected."""
 
 import inspect
 import types
@@ -27,7 +27,7 @@ def test_cluster_is_read_at_each_attempt_to_reconnect():
 
 def test_lost_worker_may_be_missing_from_the_cluster_for_a_while():
     unknown = tf.errors.InvalidArgumentError(None, None, "/job:worker/replica:0/task:0 unknown device.")
-    assert cluster_coordinator._is_worker_failure(unknown), "a worker that is left out is tried again"
+    assert cluster_coordinator._is_worker_failure(unknown), "a skipped worker is retried"
     assert not cluster_coordinator._is_worker_failure(
         tf.errors.InvalidArgumentError(None, None, "/job:worker x")
     )

@@ -1,4 +1,4 @@
-"""The functions that are replaced: still what we take them for, and the originals where no step is computed."""
+"""Replaced functions: the originals behave as expected, and are called when no step is traced."""
 
 import inspect
 import threading
@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import random as backend_random
 
 import unisono
-import unisono.trainer  # provides what stands in for the functions
+import unisono.trainer  # provides the replacements
 from unisono.compat import patches
 from unisono.compat.patches import ADDED, REPLACED, replaced_functions
 from unisono.compat.tensorflow_private.strategies import pretending_replicas
@@ -117,7 +117,7 @@ def test_wrapper_that_somebody_puts_around_a_replaced_function_stays():
     with replaced_functions():
         assert backend_random.uniform.__wrapped__ is mine
     assert backend_random.uniform is mine
-    patch.undo()  # to what was there inside of the first block: our replacement
+    patch.undo()  # restores the state inside the first block: our replacement
     with replaced_functions():
         pass
     assert are_originals(now())
@@ -169,7 +169,7 @@ def test_scalar_of_a_mirrored_variable_is_a_number():
 
 
 class Elsewhere:
-    """A thread that stays inside of a block until it is told to leave it."""
+    """A thread that stays inside a block until it is asked to leave."""
 
     def __init__(self, block):
         self._inside, self._leave = threading.Event(), threading.Event()
@@ -199,7 +199,7 @@ def in_a_step():
 
 @pytest.mark.parametrize("key", [each.key for each in REPLACED])
 def test_thread_without_a_step_calls_the_original_while_another_computes_one(key):
-    """And so does one whose own step has ended while that of the other goes on."""
+    """So does a thread whose own step has ended while the other's is still running."""
     calls = []
 
     def original(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""What the trainer touches of Keras without its promise is still there, and still what we take it for."""
+"""The private parts of Keras that the trainer uses still exist and behave as expected."""
 
 import random
 import threading
@@ -118,7 +118,7 @@ def test_thread_state_carries_the_seed_generator_and_the_policy():
     keras.utils.set_random_seed(5)
     before = random.getstate()
     state = thread_state()
-    assert random.getstate() == before, "looking at the state drew a random number"
+    assert random.getstate() == before, "reading the state drew a random number"
     seen = []
 
     def other():

@@ -1,4 +1,4 @@
-"""Every private name is known to the check at import, and a version that lacks one is refused in one sentence."""
+"""The check at import covers every private name, and rejects a version that lacks one with a one-sentence error."""
 
 import ast
 import importlib

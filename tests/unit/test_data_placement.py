@@ -1,4 +1,4 @@
-"""Where arrays live, and what a step that found no memory is told."""
+"""Where arrays are placed, and the error message of a step that runs out of memory."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""`python -m unisono doctor`: each thing that can be wrong is named in one sentence."""
+"""`python -m unisono doctor` reports each possible problem in one sentence."""
 
 import json
 import socket
@@ -117,7 +117,7 @@ def test_cluster_own_port_taken_is_a_problem_and_an_answering_peer_is_none():
 def test_cluster_peer_that_is_silent_is_a_note():
     with socket.socket() as own, socket.socket() as peer:
         own.bind(("127.0.0.1", 0))
-        peer.bind(("127.0.0.1", 0))  # bound, not listening: it refuses
+        peer.bind(("127.0.0.1", 0))  # bound, but not listening: it rejects connections
         mine, other = own.getsockname()[1], peer.getsockname()[1]
         findings = doctor.cluster(cluster_of(f"127.0.0.1:{mine}", f"127.0.0.1:{other}"))
     silent = by_name(findings, "worker 1")

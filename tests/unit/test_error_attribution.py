@@ -1,4 +1,4 @@
-"""Who failed first: what is known of each process goes in, a failure comes out."""
+"""Which process failed first, from what is known of each process."""
 
 import dataclasses
 
@@ -206,7 +206,7 @@ def test_same_error_at_another_step_is_another():
 @pytest.mark.parametrize(("code", "counts"), [(3, True), (-11, True), (-6, True), (-9, False), (-15, False)])
 def test_signal_from_outside_is_not_the_programs_error(code, counts):
     assert (the_first(worker(0, code=code, record=recorded())).error is not None) is counts
-    assert the_first(worker(0, code=code)).error is None  # nobody knows at which step
+    assert the_first(worker(0, code=code)).error is None  # the step is unknown
 
 
 def test_restarts_wait_longer_each_time_up_to_a_minute():

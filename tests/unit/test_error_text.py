@@ -1,4 +1,4 @@
-"""Whom an error speaks of: our own sentences, and TensorFlow's as they were printed by workers that had lost a peer."""
+"""Which process an error is about: our own messages, and TensorFlow's from workers that lost a peer."""
 
 import pytest
 

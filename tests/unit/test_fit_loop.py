@@ -1,4 +1,4 @@
-"""The loop with a step that only counts: the order and the number of hooks, executions and steps."""
+"""The fit loop with a step that only counts: the order and the number of hooks, compiled calls and steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import unisono
 
 
 class CountingFunction:
-    """In place of the compiled steps: notes the chunks it was given."""
+    """Replaces the compiled steps: records the chunks it receives."""
 
     def __init__(self, events: list[Any], name: str, fails_at: int = -1) -> None:
         self.events, self.name, self.steps, self.fails_at = events, name, 0, fails_at
@@ -39,7 +39,7 @@ class CountingFunction:
 
 
 class Recorder(keras.callbacks.Callback):
-    """Notes every hook."""
+    """Records every hook."""
 
     def __init__(self, events: list[Any]) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Recorder(keras.callbacks.Callback):
 
 
 class EpochsOnly(keras.callbacks.Callback):
-    """Notes the epochs, and is woken when it says."""
+    """Records the epochs; its batch hooks run when it requires."""
 
     def __init__(self, events: list[Any], every: int | None = None) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ def test_evaluate_and_predict_call_their_hooks_in_order():
 
 
 def calls_in(function: Any) -> int:
-    """How many functions of Python and C are called."""
+    """The number of calls of Python and C functions."""
     calls = 0
 
     def count(frame: Any, event: str, argument: Any) -> None:

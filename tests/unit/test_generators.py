@@ -1,4 +1,4 @@
-"""Generators of random numbers are found where programs keep them, and their states come back to the bit."""
+"""Random generators are found wherever programs keep them, and their states are restored bit for bit."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""GPUs as `nvidia-smi` lists them: which are used, which cores are near, what launch and doctor make of them."""
+"""GPUs as listed by `nvidia-smi`: which are used, which cores are close, how launch and doctor use that."""
 
 import os
 import stat
@@ -20,7 +20,7 @@ LOST = "Unable to determine the device handle for GPU0000:A3:00.0: GPU is lost. 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A function that puts an `nvidia-smi` on the PATH that prints a listing."""
+    """A function that puts an `nvidia-smi` on the PATH that prints a given listing."""
 
     def make(listing):
         tool = tmp_path / "nvidia-smi"
@@ -68,7 +68,7 @@ def test_what_cuda_visible_devices_says_is_taken_as_it_is():
     found = gpus.parse(FOUR)
     assert gpus.visible(found, {"CUDA_VISIBLE_DEVICES": "3, GPU-bb"}) == ["3", "GPU-bb"]
     assert gpus.visible(found, {"CUDA_VISIBLE_DEVICES": "-1"}) == []
-    assert gpus.visible(found, {"CUDA_VISIBLE_DEVICES": "1,-1,2"}) == ["1"], "CUDA looks no further"
+    assert gpus.visible(found, {"CUDA_VISIBLE_DEVICES": "1,-1,2"}) == ["1"], "CUDA stops at an invalid one"
 
 
 def test_workers_get_gpus_of_their_own_and_the_variables_of_nccl_unless_the_user_has_set_them(
@@ -150,7 +150,7 @@ def test_cores_near_a_worker_are_those_of_its_gpus(tmp_path):
     found = gpus.parse(FOUR)
     assert gpus.cores_near(found, ["0", "1"], tmp_path) == "0-15"
     assert gpus.cores_near(found, ["GPU-cc", "3"], tmp_path) == "16-31"
-    assert gpus.cores_near(found, ["1", "2"], tmp_path) == "", "of two sides of the machine"
+    assert gpus.cores_near(found, ["1", "2"], tmp_path) == "", "on two NUMA nodes"
     assert gpus.cores_near(found, ["0"], tmp_path / "nothing") == ""
 
 

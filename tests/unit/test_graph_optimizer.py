@@ -1,4 +1,4 @@
-"""How long TensorFlow optimizes the graphs of large models."""
+"""How long TensorFlow spends optimizing the graphs of large models."""
 
 import keras
 import numpy as np
@@ -37,7 +37,7 @@ def test_one_round_inside_and_everything_as_before_after_it():
     with pytest.raises(ValueError), optimized_briefly():
         assert (
             context.context().function_call_options is inside
-        )  # else a graph would be optimized anew at each call
+        )  # otherwise a graph would be optimized at each call
         raise ValueError
     assert context.context().function_call_options is usual
 

@@ -1,4 +1,4 @@
-"""Every command on files made to break it, and on numbers that are none: status 2, one line, never waiting."""
+"""Every command on malformed files and invalid numbers: status 2, one line, never blocking."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def lines(*given):
 
 
 def told(capsys, arguments):
-    """What a command says of a file, after its status was looked at."""
+    """The error message of a command for a file, after checking its exit status."""
     try:
         status = main(arguments)
     except SystemExit as ended:
@@ -97,7 +97,7 @@ def test_report_of_a_broken_file_is_one_line(name, tmp_path, capsys):
 
 
 def places(value, place=()):
-    """Every place in a nest."""
+    """The path of every value in a nest."""
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         yield (*place, key)
         yield from places(value[key], (*place, key))
@@ -113,7 +113,7 @@ def with_other(given, place, value):
 
 
 def test_report_with_any_field_of_another_kind_is_made_or_rejected(tmp_path, capsys):
-    """Each field in turn: a page is made, or one line names the file."""
+    """Each field in turn: a page is written, or a one-line error names the file."""
     path = tmp_path / "report.jsonl"
     path.write_bytes(lines(*GOOD))
     assert main(["report", str(path)]) == 0
@@ -198,7 +198,7 @@ def test_plan_of_a_broken_file_is_one_line(name, tmp_path, capsys):
 def test_number_that_is_none_is_rejected(arguments, number, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     *others, option = arguments
-    if (option, number) != ("--grace", "0"):  # which means at once
+    if (option, number) != ("--grace", "0"):  # it means immediately
         told(
             capsys, [*others, f"{option}={number}" if option.startswith("--") else f"{option}{number or ' '}"]
         )

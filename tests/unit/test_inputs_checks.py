@@ -1,4 +1,4 @@
-"""What cannot be read is refused before the first step; what goes wrong later is the user's own error with its place."""
+"""Unusable inputs are rejected before the first step; later errors are the user's own, with their location."""
 
 import keras
 import numpy as np
@@ -188,7 +188,7 @@ def test_generator_that_ends_early_warns_as_keras_does():
 def test_shuffle_of_a_dataset_is_ignored_with_a_warning():
     with pytest.warns(UserWarning, match="`shuffle=batch` was passed, but will be ignored"):
         make_source(dataset(X), shuffle="batch")
-    make_source(dataset(X), shuffle=True)  # the default of `fit`, so no reason to warn
+    make_source(dataset(X), shuffle=True)  # the default of `fit`, so it does not warn
 
 
 def test_generator_of_many_batch_sizes_is_read_with_few_readers():

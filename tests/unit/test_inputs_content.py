@@ -1,4 +1,4 @@
-"""What tells one input from another: the same for the same data made again, another for any other."""
+"""The fingerprint of an input: equal for the same data created again, different for any other data."""
 
 import contextlib
 import functools
@@ -50,7 +50,7 @@ def test_arrays_are_known_by_every_byte(monkeypatch):
     ]
     assert len({str(each) for each in [known, *others]}) == 1 + len(others)
     assert identity(x, x[:, 0], resident_bytes=0)["content"] == known["content"]
-    monkeypatch.setattr(content, "MOST_BYTES", 64 * 24)  # two rows of each of 64 blocks
+    monkeypatch.setattr(content, "MOST_BYTES", 64 * 24)  # two samples of each of 64 blocks
     x = np.zeros((4000, 3), "float32")
     known = content.checksum(x)
     for row in (0, 1, 3998, 3999):
@@ -121,7 +121,7 @@ def numbers():
     return tf.data.Dataset.range(5)
 
 
-# By the name of what TensorFlow numbers in them: a pipeline with the constant n in it.
+# A pipeline with the constant n in it, by the kind of object that TensorFlow numbers.
 NUMBERED = {
     "several maps": lambda n: numbers().map(lambda x: x + n).map(lambda x: x * 2).map(tf.negative).batch(2),
     "a cache and orders": lambda n: numbers().map(lambda x: x + n).cache().shuffle(4).batch(2),
@@ -146,7 +146,7 @@ NUMBERED = {
 
 
 def bound(value, name):
-    """A pipeline that calls a function of Python with a value in its closure or its defaults."""
+    """A pipeline that calls a Python function with a value in its closure or its defaults."""
     inner = lambda y: value  # noqa: E731
     functions = {
         "closure": lambda x: x + value,
@@ -197,7 +197,7 @@ def test_what_a_function_changes_while_it_is_used_says_nothing():
 
 @pytest.mark.parametrize("kind", NUMBERED)
 def test_pipeline_is_known_in_a_process_that_has_made_other_functions(kind):
-    """Names and numbers that TensorFlow gives to functions and caches say nothing."""
+    """Names and numbers that TensorFlow assigns to functions and caches do not matter."""
 
     def checksums(n):
         return pipeline_checksum(NUMBERED[kind](n), content.text_of_function), content.checksum(
@@ -213,7 +213,7 @@ def test_pipeline_is_known_in_a_process_that_has_made_other_functions(kind):
 
 
 def test_order_and_state_of_a_pipeline(tmp_path):
-    """The order of transformations counts; generators' states, numbers of threads and places of caches do not."""
+    """The order of transformations counts; generator states, thread counts and cache paths do not."""
 
     def checksum(dataset):
         return pipeline_checksum(dataset, content.text_of_function)
@@ -232,7 +232,7 @@ def test_pipeline_of_a_function_is_not_known():
 
 
 def batches(source, epochs, first=0, step=0):
-    """All batches from a position on, and the positions before each."""
+    """All batches from a position on, and the position before each."""
     found, positions = [], []
     for epoch in range(first, epochs):
         if epoch > first or not step:
@@ -247,7 +247,7 @@ def batches(source, epochs, first=0, step=0):
     return found, positions
 
 
-# Those of which no resume can be exact, and what the sentence says.
+# Inputs without an exact resume, and a part of the reason.
 INEXACT = {
     "numpy_in_parallel": "rng in parallel",
     "numpy_held_in_parallel": "rng['one'][0] in parallel",
@@ -270,7 +270,7 @@ INEXACT = {
 )
 @pytest.mark.parametrize("name", resumed_inputs.INPUTS)
 def test_input_resumes_bit_for_bit_or_says_why_it_cannot(name):
-    """At positions in and between three epochs; each time in an input made anew, as in another process."""
+    """At positions within and between three epochs, each time in an input built again, as in another process."""
     make = resumed_inputs.INPUTS[name]
     resumed_inputs.fresh()
     source = make_source(make(), shuffle=False)
@@ -293,7 +293,7 @@ def test_input_resumes_bit_for_bit_or_says_why_it_cannot(name):
 
 
 def test_position_between_epochs_resumes_bit_for_bit():
-    """Where a pass has ended and the next one has not begun: what the pass drew or kept is there."""
+    """One pass has ended and the next has not begun: everything the pass drew or stored is restored."""
     for name in ("shuffled_and_cached", "numpy_in_py_function", "repeated", "global_generator"):
         make = resumed_inputs.INPUTS[name]
         resumed_inputs.fresh()
@@ -334,7 +334,7 @@ def test_batches_that_draw_ahead_are_named():
 
 @contextlib.contextmanager
 def drawing_elsewhere():
-    """A function that has another thread draw from each generator that threads share, and waits for it."""
+    """A function that makes another thread draw from each shared generator, and waits for it."""
     asked, drawn, over = threading.Event(), threading.Event(), threading.Event()
 
     def run():
@@ -357,7 +357,7 @@ def drawing_elsewhere():
 
 
 def test_draws_of_another_thread_are_not_taken_for_those_of_the_input():
-    """And what the input's own code draws is named also while another thread runs."""
+    """Draws of the input's own code are reported even while another thread runs."""
     tf.random.get_global_generator()
     for draw, said in (
         (lambda: 0.0, None),
@@ -370,7 +370,7 @@ def test_draws_of_another_thread_are_not_taken_for_those_of_the_input():
 
 
 def test_numpy_and_random_numbers_of_tensorflow_in_one_function_are_no_random_numbers_of_numpy():
-    """In a function that AutoGraph converts, as it does those of a pipeline; to read a state draws nothing."""
+    """In a function that AutoGraph converts, like those of pipelines; reading a state draws nothing."""
 
     def call(row):
         np.random.get_state()
@@ -390,7 +390,7 @@ class Drawing:
 
 
 def test_iterator_that_cannot_be_saved_later_is_not_asked_again(monkeypatch):
-    """The first look says nothing about the next moment: from the first refusal on, batches are drawn and dropped."""
+    """The first success guarantees nothing later: after the first failure, batches are drawn and dropped."""
     source = make_source(tf.data.Dataset.from_tensor_slices((arrays(), arrays())).batch(4))
     source.begin_epoch(0)
     assert source.resume_by == "iterator" and "iterator" in source.state()

@@ -1,4 +1,4 @@
-"""Every kind of input gives the batches that arrays give, in order, to the last row."""
+"""Every kind of input gives the same batches as arrays, in order, including the last sample."""
 
 import functools
 
@@ -16,7 +16,7 @@ Y = np.arange(ROWS) % 3
 
 
 def read_epoch(source, epoch=0, most=3):
-    """All batches of one epoch as NumPy arrays, read as the loop does it: by one compiled function for each reader."""
+    """All batches of one epoch as NumPy arrays, read as in the fit loop: one compiled function for each reader."""
     source.begin_epoch(epoch)
     return read_on(source, most)
 
@@ -27,7 +27,7 @@ def _compiled(reader):
 
 
 def compiled(reader, signature):
-    """One function for each reader, as the loop keeps them: the signature of a reader must never change."""
+    """One function for each reader, as in the fit loop: the signature of a reader must never change."""
     known = signatures.setdefault(reader, signature and (signature, tf.TensorSpec([], tf.int32)))
     assert signature is None or str(known[0]) == str(signature)
     return _compiled(reader)

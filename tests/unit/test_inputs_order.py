@@ -1,4 +1,4 @@
-"""The order of rows, and the way back to a position: the same batches again, whatever the kind."""
+"""The order of samples, and restoring a position: the same batches again, for every kind of input."""
 
 import itertools
 
@@ -16,7 +16,7 @@ X = np.arange(ROWS, dtype="float32")
 
 
 def rows_of(source, steps=None):
-    """The rows of the next `steps` batches (or of all that are left in the epoch), batch by batch."""
+    """The samples of the next `steps` batches (or of the rest of the epoch), by batch."""
     found = []
     while steps is None or len(found) < steps:
         batch = next_batch(source)
@@ -36,7 +36,7 @@ def epoch_of(source, epoch):
 
 
 class Batches(keras.utils.PyDataset):
-    """Changes itself at the end of every epoch, as datasets of users do."""
+    """Changes its data at the end of every epoch, as custom datasets do."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -53,7 +53,7 @@ class Batches(keras.utils.PyDataset):
 
 
 class Shuffled:
-    """An iterable with a random order of its own for every pass, as a torch DataLoader has."""
+    """An iterable with its own random order for every pass, like a torch DataLoader."""
 
     def __init__(self):
         self.random = np.random.default_rng(5)

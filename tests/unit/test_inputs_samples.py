@@ -1,4 +1,4 @@
-"""Rows of any structure: cutting and joining lose nothing, in a graph and outside, for every kind of tensor."""
+"""Samples of any structure: slicing and concatenating lose nothing, in graphs and eagerly, for every kind of tensor."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from unisono.trainer.inputs import concat_samples, make_source, sample_count, sl
 from unisono.trainer.inputs.batch import batch_spec, gather_samples, slice_units, unit_count
 from unisono.trainer.inputs.checks import check_equal_samples
 
-# Times on a busy machine say nothing about the code.
+# Timings are meaningless on a busy machine.
 SETTINGS = hypothesis.settings(
     max_examples=25,
     deadline=None,
@@ -22,14 +22,14 @@ SETTINGS = hypothesis.settings(
 
 
 class Interval(tf.experimental.ExtensionType):
-    """An extension type of a user's own."""
+    """A custom extension type."""
 
     low: tf.Tensor
     high: tf.RaggedTensor
 
 
 def leaf(kind, rows):
-    """One array of `rows` rows, row r recognizable by the number r."""
+    """One array of `rows` samples; sample r contains the number r."""
     numbers = np.arange(rows)
     if kind == "ragged":
         return tf.RaggedTensor.from_row_lengths(np.repeat(numbers, numbers % 3), numbers % 3)
@@ -65,7 +65,7 @@ def build(plan, rows):
 
 
 def plain(structure):
-    """The structure as lists of Python values."""
+    """The structure as nested lists of Python values."""
 
     def one(value):
         if isinstance(value, tf.SparseTensor):

@@ -1,4 +1,4 @@
-"""What launch starts, and how it says what happened; no process is started here."""
+"""What launch would start, and how it reports results; no process is started here."""
 
 import io
 import json

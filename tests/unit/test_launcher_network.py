@@ -1,4 +1,4 @@
-"""The network of launched processes: loopback alone, the same for all of them, and said where it cannot be had."""
+"""The network of launched processes: only a shared loopback, and a message if it is not available."""
 
 import os
 import socket
@@ -26,7 +26,7 @@ with subprocess.Popen([sys.executable, "-S", "-c", ask]):
 
 @pytest.mark.parametrize("kind", ["net", "user"])
 def test_processes_reach_each_other_and_nothing_outside_reaches_them(kind):
-    """Entered with the privilege to do so, if this process has it, and without."""
+    """Created with the required privilege, if this process has it, and without."""
     with subprocess.Popen(
         [sys.executable, "-c", SERVE, kind],
         text=True,

@@ -1,4 +1,4 @@
-"""Imports only go down and form no circle, and what is private of Keras and TensorFlow is touched in `compat` alone."""
+"""Imports only go down and form no cycle; only `compat` uses private names of Keras and TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-# A package may import those with a smaller number; two with the same number do not know each other.
+# A package may import packages with a smaller number; those with the same number are independent.
 LEVELS = {
     **{"compat": 0, "distribute": 1, "optimizers": 2, "callbacks": 3, "mixed_precision": 3, "trainer": 4},
     "unisono": 5,
 }
-# The same for the sub-packages of a package. The modules beside them are free, as long as there is no circle.
+# The same for the sub-packages of a package. Modules next to them are unrestricted, as long as there is no cycle.
 WITHIN = {
     "distribute": {"workers": 0, "launcher": 1, "parameter_servers": 1, "pipeline": 1},
     "callbacks": {"backup": 0, "report": 1, "diagnosis": 1},
@@ -37,7 +37,7 @@ def modules(package: str) -> dict[str, tuple[pathlib.Path, ast.Module]]:
 
 
 def imported(home: tuple[str, ...], tree: ast.Module) -> Iterator[str]:
-    """The full dotted name of everything that a module imports, at its top or inside of a function."""
+    """The full dotted name of everything that a module imports, at top level or inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -48,7 +48,7 @@ def imported(home: tuple[str, ...], tree: ast.Module) -> Iterator[str]:
 
 
 def imports_of(package: str) -> Iterator[tuple[str, pathlib.Path, str]]:
-    """(module, its file, full name of what it imports) for every import in `package`."""
+    """(module, its file, full name of the import) for every import in `package`."""
     for module, (path, tree) in modules(package).items():
         home = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
         for name in imported(tuple(home), tree):
@@ -63,7 +63,7 @@ def package_of(name: str) -> str | None:
 
 
 def graph_of(package: str) -> dict[str, set[str]]:
-    """Which modules of `package` each of its modules imports, wherever in the module it does."""
+    """Which modules of `package` each of its modules imports, anywhere in the module."""
     graph: dict[str, set[str]] = {module: set() for module in modules(package)}
     for module, _, name in imports_of(package):
         if package_of(name) != package:
@@ -76,7 +76,7 @@ def graph_of(package: str) -> dict[str, set[str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:
-    """The sets of modules of which each imports, by way of others, each."""
+    """The sets of modules that import each other, directly or indirectly."""
     reached = {}
     for start in graph:
         seen, todo = set(), list(graph[start])
@@ -147,11 +147,11 @@ PUBLIC_THOUGH = {
     "_current_frames",
     "_exit",
     "_fields",
-}  # `sys._current_frames`, `os._exit`, and the fields of a named tuple: documented, in spite of the name
+}  # `sys._current_frames`, `os._exit`, and the fields of named tuples: documented despite their names
 
 
 def attributes(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """(name, source of the object) of every private attribute that is read, written or asked for by name."""
+    """(name, source of the object) of every private attribute that is read, written or accessed by name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             name, owner = node.attr, node.value
@@ -170,7 +170,7 @@ def attributes(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def names_of_our_own() -> set[str]:
-    """Every name that our code gives to a function, a class, a variable, or an attribute of `self`."""
+    """Every name that our code defines: functions, classes, variables, and attributes of `self`."""
     found = set()
     for package in [name for name in LEVELS if name != "compat"]:
         for _, tree in modules(package).values():
@@ -186,7 +186,7 @@ def names_of_our_own() -> set[str]:
 
 @functools.cache
 def names_in_compat() -> set[str]:
-    """The private attributes of Keras and TensorFlow."""
+    """The private attributes of Keras and TensorFlow that `compat` uses."""
     found = (attributes(tree) for _, tree in modules("compat").values())
     return {name for each in found for name, owner in each if owner not in ("self", "cls")}
 

@@ -1,4 +1,4 @@
-"""Which servers other machines can reach, and the rules that prevent it."""
+"""Which servers other machines can reach, and the firewall rules that prevent it."""
 
 import os
 import pathlib
@@ -29,7 +29,7 @@ def line(address, port, state, inode):
 
 @pytest.fixture
 def proc(tmp_path):
-    """A /proc of two processes, one with TensorFlow, as a little-endian machine writes it."""
+    """A /proc with two processes, one of them with TensorFlow, as on a little-endian machine."""
     (tmp_path / "net").mkdir()
     v4 = [
         ("00000000", 22, "0A", 1),
@@ -86,7 +86,7 @@ def test_rules_are_those_that_the_documentation_holds():
 
 
 def test_rules_name_the_cluster(capsys, monkeypatch):
-    monkeypatch.setattr(listeners, "reachable_listeners", list)  # other tests may have servers
+    monkeypatch.setattr(listeners, "reachable_listeners", list)  # other tests may run servers
     task = (
         '{"cluster": {"worker": ["10.1.0.2:4000", "[fd00::3]:4000"]}, "task": {"type": "worker", "index": 0}}'
     )

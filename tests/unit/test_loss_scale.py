@@ -1,4 +1,4 @@
-"""The state machine of the loss scale against numbers written here."""
+"""The state machine of the loss scale, compared with hand-computed numbers."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_loss_scale_fixed_never_moves_but_counts():
 
 
 def test_loss_scale_grows_as_computed_manually_over_5000_steps():
-    """2000 steps a doubling, an overflow at step 4,100 and one at 4,101: 2, 1.5 thousand steps and so on."""
+    """Doubles every 2000 steps, overflows at steps 4,100 and 4,101."""
     rule = ls.ScaleRule()
 
     @tf.function

@@ -1,4 +1,4 @@
-"""LossScaleOptimizer on one device: what it computes, skips, refuses and saves."""
+"""LossScaleOptimizer on one device: what it computes, skips, rejects and saves."""
 
 import keras
 import numpy as np
@@ -62,7 +62,7 @@ def test_skipped_step_with_sparse_gradient():
 
 
 def test_float16_gradients_are_unscaled_in_float32():
-    """2**-20 is too small for float16; scaled it is not, and the update of the float32 copy sees it."""
+    """2**-20 underflows in float16; scaled it does not, and the update of the float32 copy receives it."""
     seen = []
     inner = optimizers.SGD(
         1.0, gradient_transformers=[lambda pairs: [seen.append(g) or (g, v) for g, v in pairs]]
@@ -152,7 +152,7 @@ def test_fixed_scale_skips_but_never_moves():
 
 @pytest.mark.parametrize("bad_call", [0, 1, 2])
 def test_overflow_in_one_accumulated_call_skips_the_whole_update_once(bad_call):
-    """What one large batch would do: nothing applied, no count, the scale halved once; the next update is clean."""
+    """Like one large batch: nothing is applied or counted, the scale is halved once, and the next update is clean."""
     optimizer = LossScaleOptimizer(optimizers.Adam(0.5, gradient_accumulation_steps=3))
     v, expected_v = variable(), variable()
     expected = LossScaleOptimizer(optimizers.Adam(0.5, gradient_accumulation_steps=3))
@@ -346,7 +346,7 @@ def test_checkpoint_of_tensorflow_holds_scale_and_counters(tmp_path):
 
 
 def test_step_divides_by_the_scale_that_it_multiplied_with():
-    """Another worker may move the scale between the loss of a step and its gradients."""
+    """Another worker may change the scale between the loss of a step and its gradients."""
     step = StepContext(replica_id=0, num_replicas=1, samples=4, global_samples=4)
     optimizer, v = LossScaleOptimizer(keras.optimizers.SGD(0.5)), variable()
     with step_scope(step):

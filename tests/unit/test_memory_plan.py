@@ -1,4 +1,4 @@
-"""Which remedies a training needs to fit into the memory of its devices: arithmetic, without a model."""
+"""Which changes make a training run fit into device memory: arithmetic, without a model."""
 
 import dataclasses
 
@@ -49,7 +49,7 @@ def test_many_activations_are_accumulated_and_no_more_often_than_needed():
     first, *ways = memory_plans(large, 40e6 / 0.9, 64)
     assert not first.fits and first.activations == 64e6
     assert ways[0].accumulation == 4, (
-        "16 MB of weights, gradients and optimizer_state, 4 of accumulators, and 16 rows of 1 MB"
+        "16 MB of weights, gradients and optimizer_state, 4 of accumulators, and 16 samples of 1 MB"
     )
     assert ways[0].samples == 16 and ways[0].accumulators == 4 * WEIGHTS and ways[0].fits
     assert [way.changes for way in ways] == [{"accumulation"}], "half precision alone does not fit"
@@ -87,7 +87,7 @@ def test_optimizer_state_of_a_pipeline_are_shared_by_its_replicas():
 
 
 def test_pipeline_keeps_as_many_micro_batches_as_it_has_stages():
-    plan = _plan(ADAM, 1.0, 1024, 8, stages=4)  # two copies of 512 rows, each in 16 micro-batches of 32
+    plan = _plan(ADAM, 1.0, 1024, 8, stages=4)  # two copies of 512 samples, each in 16 micro-batches of 32
     assert plan.samples == 32 and micro_batches(plan, 1024, 8) == 16
     assert plan.activations == 4 * 32 * 1000 / 4 and plan.weights == WEIGHTS
 
@@ -113,7 +113,7 @@ def test_two_layers_are_whole_at_a_time():
     assert [p.weights for p in found.values()] == [4 * WEIGHTS] * 3 + [WEIGHTS + two]
     one_layer = dataclasses.replace(ADAM, largest_layer=4 * WEIGHTS)
     plan = _plan(one_layer, 1.0, 8, 4, sharded="weights")
-    assert (plan.weights, plan.gradients) == (4 * WEIGHTS, 4 * WEIGHTS), "no more than there is"
+    assert (plan.weights, plan.gradients) == (4 * WEIGHTS, 4 * WEIGHTS), "at most the full size"
 
 
 @pytest.mark.parametrize(

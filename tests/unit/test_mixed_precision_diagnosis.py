@@ -1,4 +1,4 @@
-"""The diagnosis names the layer where a number first stops being finite, and changes nothing."""
+"""The diagnosis reports the layer with the first non-finite value, and has no side effects."""
 
 import keras
 import numpy as np
@@ -55,7 +55,7 @@ def test_diagnose_names_the_first_gradient_backward():
 
 
 def test_diagnose_names_the_weights_whose_gradient_is_the_first():
-    """The gradient of the output is finite; times an input of 1e30 it no longer is."""
+    """The output's gradient is finite; multiplied by an input of 1e30 it no longer is."""
     model = model_with()
     model.layers[0].kernel.assign(model.layers[0].kernel * 0)
     found = diagnose(model, (X * 1e30, Y), loss=lambda y_pred, **_: tf.reduce_sum(y_pred) * 1e10)

@@ -1,4 +1,4 @@
-"""What is said about the speed of a dtype on a machine, machine by machine."""
+"""The message about the speed of a dtype, for each kind of machine."""
 
 import re
 

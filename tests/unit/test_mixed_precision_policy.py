@@ -1,4 +1,4 @@
-"""Policies: what they set, what they refuse, what they say about the hardware."""
+"""Policies: what they set, what they reject, what they report about the hardware."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""On one device every optimizer is Keras' optimizer: 20 steps against plain Keras, without and with the options."""
+"""On one device every optimizer matches plain Keras over 20 steps, with and without its options."""
 
 import helpers
 import keras
@@ -10,8 +10,8 @@ from unisono import optimizers
 
 SHAPES = [(4, 3), (3,), (2, 3, 4)]
 STEPS = 20
-# The same formulas in another order of operations; the tolerance is that of float64 after 20 steps. Muon is float32 in
-# Keras (it multiplies with its float32 learning rate) and amplifies: its Newton-Schulz iteration is chaotic by design.
+# The same formulas with another order of operations; a tolerance for float64 after 20 steps. Muon computes in float32 in
+# Keras (it multiplies by its float32 learning rate), and its chaotic Newton-Schulz iteration amplifies the difference.
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 
 SGD_LIKE = {"SGD": {"momentum": 0.9, "nesterov": True}, "RMSprop": {"momentum": 0.9, "centered": True}}
@@ -74,7 +74,7 @@ def test_option_equals_keras(options):
     if "gradient_accumulation_steps" in options:
         assert (
             actual.pop() == 0.0
-        )  # the carried weight, which Keras does not have, after a whole number of updates
+        )  # the accumulated gradient, which Keras does not have, after a whole number of updates
     for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
 

@@ -1,4 +1,4 @@
-"""The ready pieces against numbers written here, the schedules, and the means for custom loops."""
+"""The predefined stages compared with hand-computed numbers, the schedules, and the means for custom loops."""
 
 import dataclasses
 
@@ -62,7 +62,7 @@ def test_not_finite_norm_is_not_hidden():
 
 
 def test_adaptive_clip_compares_each_unit_with_its_weights():
-    # Columns are units: gradient norms 5 and sqrt(2), weight norms sqrt(2); the bias is one unit: 12 beside 1.
+    # Columns are units: gradient norms 5 and sqrt(2), weight norms sqrt(2); the bias is one unit: 12 against 1.
     kernel, bias = results(optimizers.AdaptiveClip(factor=2.0), pairs())
     np.testing.assert_allclose(kernel[:, 0], KERNEL[:, 0] / 5 * 2 * np.sqrt(2), rtol=1e-12)
     assert np.array_equal(kernel[:, 1], KERNEL[:, 1])

@@ -1,4 +1,4 @@
-"""What type checkers know of the optimizer classes (`optimizers/signatures.pyi`) is what the installed Keras has."""
+"""The optimizer signatures for type checkers (`optimizers/signatures.pyi`) match the installed Keras."""
 
 import ast
 import inspect
@@ -17,7 +17,7 @@ OPTIMIZERS = [name for name in CLASSES if name not in OPTIONS]
 
 
 def arguments_in_stub(name):
-    """Name: default of the arguments that the stub lists for a class, in order."""
+    """name -> default of the arguments that the stub lists for a class, in order."""
     arguments = CLASSES[name].body[0].args
     positional = dict(zip([a.arg for a in arguments.args[1:]], arguments.defaults, strict=True))
     return positional | dict(zip([a.arg for a in arguments.kwonlyargs], arguments.kw_defaults, strict=True))

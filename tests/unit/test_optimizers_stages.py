@@ -1,4 +1,4 @@
-"""The stages of one optimizer call: their order, what users may put into them, and what is refused."""
+"""The stages of one optimizer call: their order, what users may insert, and what is rejected."""
 
 import warnings
 
@@ -242,7 +242,7 @@ def test_weights_make_the_round_trip():
         np.testing.assert_array_equal(x, y)
 
 
-# Micro-batches of unequal size against one large batch: the sum of the gradients over all rows, divided once.
+# Micro-batches of unequal size against one large batch: the sum of the gradients over all samples, divided once.
 SIZES = [3, 1, 4]
 
 

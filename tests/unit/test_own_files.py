@@ -35,7 +35,7 @@ def fit(model, callback, **arguments):
         fit.steps = len(steps)
 
 
-FILES = {  # name -> (the callback in a folder, files of the user's that it would overwrite)
+FILES = {  # name -> (the callback for a folder, the user's files that it would overwrite)
     "JSONLines": (lambda f: callbacks.JSONLines(f / "a.jsonl"), ["a.jsonl"]),
     "TrainingReport": (
         lambda f: callbacks.TrainingReport(f / "a.html", gradient_norm=False),
@@ -80,7 +80,7 @@ def test_checkpoint_keeps_a_file_of_the_users_under_another_name(file, tmp_path,
         assert (tmp_path / kept).read_bytes() == text
         assert callbacks.verify_checkpoint(tmp_path / file) and fit.steps == 3
     before = sorted(tmp_path.iterdir())
-    fit(model, make())  # its own file is overwritten, and so is an empty one
+    fit(model, make())  # it overwrites its own files, and empty ones
     (tmp_path / file).write_bytes(b"")
     fit(model, make())
     assert sorted(tmp_path.iterdir()) == before
@@ -94,7 +94,7 @@ def test_own_files_are_overwritten_by_a_second_run(name, tmp_path, model):
         assert fit.steps == 3
     for file in files if name != "BackupAndRestore" else ():
         (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_bytes(b"")  # nothing is lost
+        (tmp_path / file).write_bytes(b"")  # overwriting it loses nothing
     fit(model, make(tmp_path))
 
 

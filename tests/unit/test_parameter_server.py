@@ -1,4 +1,4 @@
-"""What needs no cluster: the refusals, the modes, the rows of totals, the split of gradients."""
+"""Parts that need no cluster: rejected setups, modes, summing rows of totals, splitting gradients."""
 
 import json
 
@@ -91,7 +91,7 @@ def test_compiled_calls_are_short_near_the_end_so_that_no_worker_is_waited_for()
     assert [pace.next(done, None, 512) for done in (0, 60, 92, 99)] == [25, 10, 2, 1]
     assert pace.next(0, left=3, most=512) == 3
     assert PieceLength(8, workers=2, epoch_steps=100, most=None).next(99, None, 8) == 8
-    assert PieceLength(8, workers=2, epoch_steps=100, most=3).next(0) == 3, "as many as max_staleness allows"
+    assert PieceLength(8, workers=2, epoch_steps=100, most=3).next(0) == 3, "limited by max_staleness"
 
 
 @pytest.mark.parametrize("sparse", [True, False])

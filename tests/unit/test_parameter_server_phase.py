@@ -1,4 +1,4 @@
-"""Pieces of work among fake workers: threads that take them, as the coordinator's threads do for real ones."""
+"""Pieces of work for fake workers: threads take them, as the coordinator's threads do for real workers."""
 
 import collections
 import threading
@@ -14,7 +14,7 @@ Piece = collections.namedtuple("Piece", "number steps")
 
 
 class Waiters(threading.Condition):
-    """Counts those who wait."""
+    """Counts the threads that wait."""
 
     count = 0
 
@@ -29,7 +29,7 @@ class Waiters(threading.Condition):
 class Workers:
     """Threads that run `phase.loop`; `gates[w]` is an Event that worker w waits for in each piece.
 
-    `most_ahead` is the greatest lead that any worker had over the slowest when it began a piece, the piece included.
+    `most_ahead` is the largest lead of any worker over the slowest one when it began a piece, including that piece.
     """
 
     def __init__(self, monkeypatch, count, max_staleness):
@@ -82,10 +82,10 @@ def test_no_worker_is_more_than_max_staleness_steps_ahead_of_the_slowest(monkeyp
         for number in range(40):
             workers.phase.put(Piece(number, steps))
         workers.gates[1].set()
-        workers.gates[2].set()  # worker 0 stands still in its first piece
+        workers.gates[2].set()  # worker 0 is blocked in its first piece
         workers.wait_until(lambda: workers.done[1:] == [max_staleness] * 2)
         workers.wait_until(lambda: workers.waiters.count == 2 or max(workers.begun) > max_staleness)
-        assert workers.begun == [steps, max_staleness, max_staleness], "the others wait for the slowest"
+        assert workers.begun == [steps, max_staleness, max_staleness], "the others wait for worker 0"
         workers.gates[0].set()
         workers.wait_until(lambda: sum(workers.done) == 40 * steps)
         assert workers.most_ahead == max_staleness

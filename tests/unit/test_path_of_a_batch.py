@@ -1,4 +1,4 @@
-"""The way from `Model.fit` to the update rule stays short: its frames and files are counted on the plainest program."""
+"""The call path from `Model.fit` to the update rule stays short: frames and files, counted on the simplest program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHER_WAYS = ("parameter_servers", "pipeline", "xla", "worker", "other_loops")
 
 
 class Witness(unisono.optimizers.SGD):
-    """Notes who has called the update rule."""
+    """Records the callers of the update rule."""
 
     ways: list[list[tuple[str, str]]] = []
 

@@ -1,4 +1,4 @@
-"""Cutting models into stages, what is refused and why, costs, placement; and the internals of Keras that this needs."""
+"""Cutting models into stages: rejected models, costs, placement, and the Keras internals that this relies on."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_cut_sends_what_later_stages_need_also_over_two_cuts():
     a = id(model.get_layer("a").output)
     assert stages[0].outputs == [a]
     assert a in stages[1].inputs and a in stages[2].inputs
-    assert id(model.inputs[0]) in stages[2].inputs, "an input may be used late"
+    assert id(model.inputs[0]) in stages[2].inputs, "a later stage may use an input"
     assert len(stages[1].outputs) == len(stages[2].outputs) == 1
     assert [len(stage.weights) for stage in stages] == [2, 4, 0]
 
@@ -98,7 +98,7 @@ def test_shared_layers_are_named_and_stay_in_one_stage():
 
 
 class Tied(layers.Layer):
-    """Multiplies with the transposed kernel of another layer."""
+    """Multiplies by the transposed kernel of another layer."""
 
     def __init__(self, other, **kwargs):
         super().__init__(**kwargs)
@@ -137,7 +137,7 @@ class Subclassed(unisono.Model):
 
 
 class Shrinking(layers.Dense):
-    """Assigns to a trainable variable while it is called, as `SpectralNormalization` does."""
+    """Assigns to a trainable variable during its call, as `SpectralNormalization` does."""
 
     def call(self, x, training=False):
         if training:
@@ -230,7 +230,7 @@ def test_connect_without_addresses_or_answer_is_rejected_in_time(monkeypatch):
     with pytest.raises(ValueError, match="launch --stages K"):
         connect()
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # and does not listen
+        held.bind(("127.0.0.1", 0))  # bound, but not listening
         address = f"127.0.0.1:{held.getsockname()[1]}"
         with pytest.raises(TimeoutError, match=rf"No stage answers at '{address}' within 0.2 s"):
             connect([address], timeout=0.2)

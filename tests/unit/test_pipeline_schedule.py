@@ -1,4 +1,4 @@
-"""Schedules, partition arithmetic, simulation and its picture, against numbers worked out by hand."""
+"""Schedules, partition arithmetic, and the simulation with its plot, compared with hand-computed numbers."""
 
 import itertools
 import random
@@ -27,7 +27,7 @@ def test_schedule_runs_every_job_once_and_after_what_it_needs():
     for name, stages, micro_batches in CASES:
         jobs = SCHEDULES[name](stages, micro_batches)
         assert len(jobs) == len(set(jobs)) == 2 * stages * micro_batches
-        assert len({(job.start, job.stage) for job in jobs}) == len(jobs), "a stage does one job at a time"
+        assert len({(job.start, job.stage) for job in jobs}) == len(jobs), "a stage runs one job at a time"
         start = {(job.stage, job.micro_batch, job.kind): job.start for job in jobs}
         for job in jobs:
             for need in needed_by(job.stage, job.micro_batch, job.kind, stages):
@@ -138,7 +138,7 @@ def _random_costs(rng, stages):
 
 
 def test_simulate_gpipe_with_unequal_stages_and_transfers_is_the_closed_form():
-    # One micro-batch passes all stages and cuts; each further one costs what the slowest stage takes.
+    # One micro-batch passes all stages and cuts; each further one costs the time of the slowest stage.
     rng = random.Random(5)
     for stages, micro_batches in SIZES:
         forward, backward, transfer = _random_costs(rng, stages)
@@ -152,7 +152,7 @@ def test_simulate_gpipe_with_unequal_stages_and_transfers_is_the_closed_form():
 
 
 def test_simulate_1f1b_pays_transfers_in_every_round_and_gpipe_once():
-    # K micro-batches are in flight: in the time in which one goes through all stages and cuts and back, K are done.
+    # K micro-batches are in flight: K complete in the time that one needs for its round trip.
     for stages, transfer in itertools.product([2, 3, 4], [0.0, 0.3, 1.0]):
         round_trip = 3.0 * stages + 2 * (stages - 1) * transfer
         for name, of_a_round in (("1f1b", round_trip), ("gpipe", 3.0 * stages)):
@@ -187,7 +187,7 @@ def test_simulate_every_job_waits_for_what_it_needs_and_a_stage_does_one_at_a_ti
 
 
 def _most_kept(spans):
-    """The most micro-batches of which a stage keeps activations: from the start of forward to the end of backward."""
+    """The most micro-batches whose activations a stage keeps: from the start of forward to the end of backward."""
     starts = {s.micro_batch: s.start for s in spans if s.kind == "forward"}
     stops = {s.micro_batch: s.stop for s in spans if s.kind == "backward"}
     return max(sum(starts[m] <= t < stops[m] - 1e-9 for m in starts) for t in starts.values())

@@ -1,4 +1,4 @@
-"""What is exported: the names that users write, each there, each documented, and nothing loaded before it is used."""
+"""The public API: every name exists and is documented, and nothing is loaded before it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report's page, from lines written by hand: what is read, what is drawn, what is escaped."""
+"""The report's page, from hand-written lines: what is read, drawn and escaped."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""What `simulate_scaling` says: the closed forms of its sources, and where they end."""
+"""`simulate_scaling` compared with the closed forms of its sources, and their limits."""
 
 import math
 
@@ -21,7 +21,7 @@ def test_sums_take_what_the_sources_say(replicas):
     levels = math.ceil(math.log2(replicas))
     tree = 2 * levels * LATENCY + 2 * SIZE / SPEED if replicas > 1 else 0.0
     assert sums("tree", replicas) == pytest.approx(tree)
-    assert sums("hierarchical", replicas) == pytest.approx(ring)  # one replica in each machine
+    assert sums("hierarchical", replicas) == pytest.approx(ring)  # one replica per machine
 
 
 def test_machines_sum_inside_first():
@@ -31,7 +31,7 @@ def test_machines_sum_inside_first():
     assert sums("hierarchical", 8, **inside) == pytest.approx(local)
     assert sums("hierarchical", 27, **inside) == sums(
         "hierarchical", 32, **inside
-    )  # the last one is not full
+    )  # the last machine is not full
     assert sums("ring", 32, **inside) > sums("hierarchical", 32, **inside)
 
 

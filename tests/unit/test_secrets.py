@@ -1,4 +1,4 @@
-"""Keys and passwords in variables, arguments and addresses are in no file that a run writes."""
+"""Keys and passwords in variables, arguments and URLs are never written to the files of a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NAMES = (
 
 
 def texts_in(folder):
-    """The bytes of every file, and of every file in an archive."""
+    """The bytes of every file, including the members of archives."""
     for path in folder.rglob("*"):
         if path.is_file():
             yield path.name, path.read_bytes()

@@ -1,4 +1,4 @@
-"""Watching servers: who answers, who is lost, and whose connections are ended."""
+"""Watching servers: which ones answer, which are lost, and whose connections are closed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # the first bytes of a gRPC server: an empty S
 
 @contextlib.contextmanager
 def server(talks: threading.Event):
-    """A listener; says what a gRPC server says while `talks` is set. Yields its address."""
+    """A listener that sends the greeting of a gRPC server while `talks` is set. Yields its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     taken = []
 
@@ -98,7 +98,7 @@ def test_silence_for_the_timeout_loses_a_process_and_ends_what_waits_for_it(talk
             clock.now += 7.5
             check(False)
         talks.set()
-        assert watch.lost() == {}, "an answer ends the silence"
+        assert watch.lost() == {}, "an answer resets the timeout"
         clock.now += 0.5
         check(False)
         assert waiting.recv(1) == b"", "as if the process had died"

@@ -1,4 +1,4 @@
-"""Sparse gradients whose sizes do not depend on which rows they name: the same numbers as with each row named once."""
+"""Sparse gradients whose sizes do not depend on which rows they contain match those with unique rows."""
 
 import keras
 import numpy as np
@@ -38,7 +38,7 @@ def test_merged_rows_are_the_same_gradient_with_each_row_added_up_once(indices, 
     holds = np.any(merged.values.numpy() != 0, axis=1)
     np.testing.assert_array_equal(tf.convert_to_tensor(merged), tf.convert_to_tensor(unique_rows(given)))
     assert len(named) == len(indices) and set(named) == set(indices)
-    assert len(set(named[holds])) == holds.sum(), "no row in two places"
+    assert len(set(named[holds])) == holds.sum(), "every row is unique"
 
 
 def test_samples_in_places_of_other_lengths_make_one_graph():

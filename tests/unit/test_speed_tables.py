@@ -1,4 +1,4 @@
-"""The tables of the speed comparison, from numbers written here; nothing is measured."""
+"""The tables of the speed comparison, from numbers in this file; nothing is measured."""
 
 import pathlib
 

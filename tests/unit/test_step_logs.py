@@ -1,4 +1,4 @@
-"""Callbacks are told the logs of every step of an execution; nothing is computed here."""
+"""Callbacks receive the logs of every step of a compiled call; nothing is computed here."""
 
 import keras
 import numpy as np
@@ -28,7 +28,7 @@ class Vectors(keras.callbacks.Callback):
 
     def on_train_steps_end(self, first, logs):
         self.seen.append((first, {name: column.tolist() for name, column in logs.items()}))
-        logs["loss"][:] = 0.0  # each callback has arrays of its own
+        logs["loss"][:] = 0.0  # each callback has its own arrays
 
 
 def told(**how):

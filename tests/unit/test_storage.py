@@ -1,4 +1,4 @@
-"""Paths with a scheme: each callback and command works with it or rejects it, and writes nothing to a folder named `gs:`."""
+"""Paths with a URL scheme: every callback and command supports or rejects them, and never creates a folder named `gs:`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Synchronous steps on parameter servers: one worker computes a step with user code, since parts of it are not derived."""
+"""Synchronous parameter-server steps: one worker computes a step with user code, because it cannot be split."""
 
 import warnings
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The records that workers leave of themselves: written whole, read with suspicion, completed by every kind of end."""
+"""The records that workers write about themselves: written atomically, validated on reading, completed at any exit."""
 
 import dataclasses
 import json
@@ -93,7 +93,7 @@ def test_error_whose_text_fails_is_recorded_too():
 
 
 def run(tmp_path, body):
-    """The record of a Python program without TensorFlow, and how it ended."""
+    """The record of a Python program without TensorFlow, and its exit status."""
     program = tmp_path / "program.py"
     start = f"from unisono.distribute.workers import records\nrecords.start({str(tmp_path)!r}, 'worker 3')\n"
     program.write_text(start + textwrap.dedent(body))

@@ -1,1 +1,1 @@
-"""Tables of uses, wrong and right: what each calls, and what an error must say."""
+"""Tables of correct and wrong uses: the call, and what its error must say."""

@@ -1,4 +1,4 @@
-"""What the tables of uses work with: one small model, compiled once, and data for it."""
+"""The fixture for the tables of uses: one small model, compiled once, and its data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Use = tuple[Callable[["Bench"], Any], tuple[str, ...]]
 
 
 class Bench:
-    """One model of `keras` or `unisono`, and folders for what callbacks write."""
+    """One model of `keras` or `unisono`, and folders for the files of callbacks."""
 
     def __init__(self, namespace: Any, folder: pathlib.Path) -> None:
         self.namespace, self.folder = namespace, folder
@@ -30,7 +30,7 @@ class Bench:
         self.file.write_text("no folder")
 
     def new(self, **arguments: Any) -> Any:
-        """A compiled model that nothing was done with."""
+        """A new compiled model."""
         layers = [keras.Input((3,), name="in"), keras.layers.Dense(2, name="out")]
         model = self.namespace.Sequential(layers)
         model.compile(**{"optimizer": "sgd", "loss": "mse", "run_eagerly": True, **arguments})
@@ -49,7 +49,7 @@ class Bench:
         return self.model.fit(**{"x": X, "y": Y, "verbose": 0, **arguments})
 
     def compiled(self, **arguments: Any) -> Any:
-        """`compile` of a new model, and `fit`: what `compile` lets through must be found before the first step."""
+        """`compile` of a new model, then `fit`: errors that `compile` misses must be found before the first step."""
         model = self.new(**arguments)
         return model.fit(X, Y, verbose=0)
 
@@ -59,7 +59,7 @@ class Bench:
 
 
 def rows(*arrays: Any) -> tf.data.Dataset:
-    """A dataset of single rows."""
+    """A dataset of single samples."""
     return tf.data.Dataset.from_tensor_slices(arrays if len(arrays) > 1 else arrays[0])
 
 

@@ -1,7 +1,7 @@
 """Every argument of every public name, with its kind.
 
-The kind of an argument says which of the values of `values.py` it takes; each other one must be refused by the name of the
-argument. A name that Keras has too may also do what Keras does, error for error.
+The kind of an argument says which values of `values.py` it accepts; for any other value the error must name the argument.
+A name that exists in Keras may also do what Keras does, error for error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ distribute, precision, schedules = unisono.distribute, unisono.mixed_precision, 
 
 
 class Subject(NamedTuple):
-    """A public function or class, right arguments for it, the kind of each argument, and Keras' own of that name."""
+    """A public function or class, valid arguments for it, the kind of each argument, and Keras' object of that name."""
 
     call: Callable[..., Any]
     takes: dict[str, str]
@@ -294,7 +294,7 @@ def subjects(bench: Bench) -> dict[str, Subject]:
 OTHERS = ("Optimizer", "OptimizerMap", "LossScaleOptimizer", "MultiOptimizer")
 
 RESULT, ELSEWHERE = "is made by the library, to be read", "has a table of its own in this folder"
-# Public names that are not in the table, with the reason.
+# Public names that are missing in the table, with the reason.
 NOT_HERE = {
     **dict.fromkeys(("BackupInfo", "MemoryPlan", "NonFinite", "ScaledStep"), RESULT),
     **dict.fromkeys(
@@ -313,7 +313,7 @@ NOT_HERE = {
     "batch_statistics": "takes any batch",
     "grow_gpu_memory": "needs devices that are not in use",
 }
-# Arguments that are not in the table, with the reason.
+# Arguments that are missing in the table, with the reason.
 UNCHECKED = {
     **dict.fromkeys(("monitor", "profile_batch", "gradient_aggregator", "loss", "batch"), ELSEWHERE),
     **dict.fromkeys(

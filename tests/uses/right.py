@@ -1,4 +1,4 @@
-"""Right uses that look odd: each must work, and must with plain Keras too, but for those that only we have."""
+"""Correct uses that look unusual: each must work, and also with plain Keras, except those that only Unisono has."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Nameless(keras.callbacks.Callback):
 
 
 class OwnLogs(keras.callbacks.Callback):
-    """A callback that adds a log of its own."""
+    """A callback that adds a custom log."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs["own"] = 1.0
@@ -202,7 +202,7 @@ BOTH: dict[str, Callable[[Bench], Any]] = {
     ),
 }
 
-# Ours alone: what plain Keras refuses, or does not have.
+# Unisono only: plain Keras raises, or does not have it.
 OURS: dict[str, Callable[[Bench], Any]] = {
     "x a list of lists": fit(x=X.tolist(), y=Y.tolist()),
     "validation_freq a tuple": fit(validation_data=V, validation_freq=(1, 2)),

@@ -1,4 +1,4 @@
-"""Values of many kinds, and which of them each kind of argument takes."""
+"""Values of many kinds, and which of them each kind of argument accepts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uses.bench import NAN, np
 
 
 class Thing:
-    """Neither a number nor anything else that an argument takes."""
+    """Not a number, nor any other valid argument."""
 
     def __repr__(self) -> str:
         return "<a thing>"
@@ -41,7 +41,7 @@ VALUES: dict[str, Any] = {
 EVERYTHING = frozenset(VALUES)
 
 _POSITIVE = {"2", "1.5", "10**30"}
-# The values that an argument takes, by its kind.
+# The values that an argument accepts, by its kind.
 KINDS: dict[str, frozenset[str]] = {
     kind: frozenset(labels)
     for kind, labels in {

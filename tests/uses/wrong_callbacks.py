@@ -1,4 +1,4 @@
-"""Wrong uses of callbacks: of what they are made with, and of where they write."""
+"""Wrong uses of callbacks: their arguments, and where they write."""
 
 from __future__ import annotations
 

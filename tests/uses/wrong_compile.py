@@ -10,7 +10,7 @@ from uses.bench import COLUMN, NAN, V1, Bench, Use, X, Y, keras, np, unisono, wi
 
 
 class TfKerasAdam:
-    """Stands for an optimizer of the package tf_keras."""
+    """Stands in for an optimizer of the package tf_keras."""
 
 
 TfKerasAdam.__module__ = "tf_keras.src.optimizers.adam"
@@ -26,7 +26,7 @@ def two(*words: str, y: Any = (COLUMN, COLUMN), **arguments: Any) -> Use:
 
 
 def received(value: Any, argument: str = "") -> str:
-    """What an error says was received; Keras' own errors also name the argument there."""
+    """What an error reports as received; Keras' own errors also name the argument there."""
     return f"Received: ({argument}=)?{re.escape(repr(value))}"
 
 

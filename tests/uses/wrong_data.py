@@ -1,4 +1,4 @@
-"""Wrong values in data: strings, labels, weights, validation data; and what a custom step returns."""
+"""Wrong values in data: strings, labels, weights, validation data; and wrong results of a custom step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ V = (X, Y)
 
 
 def fitted(y: Any, *words: str, loss: Any = CLASSES, as_dataset: bool = False, **arguments: Any) -> Use:
-    """`fit` of a new model, which has two outputs."""
+    """`fit` of a new model with two outputs."""
 
     def use(bench: Bench) -> Any:
         data = {"x": rows(X, y).batch(2)} if as_dataset else {"x": X, "y": y}
@@ -24,7 +24,7 @@ def fitted(y: Any, *words: str, loss: Any = CLASSES, as_dataset: bool = False, *
 
 
 def labels(label: float, as_dataset: bool = False) -> Use:
-    y = np.array([label, 1, 0, 0, 1, 1])  # the first batch has it
+    y = np.array([label, 1, 0, 0, 1, 1])  # in the first batch
     return fitted(y, "`y`", f"the label {label}", "from 0 to 1", as_dataset=as_dataset)
 
 
@@ -37,7 +37,7 @@ def validated(data: Any, *words: str, **arguments: Any) -> Use:
 
 
 def pixels(*words: str, method: str = "fit", **arguments: Any) -> Use:
-    """A method on a model of two pixels with two samples, so that weights of samples could weigh pixels."""
+    """A method of a model of two pixels with two samples, so that sample weights could match pixels."""
 
     def use(bench: Bench) -> Any:
         model = bench.namespace.Sequential([keras.Input((2, 3)), keras.layers.Dense(2)])

@@ -1,4 +1,4 @@
-"""Wrong uses of strategies, pipelines, parameter servers, policies, variables of the environment and commands."""
+"""Wrong uses of strategies, pipelines, parameter servers, policies, environment variables and commands."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ ENVIRONMENT: dict[str, Use] = {
     },
 }
 
-# What is written to the command line, and what the answer must say.
+# Command lines, and what their output must say.
 COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "no script": (["launch"], ("script",)),
     "missing script": (["launch", "nope.py"], ("nope.py", "no file")),

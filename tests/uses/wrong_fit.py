@@ -1,4 +1,4 @@
-"""Wrong uses of `fit`, `evaluate`, `predict` and their sisters for one batch."""
+"""Wrong uses of `fit`, `evaluate`, `predict` and their `*_on_batch` versions."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ INPUTS: dict[str, Use] = {
 
 
 def _numbers(name: str, values: tuple[Any, ...], **others: Any) -> dict[str, Use]:
-    """Numbers that are none, in an argument that takes whole ones."""
+    """Invalid numbers for an argument that takes integers."""
     return {
         f"{name} is {value!r}": fit(f"`{name}`", "whole number", _value(value), **{name: value}, **others)
         for value in values

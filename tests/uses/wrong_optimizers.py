@@ -1,4 +1,4 @@
-"""Wrong uses of optimizers, of what they are made with, and of how they are called."""
+"""Wrong uses of optimizers, of their arguments and of their methods."""
 
 from __future__ import annotations
 

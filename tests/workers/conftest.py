@@ -1,4 +1,4 @@
-"""Real worker processes for tests: started with TF_CONFIG on free ports, waited for with a bound, ended by process id."""
+"""Real worker processes for tests: TF_CONFIG with free ports, bounded waits, ended by process id."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ QUIET = {
 
 @dataclasses.dataclass
 class Ended:
-    """How one worker ended: exit status (negative: a signal), and what it printed."""
+    """How a worker ended: its exit status (negative: a signal) and its output."""
 
     code: int
     out: str
@@ -33,9 +33,9 @@ class Ended:
 
 
 class Workers:
-    """The processes of one cluster. Each runs `programs/<name>.py` with the directory for its results first.
+    """The processes of one cluster. Each runs `programs/<name>.py` with its output directory as first argument.
 
-    `program` is that name, or a list with one for each worker. Without `forked` each is a new interpreter.
+    `program` is that name, or a list with one name for each worker. Without `forked` each is a new interpreter.
     """
 
     def __init__(self, forked, program, out, count, replicas, arguments, start, timeout, env):
@@ -61,7 +61,7 @@ class Workers:
         while text not in self.printed(index):
             assert not has_ended, self.printed(index, "err")
             time.sleep(0.05)
-            has_ended = self.processes[index].poll() is not None  # its text is read once more
+            has_ended = self.processes[index].poll() is not None  # read its output once more
 
     def printed(self, index, kind="out"):
         return (self.out / f"{index}.{kind}").read_text()
@@ -70,12 +70,12 @@ class Workers:
         self.processes[index].send_signal(number)
 
     def wait(self):
-        """Waits for all."""
+        """Waits for all workers."""
         codes = [process.wait() for process in self.processes]
         return [Ended(code, self.printed(i), self.printed(i, "err")) for i, code in enumerate(codes)]
 
     def succeed(self):
-        """Waits for all; each must end with 0."""
+        """Waits for all workers; each must end with status 0."""
         ended = self.wait()
         codes = [one.code for one in ended]
         assert not any(codes), f"the workers ended with {codes}:\n" + "\n".join(
@@ -94,8 +94,8 @@ class Workers:
 def start_workers(tmp_path, forked):
     """`start_workers(program, count=2, replicas=1, arguments=(), start=None, timeout=600)`: see `Workers`.
 
-    `timeout` is after how many seconds a worker that is only slow is an error: so many that none is, but in a test of that.
-    With `anew` each worker is a new interpreter: its sets of strings have an order of their own.
+    `timeout`: seconds after which a slow worker is an error; the default is never reached, except by tests of timeouts.
+    With `anew` each worker is a new interpreter, with its own iteration order of sets.
     """
     started = []
 
@@ -113,7 +113,7 @@ def start_workers(tmp_path, forked):
 
 @pytest.fixture
 def launch():
-    """`launch(*arguments)`: starts `python -m unisono launch ...` and returns the process, which is ended for sure."""
+    """`launch(*arguments)`: starts `python -m unisono launch ...`; returns the process, which is always ended."""
     started = []
 
     def run(*arguments, **env):
@@ -135,7 +135,7 @@ def launch():
 
 
 class Launched:
-    """A launcher whose tasks are forks of it, with the methods of `subprocess.Popen` that tests use."""
+    """A launcher whose tasks are forks of it, with the `subprocess.Popen` methods that tests use."""
 
     def __init__(self, forked, arguments, folder):
         self._folder, self._files = folder, {kind: folder / f"launcher.{kind}" for kind in ("out", "err")}
@@ -151,25 +151,25 @@ class Launched:
         return self.returncode
 
     def communicate(self):
-        """Waits for the end; returns what was printed."""
+        """Waits for the end; returns the output."""
         self.returncode = self._child.wait()
         return tuple(self._files[kind].read_text() for kind in ("out", "err"))
 
     def environments(self):
-        """The variables that every task began with, by process id."""
+        """The environment variables that every task started with, by process id."""
         return {int(path.name): json.loads(path.read_text()) for path in self._tasks.iterdir()}
 
     def end(self):
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)  # its work ends the workers
+            os.kill(self.pid, signal.SIGKILL)  # its guard ends the workers
             self._child.wait()
 
 
 @pytest.fixture
 def launch_forks(forked, tmp_path):
-    """`launch_forks(*arguments)`: as `launch`, for programs that train: no task imports TensorFlow again.
+    """`launch_forks(*arguments)`: like `launch`, for programs that train: no task imports TensorFlow again.
 
-    A task that is only slow is no error: `--timeout` is ten minutes, where the test does not give it.
+    A slow task is no error: `--timeout` is ten minutes unless the test passes it.
     """
     started = []
 

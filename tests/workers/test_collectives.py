@@ -1,4 +1,4 @@
-"""The operations that everything is made of, on real workers."""
+"""The basic collective operations on real workers."""
 
 import helpers
 import numpy as np
@@ -41,13 +41,13 @@ def test_collectives_on_workers_equal_one_device(start_workers, caplog, workers=
     for one in found:
         np.testing.assert_allclose(one["weight"], np.broadcast_to(weight, one["weight"].shape), rtol=1e-5)
         np.testing.assert_allclose(one["loss"], np.full(replicas, loss), rtol=1e-5)
-        np.testing.assert_array_equal(one["weight"][0], found[0]["weight"][0])  # the copies: to the bit
+        np.testing.assert_array_equal(one["weight"][0], found[0]["weight"][0])  # copies are bitwise identical
         np.testing.assert_array_equal(one["weight"][-1], found[0]["weight"][0])
     for name, expected in trained(tf.distribute.get_strategy()).items():  # a loop with `replica_step`
         for one in found:
             helpers.assert_close(one[f"loop {name}"], np.array(expected), helpers.FLOAT64, name)
             np.testing.assert_array_equal(one[f"loop {name}"], found[0][f"loop {name}"])
-    assert "AutoGraph" not in caplog.text  # which would say that it cannot convert a function of ours
+    assert "AutoGraph" not in caplog.text  # a warning that it cannot convert one of our functions
 
 
 def train_on_one_device():

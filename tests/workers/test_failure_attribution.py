@@ -1,4 +1,4 @@
-"""Under the launcher the worker that failed is named, not the one that noticed."""
+"""The launcher reports the worker that failed first, not the one that noticed the failure."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ NAMED = {
 
 def test_chief_that_is_stopped_and_workers_that_hang_or_leave_are_named(launch_forks):
     processes = {fault: launch_forks("--workers", 2, "--timeout", TIMEOUT, PROGRAM, fault) for fault in NAMED}
-    for fault, process in processes.items():  # they run side by side
+    for fault, process in processes.items():  # they run in parallel
         out, err = process.communicate()
         assert "misbehaves" in out
         assert process.returncode == 1, fault

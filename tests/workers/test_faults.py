@@ -1,4 +1,4 @@
-"""A worker that dies, hangs, fails or never comes is an error on the others, never a hang."""
+"""A worker that dies, hangs, fails or never starts causes an error on the others, never a hang."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 
 pytestmark = pytest.mark.process
 
-TIMEOUT = 120  # what the workers are told; the clock of the one that waits goes 20 times as fast then
+TIMEOUT = 120  # UNISONO_TIMEOUT of the workers; then the clock of the waiting one runs 20 times as fast
 
 LOST = {
     "killed": r"stopped sending heartbeats|Connection reset|failed to connect|lost contact with worker 1",
@@ -17,7 +17,7 @@ LOST = {
 
 def test_lost_worker_is_an_error_on_the_other(start_workers):
     clusters = {fault: start_workers("faults", arguments=[fault], timeout=TIMEOUT) for fault in LOST}
-    for workers in clusters.values():  # they wait side by side
+    for workers in clusters.values():  # they wait in parallel
         workers.wait_for_text(0, "at step 50")
     for fault, workers in clusters.items():
         assert workers.processes[0].wait() != 0, fault

@@ -1,4 +1,4 @@
-"""`fit`, `evaluate`, `predict` and `*_on_batch` on real workers give what one device gives."""
+"""`fit`, `evaluate`, `predict` and `*_on_batch` on real workers match a single device."""
 
 import csv
 import runpy
@@ -12,10 +12,10 @@ import tensorflow as tf
 pytestmark = pytest.mark.process
 
 PROGRAMS = Path(__file__).parent / "programs"
-RELATIVE = 2e-5  # float32: sums over replicas are added in another order than on one device
+RELATIVE = 2e-5  # float32: another summation order than on one device
 ABSOLUTE = 2e-6
 HALF = 2e-2  # float16 has 11 bits
-# What is run on two workers with two replicas each, in new interpreters and in forks, and on three with one; together all.
+# Parts for two workers with two replicas each, in new interpreters and in forks, and for three with one; all are covered.
 PARTS = {
     "anew": ["arrays"],
     2: ["precision", "state_of_replicas", "own_rows"],
@@ -33,7 +33,7 @@ def one_device(tmp_path_factory):
 
 @pytest.mark.long
 def test_two_new_interpreters_of_two_replicas_give_the_results_of_one_device(start_workers, one_device):
-    # Each has its own order of sets and works as for users; a profiler may not survive a fork.
+    # Each has its own order of sets and TensorFlow's defaults for users; a profiler may not survive a fork.
     run = start_workers("fit", count=2, replicas=2, arguments=["AUTO", *PARTS["anew"]], anew=True)
     run.succeed()
     check_numbers(results(run), one_device)
@@ -64,12 +64,12 @@ def results(run):
 
 
 def check_numbers(found, one_device):
-    """All workers have the numbers of one device, weights to the bit those of each other."""
+    """All workers match the single-device result; weights are bitwise identical between workers."""
     for one in found:
         assert one.keys() == found[0].keys() <= one_device.keys()
         for name, got in one.items():
             if "weight" in name:
-                np.testing.assert_array_equal(got, found[0][name], err_msg=name)  # to the bit
+                np.testing.assert_array_equal(got, found[0][name], err_msg=name)  # bitwise identical
             if name == "copies" or name.startswith("own "):
                 continue
             expected = one_device[name]
@@ -86,7 +86,7 @@ def check_numbers(found, one_device):
 
 
 def check_own_rows(found, replicas):
-    """Workers that read rows of their own train on the union of their rows, also when the data of some ends early."""
+    """Workers that read different samples train on the union of their data, even if some run out of data early."""
     program = runpy.run_path(str(PROGRAMS / "fit.py"))
     steps = program["rows_of_steps"](len(found), replicas)
     assert len({len(rows) for rows in steps}) > 1
@@ -110,7 +110,7 @@ def check_own_rows(found, replicas):
 
 
 def check_files(run):
-    """The chief alone wrote, and what it wrote is right."""
+    """Only the chief wrote files, and their content is correct."""
     rows = list(csv.reader((run.out / "log.csv").read_text().splitlines()))
     assert [row[0] for row in rows] == ["epoch", "0", "1", "2"]
     assert keras.saving.load_model(run.out / "keras.keras").count_params() == 75
@@ -118,7 +118,7 @@ def check_files(run):
     assert len(list((run.out / "board").rglob("events*"))) == 2  # train and validation
     profile = sorted(path.name for path in (run.out / "profile").rglob("*.xplane.pb"))
     assert profile == [f"worker-{i}.xplane.pb" for i in range(len(run.processes))]
-    assert len(list((run.out / "profile" / "plugins" / "profile").iterdir())) == 1  # one profile over all
+    assert len(list((run.out / "profile" / "plugins" / "profile").iterdir())) == 1  # one profile for all
     assert "Epoch 1/3" in run.printed(0)
     assert all("Epoch" not in run.printed(i) for i in range(1, len(run.processes)))
     for index in range(len(run.processes)):

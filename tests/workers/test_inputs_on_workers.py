@@ -1,4 +1,4 @@
-"""Every kind of input on real workers, and where all replicas share one copy of the weights: the numbers of one device."""
+"""Every kind of input on real workers, and on replicas that share one copy of the weights, matches a single device."""
 
 import importlib.util
 import sys
@@ -12,7 +12,7 @@ import tensorflow as tf
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 PROGRAM = Path(__file__).parent / "programs" / "inputs.py"
-TOLERANCE = 2e-5  # float32: sums over replicas are added in another order than on one device
+TOLERANCE = 2e-5  # float32: another summation order than on one device
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Real processes, killed with SIGKILL at any moment and started again, end with the bits of the one left alone."""
+"""Processes killed with SIGKILL at any moment and restarted match an uninterrupted run bit for bit."""
 
 import random
 import signal
@@ -18,7 +18,7 @@ def driver(forked, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def left_alone(driver, tmp_path_factory):
-    """The result of a training that was not killed; made when first asked for."""
+    """The result of an uninterrupted run, computed on first use."""
     results = {}
 
     def result(scenario, strategy):
@@ -35,7 +35,7 @@ def left_alone(driver, tmp_path_factory):
 @pytest.mark.short("tfdata-mirrored2")
 @pytest.mark.parametrize("scenario, strategy", kill_driver.COMBINATIONS)
 def test_killed_training_ends_with_the_same_bits(driver, left_alone, tmp_path, scenario, strategy):
-    """Every combination is killed twice; over all of them each kind of moment is struck."""
+    """Every combination is killed twice; together the kills hit every kind of moment."""
     number = kill_driver.COMBINATIONS.index((scenario, strategy))
     rng = random.Random(number)
     kinds = [kill_driver.KINDS[(2 * number + i) % 4] for i in range(2)]
@@ -44,13 +44,13 @@ def test_killed_training_ends_with_the_same_bits(driver, left_alone, tmp_path, s
     assert struck >= 1
     result = kill_driver.read_result(tmp_path / "result")
     assert kill_driver.differences(result, left_alone(scenario, strategy)) == []
-    assert list_backups(tmp_path / "backup") == [], "the backups are removed when training is done"
+    assert list_backups(tmp_path / "backup") == [], "completed runs remove their backups"
 
 
 @pytest.mark.short("pydataset_own_shuffle")
 @pytest.mark.parametrize("name", random.Random(2).sample(kill_driver.EXACT_INPUTS, 2))
 def test_killed_training_with_a_drawn_input_ends_with_the_same_bits(driver, left_alone, tmp_path, name):
-    """Also the layer and the callback, which draw from generators of their own, and a shuffled validation, go on."""
+    """This includes a layer and a callback with their own generators, and shuffled validation data."""
     rng = random.Random(name)
     order = {"scenario": name, "strategy": "none", "directory": str(tmp_path), "backup": True}
     struck = driver.run_killed(order, [kill_driver.Kill.draw(rng, kind) for kind in ("step", "validation")])
@@ -60,9 +60,9 @@ def test_killed_training_with_a_drawn_input_ends_with_the_same_bits(driver, left
 
 
 def test_signals_save_at_the_next_step_and_end_with_their_status(driver, left_alone, tmp_path):
-    """One training is told to end three times: in a step, by Ctrl-C in a step, and in a validation."""
+    """One run is asked to end three times: in a step, by Ctrl-C in a step, and during validation."""
     order = {"scenario": "arrays", "strategy": "none", "directory": str(tmp_path), "backup": True}
-    # Four steps of 16 rows make an epoch of 56; each signal comes in the last of them, or in the validation after it.
+    # Four steps of 16 samples make an epoch of 56; each signal arrives in the last step, or in the validation after it.
     for number, status, kind, nth, epoch in (
         (signal.SIGTERM, 143, "step", 4, 0),
         (signal.SIGINT, 130, "step", 4, 1),

@@ -1,4 +1,4 @@
-"""Workers that are killed at random steps end with the bits of the training left alone, with the launcher and without."""
+"""Workers killed at random steps match an uninterrupted run bit for bit, with the launcher and without."""
 
 import random
 import shutil
@@ -34,7 +34,7 @@ def test_chief_and_worker_killed_at_random_steps_end_with_the_same_bits(
     assert "worker-0 failed first: it was killed by SIGKILL" in err
     assert out.count("Resuming from") == 2
 
-    # Another number of workers goes on too: the global batch stays, so sums and random numbers alone differ.
+    # Another number of workers resumes too: the global batch stays the same, only all-reduces and random numbers differ.
     one = start_workers("killed", count=1, replicas=3, arguments=[tmp_path / "backup-for-one"])
     (ended,) = one.succeed()
     assert "Resuming from" in ended.out

@@ -19,7 +19,7 @@ def wait_for(path):
 
 
 def wait_for_end(pid):
-    """Waits until the process has ended; a zombie has."""
+    """Waits until the process has ended or is a zombie."""
     state = ""
     while state != "Z":
         try:
@@ -68,7 +68,7 @@ def test_port_that_was_taken_is_not_a_restart(launch, tmp_path):
 
 
 def child_of(pid):
-    """The process in which the launcher works; the one that was started guards it."""
+    """The process in which the launcher works; the one that was started is its guard."""
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
@@ -128,7 +128,7 @@ def test_noise_of_a_worker_is_passed_on_without_what_commands_a_terminal(launch,
     assert not set(printed) & {chr(code) for code in [*range(9), *range(11, 32), *range(127, 160)]}
     assert "[worker-0] 20%\n" in out and "title" not in printed
     assert out.count("[worker-0] line\n") == 200_000 and out.endswith("[worker-0] half\n")
-    assert len(err) < 30_000  # the last lines are cut
+    assert len(err) < 30_000  # only the last lines are kept
     assert b"\x1b]0;title\x07" in (tmp_path / "logs" / "worker-0.log").read_bytes()
 
 

@@ -1,4 +1,4 @@
-"""The network of launched processes: by default one that nothing outside reaches, and that the launcher speaks of."""
+"""The network of launched processes: by default unreachable from outside, which the launcher reports."""
 
 import subprocess
 import sys

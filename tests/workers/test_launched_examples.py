@@ -1,4 +1,4 @@
-"""The examples that the launcher starts: they run, with what they say of themselves."""
+"""The examples for the launcher run and print their promised output."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""One verdict on all workers: an overflow on one of them skips the step on both, and nobody waits for ever."""
+"""One overflow check for all workers: an overflow on one of them skips the step on both, without a deadlock."""
 
 import runpy
 from pathlib import Path
@@ -10,7 +10,7 @@ import tensorflow as tf
 pytestmark = pytest.mark.process
 
 PROGRAM = Path(__file__).parent / "programs" / "mixed_overflow.py"
-FLOAT16 = 4e-3  # a float16 weight gradient is a sum over rows in 11 bits, rounded on each worker for itself
+FLOAT16 = 4e-3  # float16 weight gradients are sums over samples in 11 bits, rounded separately on each worker
 
 
 def test_overflow_on_one_worker_skips_the_step_on_all(start_workers):

@@ -1,4 +1,4 @@
-"""What is shown of a training on two workers: written once, by the chief, with the numbers of both."""
+"""Monitoring output of a run on two workers: written once, by the chief, with the values of both."""
 
 import pytest
 

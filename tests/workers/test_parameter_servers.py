@@ -7,12 +7,12 @@ import pytest
 
 PROGRAM = Path(__file__).parent / "programs" / "parameter_servers.py"
 SYNCHRONOUS = (
-    1e-6  # absolute, on weights below 1: the sum of the parts is rounded in another order than one batch
+    1e-6  # absolute, for weights below 1: the sum of the parts is rounded in another order than one batch
 )
 
 
 def run(forked, scenario, directory, code=0):
-    """What a scenario of the program has printed; `code` is the exit status that it must have."""
+    """The results that a scenario of the program printed; `code` is its expected exit status."""
     files = {kind: directory / kind for kind in ("out", "err")}
     process = forked.start(PROGRAM, scenario, directory, folder=directory, **files)
     assert process.wait() == code, files["err"].read_text()[-5000:]
@@ -21,7 +21,7 @@ def run(forked, scenario, directory, code=0):
 
 @pytest.fixture
 def found(request, forked, tmp_path):
-    """What the scenario named by the test's parameter has printed."""
+    """The results of the scenario in the test's parameter."""
     return run(forked, request.param, tmp_path)
 
 
@@ -44,14 +44,14 @@ def test_one_worker_with_split_variables_equals_one_device_bit_for_bit(found):
 @pytest.mark.parametrize("found", ["together"], indirect=True)
 def test_two_workers_count_each_step_once_and_report_errors(found):
     assert found["counts"] == [2000, -2000, 2000]
-    assert found["momentum"][0] == found["momentum"][1], "no worker's write of the velocity is lost"
+    assert found["momentum"][0] == found["momentum"][1], "no update of the velocity is lost"
     asynchronous, one_device = found["accuracy"]
     assert asynchronous > one_device - 0.01
-    assert found["overflow"] == [36, 4, 2.0**11], "each infinite row skips its own step and halves the scale"
+    assert found["overflow"] == [36, 4, 2.0**11], "each infinite sample skips its step and halves the scale"
     own = found["own_loop"]
     assert own["parts"] == 2 and own["table"] == [-600, 0, 0, 0, -600, -600, 0, 0, 0, -600]
     assert own["metric"] == [400, 3] and own["calls"] == own["draws"] == 200
-    assert found["own_error"] == [True, True], "the message, and the file of the line that raised it"
+    assert found["own_error"] == [True, True], "the message, and the file that raised the error"
     assert found["after_error"] == 1
     assert "Parameter server 0 at " in found["server_error"]
 
@@ -61,7 +61,7 @@ def test_two_workers_count_each_step_once_and_report_errors(found):
 def test_workers_killed_while_they_train_lose_and_repeat_no_step(found):
     assert found["kills"] == 10
     assert found["counts"] == [True, True]
-    assert found["weight_error"] <= 10, "each kill may repeat the one step that was being written"
+    assert found["weight_error"] <= 10, "each kill may repeat the step in progress"
     assert found["evaluate"][0] == found["evaluate"][1]
     assert found["predict_error"] < 1e-6
     assert found["without_one"] == 400
@@ -73,7 +73,7 @@ def test_workers_in_step_with_one_to_spare_give_the_results_of_one_device(found)
     assert found["logs"] < SYNCHRONOUS
     assert found["iterations"] == 28
     assert found["iterations_after_loss"] == 42
-    assert found["own_distance"] < 1e-5  # a loss that is a sum, a count and a moving average
+    assert found["own_distance"] < 1e-5  # a summed loss, a counter and a moving average
     assert found["own_logs"][0] == pytest.approx(found["own_logs"][1], rel=1e-5)
 
 
@@ -82,9 +82,9 @@ def test_coordinator_and_servers_killed_in_the_middle_go_on_from_the_backup(fork
     run(forked, "resumed", tmp_path, code=-9)
     found = run(forked, "resumed", tmp_path)
     assert found["epochs"] == [0, 1, 2]
-    assert found["counts"] == [600, -600], "the weights are those of the backup, and no step is missing"
+    assert found["counts"] == [600, -600], "weights are restored, and no step is missing"
     assert found["counted"] == 200
-    assert 200 < found["steps"] < 600 - 200, "the steps of the first epoch were not run again"
+    assert 200 < found["steps"] < 600 - 200, "the steps of the first epoch were not repeated"
 
 
 def test_launcher_restarts_a_worker_alone_and_all_after_a_parameter_server(launch_forks):
@@ -101,20 +101,20 @@ def test_launcher_restarts_a_worker_alone_and_all_after_a_parameter_server(launc
 @pytest.mark.long
 @pytest.mark.parametrize("found", ["watched"], indirect=True)
 def test_callbacks_that_read_float16_and_custom_steps_work_on_workers(found):
-    assert found["report"] == [30, True], "the steps of two epochs, and the page"
-    assert found["csv"] == 3, "the names and two epochs"
+    assert found["report"] == [30, True], "the steps of two epochs, and the page exists"
+    assert found["csv"] == 3, "a header and two epochs"
     assert {"batch_loss", "epoch_loss", "epoch_accuracy", "epoch_learning_rate"} <= set(found["board"])
     assert any(tag.endswith("kernel/histogram") for tag in found["board"])
     assert not found["anomaly_where_none_is"]
     gradients, finite, warnings = found["anomaly"]
     assert gradients and finite and len(warnings) == 1
     assert "The gradients of these variables are not finite" in warnings[0]
-    assert "Batch: " not in warnings[0], "the rows are on the worker"
+    assert "Batch: " not in warnings[0], "only the worker has the samples"
     assert found["float16"] == [400, -400, "float16", 2.0**15], "every step applied once, none skipped"
     assert found["custom_step"] == {"sum_under_another_name": [400], "last": [1]}, (
-        "of the epoch, of the last step"
+        "over the epoch, and of the last step"
     )
     assert "batch_last" in found["own_board"] and "written_by_nobody" not in found["own_board"]
     assert found["hangs"].startswith("Parameter server 0 at ")
     assert "has not answered for 4 s" in found["hangs"]
-    assert found["after_hanging"] == [1], "a server that goes on is used again"
+    assert found["after_hanging"] == [1], "a server that continues is used again"

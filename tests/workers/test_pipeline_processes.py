@@ -1,4 +1,4 @@
-"""A pipeline over processes: the numbers of one process; a stage that dies or hangs is an error, and a restart goes on."""
+"""A pipeline over processes matches a single process; a lost or hanging stage is an error, and a restart resumes."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def test_stage_that_dies_and_one_that_stops_are_named_and_restarts_end_with_the_
 
 
 def _wait_for(path: Path, process) -> str:
-    """What a file holds once it is there."""
+    """The content of a file, once it exists."""
     while not path.exists() or not path.read_text():
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.05)
@@ -47,7 +47,7 @@ def _wait_for(path: Path, process) -> str:
 
 
 def _stage(process, script: str, number: int) -> tuple[int, str]:
-    """The process that serves a stage of this script, and its address: both have the script's list of addresses."""
+    """The process that serves a stage of this script, and its address; both read the script's list of addresses."""
     environments = process.environments()
     addresses = environments[int(script)]["UNISONO_STAGES"].split(",")
     for pid, environment in environments.items():

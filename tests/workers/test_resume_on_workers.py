@@ -1,4 +1,4 @@
-"""Backups of several workers: one is told to end, all save at the same step, and go on from there together."""
+"""Backups of several workers: one receives SIGTERM, all save at the same step, and resume from it together."""
 
 import pytest
 

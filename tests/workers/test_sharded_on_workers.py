@@ -1,4 +1,4 @@
-"""Slots and gradients in shards on real workers give the numbers of one device."""
+"""Sharded training state on real workers (gradients: ZeRO-2, weights: ZeRO-3) matches a single device."""
 
 import runpy
 from pathlib import Path
@@ -26,12 +26,12 @@ def test_sharded_state_on_workers_gives_the_results_of_one_device(
     for one in found:
         assert one.keys() == one_device.keys()
         assert one.pop("parts") == count - 1  # each other worker wrote its shards
-        # Of the bytes of an all-reduce of the gradients; what is more are the loss, the norm and the padding. A weight that
-        # is in parts is put together twice, but that of the first layer, whose input has no gradient.
+        # Relative to an all-reduce of the gradients; the excess is the loss, the norm and the padding. A sharded weight is
+        # all-gathered twice, except in the first layer, whose input has no gradient.
         expected = 1.0 if level == "gradients" else (12_000 + 1.5 * 12_000 + 1_012) / 25_012
         assert expected <= one.pop("traffic") < expected + 0.02
         for name, got in one.items():
             helpers.assert_close(got, one_device[name], helpers.FLOAT64, name)
-            np.testing.assert_array_equal(got, found[0][name], err_msg=name)  # to the bit
+            np.testing.assert_array_equal(got, found[0][name], err_msg=name)  # bitwise identical
             if name.startswith("resumed"):
                 np.testing.assert_array_equal(got, one[name.replace("resumed", "accumulating")], err_msg=name)

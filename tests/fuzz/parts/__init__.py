@@ -1,1 +1,1 @@
-"""What a case is built of: the user code and the objects of Keras that its words stand for."""
+"""The user code and Keras objects that the options of a case stand for."""

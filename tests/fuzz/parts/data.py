@@ -1,4 +1,4 @@
-"""The rows of a case, in the kind of input that it names."""
+"""The samples of a case, as its kind of input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALIDATION_ROWS = 3
 
 @dataclasses.dataclass
 class Rows:
-    """The numbers of a case: nests of arrays with the rows first; `y` and `sample_weight` may be None."""
+    """The data of a case: nests of arrays with samples along axis 0; `y` and `sample_weight` may be None."""
 
     x: Any
     y: Any
@@ -35,7 +35,7 @@ class Rows:
         return (self.x, self.y) if self.sample_weight is None else (self.x, self.y, self.sample_weight)
 
     def batches(self, size: int) -> list[Any]:
-        """The batches in order, as they are in a dataset."""
+        """The batches in order, as in a dataset."""
         given = self.given
         count = len(keras.tree.flatten(self.x)[0])
         return [
@@ -52,7 +52,7 @@ def packed(values: Sequence[Any], structure: str, names: Sequence[str]) -> Any:
 
 
 def make_rows(case: Case, input_names: Sequence[str], output_names: Sequence[str]) -> Rows:
-    """The rows of a case, which depend on its seed."""
+    """The samples of a case, determined by its seed."""
     random = np.random.default_rng(case.seed)
     steps = (STEPS,) if per_step(case) else ()
     inputs = [_input(kind, case.rows, random) for kind in case.inputs]
@@ -68,7 +68,7 @@ def make_rows(case: Case, input_names: Sequence[str], output_names: Sequence[str
 
 
 def _input(kind: str, rows: int, random: np.random.Generator) -> np.ndarray:
-    """Sequences end early, with zeros; each has one step at least."""
+    """Sequences have at least one step and are padded with zeros."""
     lengths = random.integers(1, STEPS + 1, size=(rows, 1))
     there = np.arange(STEPS) < lengths
     if kind == "tokens":
@@ -92,7 +92,7 @@ def _weights(shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
 
 
 def fit_arguments(case: Case, rows: Rows) -> dict[str, Any]:
-    """The arguments of `fit` that give the rows."""
+    """The arguments of `fit` that pass the samples."""
     batches = [_tuples(batch) for batch in rows.batches(case.batch)]
     if case.data == "arrays":
         given = {"x": rows.x, "y": rows.y, "sample_weight": rows.sample_weight, "batch_size": case.batch}
@@ -123,7 +123,7 @@ def _dataset(case: Case, rows: Rows) -> tf.data.Dataset:
 
 
 def _tuples(nest: Any) -> Any:
-    """The same with tuples for lists, which tf.data takes for tensors, and Keras' adapters refuse."""
+    """Lists as tuples: tf.data converts lists to tensors, and Keras' adapters reject them."""
     if isinstance(nest, (list, tuple)):
         return tuple(map(_tuples, nest))
     return {name: _tuples(value) for name, value in nest.items()} if isinstance(nest, dict) else nest
@@ -135,7 +135,7 @@ def _forever(batches: list[Any]) -> Iterator[Any]:
 
 
 class Batches(keras.utils.PyDataset):
-    """Batches by index."""
+    """A sequence of batches."""
 
     def __init__(self, batches: list[Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The layers of a body, each from (rows, WIDTH) or (rows, steps, WIDTH) to the same shape."""
+"""The layers of a body, each from (samples, WIDTH) or (samples, steps, WIDTH) to the same shape."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WIDTH = 5
 
 
 class AddsLoss(layers.Layer):
-    """Adds a loss of what passes through it."""
+    """Adds a loss that depends on its input."""
 
     def __init__(self, value: Callable, only_in_training: bool = False) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class AddsLoss(layers.Layer):
 
 
 class KeepsState(layers.Layer):
-    """Has a variable that is changed by what passes through it in training."""
+    """Has a variable that training updates from the layer's input."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ def _average(state, x):
 
 
 def _average_of_counts(state, x):
-    """As the clusters of a vector quantizer count what is nearest to them."""
+    """As in vector quantization: a moving average of each code's count of nearest inputs."""
     chosen = ops.one_hot(ops.argmax(ops.reshape(x, (-1, WIDTH)), axis=-1), WIDTH)
     state.assign(0.9 * state + 0.1 * ops.cast(ops.sum(chosen, axis=0), state.dtype))
 
@@ -118,7 +118,7 @@ LAYERS: dict[str, Callable[[], layers.Layer]] = {
 
 
 def entry(kind: str, masked: bool) -> list[layers.Layer]:
-    """The layers that follow an input of a kind, up to (rows, [steps,] WIDTH)."""
+    """The layers that follow an input of a kind, up to (samples, [steps,] WIDTH)."""
     if kind == "tokens":
         return [layers.Embedding(7, WIDTH, mask_zero=masked)]
     first = [layers.Masking()] if kind == "series" and masked else []
@@ -126,7 +126,7 @@ def entry(kind: str, masked: bool) -> list[layers.Layer]:
 
 
 class SelfAttention(layers.Layer):
-    """Each step with those that are not masked."""
+    """Each step attends to the unmasked steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,19 +151,19 @@ POOLS: dict[str, Callable[[], list[layers.Layer]]] = {
 
 
 def pool(kind: str) -> list[layers.Layer]:
-    """The layers that take the steps of a sequence together."""
+    """The layers that pool the steps of a sequence."""
     return POOLS[kind]()
 
 
 class FirstValue(layers.Layer):
-    """From (rows, ..., 1) to (rows, ...)."""
+    """From (samples, ..., 1) to (samples, ...)."""
 
     def call(self, x):
         return x[..., 0]
 
 
 def head(kind: str, name: str) -> list[layers.Layer]:
-    """The layers of an output of a kind, the last of which has the name of the output."""
+    """The layers of one kind of output; the last one has the name of the output."""
     if kind == "rank 1":
         return [keras.layers.Dense(1), FirstValue(name=name)]
     if kind == "binary":

@@ -1,4 +1,4 @@
-"""The losses that are compiled: Keras' own, and those that users write."""
+"""The compiled losses: Keras' own and custom ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..case import Output
 
 
 def across(y_true: Any, y_pred: Any) -> Any:
-    """One number that depends on every pair of rows."""
+    """A scalar that depends on every pair of samples."""
     flat = ops.reshape(y_pred, (ops.shape(y_pred)[0], -1))
     target = ops.reshape(ops.cast(y_true, y_pred.dtype), (ops.shape(y_pred)[0], -1))
     likeness, wanted = ops.matmul(flat, ops.transpose(flat)), ops.matmul(target, ops.transpose(target))
@@ -24,7 +24,7 @@ def _error(y_true: Any, y_pred: Any) -> Any:
 
 
 def as_wide(weight: Any, values: Any) -> Any:
-    """Weights of rows with the dtype and the number of axes of `values`."""
+    """Sample weights with the dtype and rank of `values`."""
     weight = ops.cast(weight, values.dtype)
     while len(weight.shape) < len(values.shape):
         weight = ops.expand_dims(weight, -1)
@@ -32,7 +32,7 @@ def as_wide(weight: Any, values: Any) -> Any:
 
 
 class OwnCall(keras.losses.Loss):
-    """A loss of each row."""
+    """A loss for each sample."""
 
     def call(self, y_true, y_pred):
         error = _error(y_true, y_pred)
@@ -40,7 +40,7 @@ class OwnCall(keras.losses.Loss):
 
 
 class OwnCallAcross(OwnCall):
-    """A loss of each row, which depends on the others."""
+    """A loss for each sample, which depends on the other samples."""
 
     def call(self, y_true, y_pred):
         return super().call(y_true, y_pred) + ops.mean(
@@ -49,7 +49,7 @@ class OwnCallAcross(OwnCall):
 
 
 class OwnDunder(keras.losses.Loss):
-    """A loss that reduces by itself."""
+    """A loss that returns a scalar."""
 
     def __init__(self, value: Callable, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -98,7 +98,7 @@ OWN: dict[str, Callable[..., Any]] = {
 
 
 def loss(output: Output) -> Any:
-    """What is compiled for an output."""
+    """The loss compiled for an output."""
     if output.loss in OWN:
         return OWN[output.loss](reduction=output.reduction)
     if output.loss[0].isupper():

@@ -1,4 +1,4 @@
-"""The metrics that are compiled: Keras' own, and those that users write."""
+"""The compiled metrics: Keras' own and custom ones."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def _error(y_true, y_pred):
 
 
 def rows(y_true, y_pred):
-    """A value of each row."""
+    """One value for each sample."""
     error = _error(y_true, y_pred)
     return ops.mean(error, axis=-1) if len(error.shape) > 1 else error
 
 
 def scalar(y_true, y_pred):
-    """One value of the batch."""
+    """One value for the batch."""
     return across(y_true, y_pred)
 
 
 class OwnMetric(keras.metrics.Metric):
-    """A weighted mean that is counted by hand."""
+    """A weighted mean with hand-written counts."""
 
     def __init__(self, name="own_metric", **arguments):
         super().__init__(name=name, **arguments)
@@ -47,7 +47,7 @@ class OwnMetric(keras.metrics.Metric):
 
 
 class OwnMaximum(keras.metrics.Metric):
-    """No sum of what replicas see."""
+    """Not a sum over replicas."""
 
     def __init__(self, name="own_maximum", **arguments):
         super().__init__(name=name, **arguments)
@@ -61,7 +61,7 @@ class OwnMaximum(keras.metrics.Metric):
 
 
 class MetricWithLoss(keras.metrics.Mean):
-    """Calls a Loss object without reduction, as the perplexity of KerasHub does."""
+    """Calls a Loss object without reduction, as the perplexity metric of KerasHub does."""
 
     def __init__(self, name="metric_with_loss", **arguments):
         super().__init__(name=name, **arguments)
@@ -90,7 +90,7 @@ METRICS: dict[str, Callable[[], Any]] = {
 
 
 def metric(name: str) -> Any:
-    """What is compiled for a name."""
+    """The metric compiled for a name."""
     if name in METRICS:
         return METRICS[name]()
     return getattr(keras.metrics, name)() if name[0].isupper() else name

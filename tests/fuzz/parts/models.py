@@ -20,9 +20,9 @@ class Network:
     """The layers of a case, and how they are applied.
 
     Attributes:
-        entries: for each input its layers.
-        body: layers; those of the body.
-        heads: for each output its layers.
+        entries: for each input, its layers.
+        body: the layers of the body.
+        heads: for each output, its layers.
     """
 
     def __init__(self, case: Case) -> None:
@@ -38,7 +38,7 @@ class Network:
         ]
 
     def all_layers(self) -> list[keras.layers.Layer]:
-        """For a model that keeps them."""
+        """For a model that tracks them."""
         sequences = [*self.entries, [self.join], self.body, *self.heads]
         return [layer for sequence in sequences for layer in sequence]
 
@@ -61,7 +61,7 @@ def _applied(sequence: list[keras.layers.Layer], x: Any) -> Any:
 
 
 def output_names(case: Case) -> list[str]:
-    """The names of the outputs, which are those of their last layers."""
+    """The names of the outputs: those of their last layers."""
     return [f"out{index}" for index in range(len(case.outputs))]
 
 
@@ -75,8 +75,8 @@ def compiled_model(case: Case, module: Any, **how: Any) -> keras.Model:
 
     Args:
         case: the case.
-        module: `keras` or `unisono`, whose classes of models are taken.
-        how: arguments of `compile` that say how steps are looped.
+        module: `keras` or `unisono`, whose model classes are used.
+        how: arguments of `compile` that control the loop over steps.
     """
     model = _model(case, module)
     names = output_names(case)

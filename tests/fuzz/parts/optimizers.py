@@ -11,10 +11,10 @@ import unisono
 
 from ..case import Case
 
-# Large, so that a gradient that is zero but for rounding moves nothing: with Keras' 1e-7, Adam makes
-# a step of full size of it.
+# Large, so that a gradient that is zero except for rounding changes nothing: with Keras' 1e-7, Adam takes
+# a full-size step in its direction.
 EPSILON = 1e-2
-# Small: a sum that overflows half precision on one device need not where each replica adds fewer rows.
+# Small: a sum that overflows half precision on one device may not if each replica adds fewer samples.
 LOSS_SCALE = 16.0
 
 ARGUMENTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -32,7 +32,7 @@ ARGUMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Adafactor": ("Adafactor", {"learning_rate": 0.01, "epsilon_1": 1e-3}),
     "ScheduleFreeAdamW": ("ScheduleFreeAdamW", {"learning_rate": 0.02, "epsilon": EPSILON}),
     "Muon": ("Muon", {"learning_rate": 0.02, "epsilon": EPSILON}),
-}  # Lion is not drawn: it moves a weight by the sign of its gradient, also where that is a rounding error of zero.
+}  # Lion is not drawn: it moves a weight by its gradient's sign, even if that is a rounding error around zero.
 
 CLIPS = {
     "none": {},
@@ -55,7 +55,7 @@ TRANSFORMERS = {
 
 
 def optimizer(case: Case, module: Any) -> keras.optimizers.Optimizer:
-    """A new optimizer, of `module.optimizers`."""
+    """A new optimizer of `module.optimizers`."""
     if case.optimizer == "two optimizers":
         chosen = {True: _one("Adam", case, module), False: _one("momentum", case, module)}
         inner = module.optimizers.MultiOptimizer(lambda variable: chosen[len(variable.shape) < 2])

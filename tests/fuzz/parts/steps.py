@@ -1,4 +1,4 @@
-"""Steps that users write: mixins for any class of model. `batch` is the global batch that the user would name."""
+"""Custom steps: mixins for any model class. `batch` is the global batch size that the user would pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _squares(y, y_pred):
 
 
 def custom_step(step: str, batch: int, own_test_step: bool) -> list[type]:
-    """The mixins of a case's step."""
+    """The mixins for the step of a case."""
     if step == "keras":
         return []
     kind, _, name = step.partition(" ")
@@ -68,14 +68,14 @@ def _with_train_step(value: Any, batch: int, clip: Any, tracks: bool) -> type:
             if tracks:
                 self.tracker.update_state(loss)
             logs = self.compute_metrics(x, y, y_pred)
-            logs.pop("loss", None)  # no loss has been counted
+            logs.pop("loss", None)  # no loss was tracked
             return {**logs, "error": tf.reduce_mean(_squares(y, y_pred))}
 
     return OwnTrainStep
 
 
 def _apply_clipped(optimizer: Any, pairs: list[Any]) -> None:
-    """Clips by the norm of all gradients; in Unisono of those of all replicas."""
+    """Clips by the global norm of all gradients; with Unisono, of the aggregated gradients."""
     ours = hasattr(optimizer, "aggregate_gradients")
     gradients = [gradient for gradient, _ in (optimizer.aggregate_gradients(pairs) if ours else pairs)]
     clipped = zip(tf.clip_by_global_norm(gradients, 0.1)[0], [variable for _, variable in pairs])
@@ -83,13 +83,13 @@ def _apply_clipped(optimizer: Any, pairs: list[Any]) -> None:
 
 
 def _apply_clipped_by_hand(optimizer: Any, pairs: list[Any]) -> None:
-    """Clips by the norm of all gradients, as a step in Keras does."""
+    """Clips by the global norm of all gradients, as a step in Keras does."""
     clipped = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 0.1)[0]
     optimizer.apply_gradients(zip(clipped, [variable for _, variable in pairs]))
 
 
 def _masked(errors: tf.Tensor) -> tf.Tensor:
-    """A mean over those that are not small: each replica has another number of them."""
+    """A mean over the errors that are not small; their number differs between replicas."""
     counts = tf.cast(errors > 0.5, errors.dtype)
     return tf.reduce_sum(errors * counts) / (tf.reduce_sum(counts) + 1)
 
@@ -110,7 +110,7 @@ def _with_two_optimizers() -> type:
             self.optimizer.apply_gradients(zip(tape.gradient(scaled, mine), mine))
             self.second.apply_gradients(zip(tape.gradient(loss, others), others))
             logs = self.compute_metrics(x, y, y_pred)
-            logs.pop("loss", None)  # no loss has been counted
+            logs.pop("loss", None)  # no loss was tracked
             return {**logs, "error": loss}
 
     return TwoOptimizers
@@ -140,7 +140,7 @@ def _of_x_alone() -> type:
             return {"reconstruction": self.tracker.result()}
 
         def value(self, data, training):
-            if isinstance(data, tuple) and len(data) == 1:  # of a PyDataset or a generator, in Keras
+            if isinstance(data, tuple) and len(data) == 1:  # from a PyDataset or a generator, in Keras
                 data = data[0]
             y_pred = self(data, training=training)
             return tf.reduce_mean(tf.square(y_pred - tf.cast(0.3, y_pred.dtype)))

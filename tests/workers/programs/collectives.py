@@ -1,4 +1,4 @@
-"""What every worker computes with the collectives of `distribute`; results go to worker-<index>.npz."""
+"""Runs the collectives of `distribute` on every worker; results go to worker-<index>.npz."""
 
 import pathlib
 import sys
@@ -59,7 +59,7 @@ def sums_of_large(x):
     return strategy.run(on_replica, args=(x,))
 
 
-# The sums in the order in which the graph holds, and so launches, them: the gradients of the last layers are there first.
+# The all-reduces in the order of the graph, which is their launch order: gradients of the last layers come first.
 found["launched"] = [
     op.outputs[0].shape[0]
     for op in sums_of_large.get_concrete_function(tf.TensorSpec([])).graph.get_operations()
@@ -75,7 +75,7 @@ found["packed"] = [np.concatenate([np.ravel(v) for v in row]) for row in zip(*[l
 found["ids"], found["local_ids"] = local(ids), local(local_ids)
 found["variable"], found["count"] = local(variable), local(count)
 
-# A custom loop: the rows of the global batch are shared unevenly, and the result is that of one device.
+# A custom loop: the samples of the global batch are sharded unevenly, and the result matches one device.
 data = np.random.default_rng(0)
 x, y = data.normal(size=(13, 2)).astype("float32"), data.normal(size=(13, 1)).astype("float32")
 

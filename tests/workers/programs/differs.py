@@ -1,4 +1,4 @@
-"""Worker 1 calls fit with something else than worker 0, and each says what it was told."""
+"""Worker 1 calls `fit` with a different argument than worker 0, and each prints the error it receives."""
 
 import sys
 import warnings

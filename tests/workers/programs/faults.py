@@ -1,4 +1,4 @@
-"""A loop of collectives in which worker 1 misbehaves as it is told; the survivors say what they see."""
+"""A loop of collectives in which worker 1 has a given fault; the survivors print what they see."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ for number in range(60):
             peer_monitor.time = types.SimpleNamespace(monotonic=lambda: 20 * time.monotonic())
         if worker == 1:
             while "at step 50" not in (pathlib.Path(sys.argv[1]) / "0.out").read_text():
-                time.sleep(0.01)  # worker 0 may still be in the collective of the step before
+                time.sleep(0.01)  # worker 0 may still be in the previous step's collective
             misbehave()
     try:
         with monitored_collective(ran_before=number > 0):

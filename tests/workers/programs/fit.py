@@ -1,6 +1,6 @@
-"""Everything `unisono.Model` does, on whatever strategy: results as a dict of arrays, to be compared with one device.
+"""All features of `unisono.Model`, on any strategy: results as a dict of arrays, to be compared with one device.
 
-`fit.py FOLDER COLLECTIVES [PART ...]`: without parts all of them.
+`fit.py FOLDER COLLECTIVES [PART ...]`: all parts by default.
 """
 
 import sys
@@ -21,11 +21,11 @@ STEPS = random.normal(size=(21, 4, 2)).astype("float32")
 STEPS[np.arange(4) >= random.integers(1, 5, size=(21, 1))] = 0.0
 
 
-EAGER = False  # of all models
+EAGER = False  # for all models
 
 
 class StopOnOneWorker(keras.callbacks.Callback):
-    """Worker 1 alone decides to stop, after step 3."""
+    """Only worker 1 decides to stop, after step 3."""
 
     def on_train_batch_end(self, batch, logs=None):
         if batch == 2 and worker_index() == 1:
@@ -58,12 +58,12 @@ def arrays(strategy, out, found):
         keras.callbacks.TensorBoard(f"{out}/board", write_graph=False),
         unisono.callbacks.Profiler(f"{out}/profile", steps=(5, 6)),
     ]
-    if is_chief():  # what many programs do: the others must follow without having it
+    if is_chief():  # as in many programs: the other workers do not have this callback
         callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None))
     history = model.fit(
         X,
         Y,
-        batch_size=15,  # neither 15 nor the last 10 rows divide by 4
+        batch_size=15,  # neither 15 nor the last 10 samples divide by 4
         epochs=3,
         validation_split=0.2,
         sample_weight=WEIGHT,
@@ -125,11 +125,11 @@ def generators(strategy, out, found):
 
 
 def own_rows(strategy, out, found):
-    """Each worker reads its own rows; the data of the others lasts longer than that of worker 0."""
+    """Each worker reads its own samples; the other workers have more data than worker 0."""
 
     def rows_of_worker(context):
         pipelines, mine = context.num_input_pipelines, context.input_pipeline_id
-        edges = np.linspace(0, 1, pipelines + 1) ** 1.5  # unequal parts
+        edges = np.linspace(0, 1, pipelines + 1) ** 1.5  # uneven shards
         first, last = (edges[mine : mine + 2] * ROWS).astype(int)
         return tf.data.Dataset.from_tensor_slices((X[first:last], Y[first:last])).batch(6)
 
@@ -189,7 +189,7 @@ def precision(strategy, out, found):
 
 
 def custom_loop(strategy, out, found):
-    """The tutorials' loop, with the exact mean over the global batch; rows are shared out unevenly."""
+    """The tutorials' loop, with the exact mean over the global batch; samples are sharded unevenly."""
     with strategy.scope():
         model = unisono.Sequential(
             [keras.Input((5,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(3)]
@@ -263,7 +263,7 @@ PARTS = {
 
 
 def run(strategy, out, parts=(), eager=False):
-    """Runs parts, all of them if none is named; with `eager` the steps run op by op, which is the cheapest on one device."""
+    """Runs some parts, all by default; with `eager` the steps run op by op, which is cheapest on one device."""
     global EAGER
     EAGER, found = eager, {}
     for seed, name in enumerate(PARTS, 7):

@@ -1,4 +1,4 @@
-"""A training in which one worker misbehaves within a callback as it is told: "0:stop", "1:lock"; under the launcher."""
+"""A run in which one worker has a given fault in a callback: "0:stop", "1:lock"; under the launcher."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from unisono.distribute.workers import peer_monitor, records
 
 who, fault = sys.argv[1].split(":")
 folder = Path(os.environ["UNISONO_RECORDS"])
-os.environ["UNISONO_TIMEOUT"] = "600"  # the launcher's own is short: it takes none for lost that is only slow
+os.environ["UNISONO_TIMEOUT"] = "600"  # the launcher's timeout is short: a slow worker must not count as lost
 hangs = folder / "hangs"
 
 
@@ -27,7 +27,7 @@ def recorded():
 
 
 def hang():
-    """Hangs; the clock of the other, which waits, goes faster once this worker's record says where."""
+    """Hangs; the clock of the other worker, which waits, runs faster once this worker's record says where."""
 
     def tell():
         while not recorded().place.startswith("hang ("):
@@ -41,7 +41,7 @@ def hang():
 
 
 class Misbehaves(keras.callbacks.Callback):
-    """Misbehaves after 20 steps or more."""
+    """Has its fault after 20 steps or more."""
 
     def on_train_batch_end(self, batch, logs=None):
         if (

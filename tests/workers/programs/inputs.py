@@ -1,4 +1,4 @@
-"""Every kind of input through `fit`, `evaluate` and `predict`, on whatever strategy, to be compared with one device."""
+"""Every kind of input for `fit`, `evaluate` and `predict`, on any strategy, to be compared with one device."""
 
 import sys
 import tempfile
@@ -13,7 +13,7 @@ from unisono.distribute import auto_strategy, worker_index
 ROWS, BATCH = (
     24,
     8,
-)  # a last batch of fewer rows is another graph: see `fit.py` and `tests/single/test_input_kinds.py`
+)  # a smaller last batch is another graph: see `fit.py` and `tests/single/test_input_kinds.py`
 random = np.random.default_rng(0)
 X = random.normal(size=(ROWS, 4)).astype("float32")
 Y = random.normal(size=(ROWS, 1)).astype("float32")
@@ -37,7 +37,7 @@ class Batches(keras.utils.PyDataset):
 
 
 class MeanOfRows(keras.layers.Layer):
-    """The mean of each ragged row's numbers."""
+    """The mean of the values of each ragged sample."""
 
     def call(self, inputs):
         return tf.reduce_mean(inputs, 1)[:, None]
@@ -74,7 +74,7 @@ def dict_model():
 def embedding_model():
     return keras.Input((4,)), [
         keras.layers.Lambda(lambda x: tf.cast(x * 10, tf.int32) % 50),
-        keras.layers.Embedding(50, 2),  # its gradient is slices, as many as the batch has numbers
+        keras.layers.Embedding(50, 2),  # its gradient has as many slices as the batch has numbers
         keras.layers.Flatten(),
         keras.layers.Dense(1),
     ]
@@ -85,18 +85,18 @@ def centered(x):
 
 
 def gathering_model():
-    """A layer that is given the rows of all replicas."""
+    """A layer that requires the samples of all replicas."""
     layers = [keras.layers.Dense(3), keras.layers.Lambda(centered), keras.layers.Dense(1)]
     return keras.Input((4,)), layers
 
 
 def mixing_model():
-    """One replica computes the rows of all."""
+    """One replica computes the whole batch."""
     return keras.Input((4,)), [keras.layers.Dense(3), centered, keras.layers.Dense(1)]
 
 
 def of_the_whole_batch(y_true, y_pred):
-    """A loss that sees all rows, so that they are gathered."""
+    """A loss that depends on the whole batch, so that samples are gathered."""
     return tf.reduce_mean(tf.square(y_true - y_pred)) + tf.square(tf.reduce_mean(y_pred))
 
 
@@ -118,7 +118,7 @@ def dataset(arrays):
 
 
 def of_several_sizes(arrays):
-    """The rows in batches of 8, 6, 4, 2 and 4."""
+    """The samples in batches of 8, 6, 4, 2 and 4."""
 
     def batches():
         first = 0
@@ -135,7 +135,7 @@ def generator(arrays):
 
 
 def sharded(arrays):
-    """A function of the context: the slice of each replica, batch by batch, as the split of arrays does it."""
+    """A function of the context: the slice of each replica, batch by batch, sharded as arrays are."""
 
     def make(context):
         pipelines, mine = context.num_input_pipelines, context.input_pipeline_id
@@ -159,7 +159,7 @@ def sharded(arrays):
     return make
 
 
-# From the arrays (x, y, weights: as many as the method takes) and the strategy: what is given as x, or a tuple (x, y, w).
+# From the arrays (x, y, weights: as many as the method takes) and the strategy: what to pass as x, or a tuple (x, y, w).
 KINDS = {
     "arrays": lambda a, s: a,
     "memory-mapped": lambda a, s: (mapped(a[0]), *a[1:]),
@@ -175,7 +175,7 @@ KINDS = {
     "batches of several sizes": lambda a, s: of_several_sizes(a),
 }
 WITHOUT_END = {"endless dataset"}
-SHARED_OUT = {"distributed dataset", "function of the context"}  # need a strategy: compared with arrays
+SHARED_OUT = {"distributed dataset", "function of the context"}  # these need a strategy: compared with arrays
 
 
 def mixed():
@@ -186,7 +186,7 @@ def mixed():
     }
 
 
-# The layers, the loss and the inputs: made when asked for, because workers must meet before the first tensor.
+# The layers, the loss and the inputs: created lazily, because workers must connect before the first tensor.
 MODELS = {
     "dense": (dense_model, "mse", lambda: X),
     "dict": (dict_model, "mse", lambda: {"a": X[:, :3], "b": X[:, 3:]}),
@@ -196,7 +196,7 @@ MODELS = {
     "gathering": (gathering_model, "mse", lambda: X),
     "mixing": (mixing_model, "mse", lambda: X),
 }
-# These differ from others in how a process reads its rows, which `tests/single/test_input_kinds.py` checks.
+# These only differ in how a process reads its samples, which `tests/single/test_input_kinds.py` checks.
 READ_AS_OTHERS = ("memory-mapped", "PyDataset", "PyDataset with threads")
 CASES = [
     *(("dense", kind) for kind in KINDS if kind not in READ_AS_OTHERS),
@@ -213,11 +213,11 @@ def mapped(array):
     with tempfile.NamedTemporaryFile(suffix=".npy") as file:
         np.save(file, array)
         file.flush()
-        return np.load(file.name, mmap_mode="r")  # the mapping outlives the name
+        return np.load(file.name, mmap_mode="r")  # the mapping outlives the file name
 
 
 def results(model, start, x, make, strategy, limited):
-    """Loss of two epochs, trained weights, evaluation and answers."""
+    """Losses of two epochs, trained weights, evaluation and predictions."""
     model.set_weights(start)
 
     def given(*arrays):
@@ -241,8 +241,8 @@ def results(model, start, x, make, strategy, limited):
 
 MORE_CASES = [("dense", "arrays"), *(("dense", kind) for kind in READ_AS_OTHERS)]
 
-# Where replicas share one copy of the weights the inputs are those of any strategy in one process: what differs is what is
-# read from the weights and written to them, and how the kinds share the batches out.
+# Where replicas share one copy of the weights, inputs work as for any single-process strategy. Different are reads
+# and writes of weights, and how each kind distributes batches.
 SHARED_CASES = [
     *(
         ("dense", kind)
@@ -255,7 +255,7 @@ SHARED_CASES = [
 
 
 def run(strategy, cases=CASES, eager=False):
-    """The results of every case, by "model/kind/what"; with `eager` op by op, which is the cheapest in one process."""
+    """The results of every case, by "model/kind/what"; with `eager` op by op, which is cheapest in one process."""
     found, models = {}, {}
     for name, kind in cases:
         if strategy.num_replicas_in_sync == 1 and kind in SHARED_OUT:
@@ -270,7 +270,7 @@ def run(strategy, cases=CASES, eager=False):
 
 
 def differences(found, expected, tolerance):
-    """The names of the results that are not those of one device."""
+    """The names of the results that do not match one device."""
     wrong = []
     for name, value in found.items():
         model, kind, what = name.split("/")

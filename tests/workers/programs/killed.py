@@ -1,4 +1,4 @@
-"""A training whose workers kill themselves as they are told ("0:5 1:11": in attempt 0 the chief after 5 steps, ...)."""
+"""A training run whose workers kill themselves as specified ("0:5 1:11": in attempt 0 the chief after 5 steps, ...)."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ attempt = int(os.environ.get("UNISONO_RESTART", "0"))
 
 
 class Killed(keras.callbacks.Callback):
-    """Ends this worker without warning."""
+    """Kills this worker without warning."""
 
     def on_train_batch_end(self, batch, logs=None):
         step = int(self.model.optimizer.iterations.numpy())

@@ -1,4 +1,4 @@
-"""Says which network interfaces there are; worker 1 asks worker 0, or something outside, for an answer."""
+"""Prints the network interfaces; worker 1 tries to connect to worker 0, or to an outside address."""
 
 import json
 import os

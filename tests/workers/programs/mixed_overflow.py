@@ -1,4 +1,4 @@
-"""mixed_float16 on whatever strategy: overflow on one worker, on the other, and at last in every step."""
+"""mixed_float16 on any strategy: overflow on one worker, on the other, and finally in every step."""
 
 import sys
 import warnings
@@ -9,8 +9,8 @@ import numpy as np
 import unisono
 from unisono.distribute import auto_strategy, worker_index
 
-ROWS, BATCH = 22, 8  # the last batch has 6 rows
-BAD = (7, 8)  # the last row of the first batch (worker 1) and the first of the second (worker 0)
+ROWS, BATCH = 22, 8  # the last batch has 6 samples
+BAD = (7, 8)  # the last sample of the first batch (worker 1) and the first of the second (worker 0)
 
 
 def run(strategy):

@@ -1,4 +1,4 @@
-"""A worker without TensorFlow, for tests of the launcher: does what its second argument says."""
+"""A worker without TensorFlow, for tests of the launcher: its second argument says what it does."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def wait_until(true):
 
 write(f"pid-{worker}-{restart}", str(os.getpid()))
 if order == "fail once" and worker == "1" and restart == "0":
-    # The launcher ends the others at once: they shall have begun, at the least the first of them.
+    # The launcher ends the others immediately: at least the first of them must have started.
     wait_until(lambda: os.path.exists(f"{out}/pid-0-0"))
     print("what went wrong", file=sys.stderr, flush=True)
     sys.exit(7)
@@ -40,14 +40,14 @@ if order == "port":
 if order == "children":
     child = subprocess.Popen(["sleep", "600"])
     write(f"child-{worker}", str(child.pid))
-    # A daemon: a session of its own, and its parent is gone.
+    # A daemon: with its own session, and without its parent.
     start = "import subprocess as s; print(s.Popen(['sleep', '600'], start_new_session=True, stdout=-3, stderr=-3).pid)"
     daemon = subprocess.run(
         [sys.executable, "-c", start], capture_output=True, check=True, start_new_session=True
     )
     write(f"daemon-{worker}", daemon.stdout.decode().strip())
 if order in ("lost", "same"):
-    del os.environ["TF_CONFIG"]  # with it TensorFlow would be loaded
+    del os.environ["TF_CONFIG"]  # it would make TensorFlow load
     from unisono.distribute.workers import records
 
     records.start(os.environ["UNISONO_RECORDS"], f"worker {worker}")
@@ -63,7 +63,7 @@ if order == "early":
     wait_until(lambda: os.path.exists(f"{out}/pid-1-0"))
     with open(f"{out}/pid-1-0") as file:
         other = file.read()
-    wait_until(lambda: not os.path.exists(f"/proc/{other}"))  # the launcher knows
+    wait_until(lambda: not os.path.exists(f"/proc/{other}"))  # the launcher has noticed
     print("UnavailableError: lost contact with worker 1: worker 0 has waited", file=sys.stderr, flush=True)
     sys.exit(1)
 if order == "stop" and worker == "0":

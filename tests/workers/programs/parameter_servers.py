@@ -1,7 +1,7 @@
 # ruff: noqa: E402
-"""A coordinator with its servers and workers as processes of its own: `parameter_servers.py <scenario> <directory>`.
+"""A coordinator that starts its servers and workers as processes: `parameter_servers.py <scenario> <directory>`.
 
-Each scenario prints one line of JSON with what it found; the test judges it.
+Each scenario prints one line of JSON with its results, which the test checks.
 """
 
 import json
@@ -44,7 +44,7 @@ class Cluster:
         self.processes[name] = self.forked.start(SERVER, env=self.tasks[name].env, **files)
 
     def kill(self, name):
-        """Kills it and waits until it is gone: until then the kernel keeps its port, and nobody else can listen there."""
+        """Kills a process and waits until it is gone: until then the kernel keeps its port occupied."""
         process = self.processes.pop(name)
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -126,7 +126,7 @@ def mean_output(y_true, y_pred):
 
 
 def counter(momentum=0.0, **compile_arguments):
-    """One weight that each step lowers by 1, or by what momentum makes of it."""
+    """One weight that each step lowers by 1, or by the momentum update."""
     kernel = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     model = unisono.Sequential([keras.Input((1,)), kernel])
     model.compile(unisono.optimizers.SGD(1.0, momentum), mean_output, **compile_arguments)
@@ -142,7 +142,7 @@ def distance(model, other):
 
 
 class AddsUp(unisono.Model):
-    """Steps of its own that take any batch, and a metric whose result is its variable."""
+    """Custom steps for any batch, and a metric whose result is its variable."""
 
     def __init__(self):
         super().__init__()
@@ -178,7 +178,7 @@ def four_parts():
 
 
 def alone():
-    """One worker and split variables: everything is what one device gives, to the bit."""
+    """One worker and partitioned variables: everything matches one device bit for bit."""
     thirds = tf.distribute.experimental.partitioners.FixedShardsPartitioner(3)
     strategy = ParameterServerStrategy(variable_partitioner=thirds)
     callbacks = lambda: [  # noqa: E731
@@ -191,7 +191,7 @@ def alone():
     for scope in (strategy.scope, tf.init_scope):
         with scope():
             models.append(classifier(unisono.optimizers.Adam(1e-2, clipnorm=0.5)))
-        # Rows that divide: one device would leave them open, and Grappler rounds another way where it knows their number.
+        # Divisible: otherwise one device has an unknown batch size, and Grappler rounds differently if it knows the size.
         data: dict = {"x": X[:224], "y": Y[:224], "validation_data": (X[:48], Y[:48])}
         history = models[-1].fit(**data, batch_size=16, epochs=3, verbose=0, callbacks=callbacks())
         histories.append(history.history)
@@ -272,7 +272,7 @@ def ParameterServerStrategy_with_halves(strategy):
 
 
 def together():
-    """Two workers: counts, convergence, mixed precision, errors; at last the server dies."""
+    """Two workers: counts, convergence, mixed precision, errors; finally the server dies."""
     strategy = ParameterServerStrategy(max_staleness=3)
     with strategy.scope():
         model = counter()
@@ -285,7 +285,7 @@ def together():
     with strategy.scope():
         model = counter(
             momentum=0.5, steps_per_execution=8
-        )  # more than max_staleness lets a worker run at once
+        )  # more than max_staleness allows a worker at once
     model.fit(ones[:300], ones[:300], batch_size=1, epochs=1, verbose=0)
     velocity = weight = 0.0
     for _ in range(300):
@@ -358,7 +358,7 @@ def together():
 
 
 def loop_of_their_own(strategy):
-    """200 scheduled steps on two workers: a table in parts, `tape.gradient`, a metric, a state, random numbers."""
+    """200 scheduled steps on two workers: a partitioned table, `tape.gradient`, a metric, a state, random numbers."""
     with ParameterServerStrategy_with_halves(strategy):
         table = keras.layers.Embedding(10, 3, embeddings_initializer="zeros")
         table.build()
@@ -398,7 +398,7 @@ def loop_of_their_own(strategy):
 
 
 def killed():
-    """Workers are killed ten times while they train, and once while they evaluate; then one stays away for good."""
+    """Workers are killed ten times during training, and once during evaluation; then one does not come back."""
     strategy = ParameterServerStrategy()
     with strategy.scope():
         model = counter()
@@ -462,7 +462,7 @@ def killed():
 
 
 class SumsUp(unisono.Sequential):
-    """Its loss is a sum over the rows. It counts a mean, and returns another one."""
+    """Its loss is a sum over the samples. It tracks one mean, and returns another."""
 
     def __init__(self, layers):
         super().__init__(layers)
@@ -478,7 +478,7 @@ class SumsUp(unisono.Sequential):
 
 
 class Counts(keras.layers.Layer):
-    """Counts rows, and keeps a moving average of their mean."""
+    """Counts samples, and keeps a moving average of their mean."""
 
     def build(self, shape):
         arguments = {"initializer": "zeros", "trainable": False}
@@ -493,7 +493,7 @@ class Counts(keras.layers.Layer):
 
 
 def in_step():
-    """Three workers, one to spare: the numbers of one device."""
+    """Three workers, one of them a backup: matches the single-device result."""
     halves = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
     strategy = ParameterServerStrategy(backup_workers=1, variable_partitioner=halves)
     weights = RNG.uniform(size=230).astype("float32")
@@ -527,7 +527,7 @@ def in_step():
 
 
 def resumed():
-    """Run first, all processes are killed in the middle of the second epoch; run again, training goes on."""
+    """In the first run all processes are killed in the middle of the second epoch; the second run resumes."""
     steps = []
 
     class EndOfEverything(keras.callbacks.Callback):
@@ -551,7 +551,7 @@ def resumed():
 
 
 def watched():
-    """What looks at training works here too, and so do float16 and steps of one's own."""
+    """Monitoring callbacks work here too, and so do float16 and custom steps."""
     strategy = ParameterServerStrategy()
     with strategy.scope():
         model = classifier(unisono.optimizers.Adam(1e-2))
@@ -624,7 +624,7 @@ def watched():
 
     pool, stopped, answers = pool_of(strategy), [], server_watch.answers
     pool.timeout = 4.0
-    server_watch.answers = lambda *who: not stopped or answers(*who)  # before, it is at most slow
+    server_watch.answers = lambda *who: not stopped or answers(*who)  # before that it is only slow
 
     class Stopped(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -642,7 +642,7 @@ def watched():
 
 
 def tags(directory):
-    """The names of the numbers in TensorBoard's files."""
+    """The tags in TensorBoard's files."""
     from tensorflow.core.util import event_pb2
 
     found = set()
@@ -665,4 +665,4 @@ except BaseException:
         print(f"--- {name}, ended: {process.poll()}:\n{text[-1000:]}", file=sys.stderr, flush=True)
 finally:
     cluster.end()
-    os._exit(code)  # TensorFlow would wait for the servers that are gone
+    os._exit(code)  # TensorFlow would wait for servers that are gone

@@ -1,6 +1,6 @@
-"""Trains in stages on the processes that the launcher started, and once more in one process: `pipeline.py OUT`.
+"""Trains a pipeline on the processes that the launcher started, and again in one process: `pipeline.py OUT`.
 
-Each of the first two starts says in a file that it is training, and goes on when it has been struck.
+Each of the first two starts writes a file once it is training, and continues when a stage was killed.
 """
 
 import contextlib
@@ -44,12 +44,12 @@ def train(pipeline, epochs=5, **fit):
 
 
 def clock():
-    """Seconds, of which more pass once the second start has lost a stage: until then each is at most slow."""
+    """The time in seconds, faster once the second start has lost a stage: until then stages are only slow."""
     return time.monotonic() * (1000 if (OUT / "struck-1").exists() and START == 1 else 1)
 
 
 class Struck(keras.callbacks.Callback):
-    """Says that some steps are done, and waits to be struck."""
+    """Reports that some steps are done, and waits until a stage was killed."""
 
     def on_train_batch_end(self, batch, logs=None):
         if self.model.optimizer.iterations > 5 + 3 * START:

@@ -1,4 +1,4 @@
-"""A training that one worker of several is told to end, and its continuation: the bits of the one left alone."""
+"""A training run in which one worker receives SIGTERM, and its continuation: bitwise identical to an uninterrupted run."""
 
 import contextlib
 import os

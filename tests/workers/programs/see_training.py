@@ -1,4 +1,4 @@
-"""Two workers, one of them slow, with a report, TensorBoard and diagnosis; then data that are not finite."""
+"""Two workers, one of them slow, with a report, TensorBoard and diagnosis; then non-finite data."""
 
 import itertools
 import pathlib
@@ -16,7 +16,7 @@ strategy = unisono.distribute.auto_strategy()
 me = unisono.distribute.worker_index()
 
 
-# The clock in the step: worker 0 waits 1000 s for the sums over workers, worker 1, whose gradients come last, not at all.
+# The clock in the step: worker 0 waits 1000 s for all-reduces, worker 1, whose gradients come last, not at all.
 moments = itertools.cycle([0.0, 1000.0 * (1 - me)])
 tf.timestamp = lambda: tf.constant(next(moments), tf.float64)
 

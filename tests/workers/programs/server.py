@@ -1,4 +1,4 @@
-"""A server of a cluster, as the launcher starts it."""
+"""A server of a cluster, as started by the launcher."""
 
 import os
 

@@ -31,7 +31,7 @@ if os.environ["UNISONO_RESTART"] == "1":
     sys.exit()
 server, worker = process_of("ps"), process_of("worker")
 os.kill(worker, signal.SIGKILL)
-while process_of("worker") == worker:  # on a busy machine it is a while until it has ended
+while process_of("worker") == worker:  # on a busy machine it takes a while to end
     time.sleep(0.1)
 another, same = process_of("worker") != worker, process_of("ps") == server
 print("another worker", another, "the same server", same, flush=True)

@@ -1,6 +1,6 @@
-"""Training with sharded state on whatever strategy: results as a dict of arrays, to be compared with one device.
+"""Training with sharded state on any strategy: results as a dict of arrays, to be compared with one device.
 
-`sharded.py FOLDER`. Weights are sharded, too, where each worker has one replica. `PARTS` says what is run of each level.
+`sharded.py FOLDER`. Weights are sharded too if each worker has one replica. `PARTS` lists the parts that run for each level.
 """
 
 import contextlib
@@ -55,10 +55,10 @@ def fit_with(make, strategy, out, found, *callbacks):
 
 
 def fits(strategy, out, found):
-    """An optimizer that accumulates, clips and averages; models are saved in every way."""
+    """An optimizer that accumulates, clips and averages; models are saved in every format."""
     ours, theirs = unisono.callbacks.ModelCheckpoint, keras.callbacks.ModelCheckpoint
     savers = [ours(f"{out}/ours.keras"), theirs(f"{out}/theirs.keras")]
-    weights = {"save_weights_only": True}  # Keras writes slots into these files, too
+    weights = {"save_weights_only": True}  # Keras writes the optimizer state into these files, too
     savers += [ours(f"{out}/ours.weights.h5", **weights), theirs(f"{out}/theirs.weights.h5", **weights)]
     fit_with(accumulating, strategy, out, found, *savers)
 
@@ -88,9 +88,9 @@ def eagerly(strategy, out, found):
 
 
 class AdaptsAtOnce(unisono.Model):
-    """Its loss is that after a step of gradient descent: what is read later depends on the first backward pass.
+    """Its loss follows a step of gradient descent on the input: later reads depend on the first backward pass.
 
-    Both backward passes hold collectives, those of the batch normalization.
+    Both backward passes contain collectives, those of the batch normalization.
     """
 
     def __init__(self):
@@ -137,7 +137,7 @@ class StopAtThird(keras.callbacks.Callback):
 
 
 def resumed(strategy, out, found):
-    """A training that stops after three steps, and goes on from the backup of its second one."""
+    """A training run that stops after three steps, and resumes from the backup of the second one."""
     for stop in (True, False):
         keras.backend.clear_session()
         model = model_with(strategy, accumulating)
@@ -154,14 +154,14 @@ def resumed(strategy, out, found):
             )
         if stop:
             found["parts"] = num_workers() - 1
-            if is_chief():  # another worker may be ahead of it
+            if is_chief():  # another worker may be ahead of the chief
                 newest = unisono.callbacks.latest_backup(f"{out}/backup")
                 found["parts"] = len(list(newest.path.parent.glob(f"{newest.path.stem}.part-*")))
     state(model, "resumed", found)
 
 
 def bytes_of_collectives(graph):
-    """The bytes that one replica sends in the collectives of a graph and of the graphs in it, by kind of collective."""
+    """The bytes that one replica sends in the collectives of a graph and its subgraphs, by kind of collective."""
     sent = {}
     for operation in graph.get_operations():
         if operation.type.startswith("Collective"):
@@ -177,7 +177,7 @@ def bytes_of_collectives(graph):
 
 
 def traffic(strategy, out, found):
-    """What a step sends, in bytes of the gradients: N - 1 of N parts go out of a replica, and back."""
+    """The bytes a step sends, relative to an all-reduce of the gradients: N - 1 of N shards leave a replica, and return."""
     n = strategy.num_replicas_in_sync
     found["traffic"] = 1.0
     if n == 1:
@@ -191,7 +191,7 @@ def traffic(strategy, out, found):
     gradients = sum(4 * int(np.prod(v.shape)) for v in model.trainable_variables)
     graph = model.train_function.graph()
     sent = bytes_of_collectives(graph)
-    local = len(strategy.extended.worker_devices)  # the replicas of a worker are in one graph
+    local = len(strategy.extended.worker_devices)  # the replicas of a worker share one graph
     factor = {
         "CollectiveReduceV2": 2 * (n - 1) / n,
         "CollectiveAllToAllV2": (n - 1) / n,
@@ -206,7 +206,7 @@ def state(model, name, found):
         found.update({f"{name} {kind} {i}": value for i, value in enumerate(values)})
 
 
-# A rule or a step that concerns one level; `tests/single` has all of them at each.
+# Some rules and steps run at one level only; `tests/single` has all of them at each level.
 PARTS = {
     "weights": (fits, whole, eagerly, adapting, traffic, resumed),
     "gradients": (fits, half, traffic, resumed),
@@ -221,7 +221,7 @@ def run(strategy, out, shared, level):
 
 
 if __name__ == "__main__":
-    replicas._BYTES_PER_PACK = 64  # many packs: the backward pass waits for sums
+    replicas._BYTES_PER_PACK = 64  # many packs: the backward pass waits for all-reduces
     folder = sys.argv[1]
     own = folder if is_chief() else f"{folder}/not-chief"
     strategy = auto_strategy()
