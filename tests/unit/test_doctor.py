@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from unisono.commands import doctor as command
-from unisono.commands import findings as doctor
+from unisono.commands.machine import findings as doctor
 from unisono.commands.machine.findings import Finding
 
 GOOD = [

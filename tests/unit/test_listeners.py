@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from unisono.commands import doctor, listeners
+from unisono.commands import doctor
+from unisono.commands.machine import listeners
 from unisono.commands.machine.listeners import (
     EXAMPLE_PEERS,
     EXAMPLE_PORTS,

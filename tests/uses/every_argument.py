@@ -206,11 +206,11 @@ def subjects(bench: Bench) -> dict[str, Subject]:
         "ModelMemory": Subject(
             distribute.ModelMemory,
             {
-                **_same("not negative", "weights", "trained", "slots", "activations", "always"),
+                **_same("not negative", "weights", "trained", "optimizer_state", "activations", "always"),
                 **_same("not negative", "largest_layer", "vectors"),
                 "half_precision": "flag",
             },
-            {"weights": 10, "trained": 10, "slots": 10, "activations": 1.0},
+            {"weights": 10, "trained": 10, "optimizer_state": 10, "activations": 1.0},
         ),
         "memory_plans": Subject(
             distribute.memory_plans,
