@@ -21,16 +21,21 @@ class Line:
     """One curve."""
 
     name: str  # for the legend
-    points: Points  # (x, y); values that are not finite are left out and counted
+    points: Points  # (x, y); those that are not finite are left out and counted
     color: int = 0  # one of eight
     dashed: bool = False  # validation is dashed
     faint: bool = False  # the values within epochs, behind the others
     key: bool = True  # whether the legend names it
 
+    @property
+    def finite(self) -> Points:
+        """The points that can be drawn."""
+        return [point for point in self.points if all(map(math.isfinite, point))]
+
 
 def line_chart(title: str, lines: Sequence[Line], whole: bool = False, note: str = "") -> str:
     """A `<figure>` with the curves; an empty string if none has a point. `whole`: the y axis begins at 0."""
-    drawn = [(line, outline([point for point in line.points if math.isfinite(point[1])])) for line in lines]
+    drawn = [(line, outline(line.finite)) for line in lines]
     drawn = [(line, points) for line, points in drawn if points]
     lost = _lost([line for line in lines if not line.faint]) or _lost(lines)
     if not drawn:
@@ -105,7 +110,7 @@ def _kind(line: Line) -> str:
 
 def _lost(lines: Sequence[Line]) -> int:
     """Values that cannot be drawn."""
-    return sum(not math.isfinite(y) for line in lines for _, y in line.points)
+    return sum(len(line.points) - len(line.finite) for line in lines)
 
 
 def _figure(title: str, body: str, lines: Sequence[Line], note: str) -> str:
