@@ -6,7 +6,7 @@ from typing import Any
 
 from . import checks
 from .compilation import runner_of
-from .partition.explain import StepExplanation
+from .partition.steps.explain import StepExplanation
 from .run.on_batch import explain_step, on_batch, predict_on_batch
 from .step.variable_placement import bring_along
 

@@ -64,7 +64,9 @@ class Workers:
         return worker
 
     def wait_until(self, true):
+        until = time.monotonic() + 60  # far more than the threads need on a busy machine
         while not true():
+            assert time.monotonic() < until
             time.sleep(0.005)
 
     def end(self):

@@ -230,6 +230,7 @@ def test_time_is_shared_out_between_compute_and_waiting_for_sums(tmp_path):
 def test_chart_without_points_is_empty_and_with_none_finite_says_so():
     assert line_chart("t", [Line("a", [])]) == ""
     assert "1 values, none of them finite" in line_chart("t", [Line("a", [(0.0, float("inf"))])])
+    assert "nan" not in line_chart("t", [Line("a", [(float("nan"), 0.1), (1.0, 0.2)])])
 
 
 @pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [1e-9, 1e9], [-5.0, 5.0], [1e30, 2e30]])

@@ -173,6 +173,7 @@ def test_folder_that_cannot_be_written_ends_nothing(tmp_path):
     mine = Recorder()
     mine._folder = tmp_path / "file"
     mine.update()
+    assert os.listdir(tmp_path) == ["file"]
 
 
 PRINTED = """\

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,15 +12,11 @@ from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph
 from . import control_flow
 from .constants import constant, depends_on_sizes, holds_for_all_sizes, rounds_sizes
 from .labels import (
-    MEAN_OF_STATISTICS,
     PARTIAL_SUM,
     REPLICATED,
-    SAMPLES,
-    SHARES,
     STATISTIC,
     Label,
     is_sharded,
-    needs_collective,
     same_samples,
 )
 from .operation_labels import has_effects, labels_of, settled
@@ -28,20 +24,18 @@ from .program import (
     BRANCHES,
     LOOPS,
     Apply,
-    Convert,
     Copy,
-    ListIsGathered,
     NeedsCollective,
     NotPartitioned,
-    Program,
     Read,
     Value,
     shape_of,
 )
 from .rules import View
-from .rules.lists import EMPTY, listed
+from .rules.lists import listed
 from .rules.rewritten import rewritten
 from .static_shapes import StaticShapes
+from .values import Values
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 IGNORED = ("NoOp", "Placeholder")
@@ -51,48 +45,25 @@ READ = "unisono_read_"
 """Name prefix of a placeholder that stands for a sharded weight; the number of the read follows."""
 
 
-class Builder:
+class Builder(Values):
     """Builds one program.
 
     Args:
         values: of the outer programs, too.
-        inside: whether it is the body of a branch or a loop, where collectives are not supported.
         slices: as for `partitioned`.
         is_local: as for `partitioned`.
-        whole: names of operations that get whole inputs.
-        replicated: whether all operations are.
-
-    Attributes:
-        program: as far as it is built.
-        states: the ids of assigned tensors; a read of a statistic among them reads its mean.
-        made: the numbers of converted values, by the number of the original value and the label.
+        options: as for `Values`.
     """
 
     def __init__(
         self,
         values: list[Value],
-        inside: bool = False,
         slices: Mapping[int, Sequence[bool]] | None = None,
         is_local: Callable[[tf.Operation], bool] = lambda op: False,
-        whole: Collection[str] = (),
-        replicated: bool = False,
+        **options: Any,
     ) -> None:
-        self.program = Program(values)
-        self._inside, self._slices, self.is_local, self.whole_ops = inside, slices or {}, is_local, whole
-        self._producers: dict[int, str] = {}
-        self.replicated = replicated
-        self.made: dict[tuple[int, Label], int] = {}
-        self._again: dict[int, Copy] = {}
-        self.states: set[int] = set()
-
-    def add(self, value: Value) -> int:
-        """The number of a new value."""
-        self.program.values.append(value)
-        return len(self.program.values) - 1
-
-    def label(self, number: int) -> Label:
-        """The label of a value."""
-        return self.program.values[number].label
+        super().__init__(values, **options)
+        self._slices, self.is_local = slices or {}, is_local
 
     def walk(self, graph: Any, inputs: Sequence[int]) -> list[int]:
         """Adds the operations of a graph, called with these values; returns the numbers of its outputs."""
@@ -114,54 +85,6 @@ class Builder:
             if op.name in needed:
                 visit(op)
         return [known[id(tensor)] for tensor in graph.outputs]
-
-    def converted(self, number: int, want: Label | None, cause: tf.Operation | None) -> int:
-        """The number of a value with the requested label."""
-        have = self.label(number)
-        if want == MEAN_OF_STATISTICS and have != STATISTIC:
-            want = REPLICATED
-        if want in (SAMPLES, SHARES):
-            as_it_is = is_sharded(have) and have.axis == 0 and have.blocks == 1 and not have.counts
-            adds = self.program.values[number].dtype not in (tf.bool, tf.string)
-            want = None if as_it_is else PARTIAL_SUM if want == SHARES and adds else REPLICATED
-        if want is None or have in (want, EMPTY) or self.program.values[number].dtype == tf.resource:
-            return number
-        if (number, want) in self.made:
-            return self.made[number, want]
-        if number in self._again and want == REPLICATED:
-            return self._whole(number)
-        if needs_collective(have, want) and want not in (REPLICATED, MEAN_OF_STATISTICS):
-            return self.converted(self.converted(number, REPLICATED, cause), want, cause)
-        if needs_collective(have, want) and self._inside:
-            raise NeedsCollective(f"{cause.type} {cause.name}" if cause is not None else "an output")
-        if self.program.values[number].dtype == tf.variant:
-            raise ListIsGathered(self._producers.get(number, ""))
-        value = self.program.values[number]
-        target = self.add(Value(value.dtype, value.shapes, want, value.constant))
-        self.program.nodes.append(Convert(number, target, cause))
-        self.made[number, want] = target
-        return target
-
-    def read(self, tensor: Any, number: int, cause: tf.Operation | None) -> int:
-        """The number of the value of a tensor: of an assigned statistic, its mean."""
-        if id(tensor) not in self.states or self.label(number) != STATISTIC:
-            return number
-        return self.converted(self.converted(number, MEAN_OF_STATISTICS, cause), REPLICATED, cause)
-
-    def _whole(self, number: int) -> int:
-        """The whole of a value made of replicated inputs alone: its operations run once more, on whole inputs."""
-        copy = self._again[number]
-        value = self.program.values[number]
-        target = self.add(Value(value.dtype, value.shapes, REPLICATED, value.constant))
-        inputs = [self.converted(each, REPLICATED, copy.op) for each in copy.inputs]
-        again = dataclasses.replace(
-            copy, inputs=inputs, outputs=[target], made=[REPLICATED], of_samples=False
-        )
-        self.program.nodes.append(again)
-        self.made[number, REPLICATED] = target
-        return target
-
-    # operations
 
     def _operation(self, op: tf.Operation, known: dict[int, int], shapes: StaticShapes) -> None:
         name = op.name.rpartition("/")[2]
@@ -191,7 +114,7 @@ class Builder:
         for tensor, number in zip(op.outputs, outputs):
             known[id(tensor)] = number
             if tensor.dtype == tf.variant:
-                self._producers.setdefault(number, op.name)
+                self.producers.setdefault(number, op.name)
 
     def _output(
         self, op: tf.Operation, number: int, inputs: Sequence[int], shapes: StaticShapes, label: Label
@@ -238,7 +161,7 @@ class Builder:
         return inputs[:1] if same and id(op.inputs[0]) not in self.states else []
 
     def _rewritten(self, op: tf.Operation, inputs: list[int]) -> list[int]:
-        if self.replicated or self._inside or self.is_local(op):
+        if self.replicated or self.inside or self.is_local(op):
             return []
         graph = rewritten(op, [self.program.values[number] for number in inputs])
         return [] if graph is None else self.walk(graph, inputs)
@@ -256,23 +179,23 @@ class Builder:
             [values[number].shapes for number in outputs],
             lambda tensor: values[known[id(tensor)]] if id(tensor) in known else None,
         )
-        if self._inside and has_effects(op):
+        if self.inside and has_effects(op):
             raise NotPartitioned(f"{op.type} ({op.name}) has effects in a branch or a loop")
         replicated = self.replicated or op.name in self.whole_ops
         wants, made = labels_of(op, view, replicated, self.is_local(op))
         given = [self.converted(number, want, op) for number, want in zip(inputs, wants)]
-        if self._inside and any(label.counts for label in made):
+        if self.inside and any(label.counts for label in made):
             raise NeedsCollective(op.name)
         copy = Copy(op, given, outputs, made, list(op.control_inputs))
         self.program.nodes.append(copy)
         for number, label in zip(outputs, made):
             values[number].label = settled(label)
         free = all(
-            number in self._again or (want is not None and want.kind in ("replicated", "sizes"))
+            number in self.again or (want is not None and want.kind in ("replicated", "sizes"))
             for number, want in zip(inputs, wants)
         )
         if free and len(made) == 1 and is_sharded(made[0]) and not op.op_def.is_stateful:
-            self._again[outputs[0]] = dataclasses.replace(copy, inputs=inputs)
+            self.again[outputs[0]] = dataclasses.replace(copy, inputs=inputs)
             values[outputs[0]].free = True
         shape = values[inputs[0]].shapes[0] if inputs else None
         if op.type == "Squeeze" and not op.get_attr("squeeze_dims") and shape is not None:
@@ -283,7 +206,7 @@ class Builder:
 
     def _apply(self, op: tf.Operation, inputs: list[int]) -> None:
         """The gradients for an optimizer are partial sums over the replicas."""
-        if self._inside:
+        if self.inside:
             raise NotPartitioned("an optimizer is called in a branch or a loop")
         number = int(op.name.rpartition("/")[2].removeprefix(APPLY).partition("_")[0])
         rest, given = iter(inputs), list[int]()
@@ -322,9 +245,8 @@ class Builder:
         if len(graph.inputs) != len(inputs):
             raise NotPartitioned(f"the function {graph.name} was changed after it was traced")
         values = self.program.values
-        builder = Builder(
-            values, inside=True, is_local=self.is_local, whole=self.whole_ops, replicated=self.replicated
-        )
+        options = {"inside": True, "whole": self.whole_ops, "replicated": self.replicated}
+        builder = Builder(values, is_local=self.is_local, **options)
         own = []
         for number, given in enumerate(inputs):
             value = values[given]

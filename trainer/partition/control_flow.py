@@ -3,50 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.one_device import inner_graph, subgraphs
 from .labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, needs_collective
-from .program import Copy, NeedsCollective, NotPartitioned, Program, Shape, Value
+from .program import Copy, NeedsCollective, NotPartitioned, Shape, Value
 from .rules.lists import EMPTY
+from .values import Values
 
 _MOST_ROUNDS = 6
 
 
-class Builder(Protocol):
-    """The methods of `builder.Builder` that this module uses."""
-
-    program: Program
-    made: dict[tuple[int, Label], int]
-    whole_ops: Collection[str]
-    replicated: bool
-
-    def add(self, value: Value) -> int:
-        """The number of a new value."""
-        ...
-
-    def label(self, number: int) -> Label:
-        """The label of a value."""
-        ...
-
-    def converted(self, number: int, want: Label | None, cause: tf.Operation | None) -> int:
-        """The number of a value with the requested label."""
-        ...
-
-    def body(self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = ()) -> tuple[Any, list[int]]:
-        """Partitions a function for inputs like these."""
-        ...
-
-
 def without_collectives(
-    outer: Builder,
+    outer: Values,
     op: tf.Operation,
     inputs: list[int],
-    work: Callable[[Builder, tf.Operation, list[int]], list[int]],
+    work: Callable[[Values, tf.Operation, list[int]], list[int]],
 ) -> list[int]:
     """Partitions the bodies of a branch or a loop; bodies that need a collective get whole inputs."""
     for place, number in enumerate(inputs):
@@ -67,7 +43,7 @@ def without_collectives(
         outer.replicated = before
 
 
-def call(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
+def call(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     """Adds a call of a function that XLA compiles; returns the numbers of its outputs."""
     graph = inner_graph(op, "f")
     if graph is None:
@@ -81,7 +57,7 @@ def call(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
     return copy.outputs
 
 
-def branch(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
+def branch(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     """Adds a branch; returns the numbers of its outputs."""
     which = outer.converted(inputs[0], REPLICATED, op)
     found = [(name, *outer.body(graph, inputs[1:])) for name, graph in subgraphs(op)]
@@ -101,7 +77,7 @@ def branch(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
     return copy.outputs
 
 
-def loop(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
+def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     """Adds a loop; returns the numbers of its outputs."""
     body, condition = inner_graph(op, "body"), inner_graph(op, "cond")
     if body is None or condition is None:

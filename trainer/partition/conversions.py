@@ -55,11 +55,9 @@ class Replica:
 
     def with_unknown(self, numbers: Sequence[tf.Tensor]) -> Replica:
         """This replica in the body of a branch or a loop, which gets these `numbers`."""
-        rest = iter(numbers)
         names = ("samples", "held", "total", "start")
-        return dataclasses.replace(
-            self, **{n: next(rest) for n in names if isinstance(getattr(self, n), tf.Tensor)}
-        )
+        unknown = [name for name in names if isinstance(getattr(self, name), tf.Tensor)]
+        return dataclasses.replace(self, **dict(zip(unknown, numbers)))
 
     @property
     def alive(self) -> Any:

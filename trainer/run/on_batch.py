@@ -12,7 +12,7 @@ from ..inputs import Chunk, make_source
 from ..inputs.batch import batch_spec, sample_count, unpack
 from ..inputs.sources.arrays import ArraySource
 from ..inputs.sources.make_source import kind_of
-from ..partition.explain import StepExplanation
+from ..partition.steps.explain import StepExplanation
 from ..partition.steps.step_partition import ModelPartition, shared_by_replicas
 from .checks.argument_errors import check_weights, explained
 from .checks.overflow import check_progress

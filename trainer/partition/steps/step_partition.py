@@ -21,9 +21,9 @@ from ...checks import checked_logs
 from ...inputs.batch import batch_spec
 from ...step.global_metrics import losses_count_samples, metrics_of, variable_ids
 from ...step.variable_placement import accumulates
-from ..explain import StepExplanation
 from ..labels import REPLICATED, SAMPLES
 from ..program import NotPartitioned
+from .explain import StepExplanation
 from .step import Step
 from .traced_step import TracedStep
 from .whole_step import WholeStep

@@ -29,12 +29,12 @@ from ...inputs.batch import sample_count
 from ...step.collected_writes import CollectedWrites
 from ..builder import APPLY, READ
 from ..conversions import Replica
-from ..explain import StepExplanation, explained
 from ..labels import MEAN_OF_STATISTICS, PARTIAL_SUM, REPLICATED, Label, is_sharded
 from ..partition import partitioned
 from ..program import NotPartitioned, Program, received
 from ..rebuild import rebuilt
 from .exchange import with_collectives
+from .explain import StepExplanation, explained
 from .step import Step, numbers_in, with_numbers
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.tensorflow_graphs.one_device import line_of_user
-from ...distribute.hardware.device_memory import in_words
-from .labels import (
+from ....compat.tensorflow_graphs.one_device import line_of_user
+from ....distribute.hardware.device_memory import in_words
+from ..labels import (
     MEAN_OF_STATISTICS,
     PARTIAL_MAX,
     PARTIAL_MIN,
@@ -21,7 +21,7 @@ from .labels import (
     Label,
     is_sharded,
 )
-from .program import PROBES, Apply, Convert, Program, Read, Value
+from ..program import PROBES, Apply, Convert, Program, Read, Value
 
 _COMPARES = (
     "MatMul",

@@ -1,0 +1,110 @@
+"""The values of a program that is being built, and their conversions to the labels that operations need."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from .labels import (
+    MEAN_OF_STATISTICS,
+    PARTIAL_SUM,
+    REPLICATED,
+    SAMPLES,
+    SHARES,
+    STATISTIC,
+    Label,
+    is_sharded,
+    needs_collective,
+)
+from .program import Convert, Copy, ListIsGathered, NeedsCollective, Program, Value
+from .rules.lists import EMPTY
+
+
+class Values:
+    """A program that is being built, as `control_flow` sees it.
+
+    Args:
+        values: of the outer programs, too.
+        inside: whether it is the body of a branch or a loop, where collectives are not supported.
+        whole: names of operations that get whole inputs.
+        replicated: whether all operations are.
+
+    Attributes:
+        program: as far as it is built.
+        states: the ids of assigned tensors; a read of a statistic among them reads its mean.
+        made: the numbers of converted values, by the number of the original value and the label.
+        again: the operations that can make a value whole once more, by its number.
+        producers: the names of the operations that made lists, by the number of the list.
+    """
+
+    def __init__(
+        self, values: list[Value], inside: bool = False, whole: Collection[str] = (), replicated: bool = False
+    ) -> None:
+        self.program = Program(values)
+        self.inside, self.whole_ops, self.replicated = inside, whole, replicated
+        self.states: set[int] = set()
+        self.made: dict[tuple[int, Label], int] = {}
+        self.again: dict[int, Copy] = {}
+        self.producers: dict[int, str] = {}
+
+    def add(self, value: Value) -> int:
+        """The number of a new value."""
+        self.program.values.append(value)
+        return len(self.program.values) - 1
+
+    def label(self, number: int) -> Label:
+        """The label of a value."""
+        return self.program.values[number].label
+
+    def body(self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = ()) -> tuple[Any, list[int]]:
+        """Partitions a function for inputs like these; constants of the `changed` inputs do not hold in it."""
+        raise NotImplementedError
+
+    def converted(self, number: int, want: Label | None, cause: tf.Operation | None) -> int:
+        """The number of a value with the requested label."""
+        have = self.label(number)
+        if want == MEAN_OF_STATISTICS and have != STATISTIC:
+            want = REPLICATED
+        if want in (SAMPLES, SHARES):
+            as_it_is = is_sharded(have) and have.axis == 0 and have.blocks == 1 and not have.counts
+            adds = self.program.values[number].dtype not in (tf.bool, tf.string)
+            want = None if as_it_is else PARTIAL_SUM if want == SHARES and adds else REPLICATED
+        if want is None or have in (want, EMPTY) or self.program.values[number].dtype == tf.resource:
+            return number
+        if (number, want) in self.made:
+            return self.made[number, want]
+        if number in self.again and want == REPLICATED:
+            return self._whole(number)
+        if needs_collective(have, want) and want not in (REPLICATED, MEAN_OF_STATISTICS):
+            return self.converted(self.converted(number, REPLICATED, cause), want, cause)
+        if needs_collective(have, want) and self.inside:
+            raise NeedsCollective(f"{cause.type} {cause.name}" if cause is not None else "an output")
+        if self.program.values[number].dtype == tf.variant:
+            raise ListIsGathered(self.producers.get(number, ""))
+        value = self.program.values[number]
+        target = self.add(Value(value.dtype, value.shapes, want, value.constant))
+        self.program.nodes.append(Convert(number, target, cause))
+        self.made[number, want] = target
+        return target
+
+    def read(self, tensor: Any, number: int, cause: tf.Operation | None) -> int:
+        """The number of the value of a tensor: of an assigned statistic, its mean."""
+        if id(tensor) not in self.states or self.label(number) != STATISTIC:
+            return number
+        return self.converted(self.converted(number, MEAN_OF_STATISTICS, cause), REPLICATED, cause)
+
+    def _whole(self, number: int) -> int:
+        """The whole of a value made of replicated inputs alone: its operations run once more, on whole inputs."""
+        copy = self.again[number]
+        value = self.program.values[number]
+        target = self.add(Value(value.dtype, value.shapes, REPLICATED, value.constant))
+        inputs = [self.converted(each, REPLICATED, copy.op) for each in copy.inputs]
+        again = dataclasses.replace(
+            copy, inputs=inputs, outputs=[target], made=[REPLICATED], of_samples=False
+        )
+        self.program.nodes.append(again)
+        self.made[number, REPLICATED] = target
+        return target
