@@ -23,14 +23,7 @@ from .files.owner import FolderOwner
 from .files.store import BackupStore, Found, backup_directory
 from .files.writer_thread import BackgroundWriter
 from .fingerprint import identity
-from .resuming import (
-    announce,
-    build_optimizer,
-    naming,
-    on_all_workers,
-    warn_if_inexact,
-    warn_of_own_states,
-)
+from .resuming import announce, build_optimizer, naming, on_all_workers, warn_if_inexact, warn_of_own_states
 from .save_schedule import SaveSchedule
 from .variable_state import HostBuffers
 

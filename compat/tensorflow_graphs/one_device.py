@@ -16,9 +16,7 @@ import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import OptionalXlaContext
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 from tensorflow.python.ops import control_flow_util_v2
-from tensorflow.python.ops.handle_data_util import (
-    copy_handle_data,
-)
+from tensorflow.python.ops.handle_data_util import copy_handle_data
 from tensorflow.python.saved_model import save_context
 
 from .edges import OF_A_GRADIENT, is_of_a_gradient

@@ -256,14 +256,8 @@ def test_only_the_chief_writes_and_all_decide_the_same(tmp_path):
             {"filepath": "{epoch}.keras", "keep_best": 0},
             "`keep_best` must be None or a whole number of at least 1. Received: 0",
         ),
-        (
-            {"filepath": "{epoch}.keras", "save_freq": 0},
-            "`save_freq` must be .* Received: 0",
-        ),
-        (
-            {"filepath": "{epoch}.keras", "save_freq": "often"},
-            "`save_freq`.* Received: 'often'",
-        ),
+        ({"filepath": "{epoch}.keras", "save_freq": 0}, "`save_freq` must be .* Received: 0"),
+        ({"filepath": "{epoch}.keras", "save_freq": "often"}, "`save_freq`.* Received: 'often'"),
         ({"filepath": "m.ckpt"}, "must end in `.keras`"),
         ({"filepath": "m.h5", "save_weights_only": True}, "must end in `.weights.h5`"),
     ],

@@ -79,10 +79,7 @@ def test_bounds_are_those_of_the_package():
 
 
 FAKES = {
-    "a function": (
-        "from keras.src.backend.tensorflow import random; del random.uniform",
-        "uniform",
-    ),
+    "a function": ("from keras.src.backend.tensorflow import random; del random.uniform", "uniform"),
     "a class": ("from keras.src.trainers import compile_utils as c; del c.CompileLoss", "CompileLoss"),
     "a method": (
         "from keras.src.trainers.trainer import Trainer; del Trainer._symbolic_build",

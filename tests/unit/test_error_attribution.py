@@ -185,10 +185,7 @@ def test_error_that_speaks_of_itself_alone_is_its_own():
 
 @pytest.mark.parametrize(
     ("one", "other", "same"),
-    [
-        ("loss is 3.25 at 0x7f2a", "loss is 3.5 at 0x11", True),
-        ("loss is nan", "loss is inf", False),
-    ],
+    [("loss is 3.25 at 0x7f2a", "loss is 3.5 at 0x11", True), ("loss is nan", "loss is inf", False)],
 )
 def test_same_error_is_the_same_whatever_numbers_it_has(one, other, same):
     first, second = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,26 +11,9 @@ import tensorflow as tf
 from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph
 from . import control_flow
 from .constants import constant, depends_on_sizes, holds_for_all_sizes, rounds_sizes
-from .labels import (
-    PARTIAL_SUM,
-    REPLICATED,
-    STATISTIC,
-    Label,
-    is_sharded,
-    same_samples,
-)
+from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, is_sharded, same_samples
 from .operation_labels import has_effects, labels_of, settled
-from .program import (
-    BRANCHES,
-    LOOPS,
-    Apply,
-    Copy,
-    NeedsCollective,
-    NotPartitioned,
-    Read,
-    Value,
-    shape_of,
-)
+from .program import BRANCHES, LOOPS, Apply, Copy, NeedsCollective, NotPartitioned, Read, Value, shape_of
 from .rules import View
 from .rules.lists import listed
 from .rules.rewritten import rewritten
@@ -52,7 +35,7 @@ class Builder(Values):
         values: of the outer programs, too.
         slices: as for `partitioned`.
         is_local: as for `partitioned`.
-        options: as for `Values`.
+        inside, whole, replicated: as for `Values`.
     """
 
     def __init__(
@@ -60,9 +43,11 @@ class Builder(Values):
         values: list[Value],
         slices: Mapping[int, Sequence[bool]] | None = None,
         is_local: Callable[[tf.Operation], bool] = lambda op: False,
-        **options: Any,
+        inside: bool = False,
+        whole: Collection[str] = (),
+        replicated: bool = False,
     ) -> None:
-        super().__init__(values, **options)
+        super().__init__(values, inside, whole, replicated)
         self._slices, self.is_local = slices or {}, is_local
 
     def walk(self, graph: Any, inputs: Sequence[int]) -> list[int]:
@@ -103,7 +88,7 @@ class Builder(Values):
             outputs = self.walk(graph, inputs)
         elif (graph := called_graph(op)) is not None:
             outputs = self.walk(graph, inputs)
-        elif op.type in LOOPS or op.type in BRANCHES or op.type in CALLS:
+        elif op.type in (*LOOPS, *BRANCHES, *CALLS):
             work = control_flow.loop if op.type in LOOPS else control_flow.branch
             work = control_flow.call if op.type in CALLS else work
             outputs = control_flow.without_collectives(self, op, inputs, work)
@@ -245,8 +230,7 @@ class Builder(Values):
         if len(graph.inputs) != len(inputs):
             raise NotPartitioned(f"the function {graph.name} was changed after it was traced")
         values = self.program.values
-        options = {"inside": True, "whole": self.whole_ops, "replicated": self.replicated}
-        builder = Builder(values, is_local=self.is_local, **options)
+        builder = Builder(values, None, self.is_local, True, self.whole_ops, self.replicated)
         own = []
         for number, given in enumerate(inputs):
             value = values[given]

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from .labels import (
-    OWN,
-    PARTIAL_SUM,
-    REPLICATED,
-    STATISTIC,
-    Label,
-    is_partial,
-    is_sharded,
-    needs_collective,
-)
+from .labels import OWN, PARTIAL_SUM, REPLICATED, STATISTIC, Label, is_partial, is_sharded, needs_collective
 from .program import NotPartitioned
 from .rules import PARTIAL_MEAN, RULES, Ruling, View
 from .rules.lists import EMPTY

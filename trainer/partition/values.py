@@ -65,14 +65,15 @@ class Values:
 
     def converted(self, number: int, want: Label | None, cause: tf.Operation | None) -> int:
         """The number of a value with the requested label."""
-        have = self.label(number)
+        value = self.program.values[number]
+        have = value.label
         if want == MEAN_OF_STATISTICS and have != STATISTIC:
             want = REPLICATED
         if want in (SAMPLES, SHARES):
             as_it_is = is_sharded(have) and have.axis == 0 and have.blocks == 1 and not have.counts
-            adds = self.program.values[number].dtype not in (tf.bool, tf.string)
+            adds = value.dtype not in (tf.bool, tf.string)
             want = None if as_it_is else PARTIAL_SUM if want == SHARES and adds else REPLICATED
-        if want is None or have in (want, EMPTY) or self.program.values[number].dtype == tf.resource:
+        if want is None or have in (want, EMPTY) or value.dtype == tf.resource:
             return number
         if (number, want) in self.made:
             return self.made[number, want]
@@ -82,9 +83,8 @@ class Values:
             return self.converted(self.converted(number, REPLICATED, cause), want, cause)
         if needs_collective(have, want) and self.inside:
             raise NeedsCollective(f"{cause.type} {cause.name}" if cause is not None else "an output")
-        if self.program.values[number].dtype == tf.variant:
+        if value.dtype == tf.variant:
             raise ListIsGathered(self.producers.get(number, ""))
-        value = self.program.values[number]
         target = self.add(Value(value.dtype, value.shapes, want, value.constant))
         self.program.nodes.append(Convert(number, target, cause))
         self.made[number, want] = target

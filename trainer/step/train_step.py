@@ -23,13 +23,7 @@ from ...compat.keras_private.training import (
 )
 from ...compat.tensorflow_graphs.equal_operations import made_once
 from ...distribute.parameter_servers.shards import gradient
-from ...distribute.step_context import (
-    ReplicaSamples,
-    StepContext,
-    WeightTotals,
-    current_step,
-    step_scope,
-)
+from ...distribute.step_context import ReplicaSamples, StepContext, WeightTotals, current_step, step_scope
 from ...optimizers.stages.call_options import CallOptions, call_options
 from .collected_writes import CollectedWrites, make_writes
 

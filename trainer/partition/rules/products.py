@@ -89,7 +89,7 @@ def _bias(view: View) -> Ruling:
         return of_gradient
     if not is_sharded(label) or rank is None or label.axis == channels:
         return view.gathered()
-    return of_gradient if view.type == "BiasAddGrad" else ([None, REPLICATED], [label])
+    return of_gradient if view.type == "BiasAddGrad" else view.kept(label)
 
 
 EACH_SAMPLE = {  # numbers of the inputs that have samples along axis 0

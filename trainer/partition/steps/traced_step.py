@@ -14,11 +14,7 @@ import tensorflow as tf
 from ....compat.keras_private.variables import is_read_together, raw_value, sums_on_read
 from ....compat.tensorflow_graphs.one_device import distributed_variable, traced_on_one_device
 from ....compat.tensorflow_private.strategies import pretending_replicas
-from ....distribute.replicas import (
-    local_replica_index,
-    of_first_replica,
-    shares_variables,
-)
+from ....distribute.replicas import local_replica_index, of_first_replica, shares_variables
 from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, seen_through
 from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
 from ....optimizers.building import ensure_built, run_in_thread

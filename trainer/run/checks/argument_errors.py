@@ -30,8 +30,6 @@ _ERRORS = (
     tf.errors.UnimplementedError,
 )
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
-
-
 _SAMPLES = 7919  # a prime: no other dimension has this size
 
 
