@@ -27,7 +27,7 @@ def backup_content(**extra):
             "identity": {
                 "settings": {"optimizer": {"class": "Adam", "beta_1": 0.9}},
                 "seeds": {},
-                "data": {"content": "1", "pipeline graph": None},
+                "data": {"content": "1", "pipeline": None},
                 "validation data": None,
                 "versions": {"keras": "3", "python": "3.11"},
             },

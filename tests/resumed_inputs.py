@@ -124,6 +124,31 @@ def in_any_order():
     return ready(slices().map(lambda row: row + 1, num_parallel_calls=2)).with_options(options)
 
 
+def interleaved_in_any_order():
+    """TensorFlow's object does not keep the order of an `interleave`; its graph does."""
+    return ready(slices().interleave(one_row, num_parallel_calls=2, deterministic=False).prefetch(1))
+
+
+def mapped_in_any_order():
+    return ready(slices().map(lambda row: row + 1, num_parallel_calls=2, deterministic=False))
+
+
+def interleaved_in_any_order_in_a_function():
+    return ready(
+        slices()
+        .batch(4)
+        .flat_map(
+            lambda rows: tf.data.Dataset.from_tensor_slices(rows).interleave(
+                one_row, num_parallel_calls=2, deterministic=False
+            )
+        )
+    )
+
+
+def one_row(row):
+    return tf.data.Dataset.from_tensors(row)
+
+
 def numpy_global_in_parallel():
     return ready(called(lambda row: row + np.random.normal(), num_parallel_calls=2))
 

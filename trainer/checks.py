@@ -227,11 +227,12 @@ def checked_logs(logs: Any, step: str) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether TensorFlow accepts it as numbers."""
+    """Whether TensorFlow accepts it as numbers, at least one."""
     try:
-        return tf.convert_to_tensor(value).dtype != tf.string
+        tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError):
         return False
+    return tensor.dtype != tf.string and tensor.shape.num_elements() != 0
 
 
 def check_batches(model: TrainedModel, spec: Any, step: str) -> None:

@@ -91,9 +91,7 @@ def _identity_differences(
 
 def _known_differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> list[str]:
     """What differs and is known on both sides. A graph may have another checksum in another version of TensorFlow."""
-    names = [
-        name for name in saved or {} if name in (now or {}) and (same_versions or name != "pipeline graph")
-    ]
+    names = [name for name in saved or {} if name in (now or {}) and (same_versions or name != "pipeline")]
     return [
         f"{what} {name}: {saved[name]} in the backup, {now[name]} now"
         for name in names

@@ -183,15 +183,16 @@ def _function(value: Any, outer: tuple[Any, ...] = ()) -> str:
 
 def _values(bound: Any, outer: tuple[Any, ...]) -> str:
     """A checksum of values; of those that a function may change while it is used, such as lists, only their types count."""
-    texts = [_value(each, outer) for each in bound]
+    texts = [text_of_value(each, outer) for each in bound]
     return f"{_VALUES}{_digest(json.dumps(texts).encode())}"
 
 
-def _value(value: Any, outer: tuple[Any, ...]) -> str:
+def text_of_value(value: Any, outer: tuple[Any, ...] = ()) -> str:
+    """A value that a function uses as text that is the same in every process; of what it may change, only the type."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return repr(value)
     if isinstance(value, tuple | frozenset):
-        texts = [_value(each, outer) for each in value]
+        texts = [text_of_value(each, outer) for each in value]
         return f"{type(value).__name__} {texts if isinstance(value, tuple) else sorted(texts)}"
     if isinstance(value, np.ndarray | np.generic) or (
         isinstance(value, tf.Tensor) and hasattr(value, "numpy")

@@ -82,8 +82,16 @@ def loss_tracker(model: Any) -> Any:
 
 
 def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """`model.compute_loss`, with or without the argument `training`, as the user wrote it."""
-    return model._compute_loss(*args, **kwargs)
+    """`model.compute_loss`, with or without the argument `training`, as the user wrote it.
+
+    Raises:
+        TypeError: it returned no number.
+    """
+    loss = model._compute_loss(*args, **kwargs)
+    if loss is None or isinstance(loss, str | bytes) or (isinstance(loss, list | tuple | dict) and not loss):
+        hint = ": is a `return` missing?" if loss is None else ""
+        raise TypeError(f"`compute_loss` must return the loss, a scalar tensor. Received: {loss!r}{hint}")
+    return loss
 
 
 def overrides_compute_loss(model: Any) -> bool:
@@ -176,9 +184,9 @@ def evaluates_after(model: Any, epoch: int, validation_freq: Any) -> bool:
 
 def losses_of_classes(model: Any) -> list[tuple[tuple[Any, ...], Any]]:
     """(position in the outputs, ignored class or None) of each loss whose targets are class numbers."""
-    fn = keras.losses.sparse_categorical_crossentropy
+    functions = (keras.losses.sparse_categorical_crossentropy, keras.losses.ctc)
     losses = getattr(model._compile_loss, "_flat_losses", None) or ()
-    of_classes = [entry for entry in losses if getattr(entry.loss, "fn", None) is fn]
+    of_classes = [entry for entry in losses if getattr(entry.loss, "fn", None) in functions]
     settings = [(entry.path, settings_of(entry.loss)) for entry in of_classes]
     return [(path, given.get("ignore_class")) for path, given in settings if given.get("axis", -1) == -1]
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
 
-from .pipelines import PYTHON_CALLS, STATE_PREFIXES, python_functions_of
+from .pipelines import PYTHON_CALLS, STATE_PREFIXES, dataset_graph, python_functions_of
 
 _MOST_HELD = 2**26  # bytes
 # Attributes that TensorFlow numbers or draws anew in every process, or that depend on the machine.
@@ -20,17 +20,6 @@ _IGNORED_ATTRIBUTES = frozenset(
 )
 # Of datasets: "filename" is that of a cache, and "path" that of a snapshot.
 _IGNORED_INPUTS = frozenset(("seed", "seed2", "num_parallel_calls", "filename", "path"))
-
-
-def dataset_graph(dataset: tf.data.Dataset) -> Any:
-    """The GraphDef of a pipeline; states outside of it are left out.
-
-    Raises:
-        tf.errors.OpError, ValueError: the pipeline has no graph.
-    """
-    policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-    graph = dataset._as_serialized_graph(external_state_policy=policy).numpy()
-    return tf.compat.v1.GraphDef.FromString(graph)
 
 
 def held_data(dataset: tf.data.Dataset) -> list[Any]:

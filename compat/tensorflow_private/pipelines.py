@@ -45,6 +45,7 @@ class Transformation(NamedTuple):
     variables: tuple[tf.Variable, ...]  # that its functions use
     unseeded: bool  # it draws from a seed that differs in every process
     over_shuffle: bool  # an earlier transformation changes the order in every pass
+    in_any_order: bool  # it, or a pipeline in its functions, was given deterministic=False
 
     @property
     def calls_python(self) -> bool:
@@ -111,8 +112,39 @@ def transformations(dataset: Any) -> Iterator[Transformation]:
         tuple(variables),
         unseeded,
         over_shuffle=any(_gives_new_order(each.name) for each in before),
+        in_any_order=getattr(dataset, "_deterministic", "") == "false"
+        or any(node.attr["deterministic"].s == b"false" for node in [*nodes, *_interleaves(dataset)]),
     )
     yield from before
+
+
+def in_any_order(dataset: tf.data.Dataset) -> bool:
+    """Whether the order of the elements differs in every run: `deterministic=False` in the options or a transformation."""
+    return dataset.options().deterministic is False or any(
+        step.in_any_order for step in transformations(dataset)
+    )
+
+
+def dataset_graph(dataset: tf.data.Dataset) -> Any:
+    """The GraphDef of a pipeline; states outside of it are left out.
+
+    Raises:
+        tf.errors.OpError, ValueError: the pipeline has no graph.
+    """
+    policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    graph = dataset._as_serialized_graph(external_state_policy=policy).numpy()
+    return tf.compat.v1.GraphDef.FromString(graph)
+
+
+def _interleaves(dataset: Any) -> list[Any]:
+    """The parallel `interleave` operations of a pipeline that ends in one: its object does not keep their order."""
+    if type(dataset).__name__ != "_ParallelInterleaveDataset":
+        return []
+    try:
+        graph = dataset_graph(dataset)
+    except (tf.errors.OpError, ValueError):
+        return []
+    return [node for node in graph.node if node.op.startswith("ParallelInterleave")]
 
 
 def _gives_new_order(name: str) -> bool:

@@ -52,8 +52,8 @@ def sharded(strategy: _Target, level: str = "optimizer") -> _Target:
             over its devices of all replicas (`4 + 4 + 8 / R`), and "weights" raises.
 
     Returns:
-        The same strategy. Optimizers that are built under it from now on shard their state, and with "weights" variables
-        created under it have their full size on a device only transiently.
+        The same strategy. Optimizers that are built under it from now on shard their state, and with "weights" Keras
+        variables created under it have their full size on a device only transiently; a `tf.Variable` stays whole.
 
     Raises:
         TypeError: `strategy` is not one of these strategies.

@@ -98,9 +98,7 @@ def test_generator_that_input_and_callback_draw_from_is_named(tmp_path):
     )
     options = tf.data.Options()
     options.deterministic = False
-    with pytest.warns(
-        UserWarning, match=r"validation_data is a tf.data pipeline with options\(\).deterministic=False"
-    ):
+    with pytest.warns(UserWarning, match="validation_data is a tf.data pipeline with deterministic=False"):
         model.fit(
             resumed_inputs.shuffled(),
             validation_data=validation.with_options(options),

@@ -63,7 +63,7 @@ NEIGHBOURS = {
         "trainer/inputs/sources/python_inputs.py restore",
         "trainer/inputs/sources/datasets.py restore",
     ],
-    "one pipeline made by two workers": ["trainer/inputs/identity.py check_same_pipeline"],
+    "one input made by two workers": ["trainer/inputs/identity.py check_same_input"],
     "custom step on two replicas": [
         "trainer/partition/steps/step_partition.py _trace",
         "trainer/partition/steps/step_partition.py _warn",
@@ -186,7 +186,7 @@ def inputs_at_the_position_they_are_at(tmp_path, monkeypatch):
         source.close()
 
 
-def one_pipeline_made_by_two_workers(tmp_path, monkeypatch):
+def one_input_made_by_two_workers(tmp_path, monkeypatch):
     monkeypatch.setattr(identity, "spans_workers", lambda strategy: True)
     sent = []
 
@@ -197,8 +197,12 @@ def one_pipeline_made_by_two_workers(tmp_path, monkeypatch):
     monkeypatch.setattr(identity, "gather_json", gather)
     for _ in range(2):
         scaled = batches().map(lambda x, y: (2 * x, y), num_parallel_calls=2).prefetch(1)
-        identity.check_same_pipeline(scaled, tf.distribute.get_strategy())
-    assert len(sent) == 2
+        identity.check_same_input(scaled, tf.distribute.get_strategy())
+    for given in (np.ones((4, 2)), [(np.ones((4, 2)), np.ones(4))]):
+        sent.clear()
+        make_source(given).close()
+        make_source(given).close()
+        assert len(sent) == 2 and sent[0][2] is not None
 
 
 class RowByRow(keras.layers.Layer):
@@ -286,7 +290,7 @@ PROGRAMS = {
     "workers at the limits of the diagnosis": workers_at_the_limits_of_the_diagnosis,
     "resumed fit": resumed_fit,
     "inputs at the position they are at": inputs_at_the_position_they_are_at,
-    "one pipeline made by two workers": one_pipeline_made_by_two_workers,
+    "one input made by two workers": one_input_made_by_two_workers,
     "custom step on two replicas": custom_step_on_two_replicas,
     "one process, devices of one kind": one_process_with_devices_of_one_kind,
     "gradients for all that is trained": gradients_for_all_that_is_trained,

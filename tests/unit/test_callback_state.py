@@ -216,7 +216,7 @@ def prints(**changes):
         "identity": {
             "settings": {"optimizer": {"class": "Adam", "beta_1": 0.9}},
             "seeds": {},
-            "data": {"content": "1", "pipeline graph": None},
+            "data": {"content": "1", "pipeline": None},
             "validation data": None,
             "versions": {"keras": "3", "python": "3.11"},
         },
@@ -366,7 +366,7 @@ def test_data_and_seeds_that_differ_are_named_and_the_unknown_is_not():
         return fingerprint.differences(identity(), identity(**changes))
 
     assert found(data={"content": "2"}) == ["data content: 1 in the backup, 2 now"]
-    assert found(data={"content": None, "pipeline graph": "x"}) == []
+    assert found(data={"content": None, "pipeline": "x"}) == []
     assert found(seeds={"keras.utils.set_random_seed": 3}) == [
         "seed of keras.utils.set_random_seed: None in the backup, 3 now"
     ]

@@ -98,7 +98,7 @@ def pipeline(x, factor=2, seed=None):
 def test_pipeline_is_known_by_its_data_and_its_functions_and_nothing_is_drawn():
     x = arrays()
     known = identity(pipeline(x), batch_size=None)
-    assert known["pipeline graph"] is not None and known == identity(pipeline(x, seed=7), batch_size=None)
+    assert known["pipeline"] is not None and known == identity(pipeline(x, seed=7), batch_size=None)
     for other in (pipeline(arrays((39, 2))), pipeline(x, 3), pipeline(x).take(3)):
         assert identity(other, batch_size=None) != known
 
@@ -177,6 +177,30 @@ def test_pipeline_is_known_by_the_values_that_its_functions_are_bound_to(name):
         assert graph(first) != graph(second), first
 
 
+SCRIPT = """
+import numpy as np
+OFFSET, CALLS, UNUSED = np.array([{offset}]), 0, {unused}
+def helper(x):
+    return x * {factor} + OFFSET[0]
+def function(x):
+    global CALLS
+    CALLS += 1
+    return list(map(lambda each: helper(each), x))
+"""
+
+
+def test_pipeline_is_known_by_what_its_functions_read_from_their_module():
+    def text(offset=1, factor=2, unused=3, calls=0):
+        module = {"__name__": "script"}
+        exec(compile(SCRIPT.format(offset=offset, factor=factor, unused=unused), "script.py", "exec"), module)
+        for _ in range(calls):
+            module["function"]([])
+        return content.text_of_function(module["function"])
+
+    assert text() == text(unused=4) == text(calls=2)
+    assert len({text(), text(offset=2), text(factor=3)}) == 3
+
+
 def test_what_a_function_changes_while_it_is_used_says_nothing():
     calls, state, itself = [], {"n": 0}, []
     function = lambda x: (calls, state, itself, x)[-1]  # noqa: E731
@@ -228,7 +252,7 @@ def test_order_and_state_of_a_pipeline(tmp_path):
 
 def test_pipeline_of_a_function_is_not_known():
     given = lambda context: tf.data.Dataset.from_tensors(arrays())  # noqa: E731
-    assert identity(given, batch_size=None)["pipeline graph"] is None
+    assert identity(given, batch_size=None)["pipeline"] is None
 
 
 def batches(source, epochs, first=0, step=0):
@@ -253,7 +277,15 @@ INEXACT = {
     "numpy_held_in_parallel": "rng['one'][0] in parallel",
     "numpy_global_in_parallel": "numpy.random in parallel",
     **dict.fromkeys(("seeded_layer_in_parallel", "uniform_in_parallel"), "ParallelMapDataset uses"),
-    "in_any_order": "options().deterministic=False",
+    **dict.fromkeys(
+        (
+            "in_any_order",
+            "mapped_in_any_order",
+            "interleaved_in_any_order",
+            "interleaved_in_any_order_in_a_function",
+        ),
+        "deterministic=False",
+    ),
     "pydataset_numpy_global": "PyDataset whose batches draw random numbers from numpy.random",
     "pydataset_python": "from random,",
     "pydataset_own": "from its.draw rng",
@@ -409,5 +441,5 @@ def test_iterator_that_cannot_be_saved_later_is_not_asked_again(monkeypatch):
 def test_pipeline_that_holds_much_is_known_by_parts_of_it(monkeypatch):
     monkeypatch.setattr("unisono.compat.tensorflow_private.dataset_graph._MOST_HELD", 100)
     known = identity(pipeline(arrays()), batch_size=None)
-    assert known["pipeline graph"] is None
+    assert known["pipeline"] is None
     assert known["content"] != identity(pipeline(arrays((0, 0))), batch_size=None)["content"]

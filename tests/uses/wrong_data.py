@@ -36,13 +36,13 @@ def validated(data: Any, *words: str, **arguments: Any) -> Use:
     return fit("^`validation_data`: ", *words, validation_data=data, **arguments)
 
 
-def pixels(*words: str, method: str = "fit", **arguments: Any) -> Use:
+def pixels(*words: str, method: str = "fit", loss: Any = CLASSES, label: int = 1, **arguments: Any) -> Use:
     """A method of a model of two pixels with two samples, so that sample weights could match pixels."""
 
     def use(bench: Bench) -> Any:
         model = bench.namespace.Sequential([keras.Input((2, 3)), keras.layers.Dense(2)])
-        model.compile("sgd", CLASSES, run_eagerly=True)
-        return getattr(model, method)(np.ones((2, 2, 3)), np.ones((2, 2), int), **arguments)
+        model.compile("sgd", loss, run_eagerly=True)
+        return getattr(model, method)(np.ones((2, 2, 3)), np.full((2, 2), label), **arguments)
 
     return use, words
 
@@ -130,6 +130,7 @@ DATA: dict[str, Use] = {
         x=((X, Y, NAN * Y[:, 0]) for _ in range(2)),
         y=None,
     ),
+    "a label too many for CTC": pixels("`y`", "the label 5", "from 0 to 1", loss=keras.losses.CTC(), label=5),
     "a label too many in a PyDataset": (
         lambda b: b.new(loss=CLASSES).fit(Labels(), verbose=0),
         ("Batch 0 of the PyDataset", "`y` holds the label 2", "0 to 1"),
@@ -188,39 +189,49 @@ DATA: dict[str, Use] = {
 
 
 def returning(make: Callable[[], Any], *words: str, eager: bool = False, step: str = "train_step") -> Use:
-    """`fit` or `predict` of a model whose `train_step` or `predict_step` returns this."""
+    """`fit` or `predict` of a model whose `train_step`, `compute_loss` or `predict_step` returns this."""
 
     def use(bench: Bench) -> Any:
-        def own_step(self: Any, data: Any) -> Any:
+        def own_step(self: Any, *data: Any, **named: Any) -> Any:
             return make()
 
         own_step.__name__ = step
         model_class = type("Model", (bench.namespace.Sequential,), {step: own_step})
         model = model_class([keras.Input((3,)), keras.layers.Dense(2)])
         model.compile("sgd", "mse", run_eagerly=eager)
-        return model.fit(X, Y, verbose=0) if step == "train_step" else model.predict(X, verbose=0)
+        return model.predict(X, verbose=0) if step == "predict_step" else model.fit(X, Y, verbose=0)
 
     return use, (f"`{step}` must return", *words)
 
 
-STEPS: dict[str, Use] = {
-    f"train_step returns {what}{', eager' if eager else ''}": returning(make, word, eager=eager)
-    for what, make, word in (
-        ("a number", lambda: 1.5, "Received: 1.5"),
-        ("a list", lambda: [1.5], r"Received: \[1.5\]"),
-        ("a tuple", lambda: (1.5,), r"Received: \(1.5,\)"),
-        ("a text", lambda: "loss", "Received: 'loss'"),
-        ("a tensor", lambda: tf.constant(1.5), "Received: <tf.Tensor"),
-        ("nothing", lambda: None, "is a `return` missing"),
-        ("a dict of None", lambda: {"loss": None}, "Received: None as 'loss'"),
-        ("a dict of text", lambda: {"loss": "a"}, "Received: 'a' as 'loss'"),
-        ("a dict of functions", lambda: {"loss": print}, "Received: <built-in function print> as 'loss'"),
-        ("a dict of a dict of None", lambda: {"a": {"b": None}}, "Received: None as 'b'"),
-    )
-    for eager in (False, True)
-} | {
-    f"predict_step returns {value}": returning(
-        lambda value=value: value, f"Received: {value}", step="predict_step"
-    )
-    for value in (None, {"a": None})
-}
+STEPS: dict[str, Use] = (
+    {
+        f"train_step returns {what}{', eager' if eager else ''}": returning(make, word, eager=eager)
+        for what, make, word in (
+            ("a number", lambda: 1.5, "Received: 1.5"),
+            ("a list", lambda: [1.5], r"Received: \[1.5\]"),
+            ("a tuple", lambda: (1.5,), r"Received: \(1.5,\)"),
+            ("a text", lambda: "loss", "Received: 'loss'"),
+            ("a tensor", lambda: tf.constant(1.5), "Received: <tf.Tensor"),
+            ("nothing", lambda: None, "is a `return` missing"),
+            ("a dict of None", lambda: {"loss": None}, "Received: None as 'loss'"),
+            ("a dict of an empty list", lambda: {"a": []}, r"Received: \[\] as 'a'"),
+            ("a dict of text", lambda: {"loss": "a"}, "Received: 'a' as 'loss'"),
+            ("a dict of functions", lambda: {"loss": print}, "Received: <built-in function print> as 'loss'"),
+            ("a dict of a dict of None", lambda: {"a": {"b": None}}, "Received: None as 'b'"),
+        )
+        for eager in (False, True)
+    }
+    | {
+        f"compute_loss returns {value!r}": returning(
+            lambda value=value: value, f"Received: {value!r}".replace("[]", r"\[\]"), step="compute_loss"
+        )
+        for value in (None, "loss", [])
+    }
+    | {
+        f"predict_step returns {value}": returning(
+            lambda value=value: value, f"Received: {value}", step="predict_step"
+        )
+        for value in (None, {"a": None})
+    }
+)

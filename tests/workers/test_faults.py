@@ -57,8 +57,9 @@ def test_workers_that_differ_are_rejected_with_a_sentence_on_each(start_workers)
             *(f"{name}: {sharded}" for name in ("sharded", "sharded and distributed")),
             *(f"{name}: went through" for name in trained),
             "silent: []",
-            "orders: 3",
-            "told: ['`x` is another tf.data pipeline on worker 1 than on worker 0",
+            "orders: 4",
+            "values: 2",
+            "told: ['`x` is another tf.data pipeline (data, files, constants or functions) on worker 1 than on worker 0",
         ):
             assert line in printed, printed
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import dis
 import hashlib
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from ...callbacks.backup.settings import plain
+from ...callbacks.backup.settings import text_of_value
 from ...compat.tensorflow_private.dataset_graph import held_data, numbers_of, pipeline_checksum, read_dataset
+from ...compat.tensorflow_private.pipelines import in_any_order
 from ...distribute.workers.agreement import gather_json, place_among_workers, spans_workers
+from ...distribute.workers.error_text import is_own_file
 
 MOST_BYTES = 2**26
 """This many bytes of each array are read: all of a small one, 64 blocks spread over a large one."""
 _BLOCKS = 64
+_CONSTANTS = (bool, int, float, complex, str, bytes, tuple, frozenset, np.ndarray, np.generic)
 _KEEP = (
     "Remove `shard`, or give a function of tf.distribute.InputContext that returns this worker's shard in batches of "
     "context.get_per_replica_batch_size(global_batch_size) samples."
@@ -50,8 +54,35 @@ def checksum(structure: Any) -> str | None:
 
 
 def text_of_function(function: Any) -> str:
-    """The name, compiled code and bound values of a Python function, without its decorators."""
-    return str(plain(inspect.unwrap(function)))
+    """The code and values of a Python function without its decorators, and of what it reads from its module.
+
+    That is the user's own functions, read in the same way, and constants: numbers, texts, tuples and arrays.
+    """
+    texts, functions = [], [inspect.unwrap(function)]
+    for each in functions:  # grows
+        texts.append(text_of_value(each))
+        for name, value in _read_from_module(each):
+            if not inspect.isfunction(value):
+                texts.append(f"{name} {text_of_value(value)}")
+            elif value not in functions and is_own_file(value.__code__.co_filename):
+                functions.append(value)
+    return "".join(texts)
+
+
+def _read_from_module(function: Any) -> Iterator[tuple[str, Any]]:
+    """The names that a function reads from its module and never sets, with their values: functions and constants."""
+    function = getattr(function, "__func__", getattr(function, "func", function))
+    codes = [function.__code__] if inspect.isfunction(function) else []
+    read, written = set(), set()
+    for code in codes:  # grows
+        codes += [each for each in code.co_consts if inspect.iscode(each)]
+        for step in dis.get_instructions(code):
+            read |= {step.argval} if step.opname == "LOAD_GLOBAL" else set()
+            written |= {step.argval} if step.opname == "STORE_GLOBAL" else set()
+    for name in sorted(read - written):
+        value = getattr(function, "__globals__", {}).get(name)
+        if isinstance(value, _CONSTANTS) or inspect.isfunction(value):
+            yield name, value
 
 
 def _pieces(leaf: Any) -> Iterator[bytes]:
@@ -88,34 +119,32 @@ def _text(item: Any) -> bytes:
     return item if isinstance(item, bytes) else str(item).encode("utf-8", "surrogatepass")
 
 
-def check_same_pipeline(dataset: Any, strategy: tf.distribute.Strategy) -> None:
-    """Rejects a dataset that each worker has sharded already; all workers must call it. With one worker nothing is done.
+def check_same_input(
+    x: Any, strategy: tf.distribute.Strategy, content: Callable[[], str | None] | None = None
+) -> None:
+    """Compares the input of each worker, where each must give all samples. All workers must call it; one does nothing.
 
     A `shard` that is the same on all workers, such as a split for validation, does not shard over workers.
 
     Args:
-        dataset: `tf.data.Dataset`, or the `tf.distribute.DistributedDataset` made of it.
+        x: `tf.data.Dataset`, the `tf.distribute.DistributedDataset` made of it, or another input.
         strategy: whose workers.
+        content: a checksum of another input's data.
 
     Raises:
         ValueError: `shard` of the pipeline differs between workers: samples would be lost.
 
     Warns:
-        UserWarning: the pipelines differ otherwise, for instance in their files or in the order of a `shuffle`.
+        UserWarning: the inputs differ otherwise, for instance in their files or in the order of a `shuffle`.
     """
-    original = read_dataset(dataset)
-    if original is None or not spans_workers(strategy):
+    dataset = read_dataset(x)
+    if not spans_workers(strategy) or (dataset is None and content is None):
         return
-    distributed = original is not dataset
+    distributed = content is None and dataset is not x
     sharer = "TensorFlow shards it" if distributed else "each replica takes its part of a batch"
-    # TensorFlow shards files before a shuffle. Seeds of 0 are no seed, and each process draws another order.
-    seeds = numbers_of(original, "_seed", "_seed2") + [[]] * (original.options().deterministic is False)
-    mine = [
-        [each for each in numbers_of(original, "_num_shards", "_index") if each[0] != 1],
-        [] if distributed else [sum(each) or place_among_workers(strategy)[0] for each in seeds],
-        pipeline_checksum(original, text_of_function) or checksum(held_data(original)),
-    ]
-    everyone = gather_json(mine, strategy)
+    everyone = gather_json(
+        [[], [], content()] if content else _known_of_pipeline(dataset, distributed, strategy), strategy
+    )
     other = next((number for number, each in enumerate(everyone) if each != everyone[0]), None)
     if other is None:
         return
@@ -128,14 +157,32 @@ def check_same_pipeline(dataset: Any, strategy: tf.distribute.Strategy) -> None:
     if order != other_order:
         problem = (
             f"has another random order on worker {other} than on worker 0, but {sharer}: samples are lost. Give `shuffle` "
-            "one seed on all workers, or call keras.utils.set_random_seed; leave options.deterministic unset."
+            "one seed on all workers, or call keras.utils.set_random_seed; do not set deterministic=False."
         )
     else:
+        what = (
+            "has other values"
+            if content
+            else "is another tf.data pipeline (data, files, constants or functions)"
+        )
         problem = (
-            f"is another tf.data pipeline on worker {other} than on worker 0 (data, files, constants or functions), but "
-            f"{sharer}: samples are lost if each gives its own. Give one, or a function of tf.distribute.InputContext."
+            f"{what} on worker {other} than on worker 0, but {sharer}: samples are lost if each gives its own. Give one, "
+            "from one seed, or a function of tf.distribute.InputContext."
         )
     warnings.warn(f"`x` {problem}", stacklevel=2)
+
+
+def _known_of_pipeline(
+    dataset: tf.data.Dataset, distributed: bool, strategy: tf.distribute.Strategy
+) -> list[Any]:
+    """The shards, the seeds and a checksum of a pipeline."""
+    # TensorFlow shards files before a shuffle. Seeds of 0 are no seed, and each process draws another order.
+    seeds = [] if distributed else numbers_of(dataset, "_seed", "_seed2") + [[]] * in_any_order(dataset)
+    return [
+        [each for each in numbers_of(dataset, "_num_shards", "_index") if each[0] != 1],
+        [sum(each) or place_among_workers(strategy)[0] for each in seeds],
+        pipeline_checksum(dataset, text_of_function) or checksum(held_data(dataset)),
+    ]
 
 
 def _shown(shards: list[list[int]]) -> str:

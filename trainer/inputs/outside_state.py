@@ -18,7 +18,7 @@ import tensorflow as tf
 from ...callbacks.backup import random_state
 from ...callbacks.backup.generators import GLOBAL_GENERATORS, found_generators, set_from_text, text_of
 from ...compat.tensorflow_graphs.graphs import operations_are_deterministic
-from ...compat.tensorflow_private.pipelines import Transformation, transformations
+from ...compat.tensorflow_private.pipelines import Transformation, in_any_order, transformations
 
 _ADVICE = "a resumed run cannot be exact; "
 
@@ -193,10 +193,10 @@ def _why_inexact(dataset: tf.data.Dataset, steps: list[Transformation]) -> str |
                     f"differs in every run: {_ADVICE}give num_parallel_calls=None, or draw with tf.random.stateless_* "
                     "functions from a seed in the data, or call tf.config.experimental.enable_op_determinism()."
                 )
-        if dataset.options().deterministic is False:
+        if in_any_order(dataset):
             return (
-                "x is a tf.data pipeline with options().deterministic=False, whose order differs in every run: "
-                f"{_ADVICE}set it to True."
+                "x is a tf.data pipeline with deterministic=False, in its options or a transformation, whose order "
+                f"differs in every run: {_ADVICE}remove it."
             )
     if any(step.unseeded for step in steps):
         return (

@@ -81,7 +81,14 @@ with warnings.catch_warnings(record=True) as told:
     attempt("unseeded", dataset(0, 16).shuffle(4))
     attempt("seed of the worker", dataset(0, 16).shuffle(4, seed=1 + me))
     attempt("any order", dataset(0, 16).with_options(any_order))
+    several = tf.data.Dataset.range(4).interleave(
+        lambda i: dataset(4 * i, 4 * i + 4), num_parallel_calls=2, deterministic=False
+    )
+    attempt("interleaved in any order", several)
     print("orders:", sum("another random order" in str(each.message) for each in told), flush=True)
+    attempt("own values", np.full((8, 2), me, "float32"), np.ones((8, 1), "float32"))
+    attempt("own generator", ((np.full((4, 2), me, "float32"), np.ones((4, 1), "float32")) for _ in range(2)))
+    print("values:", sum("has other values on worker 1" in str(each.message) for each in told), flush=True)
     print("told:", [str(each.message) for each in told if "another tf.data" in str(each.message)], flush=True)
 attempt("same", np.ones((8, 2), "float32"), np.ones((8, 1), "float32"))
 assert sys.argv[1]

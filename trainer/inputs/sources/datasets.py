@@ -110,7 +110,7 @@ class DatasetSource(Source):
         """Includes the checksum of the pipeline, where it is the same for every number of replicas."""
         known = super().identity()
         if not self._by_replica:
-            known["pipeline graph"] = pipeline_checksum(self._dataset, text_of_function)
+            known["pipeline"] = pipeline_checksum(self._dataset, text_of_function)
         return known
 
     def _content(self) -> str | None:

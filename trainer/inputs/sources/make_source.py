@@ -20,7 +20,7 @@ from .. import checks
 from ..batch import concat_samples, pack
 from ..class_weights import check_class_weight, class_weights
 from ..convert import host_bytes, is_array, resident_size, standard_arrays
-from ..identity import check_same_pipeline
+from ..identity import check_same_input
 from ..position import SampleOrder
 from ..values import is_memory_mapped
 from .arrays import ArraySource, StreamedArrays
@@ -107,6 +107,8 @@ def make_source(
             source = StreamSource(x, kind, steps_per_epoch, many_workers(strategy), sharing)
         else:
             source = _from_dataset(x, kind, steps_per_epoch, strategy, resumable, sharing)
+    if not isinstance(source, DatasetSource):
+        check_same_input(x, strategy, source.content_on_workers)
     if weights is not None:
         check_class_weight(source.spec, class_weight)
         source.weigh_classes(weights)
@@ -203,7 +205,7 @@ def _from_dataset(
         parts = max(1, strategy.num_replicas_in_sync // context.num_input_pipelines)
         per_worker = context.num_input_pipelines > 1
     if not per_worker:
-        check_same_pipeline(x, strategy)
+        check_same_input(x, strategy)
     if kind == DISTRIBUTED:
         datasets, replicas, batches = distributed_parts(x)
         per_worker = many_workers(strategy)

@@ -68,10 +68,15 @@ class PythonSource(FedSource):
         self.usual_batch_size = layout_of(batches[0]).size
         self.inexact = drawn_ahead(kind, drawn_from)
         self._known_layouts: set[Any] = set()
-        # An iterator may come from an earlier call, and continue where that has ended.
-        self._checksum = checksum(self._unused) if self.rewinds and not drawn_from else None
+        self._checksum = checksum(self._unused)
+        self._drew = bool(drawn_from)
 
     def _content(self) -> str | None:
+        # An iterator may come from an earlier call, and continue where that has ended.
+        return self._checksum if self.rewinds and not self._drew else None
+
+    def content_on_workers(self) -> str | None:
+        """A checksum of the first batches."""
         return self._checksum
 
     def check_values(self, rules: tuple[LabelRule, ...]) -> None:

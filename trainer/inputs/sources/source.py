@@ -158,7 +158,7 @@ class Source:
         weights = self.class_weights
         return {
             "content": self._content(),
-            "pipeline graph": None,
+            "pipeline": None,
             "class weights": weights and [list(part) for part in weights],
             **self.position.identity(),
         }
@@ -166,6 +166,10 @@ class Source:
     def _content(self) -> str | None:
         """A checksum of the data."""
         return None
+
+    def content_on_workers(self) -> str | None:
+        """A checksum of the data that every worker must have, also where another run has other data."""
+        return self._content()
 
     def state(self) -> dict[str, Any]:
         """The position after the last chunk taken, as a flat dict of NumPy arrays, numbers, strings and bytes."""

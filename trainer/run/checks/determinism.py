@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ....callbacks.trained_model import TrainedModel
 from ....compat.tensorflow_graphs.graphs import operations_are_deterministic
-from ....compat.tensorflow_private.pipelines import transformations
+from ....compat.tensorflow_private.pipelines import in_any_order, transformations
 
 _said: set[str] = set()
 
@@ -45,5 +45,5 @@ def _costs(model: TrainedModel, x: Any) -> Iterator[str]:
                 f"the {step.name.strip('_')} of the input, which {what}, one element after another: draw with "
                 "tf.random.stateless_* functions to have it in parallel"
             )
-    if x.options().deterministic is False:
-        yield "the order of the input, for which options().deterministic=False no longer counts"
+    if in_any_order(x):
+        yield "the order of the input, for which deterministic=False no longer counts"
