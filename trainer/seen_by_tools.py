@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import keras
+from keras import Model as KerasModel  # also where a program has put ours in its place
 
 from ..compat.keras_private.training import TensorFlowTrainer
 from ..compat.patches import wrap_within
@@ -39,6 +39,6 @@ class SeenByTools:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """The method, or the wrapper of a tool."""
-        found = getattr(keras.Model, self._name)
+        found = getattr(KerasModel, self._name)
         function = self.function if found is self._unpatched else found
         return function if instance is None else types.MethodType(function, instance)

@@ -53,6 +53,11 @@ def test_patch_of_kerass_method_sees_that_of_our_models_once(name, monkeypatch):
     assert len([each for each in seen if isinstance(each, type)]) == 2
 
 
+def test_program_that_puts_our_class_in_place_of_kerass_trains(monkeypatch):
+    monkeypatch.setattr(keras, "Model", unisono.Model)
+    assert compiled(unisono).fit(X, X[:, :1], verbose=0).history["loss"]
+
+
 def test_fit_of_a_subclass_that_calls_ours_is_seen_once(monkeypatch):
     class Own(unisono.Model):
         def __init__(self):
