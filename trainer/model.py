@@ -11,6 +11,7 @@ import zipfile
 from typing import Any, Self, cast
 
 import keras
+from keras import Model as KerasModel
 
 from ..compat.keras_private.serialization import our_classes, pickled, save_as, save_under, unpickle
 from ..compat.keras_private.training import KerasFunctional, TensorFlowTrainer
@@ -121,7 +122,7 @@ def adopt(model: keras.Model) -> Model:
 
 def _adopt(model: keras.Model, arguments: dict[str, Any]) -> Model:
     """See `adopt`; `arguments` are those of `compile` in the file that the model was loaded from."""
-    if not isinstance(model, keras.Model):
+    if not isinstance(model, KerasModel):
         raise TypeError(
             f"`model` must be a keras.Model: give an instance, or load a file first. Received: {shown(model)} of type "
             f"{type(model).__name__}"
@@ -153,7 +154,7 @@ def _leaves_jit_to_us(arguments: dict[str, Any]) -> bool:
 
 @functools.cache
 def _adopted_class(cls: type) -> type:
-    known = {keras.Model: Model, KerasFunctional: Functional, keras.Sequential: Sequential}
+    known = {KerasModel: Model, KerasFunctional: Functional, keras.Sequential: Sequential}
     if cls in known:
         return known[cls]
     adopted = type(cls.__name__, (cls, Model), {"__module__": cls.__module__, "__doc__": cls.__doc__})
@@ -215,7 +216,7 @@ def _compile_arguments(filepath: Any) -> dict[str, Any]:
 
 def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Model:
     """`keras.models.clone_model`, for a model that then trains with Unisono; Keras' own also clones our models."""
-    if not isinstance(model, keras.Model):
+    if not isinstance(model, KerasModel):
         raise TypeError(f"`model` must be a keras.Model. Received: {shown(model)}")
     with our_classes():
         return adopt(cast(keras.Model, keras.models.clone_model(model, *args, **kwargs)))

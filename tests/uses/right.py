@@ -26,6 +26,22 @@ def called_back(make: Callable[[Any, Bench], Any]) -> Callable[[Bench], Any]:
     return lambda bench: bench.called_back(make(bench.namespace.callbacks, bench), validation_data=V)
 
 
+def nested(
+    make: Callable[[Any], Any], loss: Any = "sparse_categorical_crossentropy"
+) -> Callable[[Bench], Any]:
+    """`fit`, `evaluate` and `predict` of a model whose inputs and one output are in a nest, with class numbers."""
+
+    def use(bench: Bench) -> Any:
+        inputs = keras.Input((3,))
+        model = bench.namespace.Model([inputs], make(keras.layers.Dense(2, "softmax", name="a")(inputs)))
+        model.compile("sgd", loss, metrics=["accuracy"])
+        classes = np.arange(len(X)) % 2
+        model.fit([X], classes, validation_data=([X], classes), class_weight={0: 2.0}, verbose=0)
+        return model.evaluate([X], classes, verbose=0), model.predict([X], verbose=0)
+
+    return use
+
+
 class Nameless(keras.callbacks.Callback):
     """A callback that does not call its base class."""
 
@@ -119,6 +135,12 @@ BOTH: dict[str, Callable[[Bench], Any]] = {
     "metrics by a name of their own": compiled(metrics={"nope": ["mae"]}),
     "loss_weights a number": compiled(loss_weights=2.0),
     "loss_weights a tensor": compiled(loss_weights=[tf.constant(2.0)]),
+    "one output in a list": nested(lambda output: [output]),
+    "one output in a list, its loss too": nested(
+        lambda output: [output], ["sparse_categorical_crossentropy"]
+    ),
+    "one output in a tuple": nested(lambda output: (output,)),
+    "one output in a dict": nested(lambda output: {"a": output}),
     "losses of a dict": lambda b: b.two_outputs(True, loss={"a": "mse", "b": "mae"}).fit(
         X, {"a": COLUMN, "b": COLUMN}, verbose=0
     ),

@@ -57,13 +57,16 @@ def holds_text(spec: Any) -> bool:
 
 
 def at(path: tuple[Any, ...], structure: Any) -> Any:
-    """The part of a nest at this path; None where there is none."""
+    """The part of a nest at this path, or its only part; None where there is none."""
+    parts = tf.nest.flatten(structure)
+    if len(parts) == 1:
+        return parts[0]
     for key in path:
         try:
             structure = structure[key]
         except (LookupError, TypeError):
             return None
-    return structure
+    return None if tf.nest.is_nested(structure) else structure
 
 
 def is_memory_mapped(leaf: Any) -> bool:
