@@ -19,7 +19,7 @@ from .gpus import read_gpus
 from .network import NO_NAME, choose_network
 from .output import plain
 from .processes import Processes
-from .tasks import Layout, Task, plan, said_of_models
+from .tasks import Layout, Task, plan
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
@@ -94,9 +94,6 @@ class Launcher:
         attempt, port_retries = 0, _PORT_RETRIES
         while True:
             tasks = plan(self._layout, self._script)
-            models = said_of_models(tasks) if attempt == 0 else ""
-            if models:
-                _say(models)
             processes = Processes(tasks, self._records, self._log_dir, attempt)
             failed: list[Failure] = []
             try:

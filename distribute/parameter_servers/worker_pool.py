@@ -124,8 +124,6 @@ class Phase:
         self._steps_of: dict[int, int] = {}
         self._closed = False
         self._holding: dict[int, Any] = {}
-        self._quiet_since = time.monotonic()
-        self._next_probe = self._quiet_since + _QUIET
         self.under_way = 0
         self.losses = 0
 
@@ -144,22 +142,22 @@ class Phase:
         Raises:
             ParameterServerError, Exception: as `WorkerPool.phase`.
         """
+        quiet_since = time.monotonic()
+        next_probe = quiet_since + _QUIET
         while True:
             with self._changed:
                 if not self._results:
                     self._changed.wait(_TICK)
                 if self._results:
                     self.under_way -= 1
-                    self._quiet_since = time.monotonic()
-                    self._next_probe = self._quiet_since + _QUIET
                     return self._results.popleft()
             if scheduled_error(self._pool.coordinator) is not None:
                 self.close()
                 self.end()
-            if time.monotonic() > self._next_probe:
+            if time.monotonic() > next_probe:
                 self._pool.check_servers()
-                self._check_workers(self._quiet_since)
-                self._next_probe = time.monotonic() + _QUIET
+                self._check_workers(quiet_since)
+                next_probe = time.monotonic() + _QUIET
 
     def close(self) -> None:
         """Closes the list: no worker takes another piece."""
