@@ -212,13 +212,10 @@ class Launcher:
     def _sleep(self, seconds: float) -> bool:
         """Waits; returns whether a signal ended the wait."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        while self._stopping is None and time.monotonic() < until:
             time.sleep(min(0.05, seconds))
-            for number in self._take_signals():
-                if number in _ENDING:
-                    self._stopping = number
-                    return True
-        return False
+            self._stopping = next((number for number in self._take_signals() if number in _ENDING), None)
+        return self._stopping is not None
 
 
 @contextlib.contextmanager
