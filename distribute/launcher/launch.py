@@ -122,8 +122,9 @@ class Launcher:
                 return first.status
             attempt += 1
             _say(f"starting all again in {pause:g} s, restart {attempt} of {self._most_restarts}")
-            if self._sleep(pause):
-                return 128 + (self._stopping or signal.SIGTERM)
+            self._sleep(pause)
+            if self._stopping is not None:
+                return 128 + self._stopping
 
     def _watch(self, processes: Processes) -> list[Failure]:
         """One attempt, until all scripts have ended well ([]) or the failed processes are known."""
@@ -209,13 +210,12 @@ class Launcher:
         taken, self._signals = self._signals, []
         return taken
 
-    def _sleep(self, seconds: float) -> bool:
-        """Waits; returns whether a signal ended the wait."""
+    def _sleep(self, seconds: float) -> None:
+        """Waits, until a signal ends the launcher."""
         until = time.monotonic() + seconds
         while self._stopping is None and time.monotonic() < until:
-            time.sleep(min(0.05, seconds))
+            time.sleep(0.05)
             self._stopping = next((number for number in self._take_signals() if number in _ENDING), None)
-        return self._stopping is not None
 
 
 @contextlib.contextmanager
@@ -241,5 +241,5 @@ def _shows(processes: Processes, failure: Failure, marks: Sequence[str]) -> bool
 
 
 def _say(text: str) -> None:
-    for line in text.splitlines() or [""]:
+    for line in text.splitlines():
         print(f"[launch] {plain(line)}", file=sys.stderr, flush=True)
