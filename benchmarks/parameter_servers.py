@@ -25,12 +25,7 @@ while True:
 """
 _WAIT = 60  # ms
 _LIMIT = 300  # seconds for one line
-_OURS = {
-    "asynchronous": {},
-    "max_staleness=3": {"max_staleness": 3},
-    "synchronous": {"backup_workers": 0},
-    "synchronous, 1 backup": {"backup_workers": 1},
-}
+_OURS = {"asynchronous": {}, "max_staleness=3": {"max_staleness": 3}}
 
 
 @contextlib.contextmanager
@@ -186,9 +181,7 @@ def main() -> None:
         base = _in_own_process("tf_keras", workers, options.servers, options.steps, "") if peer else None
         if base is not None:
             rows.append([str(workers), "tf_keras (asynchronous)", f"{base:.0f}", "1.00"])
-        for mode, arguments in _OURS.items():
-            if (arguments.get("backup_workers") or 0) >= workers:
-                continue
+        for mode in _OURS:
             rate = _in_own_process(mode, workers, options.servers, options.steps, "")
             if rate is not None:
                 rows.append([str(workers), mode, f"{rate:.0f}", f"{rate / base:.2f}" if base else "-"])
@@ -205,7 +198,7 @@ def _slowed(options: argparse.Namespace) -> None:
     if None not in own:
         print(f"    alone: {own[0]:.1f} and {own[1]:.1f} steps/s, together {sum(own):.1f}")
     rows = []
-    for mode in ("asynchronous", "synchronous", "synchronous, 1 backup"):
+    for mode in _OURS:
         rate = _in_own_process(mode, 2, options.servers, few, "last", True)
         if rate is not None:
             rows.append([mode, f"{rate:.1f}", "-" if None in own else f"{rate / sum(own):.2f}"])

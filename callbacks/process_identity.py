@@ -10,7 +10,7 @@ import re
 import socket
 from pathlib import Path
 
-from ..distribute.launcher.guard import stat_of
+from ..distribute.launcher.descendants import stat_of
 
 # `.NAME.PLACE-PID-STARTED.tmp.SUFFIXES`: an incomplete file, with the process that writes it.
 _TEXT = re.compile(r"([0-9a-f]{8})-([0-9]{1,19})-([0-9]{1,19})")

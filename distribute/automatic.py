@@ -52,7 +52,7 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
     if cluster is None and task is not None:
         raise ClusterError(str(task))
     if cluster is not None and cluster.has_parameter_servers:
-        return _parameter_servers(cluster)
+        return ParameterServerStrategy()
     simulate_replicas()
     if cluster is not None and cluster.num_workers > 1:
         return _multi_worker(cluster, communication_options)
@@ -115,15 +115,6 @@ def _take_gpus_of_slurm_task(cluster: Cluster) -> int:
         gpus = gpus[mine * each : (mine + 1) * each]
         tf.config.set_visible_devices(gpus, "GPU")
     return len(gpus)
-
-
-def _parameter_servers(cluster: Cluster) -> tf.distribute.Strategy:
-    if cluster.task_type not in ("chief", "evaluator"):
-        raise ClusterError(
-            f"TF_CONFIG names parameter servers, so the program runs on the 'chief' alone; this process is "
-            f"{cluster.task_type} {cluster.task_index}: run `python -m unisono.distribute.server` here instead."
-        )
-    return ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
 
 
 def _has_tpu() -> bool:

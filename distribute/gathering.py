@@ -162,14 +162,6 @@ def _gather_batch(value: Any, step: StepContext) -> Any:
     return tf.ensure_shape(result, [None, *value.shape[1:]])
 
 
-def gather_samples(value: tf.Tensor) -> tf.Tensor:
-    """The tensors of all replicas, concatenated in order along axis 0. Context: replica, inside a step."""
-    step = this_step()
-    if not value.shape.is_fully_defined() or not isinstance(step.samples, int):
-        step.shapes_vary = True
-    return tf.ensure_shape(_all_gather(value), [None, *value.shape[1:]])
-
-
 def _all_gather(value: tf.Tensor) -> tf.Tensor:
     """`value` of all replicas, concatenated along the first axis."""
     if value.dtype == tf.string:

@@ -1,6 +1,6 @@
 """`python -m unisono launch` with forked tasks: `forking_launcher.py ARGUMENTS`, run with `forked`.
 
-The launcher, its guard, pipes, process groups and signals are real. Only the tasks are not new interpreters, which would
+The launcher, pipes, process groups and signals are real. Only the tasks are not new interpreters, which would
 take five seconds each to import TensorFlow. `TASKS` has one file for each task with the environment it found.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 from unisono.commands import main
 from unisono.distribute.launcher import processes
-from unisono.distribute.launcher.guard import PASSED_ON
+from unisono.distribute.launcher.launch import PASSED_ON
 
 
 class Task:

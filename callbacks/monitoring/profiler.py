@@ -23,7 +23,7 @@ from ...compat.patches import wrap
 from ...compat.tensorflow_private.profiles import can_be_written_in_fork, discard, write_in_fork
 from ...distribute.arguments import shown, whole_number
 from ...distribute.environment import peer_timeout
-from ...distribute.launcher.guard import stat_of
+from ...distribute.launcher.descendants import stat_of
 from ...distribute.storage import local_path
 from ...distribute.workers.addresses import why_taken
 from ...distribute.workers.agreement import from_chief

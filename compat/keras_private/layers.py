@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -15,70 +13,13 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from ..shared_change import shared_attribute
-from .functional import graph_of, nodes_in_order
 
 __all__ = ["get_keras_mask", "in_symbolic_scope", "set_keras_mask"]
-
-
-# Elementwise operations of Keras.
-_ARITHMETIC = ("Absolute", "Add", "Divide", "Multiply", "Negative", "Power", "Subtract", "TrueDivide")
-_CURVES = ("Exp", "Gelu", "LeakyRelu", "Log", "Relu", "Sigmoid", "Silu", "Sqrt", "Square", "Tanh")
-_COMPARISONS = (
-    "Equal",
-    "NotEqual",
-    "Greater",
-    "GreaterEqual",
-    "Less",
-    "LessEqual",
-    "LogicalAnd",
-    "LogicalOr",
-    "LogicalNot",
-)
-_OF_EACH_NUMBER = frozenset([*_ARITHMETIC, *_CURVES, *_COMPARISONS, "Cast", "Clip", "Maximum", "Minimum"])
-_ALONG_AXES = ("Any", "All", "Max", "Mean", "Min", "Sum")
-_OF_COMPILE = ("loss", "optimizer")
 
 
 def is_own(layer: Any) -> bool:
     """Whether the class of a layer is custom."""
     return not type(layer).__module__.startswith(("keras.src.", "unisono."))
-
-
-def holds_own_code(layer: Any) -> bool:
-    """Whether a layer's computation is custom: its class, a function, operations between layers, or an axis of samples."""
-    if is_own(layer) or isinstance(layer, keras.layers.Lambda):
-        return True
-    settings = [value for name, value in vars(layer).items() if name not in _OF_COMPILE]
-    if any(map(_is_users, settings)) or _is_along_samples(getattr(layer, "axis", None)):
-        return True
-    graph = graph_of(layer)
-    nodes = [] if graph is None else nodes_in_order(graph)
-    return any(not isinstance(node.operation, keras.layers.Layer) and not _is_rowwise(node) for node in nodes)
-
-
-def _is_users(value: Any) -> bool:
-    """Whether this is a custom function; Keras' own functions in layers treat each sample independently."""
-    if not isinstance(value, types.FunctionType):
-        return isinstance(value, functools.partial)
-    module = value.__module__ or ""
-    return not module.startswith(("keras.src.", "tensorflow.")) or module.startswith("keras.src.ops.")
-
-
-def _is_along_samples(axis: Any) -> bool:
-    return 0 in axis if isinstance(axis, list | tuple) else isinstance(axis, int) and axis == 0
-
-
-def _is_rowwise(node: Any) -> bool:
-    """Whether an operation of a functional model certainly treats every sample independently."""
-    kind = type(node.operation).__name__
-    if kind == "GetItem":
-        key = node.arguments.args[1] if len(node.arguments.args) > 1 else None
-        return isinstance(key, tuple) and key[0] in (slice(None), Ellipsis)
-    if kind in _ALONG_AXES:
-        axes, rank = node.operation.axis, len(node.arguments.args[0].shape)
-        axes = axes if isinstance(axes, list | tuple) else [axes]
-        return all(axis is not None and axis not in (0, -rank) for axis in axes)
-    return kind in _OF_EACH_NUMBER
 
 
 def layers_of(model: Any) -> list[Any]:

@@ -17,7 +17,6 @@ from keras.src.backend.tensorflow.trainer import (
     potentially_ragged_concat,
 )
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
-from keras.src.metrics.reduction_metrics import Mean, Sum
 from keras.src.models.functional import Functional as KerasFunctional
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics, MetricsList
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, from `nvidia-smi`: the usable ones, and the CPU cores near them. Needs no TensorFlow."""
+"""The GPUs of this machine, from `nvidia-smi`, and the usable ones. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 _FIELDS = (
     "index",
@@ -68,16 +67,6 @@ def read_gpus() -> list[Gpu]:
     return [] if tool is None else parse(_asked(tool))
 
 
-def models_of(gpus: Sequence[Gpu], names: Sequence[str]) -> list[str]:
-    """The distinct models of some working GPUs; `names` as in CUDA_VISIBLE_DEVICES."""
-    return sorted({gpu.name for gpu in gpus if not gpu.lost and gpu.name and _is_named(gpu, names)})
-
-
-def _is_named(gpu: Gpu, names: Sequence[str]) -> bool:
-    """Whether a GPU is among `names`, by its number or a prefix of its UUID."""
-    return any(name == gpu.index or (name and gpu.uuid.startswith(name)) for name in names)
-
-
 def complaint() -> str:
     """The message of `nvidia-smi` where it exists and lists no GPU, as with a driver of another version; else empty."""
     tool = shutil.which("nvidia-smi")
@@ -127,31 +116,6 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str] | None = None) -> li
         return list(seen)  # like CUDA, which ignores all GPUs after one that does not exist
     working = [gpu for gpu in gpus if not gpu.lost]
     return [gpu.index for gpu in sorted(working, key=lambda gpu: (bool(gpu.busy), int(gpu.index)))]
-
-
-def cores_near(
-    gpus: Sequence[Gpu], names: Sequence[str], devices: Path = Path("/sys/bus/pci/devices")
-) -> str:
-    """The CPU cores near some GPUs, as "0-15,32-47"; empty where they are not known or all the same.
-
-    Args:
-        gpus: of the machine.
-        names: as in CUDA_VISIBLE_DEVICES.
-        devices: the folder in which Linux describes PCI devices.
-    """
-    nodes = {_near(gpu, devices) for gpu in gpus if not gpu.lost}
-    mine = {_near(gpu, devices) for gpu in gpus if _is_named(gpu, names)}
-    if len(nodes) < 2 or len(mine) != 1 or "" in nodes:
-        return ""
-    return mine.pop()
-
-
-def _near(gpu: Gpu, devices: Path) -> str:
-    domain, _, rest = gpu.bus.lower().partition(":")
-    try:
-        return (devices / f"{domain[-4:]}:{rest}" / "local_cpulist").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 def environment_of(names: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:

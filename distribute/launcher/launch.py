@@ -5,24 +5,24 @@ Nothing here imports TensorFlow, so that the launcher starts quickly and uses no
 
 from __future__ import annotations
 
-import os
-import shutil
+import contextlib
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from .descendants import adopt_orphans
 from .error_attribution import Failure, Restarts, attribute, how_it_ended
 from .gpus import read_gpus
-from .guard import end_descendants, guarded, notice_parents_end, signals_to
 from .network import NO_NAME, choose_network
 from .output import plain
 from .processes import Processes
-from .tasks import Layout, Task, plan, said_of_models
+from .tasks import Layout, Task, plan
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 _AFTER_FAILURE = 3.0  # seconds for the other processes to end
 _SETTLE = 3.0  # seconds for a failed process to end and write its record, before failures are attributed
 _PATIENCE = 4.0  # seconds beyond the timeout for the others to report a stopped process themselves
@@ -65,7 +65,6 @@ class Launcher:
         self._is_private = False
         self._signals: list[int] = []
         self._stopping: int | None = None
-        self._deserted: Callable[[], bool] = bool
         self._records = Path()
 
     def run(self) -> int:
@@ -76,34 +75,25 @@ class Launcher:
             where a signal ended it, 1 where its status was 0), or 128 + the signal that ended the launcher; 2 if the
             machine has too few GPUs.
         """
-        with tempfile.TemporaryDirectory(prefix="unisono-records-") as records:
-            self._records = Path(records)
-            return guarded(self._run)
-
-    def _run(self, deserted: Callable[[], bool]) -> int:
-        self._deserted = deserted
+        adopt_orphans()
         if self._wanted_network == "own":
             read_gpus()  # may load the driver, which a user namespace has no privilege for
         self._is_private, sentence = choose_network(self._wanted_network)
-        notice_parents_end()  # again: entering the namespace has reset it
-        if deserted():
-            return 1
         if sentence:
             _say(sentence)
-        try:
-            with signals_to(self._remember):
-                return self._attempts()
-        except ValueError as error:
-            print(f"unisono launch: {error}", file=sys.stderr)
-            return _WRONG_ARGUMENT
+        with tempfile.TemporaryDirectory(prefix="unisono-records-") as records:
+            self._records = Path(records)
+            try:
+                with _signals_to(lambda number, _: self._signals.append(number)):
+                    return self._attempts()
+            except ValueError as error:
+                print(f"unisono launch: {error}", file=sys.stderr)
+                return _WRONG_ARGUMENT
 
     def _attempts(self) -> int:
         attempt, port_retries = 0, _PORT_RETRIES
         while True:
             tasks = plan(self._layout, self._script)
-            models = said_of_models(tasks) if attempt == 0 else ""
-            if models:
-                _say(models)
             processes = Processes(tasks, self._records, self._log_dir, attempt)
             failed: list[Failure] = []
             try:
@@ -132,8 +122,9 @@ class Launcher:
                 return first.status
             attempt += 1
             _say(f"starting all again in {pause:g} s, restart {attempt} of {self._most_restarts}")
-            if self._sleep(pause):
-                return 128 + (self._stopping or signal.SIGTERM)
+            self._sleep(pause)
+            if self._stopping is not None:
+                return 128 + self._stopping
 
     def _watch(self, processes: Processes) -> list[Failure]:
         """One attempt, until all scripts have ended well ([]) or the failed processes are known."""
@@ -219,24 +210,23 @@ class Launcher:
         taken, self._signals = self._signals, []
         return taken
 
-    def _sleep(self, seconds: float) -> bool:
-        """Waits; returns whether a signal ended the wait."""
+    def _sleep(self, seconds: float) -> None:
+        """Waits, until a signal ends the launcher."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            time.sleep(min(0.05, seconds))
-            for number in self._take_signals():
-                if number in _ENDING:
-                    self._stopping = number
-                    return True
-        return False
+        while self._stopping is None and time.monotonic() < until:
+            time.sleep(0.05)
+            self._stopping = next((number for number in self._take_signals() if number in _ENDING), None)
 
-    def _remember(self, number: int, frame: object) -> None:
-        """Collects a signal for the loop, instead of ending on it."""
-        if self._deserted():  # perhaps blocked in a write to a pipe that nobody reads
-            end_descendants()
-            shutil.rmtree(self._records, ignore_errors=True)
-            os._exit(1)
-        self._signals.append(number)
+
+@contextlib.contextmanager
+def _signals_to(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Gives the signals that are passed on to a handler, for a block."""
+    old = {number: signal.signal(number, handler) for number in PASSED_ON}
+    try:
+        yield
+    finally:
+        for number, previous in old.items():
+            signal.signal(number, previous)
 
 
 def _unwilling(processes: Processes, number: int) -> Failure:
@@ -251,5 +241,5 @@ def _shows(processes: Processes, failure: Failure, marks: Sequence[str]) -> bool
 
 
 def _say(text: str) -> None:
-    for line in text.splitlines() or [""]:
+    for line in text.splitlines():
         print(f"[launch] {plain(line)}", file=sys.stderr, flush=True)

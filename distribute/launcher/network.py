@@ -34,8 +34,6 @@ NO_NAME = (
 def enter_private_network() -> None:
     """Moves this process, and all later child processes, into a network with a loopback interface alone.
 
-    A process that enters a user namespace loses its parent death signal.
-
     Raises:
         OSError: the kernel does not allow it; the message says what was tried. The process has not moved.
 

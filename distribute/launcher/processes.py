@@ -12,8 +12,8 @@ from pathlib import Path
 from ..environment import RECORDS, RESTART
 from ..workers import records
 from ..workers.error_text import own_lines
+from .descendants import bury_orphans, die_with_parent, end_descendants, stat_of
 from .error_attribution import ProcessState
-from .guard import bury_orphans, die_with_parent, end_descendants, state_of
 from .output import Output
 from .tasks import Task
 
@@ -164,7 +164,7 @@ class Processes:
         self._checked = now
         for each in self._running():
             each.record = records.read(self._records, each.process.pid)
-            if state_of(each.process.pid) != "T":
+            if (stat_of(each.process.pid) or [""])[0] != "T":
                 each.stopped = None
             elif each.stopped is None or asleep:  # a killed one may be seen once more
                 each.stopped = time.time()

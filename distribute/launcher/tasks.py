@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import secrets
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -57,10 +56,6 @@ class Task:
     aliases: frozenset[str] = frozenset()
 
 
-Place = tuple[Mapping[str, str], tuple[str, ...]]
-"""The variables that make GPUs visible to a process, and a command prefix for the cores near them; both may be empty."""
-
-
 def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
     """The processes of one attempt, with fresh ports.
 
@@ -80,7 +75,7 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
     if layout.replicas_per_worker is not None:
         common[environment.REPLICAS_PER_WORKER] = str(layout.replicas_per_worker)
     workers, stages = layout.workers, layout.stages
-    no_gpu: Place = {"CUDA_VISIBLE_DEVICES": ""}, ()
+    no_gpu = {"CUDA_VISIBLE_DEVICES": ""}
     addresses = _addresses(workers + (1 + layout.parameter_servers if layout.parameter_servers else 0))
     cluster = {"worker": addresses[:workers]}
 
@@ -88,15 +83,14 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
         name: str,
         kind: str,
         index: int,
-        place: Place,
+        variables: Mapping[str, str],
         role: str,
         runs: tuple[str, ...] = _SERVER,
         aliases: Sequence[str] = (),
     ) -> Task:
-        variables, cores = place
         env = {**common, **variables, "TF_CONFIG": _tf_config(cluster, kind, index)}
         names = frozenset({cluster[kind][index], f"{kind} {index}", *aliases})
-        return Task(name, cores + runs, env, role, names)
+        return Task(name, runs, env, role, names)
 
     if layout.parameter_servers:
         cluster |= {"chief": addresses[workers : workers + 1], "ps": addresses[workers + 1 :]}
@@ -115,7 +109,7 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
     return tasks
 
 
-def _with_stages(task: Task, places: Sequence[Place]) -> list[Task]:
+def _with_stages(task: Task, places: Sequence[Mapping[str, str]]) -> list[Task]:
     """`task`, and before it the helper processes of the later stages of its pipeline, each with separate GPUs."""
     if not places:
         return [task]
@@ -123,12 +117,12 @@ def _with_stages(task: Task, places: Sequence[Place]) -> list[Task]:
     helpers = [
         Task(
             f"{task.name}-stage-{index + 1}",
-            cores + _SERVER,
+            _SERVER,
             {**task.env, **variables, "TF_CONFIG": _tf_config({"stage": addresses}, "stage", index)},
             "server",
             frozenset({addresses[index]}),
         )
-        for index, (variables, cores) in enumerate(places)
+        for index, variables in enumerate(places)
     ]
     env = dict(task.env) | {environment.STAGES: ",".join(addresses)}
     return [*helpers, dataclasses.replace(task, env=env)]
@@ -142,8 +136,8 @@ def _tf_config(cluster: Mapping[str, Sequence[str]], kind: str, index: int) -> s
     return json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
 
 
-def _gpus_of_processes(layout: Layout, processes: int) -> list[Place]:
-    """The GPUs and cores of each computing process, worker after worker.
+def _gpus_of_processes(layout: Layout, processes: int) -> list[dict[str, str]]:
+    """The variables that make its GPUs visible to each computing process, worker after worker.
 
     Raises:
         ValueError: there are GPUs, but fewer than needed.
@@ -151,7 +145,7 @@ def _gpus_of_processes(layout: Layout, processes: int) -> list[Place]:
     of_machine = gpus.read_gpus()
     names = gpus.visible(of_machine)
     if not names:
-        return [({}, ())] * processes
+        return [{}] * processes
     each = layout.replicas_per_worker or len(names) // processes
     if each * processes > len(names) or not each:
         lost = sum(bool(gpu.lost) for gpu in of_machine)
@@ -169,23 +163,4 @@ def _gpus_of_processes(layout: Layout, processes: int) -> list[Place]:
     chosen = "CUDA_VISIBLE_DEVICES" in os.environ
     order = names if chosen or not of_machine else [gpu.index for gpu in of_machine]
     used = sorted(names[: each * processes], key=order.index)
-    shares = [used[i * each : (i + 1) * each] for i in range(processes)]
-    return [(gpus.environment_of(share), _on_cores(gpus.cores_near(of_machine, share))) for share in shares]
-
-
-def said_of_models(tasks: Sequence[Task]) -> str:
-    """One sentence where processes that train together have GPUs of different models; else empty."""
-    shown = ",".join(task.env.get("CUDA_VISIBLE_DEVICES", "") for task in tasks)
-    models = gpus.models_of(gpus.read_gpus(), shown.split(",")) if shown.strip(",") else []
-    if len(models) < 2:
-        return ""
-    return (
-        f"the GPUs are of different models ({', '.join(models)}) and every step waits for the slowest: choose those of one "
-        "model with CUDA_VISIBLE_DEVICES"
-    )
-
-
-def _on_cores(cores: str) -> tuple[str, ...]:
-    """The command prefix that pins a process to some cores."""
-    tool = shutil.which("taskset") if cores else None
-    return (tool, "-c", cores) if tool else ()
+    return [gpus.environment_of(used[i * each : (i + 1) * each]) for i in range(processes)]

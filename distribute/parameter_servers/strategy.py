@@ -1,8 +1,7 @@
-"""`ParameterServerStrategy`: TensorFlow's class, with a check of the cluster and a choice of the training mode."""
+"""`ParameterServerStrategy`: TensorFlow's class, with a check of the cluster and a bound on staleness."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import weakref
 from collections.abc import Mapping
@@ -16,50 +15,17 @@ from ..environment import peer_timeout
 from ..workers.cluster import ClusterError, read_tf_config
 from .worker_pool import WorkerPool
 
-_modes: weakref.WeakKeyDictionary[Any, ParameterServerMode] = weakref.WeakKeyDictionary()
 _pools: weakref.WeakKeyDictionary[Any, WorkerPool] = weakref.WeakKeyDictionary()
 
 
-@dataclasses.dataclass(frozen=True)
-class ParameterServerMode:
-    """How far workers may be ahead of each other.
-
-    Attributes:
-        max_staleness: int or None; no worker runs more than this many steps ahead of the slowest. None: no bound.
-        backup_workers: int or None; None: asynchronous. b: synchronous, and the first N - b gradients of N workers make a
-            step, so that no step waits for the b slowest.
-        timeout: float; seconds after which a lost cluster is an error.
-    """
-
-    max_staleness: int | None = None
-    backup_workers: int | None = None
-    timeout: float = 60.0
-
-    def check(self, num_workers: int) -> None:
-        """Raises a `ValueError` that names the invalid argument."""
-        for name, least in (("max_staleness", 1), ("backup_workers", 0)):
-            whole_number(name, getattr(self, name), least, optional=True)
-        if self.max_staleness is not None and self.backup_workers is not None:
-            raise ValueError(
-                "Give `max_staleness` (bounded asynchronous training) or `backup_workers` (synchronous training), not both. "
-                f"Received: max_staleness={self.max_staleness} and backup_workers={self.backup_workers}"
-            )
-        if self.backup_workers is not None and self.backup_workers >= num_workers:
-            raise ValueError(
-                f"`backup_workers` ({self.backup_workers}) must be less than the number of workers ({num_workers}): "
-                "a step needs at least one gradient."
-            )
-        number("timeout", self.timeout, above=0, finite=False)
-
-
 class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy):
-    """`tf.distribute.ParameterServerStrategy` that first checks its cluster and knows its training mode.
+    """`tf.distribute.ParameterServerStrategy` that first checks its cluster, and bounds how far workers are apart.
 
     Args:
         cluster_resolver: None: the cluster of TF_CONFIG.
         variable_partitioner: as in TensorFlow: shards large variables over servers by their first axis.
-        max_staleness: int or None; no worker runs more than this many steps ahead of the slowest.
-        backup_workers: int or None; None: asynchronous; b: synchronous, the first N - b of N gradients make a step.
+        max_staleness: int or None; no worker runs more than this many steps ahead of the slowest. None: no bound.
+        backup_workers: removed.
         timeout: float; seconds after which a lost cluster is an error. None: the launcher's value, else 60.
 
     Raises:
@@ -74,7 +40,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         variable_partitioner: Any = None,
         *,
         max_staleness: int | None = None,
-        backup_workers: int | None = None,
+        backup_workers: None = None,
         timeout: float | None = None,
     ) -> None:
         if cluster_resolver is None:
@@ -94,14 +60,17 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
                 "`variable_partitioner` must be a tf.distribute.experimental.partitioners.Partitioner or None. "
                 f"Received: {shown(variable_partitioner)}"
             )
-        spec = cluster_resolver.cluster_spec().as_dict()
-        check_cluster(spec, cluster_resolver.task_type)
-        mode = ParameterServerMode(
-            max_staleness, backup_workers, peer_timeout() if timeout is None else timeout
-        )
-        mode.check(len(spec["worker"]))
+        check_cluster(cluster_resolver.cluster_spec().as_dict(), cluster_resolver.task_type)
+        if backup_workers is not None:
+            raise ValueError(
+                "`backup_workers` was removed: train synchronously with tf.distribute.MultiWorkerMirroredStrategy, or bound "
+                f"how far workers are apart with `max_staleness`. Received: backup_workers={shown(backup_workers)}"
+            )
+        whole_number("max_staleness", max_staleness, optional=True)
+        number("timeout", timeout, above=0, finite=False, optional=True)
+        seconds = peer_timeout() if timeout is None else timeout
         super().__init__(cluster_resolver, variable_partitioner)
-        _modes[self] = mode
+        self.max_staleness, self.timeout = max_staleness, seconds
 
 
 def check_cluster(jobs: Mapping[str, Any], task_type: str | None) -> None:
@@ -133,9 +102,9 @@ def check_cluster(jobs: Mapping[str, Any], task_type: str | None) -> None:
         )
 
 
-def mode_of(strategy: Any) -> ParameterServerMode:
-    """The mode of a strategy; TensorFlow's own class is asynchronous without a bound."""
-    return _modes.get(strategy) or ParameterServerMode(timeout=peer_timeout())
+def max_staleness_of(strategy: Any) -> int | None:
+    """How many steps a worker may be ahead of the slowest; None: no bound, as with TensorFlow's own class."""
+    return getattr(strategy, "max_staleness", None)
 
 
 def pool_of(strategy: Any) -> WorkerPool:
@@ -148,5 +117,6 @@ def pool_of(strategy: Any) -> WorkerPool:
     if strategy not in _pools:
         resolver = resolver_of(strategy)
         check_cluster(resolver.cluster_spec().as_dict(), resolver.task_type)
-        _pools[strategy] = WorkerPool(strategy, mode_of(strategy).timeout)
+        timeout = strategy.timeout if isinstance(strategy, ParameterServerStrategy) else peer_timeout()
+        _pools[strategy] = WorkerPool(strategy, timeout)
     return _pools[strategy]

@@ -124,9 +124,6 @@ class Phase:
         self._steps_of: dict[int, int] = {}
         self._closed = False
         self._holding: dict[int, Any] = {}
-        self._seconds_of: dict[int, float] = {}
-        self._quiet_since = time.monotonic()
-        self._next_probe = self._quiet_since + _QUIET
         self.under_way = 0
         self.losses = 0
 
@@ -139,49 +136,28 @@ class Phase:
             self.under_way += 1
             self._changed.notify_all()
 
-    def get(self, seconds: float | None = None) -> Any:
-        """(piece, result) of the next finished piece; waits for it, or for `seconds`: then it is None.
+    def get(self) -> tuple[Any, Any]:
+        """(piece, result) of the next finished piece; waits for it.
 
         Raises:
             ParameterServerError, Exception: as `WorkerPool.phase`.
         """
+        quiet_since = time.monotonic()
+        next_probe = quiet_since + _QUIET
         while True:
             with self._changed:
                 if not self._results:
-                    self._changed.wait(_TICK if seconds is None else seconds)
+                    self._changed.wait(_TICK)
                 if self._results:
                     self.under_way -= 1
-                    self._quiet_since = time.monotonic()
-                    self._next_probe = self._quiet_since + _QUIET
                     return self._results.popleft()
             if scheduled_error(self._pool.coordinator) is not None:
                 self.close()
                 self.end()
-            if time.monotonic() > self._next_probe:
+            if time.monotonic() > next_probe:
                 self._pool.check_servers()
-                self._check_workers(self._quiet_since)
-                self._next_probe = time.monotonic() + _QUIET
-            if seconds is not None:
-                return None
-
-    def discard(self, unwanted: Callable[[Any], bool]) -> None:
-        """Removes the pieces that no worker has begun and for which `unwanted(piece)` is true."""
-        with self._changed:
-            kept = [piece for piece in self._waiting if not unwanted(piece)]
-            self.under_way -= len(self._waiting) - len(kept)
-            self._waiting = collections.deque(kept)
-
-    def idle(self) -> bool:
-        """Whether a worker is idle."""
-        with self._changed:
-            return not self._waiting and len(self._steps_of) > len(self._holding)
-
-    def slowest(self, pieces: list[Any]) -> Any:
-        """The one of `pieces` whose worker has been the slowest so far; None if no worker has begun one."""
-        with self._changed:
-            asked = {id(piece) for piece in pieces}  # pieces hold arrays: they cannot be compared
-            held = [(self._seconds_of.get(w, 0.0), w) for w, p in self._holding.items() if id(p) in asked]
-            return self._holding[max(held)[1]] if held else None
+                self._check_workers(quiet_since)
+                next_probe = time.monotonic() + _QUIET
 
     def close(self) -> None:
         """Closes the list: no worker takes another piece."""
@@ -233,7 +209,6 @@ class Phase:
             self._steps_of[worker] = min(self._steps_of.values(), default=0)
         try:
             while (piece := self._take(worker)) is not None:
-                began = time.monotonic()
                 try:
                     result = self._run(worker, piece)
                 except BaseException:
@@ -241,7 +216,6 @@ class Phase:
                     raise
                 with self._changed:
                     self._holding.pop(worker, None)
-                    self._seconds_of[worker] = (time.monotonic() - began) / piece.steps
                     self._steps_of[worker] += piece.steps
                     self._results.append((piece, result))
                     self._changed.notify_all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -28,56 +27,6 @@ class _Scopes(threading.local):
 _scopes = _Scopes()
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The arguments of a `Pipeline`."""
-
-    devices: list[str]
-    micro_batches: int
-    schedule: str
-    partition: str | Sequence[Any]
-    cost: str
-    rematerialize: bool
-    memory_limit: float | None
-    replicas: int
-    sharded: str | None = None
-
-    def __post_init__(self) -> None:
-        """Raises a `ValueError` for an invalid value."""
-        for name, choices in (("schedule", sorted(SCHEDULES)), ("cost", ["estimated", "measured"])):
-            one_of(name, getattr(self, name), choices)
-        number("memory_limit", self.memory_limit, above=0, optional=True, finite=False)
-        if len(self.devices) % self.replicas:
-            raise ValueError(
-                f"`devices` ({len(self.devices)}) must be divisible by `replicas` ({self.replicas}): each has as many."
-            )
-        self._check_partition()
-
-    def _check_partition(self) -> None:
-        parts: Any = self.partition
-        if isinstance(parts, str) and parts == "auto":
-            return
-        several = isinstance(parts, list | tuple)
-        counts = (
-            several and len(parts) == self.stages and all(type(part) is int and part > 0 for part in parts)
-        )
-        names = several and len(parts) == self.stages - 1 and all(isinstance(part, str) for part in parts)
-        if not counts and not names:
-            raise ValueError(
-                f'`partition` must be "auto", {self.stages} counts of layers above 0, one for each stage, or '
-                f"{self.stages - 1} names of the first layers of all stages but the first. Received: {shown(parts)}"
-            )
-
-    @property
-    def stages(self) -> int:
-        """The number of stages, K."""
-        return len(self.devices) // self.replicas
-
-    def devices_of(self, stage: int) -> list[str]:
-        """The device of a stage in each replica."""
-        return [self.devices[replica * self.stages + stage] for replica in range(self.replicas)]
-
-
 class PlannedModel(Protocol):
     """A model split into stages according to a pipeline."""
 
@@ -85,12 +34,12 @@ class PlannedModel(Protocol):
     def timeline(self, transfer: float | Sequence[float]) -> Timeline: ...  # noqa: D102
 
 
-Planner = Callable[[Any, Settings, int | None], PlannedModel]
+Planner = Callable[[Any, "Pipeline", int | None], PlannedModel]
 _planner: Planner | None = None
 
 
 def register_planner(planner: Planner) -> None:
-    """Sets the planner of models: `planner(model, settings, batch_size)`. It is above this package: it knows Keras."""
+    """Sets the planner of models: `planner(model, pipeline, batch_size)`. It is above this package: it knows Keras."""
     global _planner
     _planner = planner
 
@@ -111,6 +60,13 @@ class Pipeline:
     model.fit(x, y, batch_size=256)
     print(pipeline.summary())
     ```
+
+    Attributes:
+        devices: the full name of each device, those of the first replica's stages first.
+        stages: int; K, the number of stages.
+        sharded: str or None; the level of `unisono.distribute.sharded`.
+
+    The other arguments are attributes of the same names.
 
     Source: Huang et al. 2019, arXiv 1811.06965.
     """
@@ -147,20 +103,21 @@ class Pipeline:
         Raises:
             ValueError: a value is invalid; the message names it.
         """
-        micro_batches = whole_number("micro_batches", micro_batches)
-        replicas = whole_number("replicas", replicas)
+        self.micro_batches = whole_number("micro_batches", micro_batches)
+        self.replicas = whole_number("replicas", replicas)
         remote.connect_if_launched(devices)
-        names = resolve_devices(devices)
-        self.settings = Settings(
-            names,
-            micro_batches,
-            schedule,
-            partition,
-            cost,
-            truth("rematerialize", rematerialize),
-            memory_limit,
-            replicas,
-        )
+        self.devices = resolve_devices(devices)
+        self.schedule = one_of("schedule", schedule, sorted(SCHEDULES))
+        self.cost = one_of("cost", cost, ["estimated", "measured"])
+        self.rematerialize = truth("rematerialize", rematerialize)
+        self.memory_limit = number("memory_limit", memory_limit, above=0, optional=True, finite=False)
+        if len(self.devices) % self.replicas:
+            raise ValueError(
+                f"`devices` ({len(self.devices)}) must be divisible by `replicas` ({self.replicas}): each has as many."
+            )
+        self.stages = len(self.devices) // self.replicas
+        self.partition = _checked_partition(partition, self.stages)
+        self.sharded: str | None = None
         self._plans: weakref.WeakKeyDictionary[Any, PlannedModel] = weakref.WeakKeyDictionary()
         self._newest: weakref.ref[Any] | None = None
 
@@ -198,7 +155,7 @@ class Pipeline:
         if plan is None:
             if _planner is None or not hasattr(model, "layers"):
                 raise ValueError(f"`model` must be built in this pipeline's scope. Received: {shown(model)}")
-            plan = self._plans[model] = _planner(model, self.settings, batch_size)
+            plan = self._plans[model] = _planner(model, self, batch_size)
         self._newest = weakref.ref(model)
         return plan
 
@@ -213,12 +170,12 @@ class Pipeline:
                 '`level` must be "optimizer" or "gradients" for a Pipeline, because each micro-batch would all-gather '
                 "the weights of a stage twice: for fewer weights per device use more stages. Received: 'weights'"
             )
-        if self._plans and self.settings.sharded != level:
+        if self._plans and self.sharded != level:
             raise ValueError(
                 f"`strategy` must not have models when its level is set: call `sharded(pipeline, level={level!r})` "
                 f"right after `Pipeline(...)`. Received: a Pipeline with {len(self._plans)} model(s)"
             )
-        self.settings = dataclasses.replace(self.settings, sharded=level)
+        self.sharded = level
 
     def summary(self, model: Any = None) -> str:
         """A table: stages, layers, parameters, cost, memory, expected bubble.
@@ -244,7 +201,7 @@ class Pipeline:
 
     def raise_if_lost(self, cause: Exception) -> None:
         """Raises a `StageError` that names the stage whose process died or hangs, if that caused `cause`."""
-        remote.raise_if_lost(cause, self.settings.devices, self.settings.stages)
+        remote.raise_if_lost(cause, self.devices, self.stages)
 
     def _plan_of(self, model: Any) -> PlannedModel:
         model = self._newest() if model is None and self._newest is not None else model
@@ -257,6 +214,20 @@ class Pipeline:
     def remember(self, model: Any) -> None:
         """Records a model created in the scope, for `summary()` and `timeline()` without an argument."""
         self._newest = weakref.ref(model)
+
+
+def _checked_partition(parts: Any, stages: int) -> str | Sequence[Any]:
+    if isinstance(parts, str) and parts == "auto":
+        return parts
+    several = isinstance(parts, list | tuple)
+    counts = several and len(parts) == stages and all(type(part) is int and part > 0 for part in parts)
+    names = several and len(parts) == stages - 1 and all(isinstance(part, str) for part in parts)
+    if not counts and not names:
+        raise ValueError(
+            f'`partition` must be "auto", {stages} counts of layers above 0, one for each stage, or {stages - 1} names of '
+            f"the first layers of all stages but the first. Received: {shown(parts)}"
+        )
+    return parts
 
 
 def current_pipeline() -> Pipeline | None:

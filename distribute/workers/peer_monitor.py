@@ -66,7 +66,7 @@ class PeerMonitor:
         """Entered around one collective. `ran_before`: nothing compiles, and its duration is known."""
         self._allowance = self._timeout + _SLOWER * self._longest if ran_before else float("inf")
         self._count += 1
-        at_collective(self._count, True)
+        at_collective(self._count)
         began = self._since = time.monotonic()
         try:
             yield
@@ -74,7 +74,7 @@ class PeerMonitor:
                 self._longest = max(self._longest, time.monotonic() - began)
         finally:
             self._since = None
-            at_collective(self._count, False)
+            at_collective(self._count)
 
     def _check(self) -> bool:
         """Publishes the count and finds late workers; False once there is nothing left to monitor."""

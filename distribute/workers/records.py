@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import socket
 import sys
@@ -28,17 +27,9 @@ from .fatal_errors import at_fatal_error
 from .ticker import Ticker
 
 _PAUSE = 1.0
-_MOST_BYTES, _MOST_TEXT = 1 << 16, 2000
+_MOST_TEXT = 2000
 _MOST_NAMED, _MOST_NAME = 32, 60
 _MOST_CAUSES = 20
-_JSON_TYPES: dict[Any, Any] = {
-    "str": (str,),
-    "int": (int,),
-    "bool": (bool,),
-    "float": (float, int),
-    "tuple[str, ...]": (list,),
-    "ErrorRecord | None": (dict, type(None)),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +65,9 @@ class Record:
         alive: float; `time.time()` of this record; a live process writes one every second.
         position: the position in training, for instance "epoch 2, step 17"; "" before the first `fit`.
         collectives: int; the number of monitored collectives that it has reached.
-        waits: whether it is in one of them now.
-        since: float; `time.time()` of the last change of `collectives` or `waits`.
+        since: float; `time.time()` when it last reached or left one of them.
         place: the line of user code in which its main thread is; "" where that is not known.
         error: the error that ended its program, or None.
-        ended: whether its program has ended normally: by its last line or by `sys.exit`.
     """
 
     task: str
@@ -86,11 +75,9 @@ class Record:
     alive: float
     position: str = ""
     collectives: int = 0
-    waits: bool = False
     since: float = 0.0
     place: str = ""
     error: ErrorRecord | None = None
-    ended: bool = False
 
 
 def short(text: str, most: int = _MOST_TEXT) -> str:
@@ -129,33 +116,15 @@ def _bounded(value: Any) -> Any:
 
 
 def read(folder: Path, pid: int) -> Record | None:
-    """The record of a process of this machine; None where there is no valid one, whatever the file contains."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
-        from ..storage import open_plain  # imports NumPy, which `--help` need not wait for
-
-        with open_plain(path_of(folder, pid)) as file:
-            data = file.read(_MOST_BYTES + 1)
-        return _checked(Record, json.loads(data)) if len(data) <= _MOST_BYTES else None
-    return None
-
-
-def _checked(kind: Any, value: Any) -> Any:
-    """A dataclass from a JSON object whose fields have the types of the dataclass; raises where they have not."""
-    found = {}
-    for field in dataclasses.fields(kind):
-        given = value[field.name]
-        if type(given) not in _JSON_TYPES[field.type]:
-            raise TypeError(field.name)
-        if field.type == "float" and not math.isfinite(given):
-            raise ValueError(field.name)
-        if isinstance(given, dict):
-            given = _checked(ErrorRecord, given)
-        elif isinstance(given, list):
-            if not all(isinstance(each, str) for each in given):
-                raise TypeError(field.name)
-            given = tuple(map(short, given[:_MOST_NAMED]))
-        found[field.name] = short(given) if isinstance(given, str) else given
-    return kind(**found)
+    """The record of a process of this machine; None where there is none."""
+    try:
+        fields = json.loads(path_of(folder, pid).read_bytes())
+        if fields["error"] is not None:
+            lists = {name: tuple(fields["error"][name]) for name in ("lost", "reported_by")}
+            fields["error"] = ErrorRecord(**fields["error"] | lists)
+        return Record(**fields)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 class Recorder:
@@ -166,7 +135,7 @@ class Recorder:
         self._task = ""
         self._lock = threading.Lock()
         self._error: ErrorRecord | None = None
-        self._collectives, self._waits, self._since = 0, False, time.time()
+        self._collectives, self._since = 0, time.time()
         self._position: Callable[[], str] = str
         self._ticker = Ticker("record", self.update, lambda: _PAUSE)
 
@@ -190,9 +159,9 @@ class Recorder:
         at_fatal_error(self._failed)
         atexit.register(self._end)
 
-    def at_collective(self, count: int, waits: bool) -> None:
+    def at_collective(self, count: int) -> None:
         """Records that this process has reached its monitored collective `count`, or has left it."""
-        self._collectives, self._waits, self._since = count, waits, time.time()
+        self._collectives, self._since = count, time.time()
 
     @contextlib.contextmanager
     def reporting_position(self, position: Callable[[], str]) -> Iterator[None]:
@@ -204,7 +173,7 @@ class Recorder:
             last = position()
             self._position = lambda: last
 
-    def update(self, ended: bool = False) -> bool:
+    def update(self) -> bool:
         """Writes the current record; always True, so that the ticker continues."""
         if self._folder is None:
             return True
@@ -217,11 +186,9 @@ class Recorder:
                     alive=time.time(),
                     position=self._position(),
                     collectives=self._collectives,
-                    waits=self._waits,
                     since=self._since,
                     place=_place_of_main_thread(),
                     error=self._error,
-                    ended=ended,
                 ),
             )
         return True
@@ -236,7 +203,7 @@ class Recorder:
         error = getattr(sys, "last_value", None)  # where other code has replaced our hook
         if self._error is None and isinstance(error, Exception):
             self._error = error_record(error)
-        self.update(ended=self._error is None)
+        self.update()
 
 
 _recorder = Recorder()

@@ -67,7 +67,6 @@ NEIGHBOURS = {
     "custom step on two replicas": [
         "trainer/partition/steps/step_partition.py _trace",
         "trainer/partition/steps/step_partition.py _warn",
-        "trainer/parameter_servers/synchronous.py __init__",
     ],
     "one process, devices of one kind": [
         "callbacks/output_paths.py check_launched_alone",

@@ -1,4 +1,4 @@
-"""GPUs as listed by `nvidia-smi`: which are used, which cores are close, how launch and doctor use that."""
+"""GPUs as listed by `nvidia-smi`: which are used, how launch and doctor use that."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ import pytest
 
 from unisono.commands.machine.findings import driver, gpus_of_machine
 from unisono.distribute.launcher import gpus
-from unisono.distribute.launcher.tasks import Layout, plan, said_of_models
+from unisono.distribute.launcher.tasks import Layout, plan
 
 FOUR = """\
 0, GPU-aa, NVIDIA H100, 81559, 2, 0, 9.0, 00000000:1B:00.0
@@ -108,19 +108,6 @@ def test_stages_of_a_pipeline_get_gpus_of_their_own(machine):
         plan(Layout(workers=2, stages=3), ["train.py"])
 
 
-def test_processes_with_gpus_of_different_models_are_reported(machine):
-    machine(FOUR)
-    assert "(NVIDIA A100, NVIDIA H100)" in said_of_models(plan(Layout(workers=2), ["train.py"]))
-    machine(FOUR.replace("A100", "H100"))
-    assert said_of_models(plan(Layout(workers=2), ["train.py"])) == ""
-
-
-def test_gpu_may_be_named_by_how_its_uuid_begins():
-    found = gpus.parse(FOUR)
-    assert gpus.models_of(found, ["GPU-c", "1"]) == ["NVIDIA A100", "NVIDIA H100"]
-    assert gpus.models_of(found, ["", "7"]) == []
-
-
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
@@ -140,18 +127,6 @@ def test_too_few_gpus_are_an_error_that_tells_of_the_lost_one(machine):
     machine(FOUR.replace("2, GPU-cc, NVIDIA A100, 40960, 3, 0, 8.0, 00000000:A3:00.0\n", LOST))
     with pytest.raises(ValueError, match=r"visible GPUs \(3, 1 more is lost"):
         plan(Layout(workers=2, replicas_per_worker=2), ["train.py"])
-
-
-def test_cores_near_a_worker_are_those_of_its_gpus(tmp_path):
-    for bus, cores in {"1b": "0-15", "43": "0-15", "a3": "16-31", "c3": "16-31"}.items():
-        folder = tmp_path / f"0000:{bus}:00.0"
-        folder.mkdir()
-        (folder / "local_cpulist").write_text(f"{cores}\n")
-    found = gpus.parse(FOUR)
-    assert gpus.cores_near(found, ["0", "1"], tmp_path) == "0-15"
-    assert gpus.cores_near(found, ["GPU-cc", "3"], tmp_path) == "16-31"
-    assert gpus.cores_near(found, ["1", "2"], tmp_path) == "", "on two NUMA nodes"
-    assert gpus.cores_near(found, ["0"], tmp_path / "nothing") == ""
 
 
 def test_doctor_says_which_gpu_is_lost_busy_or_another_model(machine):

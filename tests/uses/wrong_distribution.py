@@ -132,16 +132,12 @@ STRATEGIES: dict[str, Use] = {
         )
         for name, cure, values in (
             ("max_staleness", "whole number", (0, "2", 1.5)),
-            ("backup_workers", "whole number|less than", (-1, 1, "a")),
+            ("backup_workers", "MultiWorkerMirroredStrategy", (0, 1, "a")),
             ("timeout", "above 0", (0, -1, NAN, "60", True)),
             ("variable_partitioner", "Partitioner", (3,)),
         )
         for v in values
     },
-    "ParameterServers of both modes": (
-        lambda b: Servers(_resolver(), max_staleness=1, backup_workers=0),
-        ("`max_staleness`", "`backup_workers`", "Received: max_staleness=1"),
-    ),
 }
 
 PIPELINES: dict[str, Use] = {

@@ -130,7 +130,7 @@ def launch():
     yield run
     for process in started:
         if process.poll() is None:
-            process.kill()  # its guard ends the workers
+            process.terminate()  # it ends the workers
         process.communicate()
 
 
@@ -161,7 +161,7 @@ class Launched:
 
     def end(self):
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)  # its guard ends the workers
+            os.kill(self.pid, signal.SIGTERM)  # it ends the workers
             self._child.wait()
 
 

@@ -67,25 +67,23 @@ def test_port_that_was_taken_is_not_a_restart(launch, tmp_path):
     assert "starting again with other ports" in err
 
 
-def child_of(pid):
-    """The process in which the launcher works; the one that was started is its guard."""
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
-
-
-@pytest.mark.parametrize("how", ["asked", "killed", "work killed"])
-def test_nothing_is_left_when_the_launcher_ends_not_even_daemons(launch, tmp_path, how):
+def test_nothing_is_left_when_the_launcher_is_asked_to_end_not_even_daemons(launch, tmp_path):
     process = launch("--workers", 2, OBEY, tmp_path, "children", TMPDIR=str(tmp_path))
     names = ("pid-0-0", "pid-1-0", "child-0", "child-1", "daemon-0", "daemon-1")
     pids = [wait_for(tmp_path / name) for name in names]
-    pids.append(child_of(process.pid))
-    if how == "work killed":
-        os.kill(pids[-1], signal.SIGKILL)
-    else:
-        process.send_signal(signal.SIGTERM if how == "asked" else signal.SIGKILL)
+    process.terminate()
     process.wait()
     for pid in pids:
         wait_for_end(pid)
     assert not list(tmp_path.glob("unisono-records-*"))
+
+
+def test_workers_end_when_the_launcher_is_killed(launch, tmp_path):
+    process = launch("--workers", 2, OBEY, tmp_path, "wait")
+    pids = [wait_for(tmp_path / name) for name in ("pid-0-0", "pid-1-0")]
+    process.kill()
+    for pid in pids:
+        wait_for_end(pid)
 
 
 def test_worker_that_hangs_is_named_by_the_record_of_the_one_that_noticed(launch, tmp_path):

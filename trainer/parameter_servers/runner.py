@@ -13,7 +13,7 @@ from ...callbacks.fit_state import FitState
 from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.optimizers import call_count
 from ...compat.keras_private.training import pythonify_logs
-from ...distribute.parameter_servers.strategy import mode_of, pool_of
+from ...distribute.parameter_servers.strategy import max_staleness_of, pool_of
 from ...distribute.parameter_servers.worker_pool import ParameterServerError
 from ...mixed_precision import skipped_steps
 from ...optimizers.held_optimizers import optimizers_of
@@ -22,7 +22,6 @@ from ..run.evaluation import concatenated
 from ..run.runner import Passes, Runner
 from .pieces import Piece
 from .schedule import Schedule, next_stop, wants_each_step
-from .synchronous import SynchronousSteps
 from .worker_function import WorkerFunction, WorkerPrediction
 from .worker_steps import WorkerSteps
 
@@ -36,8 +35,7 @@ class ParameterServerRunner(Runner):
         Raises:
             ValueError: the cluster or an argument of `compile` does not allow it.
         """
-        backups = mode_of(model.distribute_strategy).backup_workers
-        return WorkerSteps(model, training=True) if backups is None else SynchronousSteps(model, backups)
+        return WorkerSteps(model, training=True)
 
     def test_function(self, model: TrainedModel) -> WorkerSteps:
         """The evaluation steps on workers; raises as `train_function` does."""
@@ -55,7 +53,7 @@ class ParameterServerRunner(Runner):
     ) -> dict[str, Any]:
         """The training steps of the epoch, from where `state` is; returns the logs after the last."""
         steps, hooks = model.train_function, callbacks.callbacks
-        max_staleness = mode_of(model.distribute_strategy).max_staleness
+        max_staleness = max_staleness_of(model.distribute_strategy)
         schedule = Schedule(
             steps,
             state.source,
@@ -68,7 +66,7 @@ class ParameterServerRunner(Runner):
         )
         if schedule.empty:
             return _no_batch(state)
-        totals, count, logs = steps.totals(), _UpdateCount(model, steps), {}
+        totals, count, logs = steps.totals(), _UpdateCount(model), {}
         with steps.phase(max_staleness) as phase:
             for piece, results in steps.results(phase, schedule.next, schedule.arrived):
                 totals.add(results)
@@ -167,10 +165,11 @@ def _check_progress(model: TrainedModel) -> None:
 class _UpdateCount:
     """The optimizer's count of updates, corrected after a worker was lost while it was counting."""
 
-    def __init__(self, model: TrainedModel, steps: WorkerSteps) -> None:
+    def __init__(self, model: TrainedModel) -> None:
         optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        known = steps.updates_on_workers and optimizer is not None and not model._overrides_step("train_step")
-        self._variable: Any = call_count(optimizer) if known and optimizer is not None else None
+        self._variable: Any = None
+        if optimizer is not None and not model._overrides_step("train_step"):
+            self._variable = call_count(optimizer)
         self._start = int(self._variable.numpy()) if self._variable is not None else 0
 
     def correct(self, totals: Any, losses: int) -> None:

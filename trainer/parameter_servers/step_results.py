@@ -104,11 +104,6 @@ class ResultLayout:
         first, last = self._bounds[number : number + 2]
         return results[:, first:last].reshape(-1, *self._shapes[number])
 
-    def average_logs(self, results: np.ndarray, weights: np.ndarray) -> None:
-        """Replaces the custom logs of the parts of a step, `results`, by their mean."""
-        logs = results[:, self._bounds[len(self.variables)] :]
-        logs[...] = np.average(logs, axis=0, weights=weights)
-
 
 def worker_step(
     model: TrainedModel, step_fn: Any, batch: Any, step: StepContext, layout: ResultLayout, alone: bool

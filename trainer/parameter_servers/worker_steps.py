@@ -38,8 +38,6 @@ class WorkerSteps(WorkerFunction):
         training: True for `train_step`, False for `test_step`.
     """
 
-    updates_on_workers = True
-
     def __init__(self, model: TrainedModel, training: bool) -> None:
         if not model._auto_jit and model.jit_compile:
             raise ValueError(

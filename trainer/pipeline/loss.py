@@ -40,7 +40,7 @@ def head_of(
             return own_loss(model, x, y, outputs, sample_weight, training=True)
 
     rowwise = _works_on_samples(model)
-    by_micro_batch = plan.settings.schedule == "1f1b" or (plan.settings.replicas > 1 and rowwise)
+    by_micro_batch = plan.pipeline.schedule == "1f1b" or (plan.pipeline.replicas > 1 and rowwise)
     if not by_micro_batch or len(run.steps) == 1:
         return of_all, False
     if not rowwise:

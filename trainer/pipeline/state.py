@@ -12,7 +12,6 @@ from ...compat.keras_private.layers import is_own, layers_of, own_state
 from ...compat.keras_private.random_state import global_seed_generator_state, is_random_state
 from ...compat.keras_private.variables import raw_value
 from ...distribute.step_context import StepContext
-from ...distribute.write_rules import declared, first_of, reduce_parts
 from ..step.collected_writes import CollectedWrites
 from .planning.graph import Stage
 
@@ -81,18 +80,30 @@ class MicroBatchStates:
         return [written[id(variable)][1] for written in self._written]
 
     def _reduced(self, variable: Any) -> tf.Tensor:
-        """One value of a variable, from its values of the micro-batches."""
+        """One value of a variable, from its values of the micro-batches, each of which began with the same value.
+
+        By its `aggregation`; otherwise the mean of floating-point values and the first of others: a counter that each
+        micro-batch increments is incremented once.
+        """
         values = self._values(variable)
+        if len(values) == 1:
+            return values[0]
         layer = self._normalizations.get(id(variable))
         if layer is not None and id(layer.moving_mean) in self._written[0]:
             means = self._values(layer.moving_mean)
             return variance_of_batch(values, means, layer.momentum, self._steps)
         alive = [step.alive for step in self._steps]
-        undeclared = declared(variable) is None and not is_random_state(variable)
-        if undeclared and id(variable) in self._in_user_code and len(values) > 1:
-            return _equal(variable, values, alive)
-        shares = [step.share(tf.float64) for step in self._steps]
-        return reduce_parts(variable, values, shares, alive, tf.convert_to_tensor(raw_value(variable)))
+        rule = variable.aggregation
+        if rule in (None, "none"):
+            if id(variable) in self._in_user_code and not is_random_state(variable):
+                return _equal(variable, values, alive)
+            rule = "mean" if values[0].dtype.is_floating else "only_first_replica"
+        if rule == "only_first_replica":
+            return _first(values, alive)
+        if rule == "sum":
+            old = tf.convert_to_tensor(raw_value(variable))
+            return old + tf.add_n([tf.where(a, v - old, tf.zeros_like(old)) for v, a in zip(values, alive)])
+        return _mean(values, self._steps)
 
 
 def variance_of_batch(
@@ -111,20 +122,33 @@ def variance_of_batch(
 
     Source: GPipe's batch normalization accumulates count, sum and sum of squares over the micro-batches.
     """
-
-    def mean(values: Sequence[tf.Tensor]) -> tf.Tensor:
-        shares = [step.share(values[0].dtype) for step in steps]
-        return tf.add_n([tf.math.multiply_no_nan(value, share) for value, share in zip(values, shares)])
-
     if len(steps) == 1 or momentum >= 1.0:
-        return mean(variances)
-    centre = mean(means)
-    return mean(variances) + mean([tf.math.squared_difference(m, centre) for m in means]) / (1.0 - momentum)
+        return _mean(variances, steps)
+    centre = _mean(means, steps)
+    between = _mean([tf.math.squared_difference(m, centre) for m in means], steps)
+    return _mean(variances, steps) + between / (1.0 - momentum)
+
+
+def _mean(values: Sequence[tf.Tensor], steps: Sequence[StepContext]) -> tf.Tensor:
+    """The mean over the samples of all micro-batches; of integers, rounded."""
+    dtype = values[0].dtype
+    wide = dtype if dtype.is_floating else tf.float64
+    weighted = [tf.math.multiply_no_nan(tf.cast(v, wide), s.share(wide)) for v, s in zip(values, steps)]
+    mean = tf.add_n(weighted)
+    return mean if dtype.is_floating else tf.cast(tf.round(mean), dtype)
+
+
+def _first(values: Sequence[tf.Tensor], alive: Sequence[Any]) -> tf.Tensor:
+    """The value of the first micro-batch that has samples."""
+    first = values[-1]
+    for value, has in zip(reversed(values), reversed(alive)):
+        first = tf.where(has, value, first)
+    return first
 
 
 def _equal(variable: Any, values: Sequence[tf.Tensor], alive: Sequence[Any]) -> tf.Tensor:
     """The common value of all micro-batches for a variable of user code; an error where they differ."""
-    first = first_of(values, alive)
+    first = _first(values, alive)
     equal = [tf.reduce_all(tf.equal(tf.where(a, v, first), first)) for v, a in zip(values, alive)]
     message = (
         f"The micro-batches of a pipeline assign different values to {variable.path!r}, which declares no reduction: "

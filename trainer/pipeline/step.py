@@ -93,7 +93,7 @@ def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -
     scale = {} if model.optimizer is None else {"scale": model.optimizer.scale_loss}
     run = _pipelined(plan, x, step, training=True, **scale)
     head, by_micro_batch = head_of(model, plan, run, step, x, y, sample_weight)
-    result = run.train(plan.jobs, head, by_micro_batch, plan.settings.rematerialize)
+    result = run.train(plan.jobs, head, by_micro_batch, plan.pipeline.rematerialize)
     for variable, value in result.writes:
         variable.assign(value)
     if by_micro_batch:
@@ -129,6 +129,6 @@ def _forward(model: TrainedModel, x: Any, step: StepContext) -> Result:
 
 
 def _pipelined(plan: Plan, x: Any, step: StepContext, training: bool, **scale: Any) -> PipelinedStep:
-    replicas = plan.settings.replicas
-    steps = micro_steps(step.samples, plan.settings.micro_batches * replicas)
+    replicas = plan.pipeline.replicas
+    steps = micro_steps(step.samples, plan.pipeline.micro_batches * replicas)
     return PipelinedStep(plan.chain, plan.stages, micro_slices(x, steps), steps, replicas, training, **scale)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ...distribute.gathering import gather_for_step
 from ...distribute.replicas import local_replica_index
 from ...distribute.step_context import ReplicaSamples, StepContext, step_scope
-from ...distribute.workers.agreement import place_among_workers
+from ...distribute.workers.agreement import first_local_replica, place_among_workers
 from ..inputs.batch import sample_count, slice_samples, slice_units, unit_count
 
 
@@ -89,7 +89,7 @@ class ReplicaSlices:
         data = keras.tree.pack_sequence_as(self._batch, own)
         if self._replicas == 1:
             return data, ReplicaSamples(0, 1, self.global_samples, self.global_samples)
-        replica = global_replica_id(self._strategy)
+        replica = first_local_replica(self._strategy) + local_replica_index()
         if self._whole:
             data = data if self._worker_samples is None else self._gathered(data, replica)
             samples, before = (self.global_samples, 0) if replica == 0 else (0, self.global_samples)
@@ -134,14 +134,3 @@ class ReplicaSlices:
         me, _ = place_among_workers(self._strategy)
         bounds = replica_bounds(self._worker_samples[me], each, replica % each)
         return (*bounds, tf.reduce_sum(self._worker_samples[:me]))
-
-
-def global_replica_id(strategy: tf.distribute.Strategy) -> int:
-    """This replica's number over all workers, known while tracing. Context: replica."""
-    static = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
-    if static is not None:
-        return int(static)
-    per_worker = len(strategy.extended.worker_devices)
-    resolver = strategy.cluster_resolver
-    worker = resolver.task_id if resolver is not None and resolver.task_id is not None else 0
-    return worker * per_worker + local_replica_index()

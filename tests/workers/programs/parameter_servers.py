@@ -70,7 +70,6 @@ SIZES = {
     "alone": (1, 2),
     "together": (2, 1),
     "killed": (2, 1),
-    "in_step": (3, 2),
     "resumed": (2, 1),
     "watched": (2, 1),
 }
@@ -459,71 +458,6 @@ def killed():
     before = int(model.optimizer.iterations.numpy())
     model.fit(ones, ones, batch_size=1, epochs=2, verbose=0)
     FOUND["without_one"] = int(model.optimizer.iterations.numpy()) - before
-
-
-class SumsUp(unisono.Sequential):
-    """Its loss is a sum over the samples. It tracks one mean, and returns another."""
-
-    def __init__(self, layers):
-        super().__init__(layers)
-        self.counted = keras.metrics.Mean(name="counted")
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.square(self(x, training=True)[:, 0] - tf.cast(y, "float32"))) / 17.0
-        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
-        self.counted.update_state(tf.reduce_mean(x))
-        return {"counted": self.counted.result(), "last": tf.reduce_mean(x)}
-
-
-class Counts(keras.layers.Layer):
-    """Counts samples, and keeps a moving average of their mean."""
-
-    def build(self, shape):
-        arguments = {"initializer": "zeros", "trainable": False}
-        self.rows = self.add_weight(shape=(), **arguments)
-        self.average = self.add_weight(shape=shape[1:], **arguments)
-
-    def call(self, x, training=False):
-        if training:
-            self.rows.assign_add(tf.cast(tf.shape(x)[0], "float32"))
-            self.average.assign(0.9 * self.average + 0.1 * tf.reduce_mean(x, axis=0))
-        return x
-
-
-def in_step():
-    """Three workers, one of them a backup: matches the single-device result."""
-    halves = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
-    strategy = ParameterServerStrategy(backup_workers=1, variable_partitioner=halves)
-    weights = RNG.uniform(size=230).astype("float32")
-    models, histories = [], []
-    for scope in (strategy.scope, tf.init_scope):
-        with scope():
-            keras.utils.set_random_seed(1)
-            layers = [keras.Input((12,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3, "softmax")]
-            model = unisono.Sequential(layers)
-            loss = keras.losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight")
-            model.compile(unisono.optimizers.Adam(1e-2, clipnorm=0.5), loss, weighted_metrics=["accuracy"])
-        history = model.fit(X, Y, batch_size=17, epochs=2, verbose=0, sample_weight=weights)
-        models.append(model)
-        histories.append(history.history)
-    FOUND["distance"] = distance(*models)
-    FOUND["logs"] = max(abs(a - b) for k in histories[0] for a, b in zip(histories[0][k], histories[1][k]))
-    FOUND["iterations"] = int(models[0].optimizer.iterations.numpy())
-    own, own_logs = [], []
-    for scope in (strategy.scope, tf.init_scope):
-        with scope():
-            keras.utils.set_random_seed(1)
-            own.append(SumsUp([keras.Input((12,)), Counts(), keras.layers.Dense(1)]))
-            own[-1].compile(unisono.optimizers.SGD(1e-2))
-        of_step = own[-1].fit(X, Y, batch_size=17, verbose=0, shuffle=False).history
-        own_logs.append([of_step["counted"][0], of_step["last"][0]])
-    FOUND["own_distance"], FOUND["own_logs"] = distance(*own), own_logs
-    cluster.kill("worker-2")
-    models[0].fit(X, Y, batch_size=17, epochs=1, verbose=0, sample_weight=weights)
-    models[1].fit(X, Y, batch_size=17, epochs=1, verbose=0, sample_weight=weights)
-    FOUND["iterations_after_loss"] = int(models[0].optimizer.iterations.numpy())
 
 
 def resumed():

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ....distribute.gathering import gather_samples
+from ....distribute.gathering import gather_outputs
 from ....distribute.replicas import all_reduce_sum_packed
 from ....distribute.step_context import this_step
 from ..conversions import Exchange, Request
@@ -39,5 +39,8 @@ def _answers(requests: list[Request]) -> list[tf.Tensor]:
 def _concatenated(tensor: tf.Tensor, axis: int) -> tf.Tensor:
     order = [axis, *(n for n in range(tensor.shape.rank) if n != axis)]
     moved = tensor if axis == 0 else tf.transpose(tensor, order)
-    whole = gather_samples(moved)
+    step = this_step()
+    if not moved.shape.is_fully_defined() or not isinstance(step.samples, int):
+        step.shapes_vary = True
+    whole = gather_outputs(moved, step)
     return whole if axis == 0 else tf.transpose(whole, [order.index(n) for n in range(len(order))])

@@ -13,13 +13,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ....callbacks.backup.generators import reached
 from ....callbacks.trained_model import TrainedModel
-from ....compat.keras_private.layers import holds_own_code, layers_of
-from ....compat.keras_private.training import given_metrics, overrides_compute_loss
+from ....compat.keras_private.layers import layers_of
 from ...checks import checked_logs
 from ...inputs.batch import batch_spec
-from ...step.global_metrics import losses_count_samples, metrics_of, variable_ids
+from ...step.global_metrics import losses_count_samples, metrics_of
 from ...step.variable_placement import accumulates
 from ..labels import REPLICATED, SAMPLES
 from ..program import NotPartitioned
@@ -136,23 +134,6 @@ class ModelPartition:
             return {}
         logs = checked_logs(results, getattr(self._step_fn, "__name__", self._name))
         return keras.tree.map_structure(tf.convert_to_tensor, logs)
-
-
-def has_user_code(model: TrainedModel, name: str) -> bool:
-    """Whether a step runs code that is neither Keras' nor Unisono's, except functions of targets and outputs."""
-    if model._overrides_step(name) or any(map(holds_own_code, layers_of(model))):
-        return True
-    if name == "predict_step":
-        return False
-    own_logs = model._has_own_logs(name == "train_step")
-    return own_logs or overrides_compute_loss(model) or losses_hold_state(model)
-
-
-def losses_hold_state(model: TrainedModel) -> bool:
-    """Whether losses or metrics of `compile` reach a variable that belongs neither to the model nor to a metric."""
-    known = variable_ids(metrics_of(model)) | {id(v) for v in model.variables}
-    roots = {"loss": getattr(model, "loss", None), "metrics": given_metrics(model)}
-    return any(id(found) not in known for _, found in reached(roots, (keras.Variable,)))
 
 
 def shared_by_replicas(model: TrainedModel) -> bool:

@@ -14,7 +14,7 @@ from ....callbacks.trained_model import TrainedModel
 from ....compat.keras_private.layers import layers_of
 from ....distribute.hardware.device_memory import in_words
 from ....distribute.pipeline.partition import balance, stage_costs
-from ....distribute.pipeline.pipeline import Settings, register_planner
+from ....distribute.pipeline.pipeline import Pipeline, register_planner
 from ....distribute.pipeline.schedule import SCHEDULES, Simulation, forward_only, peak_activations, simulate
 from ....distribute.pipeline.timeline import Timeline
 from . import costs as block_costs
@@ -31,58 +31,58 @@ class Plan:
 
     Args:
         model: a built Sequential or functional model.
-        settings: the user's arguments.
+        pipeline: the stages, their devices, and the schedule.
         samples: int or None; samples of a global batch, for the costs; None: 32 for each micro-batch.
 
     Raises:
         ValueError: the model cannot be split like this.
     """
 
-    def __init__(self, model: TrainedModel, settings: Settings, samples: int | None) -> None:
-        self.settings = settings
+    def __init__(self, model: TrainedModel, pipeline: Pipeline, samples: int | None) -> None:
+        self.pipeline = pipeline
         self.chain = Chain(model)
-        self.chain.check_enough(settings.stages)
+        self.chain.check_enough(pipeline.stages)
         self.batch_size_known = samples is not None
-        parts = settings.micro_batches * settings.replicas
+        parts = pipeline.micro_batches * pipeline.replicas
         self.micro_batch_size = 32 if samples is None else max(1, -(-samples // parts))
-        self.jobs = SCHEDULES[settings.schedule](settings.stages, settings.micro_batches)
-        self.forward_jobs = forward_only(settings.stages, settings.micro_batches)
+        self.jobs = SCHEDULES[pipeline.schedule](pipeline.stages, pipeline.micro_batches)
+        self.forward_jobs = forward_only(pipeline.stages, pipeline.micro_batches)
         self._kept = peak_activations(self.jobs)
         self.sizes = self._sizes()
         self.stages: list[Stage] = self.chain.cut(self.sizes)
         for stage in self.stages:
-            stage.devices = settings.devices_of(stage.index)
+            stage.devices = pipeline.devices[stage.index :: pipeline.stages]
         # The variables whose optimizer state is on the devices of the weights.
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.cached_property
     def costs(self) -> list[BlockCost]:
         """The cost of each block; estimated or measured on first use."""
-        if self.settings.cost == "measured":
-            return block_costs.measure(self.chain, self.micro_batch_size, self.settings.devices[0])
+        if self.pipeline.cost == "measured":
+            return block_costs.measure(self.chain, self.micro_batch_size, self.pipeline.devices[0])
         return block_costs.estimate(self.chain, self.micro_batch_size)
 
     def _sizes(self) -> list[int]:
-        settings, chain = self.settings, self.chain
-        if settings.partition != "auto":
-            sizes = chain.sizes_of(settings.partition)
+        pipeline, chain = self.pipeline, self.chain
+        if pipeline.partition != "auto":
+            sizes = chain.sizes_of(pipeline.partition)
             self._check_memory(sizes)
             return sizes
-        if settings.stages == 1 and settings.memory_limit is None:
+        if pipeline.stages == 1 and pipeline.memory_limit is None:
             return [len(chain.blocks)]
         groups = chain.groups()
         edges = [sum(groups[:i]) for i in range(len(groups) + 1)]
         in_groups = balance(
             stage_costs([cost.total for cost in self.costs], groups),
-            settings.stages,
+            pipeline.stages,
             cut_costs=[self.costs[edge - 1].sends for edge in edges[1:-1]],
             memory_of=lambda k, start, stop: self.memory(k, edges[start], edges[stop]),
-            memory_limit=settings.memory_limit,
+            memory_limit=pipeline.memory_limit,
         )
         return [int(size) for size in stage_costs(groups, in_groups)]
 
     def _check_memory(self, sizes: Sequence[int]) -> None:
-        limit = self.settings.memory_limit
+        limit = self.pipeline.memory_limit
         for index, needs in enumerate([] if limit is None else self._memory_of_stages(sizes)):
             if limit is not None and needs > limit:
                 raise ValueError(
@@ -102,11 +102,11 @@ class Plan:
         rematerialization their boundaries, and the activations of one micro-batch.
         """
         blocks = self.costs[start:stop]
-        times = _WEIGHT_AND_GRADIENT + _SLOTS / (self.settings.replicas if self.settings.sharded else 1)
+        times = _WEIGHT_AND_GRADIENT + _SLOTS / (self.pipeline.replicas if self.pipeline.sharded else 1)
         weights = sum(times * cost.weights + cost.fixed for cost in blocks)
         activations = sum(cost.activations for cost in blocks)
         boundary = self.costs[start - 1].sends if start else 0.0
-        if self.settings.rematerialize:
+        if self.pipeline.rematerialize:
             return weights + self._kept[stage] * boundary + activations
         return weights + self._kept[stage] * (boundary + activations)
 
@@ -115,10 +115,10 @@ class Plan:
         return simulate(
             stage_costs([cost.forward for cost in self.costs], self.sizes),
             stage_costs([cost.backward for cost in self.costs], self.sizes),
-            micro_batches=self.settings.micro_batches,
-            schedule=self.settings.schedule,
+            micro_batches=self.pipeline.micro_batches,
+            schedule=self.pipeline.schedule,
             transfer=transfer,
-            rematerialize=self.settings.rematerialize,
+            rematerialize=self.pipeline.rematerialize,
         )
 
     def timeline(self, transfer: float | Sequence[float] = 0.0) -> Timeline:
@@ -127,24 +127,24 @@ class Plan:
 
     def check_batch_size(self, samples: int | None) -> None:
         """Rejects a global batch with fewer samples than micro-batches."""
-        settings = self.settings
-        if samples is not None and samples < settings.micro_batches * settings.replicas:
-            of_replicas = f" * `replicas` ({settings.replicas})" if settings.replicas > 1 else ""
+        pipeline = self.pipeline
+        if samples is not None and samples < pipeline.micro_batches * pipeline.replicas:
+            of_replicas = f" * `replicas` ({pipeline.replicas})" if pipeline.replicas > 1 else ""
             raise ValueError(
-                f"`batch_size` ({samples}) must be at least `micro_batches` ({settings.micro_batches}){of_replicas}: "
+                f"`batch_size` ({samples}) must be at least `micro_batches` ({pipeline.micro_batches}){of_replicas}: "
                 f"use a larger `batch_size` or fewer `micro_batches`."
             )
 
     def check_statistics(self) -> None:
         """Rejects batch statistics over all samples, because the samples are in several micro-batches."""
-        settings = self.settings
-        if settings.micro_batches * settings.replicas == 1:
+        pipeline = self.pipeline
+        if pipeline.micro_batches * pipeline.replicas == 1:
             return
         for layer in layers_of(self.chain.model):
             if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized and layer.trainable:
                 raise ValueError(
                     f"BatchNormalization {layer.name!r} has synchronized=True, but a Pipeline with micro_batches="
-                    f"{settings.micro_batches} and replicas={settings.replicas} normalizes with the statistics of a "
+                    f"{pipeline.micro_batches} and replicas={pipeline.replicas} normalizes with the statistics of a "
                     "micro-batch: use synchronized=False for those, or layers.LayerNormalization or GroupNormalization"
                 )
 
@@ -174,13 +174,13 @@ class Plan:
         return "\n".join([*lines, self._expectation()])
 
     def _expectation(self) -> str:
-        settings, simulation = self.settings, self.simulation()
+        pipeline, simulation = self.pipeline, self.simulation()
         kept = ", ".join(str(count) for count in simulation.peak_activations)
-        again = ", rematerialized" if settings.rematerialize else ""
-        copies = f" on each of {settings.replicas} replicas" if settings.replicas > 1 else ""
+        again = ", rematerialized" if pipeline.rematerialize else ""
+        copies = f" on each of {pipeline.replicas} replicas" if pipeline.replicas > 1 else ""
         known = "" if self.batch_size_known else " (batch size not known yet: memory for 32 samples)"
         return (
-            f"schedule {settings.schedule}, {settings.micro_batches} micro-batches of {self.micro_batch_size} samples"
+            f"schedule {pipeline.schedule}, {pipeline.micro_batches} micro-batches of {self.micro_batch_size} samples"
             f"{copies}{again}{known}; expected bubble {simulation.bubble:.1%}, "
             f"{simulation.speedup:.2f} times one device without transfers; micro-batches kept by stage: {kept}"
         )
@@ -190,9 +190,9 @@ def _short(device: str) -> str:
     return device.replace("/job:localhost/replica:0/task:0/device:", "").replace("/replica:0", "")
 
 
-def _plan(model: TrainedModel, settings: Settings, samples: int | None) -> Plan:
-    plan = Plan(model, settings, samples)
-    move_weights(plan.stages, state_is_sharded=settings.sharded is not None and settings.replicas > 1)
+def _plan(model: TrainedModel, pipeline: Pipeline, samples: int | None) -> Plan:
+    plan = Plan(model, pipeline, samples)
+    move_weights(plan.stages, state_is_sharded=pipeline.sharded is not None and pipeline.replicas > 1)
     return plan
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...distribute.environment import shown_variables
-from ...distribute.launcher.gpus import Gpu, complaint, cores_near, read_gpus
+from ...distribute.launcher.gpus import Gpu, complaint, read_gpus
 from ...distribute.workers.addresses import free_ports, listens, split_address, why_taken
 from ...distribute.workers.cluster import Cluster, ClusterError, launched_task, read_cluster
 from ...version import __version__
@@ -176,7 +176,7 @@ def driver(said: str) -> list[Finding]:
 
 
 def gpus_of_machine(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Finding]:
-    """What the NVIDIA driver reports of each GPU: its model, whether it is busy or lost, and the cores near it."""
+    """What the NVIDIA driver reports of each GPU: its model, and whether it is busy or lost."""
     findings = []
     for gpu in gpus:
         name = f"GPU {gpu.index or gpu.bus or '?'}"
@@ -184,12 +184,10 @@ def gpus_of_machine(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Finding
             text = "The GPU is lost: reset it (nvidia-smi --gpu-reset), or restart the machine; launch leaves it out."
             findings.append(Finding("devices", name, gpu.lost, problem=text))
             continue
-        cores = cores_near(gpus, [gpu.index])
         details = [
             gpu.name,
             f"{gpu.total} MiB" if gpu.total else "",
             f"capability {gpu.capability}" if gpu.capability else "",
-            f"near cores {cores}" if cores else "",
         ]
         busy = f"Another program uses it: {gpu.busy}; launch takes idle GPUs first." if gpu.busy else ""
         findings.append(Finding("devices", name, ", ".join(filter(None, details)), note=busy))

@@ -1,0 +1,75 @@
+"""The descendants of the launcher: found, ended, and reaped, even orphans in other sessions.
+
+The launcher is a subreaper (Linux): an orphaned process of a worker becomes its child. Elsewhere process groups are ended;
+a process that left its group is not found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+_LONGEST_SWEEP = 10.0
+_PAUSE = 0.01
+
+
+def adopt_orphans() -> None:
+    """Orphaned descendants become children of this process from now on."""
+    _control(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """In a child, before it runs its program: the kernel kills it when the launcher dies (Linux; elsewhere nothing)."""
+    _control(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+def end_descendants() -> None:
+    """Kills the children of this process, and orphans that become its children, until none is left."""
+    until = time.monotonic() + _LONGEST_SWEEP
+    while (found := _children()) and time.monotonic() < until:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(_PAUSE)
+
+
+def bury_orphans(mine: set[int]) -> None:
+    """Reaps ended orphans of workers; the processes in `mine` are reaped elsewhere."""
+    if not hasattr(os, "waitid"):
+        return
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid in mine:
+                return
+            os.waitpid(ended.si_pid, 0)
+
+
+def _children() -> list[int]:
+    """The children of this process (Linux; elsewhere [])."""
+    if not os.path.isdir("/proc/self"):
+        return []
+    parents = {pid: stat_of(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
+    return [pid for pid, fields in parents.items() if fields is not None and int(fields[1]) == os.getpid()]
+
+
+def stat_of(pid: int) -> list[str] | None:
+    """The fields of proc(5) for a process from its state on; None where it has ended or is not known."""
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            return file.read().rpartition(")")[2].split() or None
+    except OSError:
+        return None
+
+
+def _control(option: int, value: int) -> None:
+    """prctl(2), on Linux."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
