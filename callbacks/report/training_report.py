@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -86,9 +85,9 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self._run, self._own_seconds, self._render_seconds = None, 0.0, 0.0
         self._watch_plain_fit()
         if self._fit_state().chief:
-            lines = functools.partial(begins_with_json, keys=("event", "time"))
-            for path, is_own in ((self._file.path, lines), (self.path, is_page)):
-                check_overwrite("`path` of `TrainingReport`", path, is_own)
+            argument = "`path` of `TrainingReport`"
+            check_overwrite(argument, self._file.path, begins_with_json("event", "time"))
+            check_overwrite(argument, self.path, is_page)
         if self.gradient_norm and not on_parameter_servers(self.model.distribute_strategy):
             self._watch = self._watched_gradients()
 

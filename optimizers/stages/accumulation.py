@@ -42,17 +42,6 @@ def create_weight(optimizer: Any) -> None:
     track_apart(optimizer, "accumulated_weight", weight)
 
 
-def if_true(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> None:
-    """A conditional of branches that write. Context: that of the branches; no collective may stand in them."""
-
-    def branch(fn: Callable[[], Any] | None) -> tf.Tensor:
-        if fn is not None:
-            fn()
-        return tf.constant(True)
-
-    tf.cond(condition, lambda: branch(then), lambda: branch(otherwise))
-
-
 def accumulate(
     optimizer: Any,
     pairs: Pairs,

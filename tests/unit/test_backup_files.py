@@ -26,6 +26,7 @@ from unisono.callbacks import (
 )
 from unisono.callbacks.backup.files import container, shard_files
 from unisono.callbacks.backup.files.container import NewerFormatError
+from unisono.callbacks.backup.files.owner import FolderOwner
 from unisono.callbacks.backup.files.store import BackupStore, backup_paths, read_checked
 from unisono.callbacks.backup.files.writer_thread import BackgroundWriter
 from unisono.callbacks.process_identity import this_process
@@ -315,9 +316,9 @@ def test_directory_that_cannot_be_made_or_written_is_rejected_at_once(tmp_path, 
     with pytest.raises(safe_file.SaveError, match="file"):
         BackupStore(tmp_path / "file", 2).prepare()
     # Root may write anywhere, so a read-only file system is simulated by the call that would fail on it.
-    monkeypatch.setattr("builtins.open", raising(OSError(errno.EROFS, "Read-only file system")))
+    monkeypatch.setattr("io.open", raising(OSError(errno.EROFS, "Read-only file system")))
     with pytest.raises(safe_file.SaveError, match=r"Read-only file system.*Make it writable"):
-        BackupStore(tmp_path, 2).prepare()
+        FolderOwner(tmp_path).acquire()
 
 
 def raising(error):
