@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..distribute.workers.cluster import num_workers
+
 
 class Times:
     """A stopwatch with named laps. The loop calls `lap` after each part of its work; callbacks read `seconds`.
@@ -89,6 +91,7 @@ class FitState:
     custom_loop: bool = False
 
     @property
-    def usual_batch_size(self) -> int | None:
-        """The samples of most batches of the source, where that is known; a worker that reads its own has as many."""
-        return getattr(self.source, "batch_size", None) or getattr(self.source, "usual_batch_size", None)
+    def samples_per_step(self) -> int | None:
+        """The samples of most global batches, where that is known: of all workers, where each reads its own batches."""
+        size = getattr(self.source, "batch_size", None) or getattr(self.source, "usual_batch_size", None)
+        return size and size * (num_workers() if getattr(self.source, "per_worker", False) else 1)

@@ -223,7 +223,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
             better = self._is_improvement
             return better(other.value, one.value) - better(one.value, other.value)
 
-        best = sorted(entries, key=functools.cmp_to_key(order))[: self.keep_best or 0]
+        best = sorted(entries, key=functools.cmp_to_key(order))[: self.keep_best] if self.keep_best else []
         last = entries[-self.keep_last :] if self.keep_last else []
         return [entry for entry in entries if entry in best or entry in last]
 

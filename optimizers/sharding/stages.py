@@ -45,14 +45,17 @@ class ShardedStages(Stages):
     transform_and_apply = staticmethod(transform_and_apply)
 
     def aggregate(self, optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
-        """Stage 1; new values, and sparse gradients that are summed here, are whole.
+        """Stage 1; new values are whole, and so are sparse gradients that are summed here and not accumulated.
 
         An aggregator sums whole gradients, and so has the caller if aggregation is skipped: these are cut.
         """
-        if not options.skip_aggregation and optimizer.gradient_aggregator is None:
-            return reduce_scattered(optimizer, pairs, options)
-        BackwardPass().gather_until()
-        return cut(aggregate(optimizer, pairs, options))
+        if options.skip_aggregation or optimizer.gradient_aggregator is not None:
+            BackwardPass().gather_until()
+            return cut(aggregate(optimizer, pairs, options))
+        pairs = reduce_scattered(optimizer, pairs, options)
+        parts = [part for each, part in optimizer.split(pairs) if each.gradient_accumulation_steps]
+        accumulated = {id(v) for part in parts for _, v in part}
+        return [cut([(g, v)])[0] if is_sparse(g) and id(v) in accumulated else (g, v) for g, v in pairs]
 
     def can_differ(self, optimizer: Any, options: CallOptions) -> bool:
         """Shards differ."""
@@ -63,28 +66,6 @@ class ShardedStages(Stages):
         shards = [(own_shard(g, list(v.shape)) if _stays_whole(g, v) else g, v) for g, v in pairs]
         with norms_over_shards():
             return watch.record(shards, finite)
-
-    def update(  # noqa: D102  (as in the base class)
-        self,
-        optimizer: Any,
-        variables: list[Any],
-        collected: Any,
-        finite: Any,
-        gradients: Sequence[Any],
-        weight_total: Any,
-    ) -> None:
-        # Accumulators are sharded, so what is added to them is too.
-        carried = {
-            id(v)
-            for each, part in optimizer.split(list(zip(gradients, variables)))
-            if each.gradient_accumulation_steps
-            for _, v in part
-        }
-        gradients = [
-            cut([(g, v)])[0][0] if id(v) in carried and is_sparse(g) else g
-            for g, v in zip(gradients, variables)
-        ]
-        super().update(optimizer, variables, collected, finite, gradients, weight_total)
 
 
 _WHOLE, _SHARDED = Stages(), ShardedStages()

@@ -206,10 +206,8 @@ class HalfPrecisionAggregation(Piece):
 
     def __post_init__(self) -> None:
         truth("carry_error", self.carry_error)
-        if not isinstance(self.dtype, tf.DType):
+        if self.dtype not in (tf.float16, tf.bfloat16):
             one_of("dtype", self.dtype, ("float16", "bfloat16"))
-        elif self.dtype not in (tf.float16, tf.bfloat16):
-            raise ValueError(f'`dtype` must be "float16" or "bfloat16". Received: {self.dtype!r}')
 
     def __call__(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
         """Context: replica."""
