@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.keras_private.optimizers import trained_variables
-from ...distribute.replicas import local_copy, num_replicas, once_per_copy, shares_variables
+from ...distribute.replicas import copies_of, local_copy, num_replicas, once_per_copy, shares_variables
 from . import clipping
 from .sparse_gradients import Pairs, values_of
 
@@ -53,7 +53,7 @@ class GradientWatch:
 
     def has_tripped(self) -> tf.Tensor:
         """`tripped` as bool scalar tensor. Context: cross-replica, while a step is traced."""
-        return tf.distribute.get_strategy().experimental_local_results(self._tripped)[0].read_value()
+        return copies_of(self._tripped)[0].read_value()
 
     @property
     def good_steps(self) -> int:
@@ -74,8 +74,7 @@ class GradientWatch:
         """
         if not self._timed:
             return None
-        copies = tf.distribute.get_strategy().experimental_local_results(self._waited)
-        return [float(copy.numpy()) for copy in copies]
+        return [float(copy.numpy()) for copy in copies_of(self._waited)]
 
     def reset(self) -> None:
         """Arms the guard again."""
@@ -145,4 +144,4 @@ def watch_gradients(optimizer: Any, guard: bool = False) -> tuple[GradientWatch,
 
 
 def _first(variable: Any) -> np.ndarray:
-    return tf.distribute.get_strategy().experimental_local_results(variable)[0].numpy()
+    return copies_of(variable)[0].numpy()
