@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
+
+from ..distribute.workers.cluster import num_workers
 
 
 class Times:
@@ -38,16 +40,6 @@ class Times:
         self._last = now
 
 
-class Chunks(Protocol):
-    """A compiled call, as callbacks use it.
-
-    Attributes:
-        chunks: `trainer.inputs.Chunk`s; each holds batches of one size.
-    """
-
-    chunks: list[Any]
-
-
 @dataclasses.dataclass
 class FitState:
     """The position of one `fit`. The loop owns it and sets it as `model.fit_state` before `on_train_begin`.
@@ -69,7 +61,8 @@ class FitState:
         after_epoch_begin: callable or None; run once, right after the next `on_epoch_begin`: a resume within an epoch
             uses it to restore what that hook would otherwise have changed.
         chief: bool; whether this process writes files.
-        compiled_call: the current or the last compiled call; None before the first, and where workers run the steps.
+        compiled_call: the current or the last compiled call, with `chunks`, each of batches of one size; None before the
+            first, and where workers run the steps.
         times: where the time of this `fit` goes.
         save_and_exit: the reason for which training should save and stop at the next step, on all workers.
         asked_to_exit: set by a signal handler: the reason for which this process was asked to.
@@ -90,7 +83,7 @@ class FitState:
     epoch_logs: dict[str, Any] = dataclasses.field(default_factory=dict)
     after_epoch_begin: Callable[[], None] | None = None
     chief: bool = True
-    compiled_call: Chunks | None = None
+    compiled_call: Any = None
     times: Times = dataclasses.field(default_factory=Times)
     save_and_exit: str | None = None
     asked_to_exit: str | None = None
@@ -98,6 +91,7 @@ class FitState:
     custom_loop: bool = False
 
     @property
-    def usual_batch_size(self) -> int | None:
-        """The samples of most batches of the source, where that is known; a worker that reads its own has as many."""
-        return getattr(self.source, "batch_size", None) or getattr(self.source, "usual_batch_size", None)
+    def samples_per_step(self) -> int | None:
+        """The samples of most global batches, where that is known: of all workers, where each reads its own batches."""
+        size = getattr(self.source, "batch_size", None) or getattr(self.source, "usual_batch_size", None)
+        return size and size * (num_workers() if getattr(self.source, "per_worker", False) else 1)

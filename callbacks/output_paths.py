@@ -29,18 +29,18 @@ from .monitoring.profiler import Profiler
 from .report.training_report import TrainingReport
 from .safe_file import SaveError
 
-# class -> (argument, the attribute that holds it, whether it is a folder)
-_OUTPUTS: dict[type, tuple[str, str, bool]] = {
-    AnomalyReport: ("path", "path", False),
-    BackupAndRestore: ("directory", "directory", True),
-    JSONLines: ("path", "path", False),
-    Profiler: ("log_dir", "log_dir", True),
-    TrainingReport: ("path", "path", False),
-    keras.callbacks.BackupAndRestore: ("backup_dir", "backup_dir", True),
-    keras.callbacks.CSVLogger: ("filename", "filename", False),
-    keras.callbacks.OrbaxCheckpoint: ("directory", "directory", True),
-    keras.callbacks.ModelCheckpoint: ("filepath", "filepath", False),
-    keras.callbacks.TensorBoard: ("log_dir", "log_dir", True),
+# class -> (the argument and attribute, whether it is a folder)
+_OUTPUTS: dict[type, tuple[str, bool]] = {
+    AnomalyReport: ("path", False),
+    BackupAndRestore: ("directory", True),
+    JSONLines: ("path", False),
+    Profiler: ("log_dir", True),
+    TrainingReport: ("path", False),
+    keras.callbacks.BackupAndRestore: ("backup_dir", True),
+    keras.callbacks.CSVLogger: ("filename", False),
+    keras.callbacks.OrbaxCheckpoint: ("directory", True),
+    keras.callbacks.ModelCheckpoint: ("filepath", False),
+    keras.callbacks.TensorBoard: ("log_dir", True),
 }
 # Keras' callbacks that run on every worker, so that all decide the same, and must not write on all.
 _ON_ALL_WORKERS = (keras.callbacks.CSVLogger, keras.callbacks.ModelCheckpoint, keras.callbacks.TensorBoard)
@@ -60,8 +60,8 @@ def check_output_paths(callbacks: Sequence[Any], logs: Callable[[], set[str]] | 
         ValueError: an argument is not a path, or has a placeholder for an unknown log.
     """
     for callback in callbacks:
-        for kind, (name, attribute, folder) in _OUTPUTS.items():
-            place = getattr(callback, attribute, None) if isinstance(callback, kind) else None
+        for kind, (name, folder) in _OUTPUTS.items():
+            place = getattr(callback, name, None) if isinstance(callback, kind) else None
             if place is not None:
                 argument = f"`{name}` of `{kind.__name__}`"
                 check_template(argument, place)
@@ -196,7 +196,7 @@ def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
                 continue
             for kind in _ON_ALL_WORKERS:
                 if isinstance(callback, kind) and not hasattr(callback, "_writes_files"):
-                    attribute = _OUTPUTS[kind][1]
+                    attribute = _OUTPUTS[kind][0]
                     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-not-chief-"))
                     old = getattr(callback, attribute)
                     name = str(old).replace("\\", "/").rpartition("/")[2] or f"callback-{number}"

@@ -10,7 +10,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -45,54 +45,30 @@ def write_safely(
 
 @contextlib.contextmanager
 def rename_safely(temporary: Path, path: Path, check: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """The same for a body that writes the file `temporary`, next to `path`, itself. Raises as `write_safely`."""
-    with _cleaned_up(temporary):
-        yield
-        _flush(temporary)
-        check()
-        os.replace(temporary, path)
-    _flush_rename(path)
+    """The same for a body that writes `temporary` itself, next to `path`: a file, or a folder, which replaces an old one.
 
-
-@contextlib.contextmanager
-def rename_folder_safely(temporary: Path, path: Path) -> Iterator[None]:
-    """The same for a body that writes the files of a folder `temporary`, next to `path`. An old folder is replaced.
-
-    A crash between two renames leaves no folder: never one that is half old, or incomplete.
+    A crash between the two renames of a folder leaves none: never one that is half old, or incomplete.
     """
-    with _cleaned_up(temporary):
-        yield
-        for file in temporary.iterdir():
-            _flush(file)
-        sync_directory(temporary)
-        old = temporary.with_name(f"{temporary.name}.old") if path.exists() else None
-        if old is not None:
-            os.rename(path, old)
-        os.rename(temporary, path)
-    _flush_rename(path)
-    if old is not None:
-        _remove(old)
-
-
-@contextlib.contextmanager
-def _cleaned_up(temporary: Path) -> Iterator[None]:
-    """Removes `temporary` after an error, which becomes a SaveError if it is one of the file system."""
+    replaced = None
     try:
         yield
+        is_folder = temporary.is_dir()
+        for file in temporary.iterdir() if is_folder else [temporary]:
+            with open(file, "rb+") as stream:
+                os.fsync(stream.fileno())
+        check()
+        if is_folder:
+            sync_directory(temporary)
+            if path.exists():
+                replaced = temporary.with_name(f"{temporary.name}.old")
+                os.rename(path, replaced)
+        os.replace(temporary, path)
     except BaseException as error:
         with contextlib.suppress(OSError):
             _remove(temporary)
         if isinstance(error, OSError) and not isinstance(error, SaveError):
             raise save_error(temporary.parent, error) from error
         raise
-
-
-def _flush(path: Path) -> None:
-    with open(path, "rb+") as stream:
-        os.fsync(stream.fileno())
-
-
-def _flush_rename(path: Path) -> None:
     try:
         sync_directory(path.parent)
     except OSError as error:
@@ -101,6 +77,8 @@ def _flush_rename(path: Path) -> None:
             f"{path} is complete, but flushing its directory failed ({error.strerror}): it may be lost if the machine "
             "loses power now. Check the disk and run again.",
         ) from error
+    if replaced is not None:
+        _remove(replaced)
 
 
 def save_error(directory: Path, error: OSError) -> SaveError:
@@ -145,12 +123,16 @@ def check_overwrite(argument: str, path: Path, is_own: Callable[[Path], bool]) -
     )
 
 
-def begins_with_json(path: Path, keys: Iterable[str], lines: bool = True) -> bool:
-    """Whether the first line of a file, or all of it, is a JSON object with these keys."""
-    with open_plain(path) as stream:
-        text = stream.readline(_MOST_OWNER_BYTES) if lines else stream.read(_MOST_OWNER_BYTES)
-    found = json.loads(text)
-    return isinstance(found, dict) and found.keys() >= set(keys)
+def begins_with_json(*keys: str, lines: bool = True) -> Callable[[Path], bool]:
+    """The function `is_own` of files whose first line, or all of it, is a JSON object with these keys."""
+
+    def is_own(path: Path) -> bool:
+        with open_plain(path) as stream:
+            text = stream.readline(_MOST_OWNER_BYTES) if lines else stream.read(_MOST_OWNER_BYTES)
+        found = json.loads(text)
+        return isinstance(found, dict) and found.keys() >= set(keys)
+
+    return is_own
 
 
 def temporary_path(path: Path) -> Path:

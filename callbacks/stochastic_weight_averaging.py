@@ -11,7 +11,7 @@ import numpy as np
 
 from ..distribute.arguments import whole_number
 from .backup.save_schedule import SaveSchedule
-from .trained_model import ModelInFit
+from .trained_model import CompiledModel
 
 
 class StochasticWeightAveraging(keras.callbacks.Callback):
@@ -41,7 +41,7 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
     Source: Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization", algorithm 1.
     """
 
-    model: ModelInFit
+    model: CompiledModel
 
     def __init__(self, start_from_epoch: int = 0, every: int | str = "epoch") -> None:
         super().__init__()

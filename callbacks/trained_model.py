@@ -85,13 +85,3 @@ class TrainedModel(CompiledModel, Protocol):
     fit_state: FitState | None
     _evaluating: bool
     history: keras.callbacks.History
-
-
-class ModelInFit(CompiledModel, Protocol):
-    """A model as callbacks have it between `on_train_begin` and `on_train_end`.
-
-    Attributes:
-        fit_state: of the `fit`.
-    """
-
-    fit_state: FitState

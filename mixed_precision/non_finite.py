@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ..compat.keras_private.layers import layers_of, own_weights, watch_calls
 from ..distribute.arguments import function, shown
+from ..distribute.replicas import copies_of
 from ..optimizers.loss_scale.scale_rule import positive_scale
 
 Event: TypeAlias = tuple[str, keras.layers.Layer, Any]
@@ -173,7 +174,10 @@ def _first_gradient(tape: tf.GradientTape, scaled: tf.Tensor, events: list[Event
         floats = [t for t in tf.nest.flatten(tensors) if _is_float(t)]
         kinds = {"input gradient": floats}
         if event == "end":
-            kinds = {"output gradient": floats, "weight gradient": [_local(v) for v in own_weights(layer)]}
+            kinds = {
+                "output gradient": floats,
+                "weight gradient": [copies_of(v)[0] for v in own_weights(layer)],
+            }
         for kind, sources in kinds.items():
             gradients: Any = tape.gradient(scaled, sources)
             found = _check(kind, str(layer.path), gradients, layer.name)
@@ -212,9 +216,3 @@ def _tensors(batch: Any) -> Any:
 
 def _to_tensor(value: Any) -> Any:
     return value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value)
-
-
-def _local(variable: Any) -> Any:
-    """The copy of a variable that code in cross-replica context reads."""
-    value = getattr(variable, "value", variable)
-    return tf.distribute.get_strategy().experimental_local_results(value)[0]

@@ -137,12 +137,12 @@ def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None
     )
 
 
-def wrap_optimizer(optimizer: Any, policy: Policy | keras.Model, auto_scale_loss: bool = True) -> Any:
+def wrap_optimizer(optimizer: Any, model: keras.Model, auto_scale_loss: bool = True) -> Any:
     """The optimizer that `compile` uses: `optimizer` itself, or a `LossScaleOptimizer` around it.
 
     Args:
         optimizer: a Keras optimizer, or None. An instance of Keras' own `LossScaleOptimizer` is converted in place.
-        policy: the model, or the policy it has. A model is scaled if it or any layer in it computes in float16.
+        model: the loss is scaled if it or any layer in it computes in float16; the first policy of these says how.
         auto_scale_loss: False leaves the loss as it is.
 
     Returns:
@@ -155,7 +155,9 @@ def wrap_optimizer(optimizer: Any, policy: Policy | keras.Model, auto_scale_loss
     optimizer = adopt(optimizer)
     if isinstance(optimizer, LossScaleOptimizer) or not auto_scale_loss:
         return optimizer
-    loss_scale = _loss_scale(policy)
+    policies = (layer.dtype_policy for layer in layers_of(model))
+    first = next((each for each in policies if each.compute_dtype == "float16"), None)
+    loss_scale = None if first is None else loss_scale_of(first)
     if loss_scale is None:
         return optimizer
     with scope_of(optimizer):
@@ -164,15 +166,6 @@ def wrap_optimizer(optimizer: Any, policy: Policy | keras.Model, auto_scale_loss
         return LossScaleOptimizer(
             optimizer, loss_scale, min_scale=loss_scale, max_scale=loss_scale, name="loss_scale_optimizer"
         )
-
-
-def _loss_scale(policy: Policy | keras.Model) -> LossScale:
-    """The first loss scale that the model's policy or one of its layers' asks for."""
-    if not isinstance(policy, keras.Model):
-        return loss_scale_of(policy)
-    policies = (layer.dtype_policy for layer in layers_of(policy))
-    first = next((each for each in policies if each.compute_dtype == "float16"), None)
-    return None if first is None else loss_scale_of(first)
 
 
 def _make_policy(name: Any, loss_scale: Any) -> Policy:

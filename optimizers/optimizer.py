@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.keras_private.optimizers import accumulator_of, call_count, own_learning_rate
+from ..compat.keras_private.optimizers import call_count, own_learning_rate
 from ..distribute.parameter_servers.shards import created_colocated
 from ..distribute.replicas import local_copy, shares_variables
 from ..distribute.sharding.row_sharding import created_in_rows
@@ -252,10 +252,6 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         """Updates applied so far; with accumulation one for every `gradient_accumulation_steps` calls."""
         frozen = frozen_count(self)
         return super().iterations if frozen is None else frozen
-
-    def accumulator_of(self, variable: Any) -> keras.Variable:
-        """Where the weighted gradients of `variable` are summed; of its shape and dtype."""
-        return accumulator_of(self, variable)
 
     @property
     def has_accumulated(self) -> dict[Any, Any]:

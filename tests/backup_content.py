@@ -53,7 +53,7 @@ def backup_content(**extra):
                 "source": {"epoch": 1, "step": 2, "iterator": b"abc"},
             }
         ],
-        "callbacks": [{"name": "Mine", "state": {"seen": [1, (2, None)], "$odd": {3: b"x"}}}],
+        "callbacks": [{"name": "Mine", "purpose": {}, "state": {"seen": [1, (2, None)], "$odd": {3: b"x"}}}],
         "counters": {"steps_before_epoch": 3},
         **extra,
     }

@@ -19,11 +19,12 @@ from ..fit_state import FitState
 from . import interruption
 from . import snapshot as fit_snapshot
 from .files import shard_files
+from .files.container import damaged_where_wrong
 from .files.owner import FolderOwner
 from .files.store import BackupStore, Found, backup_directory
 from .files.writer_thread import BackgroundWriter
 from .fingerprint import identity
-from .resuming import announce, build_optimizer, naming, on_all_workers, warn_if_inexact, warn_of_own_states
+from .resuming import announce, build_optimizer, on_all_workers, warn_if_inexact, warn_of_own_states
 from .save_schedule import SaveSchedule
 from .variable_state import HostBuffers
 
@@ -233,7 +234,8 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
             if problems:
                 warnings.warn(f"No backup in {self.directory} is valid: training starts from the beginning.")
             return
-        with naming(path):
+        advice = " Move the file away to resume from an older one, if no callback of yours has raised this."
+        with damaged_where_wrong(f"{path} cannot be resumed: restoring its content failed", advice):
             fit_snapshot.check(content, self.model, fit_state, self._identity, path)
             # Going to the position may draw random numbers: their generators are restored after it.
             fit_snapshot.restore_position(content, self.model, fit_state)

@@ -57,16 +57,15 @@ def capture(callbacks: list[Any]) -> list[dict[str, Any]]:
 
 def restore(callbacks: list[Any], saved: list[dict[str, Any]]) -> list[str]:
     """Restores the state of every callback. Returns the names of saved states for which there is none, or no certain one."""
-    names = [entry["name"].partition("#")[0] for entry in saved]  # the first versions wrote numbers
-    setters = [(callback, _state_methods(callback)[1]) for callback in callbacks]
-    setters = [(callback, set_) for callback, set_ in setters if set_ is not None]
-    purposes = [entry.get("purpose") for entry in saved]
-    pairs = matched([*zip(names, purposes)], [callback for callback, _ in setters])
+    setters = {id(callback): _state_methods(callback)[1] for callback in callbacks}
+    pairs = matched(saved, [callback for callback in callbacks if setters[id(callback)] is not None])
     for number, callback in pairs.items():
+        state, set_ = saved[number]["state"], setters[id(callback)]
         if _is_known(callback):
-            _check(saved[number]["state"], title(names[number], {}), callback.model)
-        next(set_ for each, set_ in setters if each is callback)(saved[number]["state"])
-    return [title(names[i], purposes[i] or {}) for i in range(len(saved)) if i not in pairs]
+            _check(state, saved[number]["name"], callback.model)
+        if set_ is not None:
+            set_(state)
+    return [title(each["name"], each["purpose"]) for i, each in enumerate(saved) if i not in pairs]
 
 
 def purpose_of(callback: Any) -> dict[str, str]:
@@ -100,26 +99,26 @@ _SAME_PURPOSE: tuple[Callable[[dict[str, str]], dict[str, str]], ...] = (
 )
 
 
-def matched(saved: Sequence[tuple[str, Any]], callbacks: Sequence[Any]) -> dict[int, Any]:
+def matched(saved: Sequence[dict[str, Any]], callbacks: Sequence[Any]) -> dict[int, Any]:
     """The callback for each saved state that has one, by the number of the state.
 
     A state goes to a callback of the same class that monitors the same. Among several of them those with the same paths
     belong together, then those whose files have the same names; the others go in order, if there are as many as before.
 
     Args:
-        saved: class and purpose of each state; a purpose of None, of the first versions, is not known.
+        saved: the states with their class and purpose.
         callbacks: those of this fit.
     """
     found: dict[int, Any] = {}
-    for part in (*_SAME_PURPOSE, None):
+    for part in _SAME_PURPOSE:
         groups: dict[Hashable, tuple[list[int], list[Any]]] = collections.defaultdict(lambda: ([], []))
-        for number, (name, purpose) in enumerate(saved):
-            if number not in found and (purpose is None) == (part is None):
-                groups[name, part and tuple(part(purpose).items())][0].append(number)
+        for number, entry in enumerate(saved):
+            if number not in found:
+                groups[entry["name"], tuple(part(entry["purpose"]).items())][0].append(number)
         for callback in callbacks:
             if not any(callback is each for each in found.values()):
-                key = part and tuple(part(purpose_of(callback)).items())
-                groups[type(callback).__name__, key][1].append(callback)
+                key = type(callback).__name__, tuple(part(purpose_of(callback)).items())
+                groups[key][1].append(callback)
         for numbers, alike in groups.values():
             if len(numbers) == len(alike):
                 found.update(zip(numbers, alike))

@@ -65,8 +65,7 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         return found
 
     found = of_variables("model", "other")
-    if "identity" in saved:  # the first versions wrote none
-        found += _identity_differences(saved["identity"], now["identity"], same_variables=not found)
+    found += _identity_differences(saved["identity"], now["identity"], same_variables=not found)
     found = found or of_variables("optimizer", "metrics")
     found += _known_differences("data", saved["data"], now["data"])
     if len(found) > _MOST_LISTED:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ..fit_state import FitState
 from ..safe_file import SaveError
 from ..trained_model import CompiledModel
 from .callback_state import named
-from .files.container import WRONG, BackupMismatchError, DamagedFileError, NewerFormatError
+from .files.container import BackupMismatchError, NewerFormatError
 from .files.shard_files import own_are_enough
 from .files.store import Found, read_checked
 from .generators import found_generators
@@ -29,20 +28,6 @@ _ONE_WAY = (
 )
 # That every worker raises where the chief does; another OSError is a SaveError elsewhere.
 _ERRORS = (NewerFormatError, BackupMismatchError, SaveError)
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Turns the errors of a content of the wrong form into a DamagedFileError that names the backup."""
-    try:
-        yield
-    except BackupMismatchError:
-        raise
-    except WRONG as error:
-        raise DamagedFileError(
-            f"{path} cannot be resumed: restoring its content failed ({type(error).__name__}: {str(error)[:200]!a}). "
-            "Move the file away to resume from an older one, if no callback of yours has raised this."
-        ) from error
 
 
 def on_all_workers(

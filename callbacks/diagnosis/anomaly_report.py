@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -19,7 +18,7 @@ from ...distribute.storage import local_path
 from ...optimizers.stages.gradient_watch import GradientWatch, watch_gradients
 from ..custom_loop import CustomLoopSupport
 from ..monitoring.json_lines import jsonable
-from ..safe_file import begins_with_json, check_overwrite
+from ..safe_file import begins_with_json, check_overwrite, write_safely
 from ..step_hooks import add_step_hook, remove_step_hook
 
 
@@ -61,8 +60,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         """Puts the guards into the step, before it is compiled."""
         self._watch_plain_fit()
         if self.path is not None and self._fit_state().chief:
-            keys = ("epoch", "step", "exact", "first", "gradients", "batch")
-            is_own = functools.partial(begins_with_json, keys=keys, lines=False)
+            is_own = begins_with_json("epoch", "step", "exact", "first", "gradients", "batch", lines=False)
             check_overwrite("`path` of `AnomalyReport`", self.path, is_own)
         self.report, self._watches, self._steps_before = None, [], 0
         self._batch = None
@@ -144,8 +142,9 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         if not self._fit_state().chief:
             return
         if self.path is not None:
+            text = json.dumps(jsonable(self.report), indent=1).encode()
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps(jsonable(self.report), indent=1), encoding="utf-8")
+            write_safely(self.path, lambda stream: stream.write(text))
         warnings.warn(self._text(), AnomalyWarning, stacklevel=2)
 
     def _text(self) -> str:

@@ -47,14 +47,3 @@ def duration(seconds: float) -> str:
     if seconds < 3600:
         return f"{int(seconds) // 60} min {int(seconds) % 60} s"
     return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60} min"
-
-
-def bytes_text(size: int | None) -> str:
-    """A size; empty where it is not known.
-
-    >>> bytes_text(1_500_000), bytes_text(None)
-    ('1.5 MB', '')
-    """
-    if size is None:
-        return ""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -121,8 +120,7 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
         """Rejects a file that this callback did not write."""
         self._watch_plain_fit()
         if self._fit_state().chief:
-            is_own = functools.partial(begins_with_json, keys=("epoch", "step", "time"))
-            check_overwrite("`path` of `JSONLines`", self.path, is_own)
+            check_overwrite("`path` of `JSONLines`", self.path, begins_with_json("epoch", "step", "time"))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes the epoch."""
@@ -140,7 +138,7 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Closes the file."""
-        self._file.close()
+        self.on_fit_exit()
 
     def on_fit_exit(self) -> None:
         """Closes the file, also after an error."""

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from ...distribute.arguments import function, shown
-from ...distribute.workers.cluster import is_chief, num_workers
+from ...distribute.workers.cluster import is_chief
 from .formatting import duration, short_number
 
 _WIDTH = 20
@@ -175,16 +175,10 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
             parts.append(f"{duration(seconds * (target - self.seen))} left")
         if seconds is not None:
             parts.append(f"{duration(seconds)}/step")
-            samples = self._samples_per_step()
+            samples = getattr(getattr(self.model, "fit_state", None), "samples_per_step", None)
             if samples and seconds > 0:
                 parts.append(f"{short_number(samples / seconds)} samples/s")
         return parts
-
-    def _samples_per_step(self) -> int | None:
-        state = getattr(self.model, "fit_state", None)
-        if state is None or state.usual_batch_size is None:
-            return None
-        return state.usual_batch_size * (num_workers() if getattr(state.source, "per_worker", False) else 1)
 
     @property
     def _in_place(self) -> bool:

@@ -116,7 +116,7 @@ def _configuration(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
     result: dict[str, Any] = {
         "epochs": fit_state.epochs,
         "steps per epoch": fit_state.steps_per_epoch or "unknown",
-        "global batch": fit_state.usual_batch_size or "unknown",
+        "global batch": fit_state.samples_per_step or "unknown",
         "input": "unknown" if fit_state.custom_loop else _users_name(_INPUTS, type(fit_state.source)),
         "steps per compiled call": "auto"
         if getattr(model, "_auto_steps", False)

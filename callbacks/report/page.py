@@ -7,7 +7,8 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..monitoring.formatting import bytes_text, duration, number
+from ...distribute.hardware.device_memory import in_words
+from ..monitoring.formatting import duration, number
 from ..safe_file import open_plain
 from .charts import breakable, shares
 from .curves import metric_curves, other_curves, unique
@@ -173,7 +174,7 @@ def _workers(run: Run) -> str:
                 number(rate),
                 *times,
                 duration(waited[replica]) if replica < len(waited) else "unknown",
-                bytes_text(worker["memory"].get("host")),
+                in_words(worker["memory"]["host"]) if worker["memory"].get("host") else "",
             ]
             for replica in range(replicas)
         ]

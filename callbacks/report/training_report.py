@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -64,10 +63,13 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self.gradient_norm = truth("gradient_norm", gradient_norm)
         self._clock = function("clock", clock)
         self._file = LineFile(self.path.with_suffix(".jsonl"))
+        self._epoch = 0
+        self._forget()
+
+    def _forget(self) -> None:
         self._resumed = False
         self._began: float | None = None
         self._watch: Any = None
-        self._epoch = 0
         self._run: Run | None = None
         self._means: set[str] | None = None  # the names of the logs that are running means
         self._own_seconds = self._render_seconds = 0.0
@@ -82,13 +84,12 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Adds the measurement to the step, before it is compiled."""
-        self._resumed, self._began, self._watch, self._means = False, None, None, None
-        self._run, self._own_seconds, self._render_seconds = None, 0.0, 0.0
+        self._forget()
         self._watch_plain_fit()
         if self._fit_state().chief:
-            lines = functools.partial(begins_with_json, keys=("event", "time"))
-            for path, is_own in ((self._file.path, lines), (self.path, is_page)):
-                check_overwrite("`path` of `TrainingReport`", path, is_own)
+            argument = "`path` of `TrainingReport`"
+            check_overwrite(argument, self._file.path, begins_with_json("event", "time"))
+            check_overwrite(argument, self.path, is_page)
         if self.gradient_norm and not on_parameter_servers(self.model.distribute_strategy):
             self._watch = self._watched_gradients()
 
@@ -134,14 +135,11 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         workers = gather_json(mine, self.model.distribute_strategy)
         if not state.chief:
             return
-        samples = state.usual_batch_size
-        if samples and getattr(state.source, "per_worker", False):
-            samples *= len(workers)
         self._write(
             "epoch",
             **self._numbers(logs),
             steps=steps,
-            rows_per_step=samples,
+            rows_per_step=state.samples_per_step,
             elapsed=self._clock() - self._epoch_began,
             report_seconds=self._own_seconds,
             workers=workers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import time
@@ -211,34 +212,28 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
                 f"`keep_best` ({self.keep_best}) needs the log {self.monitor}, which is not available."
             )
             return True
-        return entry.name in self._best_names([*self._others(entry), entry])
+        return entry in self._kept([*self._others(entry), entry])
 
-    def _best_names(self, entries: list[Saved]) -> set[str]:
-        """The `keep_best` best; of equal ones the earlier."""
-        best: list[Saved] = []
-        for entry in entries if self.keep_best else ():
-            place = next(
-                (i for i, other in enumerate(best) if self._better(entry.value, other.value)), len(best)
-            )
-            best.insert(place, entry)
-        return {entry.name for entry in best[: self.keep_best]}
+    def _kept(self, entries: list[Saved]) -> list[Saved]:
+        """The entries whose files are kept: the `keep_best` best, of equal ones the earlier, and the `keep_last` last."""
 
-    def _better(self, value: float | None, other: float | None) -> bool:
-        if value is None or other is None:
-            return other is None and value is not None
-        return self._is_improvement(value, other)
+        def order(one: Saved, other: Saved) -> int:
+            if one.value is None or other.value is None:
+                return (one.value is None) - (other.value is None)
+            better = self._is_improvement
+            return better(other.value, one.value) - better(one.value, other.value)
+
+        best = sorted(entries, key=functools.cmp_to_key(order))[: self.keep_best] if self.keep_best else []
+        last = entries[-self.keep_last :] if self.keep_last else []
+        return [entry for entry in entries if entry in best or entry in last]
 
     def _others(self, entry: Saved) -> list[Saved]:
         return [other for other in self._saved if other.name != entry.name]
 
     def _remove_unwanted(self) -> None:
-        if self.keep_best is None and self.keep_last is None:
-            self._saved = []
-            return
-        wanted = self._best_names(self._saved)
-        if self.keep_last is not None:
-            wanted |= {entry.name for entry in self._saved[-self.keep_last :]}
-        for entry in self._saved:
-            if entry.name not in wanted and self._writes_files():
+        kept = self._kept(self._saved)
+        removes = self._writes_files() and (self.keep_best is not None or self.keep_last is not None)
+        for entry in self._saved if removes else ():
+            if entry not in kept:
                 self._folder.remove(entry)
-        self._saved = [entry for entry in self._saved if entry.name in wanted]
+        self._saved = kept

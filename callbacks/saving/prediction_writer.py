@@ -21,7 +21,6 @@ from ..safe_file import (
     check_overwrite,
     open_plain,
     remove_leftovers,
-    rename_folder_safely,
     rename_safely,
     save_error,
     temporary_path,
@@ -108,8 +107,7 @@ class PredictionWriter(keras.callbacks.Callback):
             return
         self._keep_others()
         temporary, self._temporary = self._temporary, None
-        rename = rename_safely if self._single else rename_folder_safely
-        with rename(temporary, self.path):
+        with rename_safely(temporary, self.path):
             for file in self._files:
                 file.finish()
 
@@ -141,8 +139,12 @@ class PredictionWriter(keras.callbacks.Callback):
         """
         if self._structure is None:
             return None
-        at = lambda name: self.path if self._single else self.path / name  # noqa: E731
-        return keras.tree.map_structure(lambda name: np.load(at(name), mmap_mode="r"), self._structure)
+        load = lambda name: np.load(self._file(self.path, name), mmap_mode="r")  # noqa: E731
+        return keras.tree.map_structure(load, self._structure)
+
+    def _file(self, place: Path, name: str) -> Path:
+        """The file of an output, where the path of the callback is `place`."""
+        return place if self._single else place / name
 
     def _begin(self, outputs: Any, arrays: list[np.ndarray]) -> None:
         if self._single and len(arrays) > 1:
@@ -152,9 +154,10 @@ class PredictionWriter(keras.callbacks.Callback):
         self._temporary = temporary_path(self.path)
         if not self._single:
             self._temporary.mkdir()
-        files = [self._temporary if self._single else self._temporary / name for name in names]
-        ends = [_end_of(self.path.name if self._single else name) for name in names]
-        self._files = [_ArrayFile(*each) for each in zip(files, arrays, ends)]
+        self._files = [
+            _ArrayFile(self._file(self._temporary, name), array, _end_of(self._file(self.path, name).name))
+            for name, array in zip(names, arrays)
+        ]
         self._structure = keras.tree.pack_sequence_as(outputs, names)
 
     def _reject_several(self, count: int) -> None:

@@ -16,7 +16,6 @@ from ...compat.keras_private.optimizers import (
     trained_variables,
 )
 from ...compat.keras_private.serialization import save_under_keras_name
-from ...compat.tensorflow_graphs.guarded_writes import writes_only_where
 from ...distribute.arguments import shown
 from ...distribute.replicas import in_replica_context, local_copy, once_per_copy
 from ...distribute.sharding.sharded_value import own_copy
@@ -24,12 +23,12 @@ from ..adoption import adopt, register_class
 from ..building import ensure_built
 from ..checks import built_variables
 from ..optimizer import Optimizer
-from ..stages.accumulation import if_true, update_is_due
+from ..stages.accumulation import update_is_due
 from ..stages.aggregated_gradients import after_aggregation, aggregate_alone, forget_applied
 from ..stages.call_options import current_options, gradients_are_taken
 from ..stages.run_stages import run_stages
 from ..stages.sparse_gradients import map_values
-from ..stages.user_code import skips_by_selecting
+from ..stages.user_code import if_true, write_where
 from . import scale_variables
 from .scale_rule import ScaleRule, make_rule, next_state
 
@@ -191,7 +190,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         if an earlier call of this update overflowed. Context: replica.
         """
         inner, steps = self.inner_optimizer, self.inner_optimizer.gradient_accumulation_steps
-        calls = local_copy(call_count(inner))
+        calls, may_be_due = local_copy(call_count(inner)), update_is_due(inner)
         done = tf.where(finite, calls, calls + 1)
         due = tf.equal(done % steps, 0)
         skip = tf.logical_and(due, tf.logical_not(finite))
@@ -206,14 +205,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
                     copy = own_copy(variable)
                     copy.assign(tf.zeros_like(copy))
 
-        def drop_where_skipped() -> None:
-            with writes_only_where(skip):
-                drop()
-
-        if skips_by_selecting(inner, trained_variables(inner)):
-            if_true(update_is_due(inner), drop_where_skipped)
-        else:
-            if_true(skip, drop)
+        if_true(may_be_due, lambda: write_where(skip, inner, trained_variables(inner), drop))
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """The inner optimizer's last write, as in Keras."""

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from ...compat.keras_private.optimizers import overwritten_by_gradient
 from ...compat.keras_private.variables import raw_value
-from ...distribute.replicas import all_reduce_sum
 from ...distribute.sharding.branches import if_all
 from ...distribute.sharding.collectives import own_shard, reduce_scatter
 from ...distribute.sharding.gradient_window import gradient_window
@@ -20,85 +19,56 @@ from ...distribute.sharding.transient_weights import BackwardPass
 from ..building import inner_optimizers, run_in_thread
 from ..stages.aggregators import aggregate
 from ..stages.call_options import CallOptions
+from ..stages.clipping import norms_over_shards
 from ..stages.run_stages import Stages
 from ..stages.sparse_gradients import Pairs, fit_to_send, is_sparse
 from .update import cut, transform_and_apply
 
 
 def stages_of(optimizer: Any, options: CallOptions) -> Stages:
-    """The stages of one call. Gradients are summed in shards unless an aggregator or the caller sums whole ones."""
+    """The stages of one call."""
     if level_of() is None:
         return _WHOLE
     _shard_existing_state(optimizer)
-    if not options.skip_aggregation and optimizer.gradient_aggregator is None:
-        return ShardedStages(reduce_scatters=True, of_shards=True)
-    accumulates = any(each.gradient_accumulation_steps for each in (optimizer, *inner_optimizers(optimizer)))
-    return ShardedStages(reduce_scatters=False, of_shards=accumulates)
+    return _SHARDED
 
 
 class ShardedStages(Stages):
     """Each replica updates its shards: where the last bit of what it computes differs, no other replica has that shard.
 
-    Args:
-        reduce_scatters: whether dense gradients are summed in shards; if not, whole ones are aggregated.
-        of_shards: whether each replica has its shards of dense gradients after stage 1.
+    After stage 1 each replica has its shards of dense gradients.
     """
 
     branch = staticmethod(if_all)
     copy_of = staticmethod(own_copy)
     once = staticmethod(lambda optimizer, variables, write: write)
-
-    def __init__(self, reduce_scatters: bool, of_shards: bool) -> None:
-        self._reduce_scatters, self._of_shards = reduce_scatters, of_shards
+    transform_and_apply = staticmethod(transform_and_apply)
 
     def aggregate(self, optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
-        """Stage 1: this replica's shard of each dense gradient of the global batch; sparse ones and new values are whole."""
-        if self._reduce_scatters:
-            return reduce_scattered(optimizer, pairs, options)
-        BackwardPass().gather_until()
-        pairs = aggregate(optimizer, pairs, options)
-        return cut(pairs) if self._of_shards else pairs
+        """Stage 1; new values are whole, and so are sparse gradients that are summed here and not accumulated.
+
+        An aggregator sums whole gradients, and so has the caller if aggregation is skipped: these are cut.
+        """
+        if options.skip_aggregation or optimizer.gradient_aggregator is not None:
+            BackwardPass().gather_until()
+            return cut(aggregate(optimizer, pairs, options))
+        pairs = reduce_scattered(optimizer, pairs, options)
+        parts = [part for each, part in optimizer.split(pairs) if each.gradient_accumulation_steps]
+        accumulated = {id(v) for part in parts for _, v in part}
+        return [cut([(g, v)])[0] if is_sparse(g) and id(v) in accumulated else (g, v) for g, v in pairs]
 
     def can_differ(self, optimizer: Any, options: CallOptions) -> bool:
         """Shards differ."""
-        return self._of_shards or super().can_differ(optimizer, options)
+        return True
 
     def record(self, watch: Any, pairs: Pairs, finite: Any) -> Any:
         """A `GradientWatch` records the shards of all replicas."""
-        if not self._of_shards:
-            return super().record(watch, pairs, finite)
         shards = [(own_shard(g, list(v.shape)) if _stays_whole(g, v) else g, v) for g, v in pairs]
-        return watch.record(shards, finite, lambda vector: all_reduce_sum([vector])[0])
-
-    def update(  # noqa: D102  (as in the base class)
-        self,
-        optimizer: Any,
-        variables: list[Any],
-        collected: Any,
-        finite: Any,
-        gradients: Sequence[Any],
-        weight_total: Any,
-    ) -> None:
-        if self._of_shards:  # accumulators are sharded, so what is added to them is too
-            pairs = list(zip(gradients, variables))
-            carried = {
-                id(v)
-                for each, part in optimizer.split(pairs)
-                if each.gradient_accumulation_steps
-                for _, v in part
-            }
-            gradients = [
-                cut([pair])[0][0] if id(pair[1]) in carried and is_sparse(pair[0]) else pair[0]
-                for pair in pairs
-            ]
-        super().update(optimizer, variables, collected, finite, gradients, weight_total)
-
-    def transform_and_apply(self, optimizer: Any, pairs: Pairs) -> None:
-        """Stages 4 and 5 on shards."""
-        transform_and_apply(optimizer, pairs, of_shards=self._of_shards)
+        with norms_over_shards():
+            return watch.record(shards, finite)
 
 
-_WHOLE = Stages()
+_WHOLE, _SHARDED = Stages(), ShardedStages()
 
 
 def reduce_scattered(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:

@@ -6,7 +6,7 @@ In stage 4, operations on single numbers run on the shards; norms are partial su
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +19,7 @@ from ...compat.keras_private.optimizers import (
     variable_key,
 )
 from ...compat.keras_private.variables import raw_value, with_shapes
-from ...distribute.replicas import all_reduce_sum, function_of_its_own, local_copy
+from ...distribute.replicas import function_of_its_own, local_copy
 from ...distribute.sharding.collectives import all_gather, own_shard
 from ...distribute.sharding.sharded_value import (
     ShardedValue,
@@ -29,22 +29,18 @@ from ...distribute.sharding.sharded_value import (
     own_shards,
     seen_through,
 )
-from ..stages import clipping, transformers
 from ..stages.aggregators import without_overwriting
 from ..stages.call_options import frozen_iterations
-from ..stages.run_stages import constrain, once_there_is_one, transform
+from ..stages.clipping import norms_over_shards
+from ..stages.run_stages import clip, constrain, once_there_is_one, transform
 from ..stages.sparse_gradients import Pairs, is_sparse
+from ..stages.transformers import AddDecayedWeights, ClipByGlobalNorm, ClipByNorm, ClipByValue
 from ..stages.user_code import has_user_code, is_elementwise
 from ..update_rules.replica_rule import ReplicaRule
 
 
-def transform_and_apply(optimizer: Any, pairs: Pairs, *, of_shards: bool) -> None:
-    """Stages 4 and 5, as `run_stages.Stages.transform_and_apply` on whole gradients.
-
-    Args:
-        optimizer: built.
-        pairs: gradients, equal on all replicas or each replica's shards, and variables.
-        of_shards: whether dense gradients are shards.
+def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
+    """Stages 4 and 5, as `run_stages.Stages.transform_and_apply`, of gradients whose dense ones are shards.
 
     Context: replica.
     """
@@ -53,78 +49,33 @@ def transform_and_apply(optimizer: Any, pairs: Pairs, *, of_shards: bool) -> Non
         for gradient, variable in overwriting:
             optimizer.assign(variable, gradient)
         elementwise = is_elementwise(optimizer)
-        pairs, are_shards = _transformed(optimizer, pairs, of_shards, elementwise)
+        pairs = _transformed(optimizer, pairs, elementwise)
         with once_there_is_one(pairs):
             optimizer.decay_weights([v for _, v in pairs])
-        if elementwise:
-            shards = _updated_shards(optimizer, pairs if are_shards else cut(pairs))
-        else:
-            shards = _updated_by_whole(optimizer, pairs)
+        shards = (_updated_shards if elementwise else _updated_by_whole)(optimizer, pairs)
         _average(optimizer, shards)
         variables = [v for v in trained_variables(optimizer) if id(v) in shards]
         _write_weights(variables, [shards[id(v)].tensor for v in variables])
         _constrain(optimizer, [v for _, v in pairs if v.constraint is not None])
 
 
-def _transformed(optimizer: Any, pairs: Pairs, of_shards: bool, elementwise: bool) -> tuple[Pairs, bool]:
-    """Stage 4, and whether its results are shards."""
-    if not of_shards:
-        return transform(optimizer, pairs), False
+def _transformed(optimizer: Any, pairs: Pairs, to_shards: bool) -> Pairs:
+    """Stage 4, to shards or to whole gradients."""
     own_clipping = type(optimizer)._clip_gradients is not ReplicaRule._clip_gradients
     if own_clipping or any(type(t) not in _ON_SHARDS for t in optimizer.gradient_transformers):
-        return transform(optimizer, _gathered(pairs)), False
-    pairs = _transform_shards(
-        optimizer, [pair if not is_sparse(pair[0]) else cut([pair])[0] for pair in pairs]
-    )
-    return (pairs, True) if elementwise else (_gathered(pairs), False)
+        pairs = transform(optimizer, _gathered(pairs))
+        return cut(pairs) if to_shards else pairs
+    pairs = [pair if not is_sparse(pair[0]) else cut([pair])[0] for pair in pairs]
+    with norms_over_shards():
+        for transformer in optimizer.gradient_transformers:
+            decays = type(transformer) is AddDecayedWeights
+            pairs = transformer.decayed(pairs, own_part) if decays else transformer(pairs)
+        pairs = clip(optimizer, pairs)
+    return pairs if to_shards else _gathered(pairs)
 
 
-def _transform_shards(optimizer: Any, pairs: Pairs) -> Pairs:
-    """Stage 4 of (shard of a gradient, variable) pairs. Context: replica."""
-    for transformer in optimizer.gradient_transformers:
-        pairs = _ON_SHARDS[type(transformer)](transformer, pairs)
-    if optimizer.clipnorm:
-        return _by_norm(pairs, optimizer.clipnorm)
-    if optimizer.global_clipnorm:
-        return _by_global_norm(pairs, optimizer.global_clipnorm)
-    return [(g, v) for g, (_, v) in zip(optimizer._clip_gradients([g for g, _ in pairs]), pairs)]
-
-
-def _squared_norms(pairs: Pairs) -> tf.Tensor:
-    """The sum of squares of each gradient, over all shards; in the widest of their dtypes."""
-    squares = [clipping.squared_norm(g) for g, _ in pairs]
-    widest = tf.float64 if any(s.dtype == tf.float64 for s in squares) else tf.float32
-    return all_reduce_sum([tf.stack([tf.cast(s, widest) for s in squares])])[0]
-
-
-def _by_global_norm(pairs: Pairs, limit: float) -> Pairs:
-    if not pairs:
-        return pairs
-    factor = clipping.factor(tf.sqrt(tf.reduce_sum(_squared_norms(pairs))), limit)
-    return [(g * tf.cast(factor, g.dtype), v) for g, v in pairs]
-
-
-def _by_norm(pairs: Pairs, limit: float) -> Pairs:
-    if not pairs:
-        return pairs
-    norms = tf.unstack(tf.sqrt(_squared_norms(pairs)))
-    return [(g * tf.cast(clipping.factor(norm, limit), g.dtype), v) for (g, v), norm in zip(pairs, norms)]
-
-
-def _decayed(piece: Any, pairs: Pairs) -> Pairs:
-    return [
-        (g + piece.rate * tf.cast(own_part(v), g.dtype) if len(v.shape) >= piece.min_rank else g, v)
-        for g, v in pairs
-    ]
-
-
-_ON_SHARDS: dict[type, Callable[[Any, Pairs], Pairs]] = {
-    transformers.ClipByGlobalNorm: lambda piece, pairs: _by_global_norm(pairs, piece.clip_norm),
-    transformers.ClipByNorm: lambda piece, pairs: _by_norm(pairs, piece.clip_norm),
-    transformers.ClipByValue: lambda piece, pairs: piece(pairs),
-    transformers.AddDecayedWeights: _decayed,
-}
-"""The ready pieces that need no whole gradient, and what they do with shards."""
+_ON_SHARDS = (ClipByGlobalNorm, ClipByNorm, ClipByValue, AddDecayedWeights)
+"""The ready pieces that need no whole gradient."""
 
 
 def cut(pairs: Pairs) -> Pairs:

@@ -16,7 +16,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.keras_private.optimizers import call_count, overwritten_by_gradient, track_apart, variable_key
+from ...compat.keras_private.optimizers import (
+    accumulator_of,
+    call_count,
+    overwritten_by_gradient,
+    track_apart,
+    variable_key,
+)
 from ...compat.keras_private.variables import plain_variable
 from ...compat.tensorflow_graphs.graphs import is_inside
 from ...distribute.replicas import copies_of, local_copy
@@ -42,17 +48,6 @@ def create_weight(optimizer: Any) -> None:
     track_apart(optimizer, "accumulated_weight", weight)
 
 
-def if_true(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> None:
-    """A conditional of branches that write. Context: that of the branches; no collective may stand in them."""
-
-    def branch(fn: Callable[[], Any] | None) -> tf.Tensor:
-        if fn is not None:
-            fn()
-        return tf.constant(True)
-
-    tf.cond(condition, lambda: branch(then), lambda: branch(otherwise))
-
-
 def accumulate(
     optimizer: Any,
     pairs: Pairs,
@@ -73,7 +68,7 @@ def accumulate(
 
     Context: inside of `once_per_copy`.
     """
-    accumulators = {id(v): copy_of(optimizer.accumulator_of(v)) for _, v in pairs}
+    accumulators = {id(v): copy_of(accumulator_of(optimizer, v)) for _, v in pairs}
     for _, variable in pairs:
         optimizer.has_accumulated.setdefault(variable_key(optimizer, variable), variable)
     given = {variable_key(optimizer, v) for _, v in pairs}
@@ -92,11 +87,11 @@ def accumulate(
     def finish() -> None:
         mean = [(mean_of(g, v), v) for g, v in pairs]
         for variable in absent:
-            accumulator = copy_of(optimizer.accumulator_of(variable))
+            accumulator = copy_of(accumulator_of(optimizer, variable))
             mean.append((accumulator / tf.cast(total, accumulator.dtype), variable))
         update(mean)
         for _, variable in mean:
-            accumulator = copy_of(optimizer.accumulator_of(variable))
+            accumulator = copy_of(accumulator_of(optimizer, variable))
             accumulator.assign(tf.zeros_like(accumulator))
         carried.assign(tf.zeros_like(total))
 

@@ -21,6 +21,7 @@ from ...distribute.step_context import current_step
 from ..checks import as_pairs, same_variables
 from .call_options import CallOptions
 from .sparse_gradients import (
+    DENSEST,
     Pairs,
     fit_to_send,
     is_on_gpu,
@@ -46,10 +47,12 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
     if is_on_gpu():
         return [(merged_rows(g), v) for g, v in pairs]
     # Several replicas could decide differently: outside of a graph the slices of each name other rows.
-    if num_replicas() == 1 and makes_slices_dense(optimizer):
-        pairs = [(g if overwritten_by_gradient(v) else shorter(g, list(v.shape), 1), v) for g, v in pairs]
-    step = current_step()
-    return [(unique_rows(g, densely=step is not None and step.in_xla), v) for g, v in pairs]
+    most, step = int(num_replicas() == 1 and makes_slices_dense(optimizer)), current_step()
+    if step is not None and step.in_xla:
+        most = DENSEST
+    if most:
+        pairs = [(g if overwritten_by_gradient(v) else shorter(g, list(v.shape), most), v) for g, v in pairs]
+    return [(unique_rows(g), v) for g, v in pairs]
 
 
 def _summed(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
@@ -206,10 +209,8 @@ class HalfPrecisionAggregation(Piece):
 
     def __post_init__(self) -> None:
         truth("carry_error", self.carry_error)
-        if not isinstance(self.dtype, tf.DType):
+        if self.dtype not in (tf.float16, tf.bfloat16):
             one_of("dtype", self.dtype, ("float16", "bfloat16"))
-        elif self.dtype not in (tf.float16, tf.bfloat16):
-            raise ValueError(f'`dtype` must be "float16" or "bfloat16". Received: {self.dtype!r}')
 
     def __call__(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
         """Context: replica."""

@@ -1,21 +1,45 @@
-"""Clipping, for dense gradients and `tf.IndexedSlices` whose rows are unique."""
+"""Clipping, for dense gradients and `tf.IndexedSlices` whose rows are unique.
+
+Inside of `norms_over_shards` each replica has a shard of every gradient, and norms are those of the whole gradients.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from ...compat.thread_value import ThreadValue
+from ...distribute.replicas import all_reduce_sum
 from .sparse_gradients import map_values, times, values_of
 
+_over_shards = ThreadValue(False)
 
-def squared_norm(gradient: Any) -> tf.Tensor:
-    """The sum of squares; scalar, in at least float32."""
-    values = values_of(gradient)
-    if values.dtype in (tf.float16, tf.bfloat16):
-        values = tf.cast(values, tf.float32)
-    return tf.reduce_sum(tf.square(values))
+
+def norms_over_shards() -> contextlib.AbstractContextManager[None]:
+    """Inside, this thread's gradients are shards, and their norms take one all-reduce. Context: replica."""
+    return _over_shards.set_to(True)
+
+
+def over_shards(partial: tf.Tensor) -> tf.Tensor:
+    """The sum of what each replica computed from its shards; where gradients are whole, what this one computed."""
+    return all_reduce_sum([partial])[0] if _over_shards.value else partial
+
+
+def _squared_norms(gradients: Sequence[Any]) -> list[tf.Tensor]:
+    """The sum of squares of each gradient; scalars, in at least float32."""
+    values = [values_of(g) for g in gradients]
+    half = (tf.float16, tf.bfloat16)
+    squares = [tf.reduce_sum(tf.square(tf.cast(v, tf.float32) if v.dtype in half else v)) for v in values]
+    return tf.unstack(over_shards(_stacked(squares))) if _over_shards.value else squares
+
+
+def _stacked(scalars: Sequence[tf.Tensor]) -> tf.Tensor:
+    """A vector in the widest of their dtypes."""
+    widest = tf.float64 if any(s.dtype == tf.float64 for s in scalars) else tf.float32
+    return tf.stack([tf.cast(s, widest) for s in scalars])
 
 
 def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
@@ -23,14 +47,13 @@ def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
 
     The squares are stacked, so that their order is the same on every replica: see `replicas.function_of_its_own`.
     """
-    squares = [squared_norm(g) for g in gradients]
-    widest = tf.float64 if any(s.dtype == tf.float64 for s in squares) else tf.float32
-    return tf.sqrt(tf.reduce_sum(tf.stack([tf.cast(s, widest) for s in squares])))
+    return tf.sqrt(tf.reduce_sum(_stacked(_squared_norms(gradients))))
 
 
-def by_norm(gradient: Any, limit: float) -> Any:
-    """`g * limit / max(|g|, limit)`; bitwise unchanged where `|g| <= limit`."""
-    return times(gradient, factor(tf.sqrt(squared_norm(gradient)), limit))
+def by_norm(gradients: Sequence[Any], limit: float) -> list[Any]:
+    """`g * limit / max(|g|, limit)` of each; bitwise unchanged where `|g| <= limit`."""
+    norms = map(tf.sqrt, _squared_norms(gradients)) if gradients else ()
+    return [times(g, _factor(norm, limit)) for g, norm in zip(gradients, norms)]
 
 
 def by_global_norm(gradients: Sequence[Any], limit: float) -> list[Any]:
@@ -40,18 +63,20 @@ def by_global_norm(gradients: Sequence[Any], limit: float) -> list[Any]:
     """
     if not gradients:
         return []
-    common = factor(global_norm(gradients), limit)
+    common = _factor(global_norm(gradients), limit)
     return [times(g, common) for g in gradients]
 
 
-def by_value(gradient: Any, limit: float) -> Any:
+def by_value(gradients: Sequence[Any], limit: float) -> list[Any]:
     """`min(max(g, -limit), limit)`, number by number."""
-    return map_values(
-        lambda v: tf.clip_by_value(v, tf.constant(-limit, v.dtype), tf.constant(limit, v.dtype)), gradient
-    )
+
+    def clip(values: tf.Tensor) -> tf.Tensor:
+        return tf.clip_by_value(values, tf.constant(-limit, values.dtype), tf.constant(limit, values.dtype))
+
+    return [map_values(clip, g) for g in gradients]
 
 
-def factor(norm: tf.Tensor, limit: float) -> tf.Tensor:
+def _factor(norm: tf.Tensor, limit: float) -> tf.Tensor:
     """`limit / max(norm, limit)`; scalar."""
     bound = tf.constant(limit, norm.dtype)
     return bound / tf.maximum(norm, bound) + (norm - norm)  # NaN, not 0, where the norm is not finite

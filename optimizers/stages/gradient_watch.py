@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.keras_private.optimizers import trained_variables
-from ...distribute.replicas import local_copy, num_replicas, once_per_copy, shares_variables
+from ...distribute.replicas import copies_of, local_copy, num_replicas, once_per_copy, shares_variables
+from . import clipping
 from .sparse_gradients import Pairs, values_of
 
 
@@ -52,7 +53,7 @@ class GradientWatch:
 
     def has_tripped(self) -> tf.Tensor:
         """`tripped` as bool scalar tensor. Context: cross-replica, while a step is traced."""
-        return tf.distribute.get_strategy().experimental_local_results(self._tripped)[0].read_value()
+        return copies_of(self._tripped)[0].read_value()
 
     @property
     def good_steps(self) -> int:
@@ -73,8 +74,7 @@ class GradientWatch:
         """
         if not self._timed:
             return None
-        copies = tf.distribute.get_strategy().experimental_local_results(self._waited)
-        return [float(copy.numpy()) for copy in copies]
+        return [float(copy.numpy()) for copy in copies_of(self._waited)]
 
     def reset(self) -> None:
         """Arms the guard again."""
@@ -95,29 +95,26 @@ class GradientWatch:
             with tf.control_dependencies([values_of(g) for g, _ in pairs if g is not None]):
                 local_copy(self._waited).assign_add(tf.timestamp() - began)
 
-    def record(self, pairs: Pairs, finite: Any, reduce: Any = None) -> Any:
+    def record(self, pairs: Pairs, finite: Any) -> Any:
         """Records the aggregated, unscaled gradients of one step; returns `finite`, which the guard may turn to false.
 
         Args:
             pairs: of one step.
             finite: the finite check: True, or a bool scalar tensor.
-            reduce: sums a vector over the replicas, where each has a shard of every gradient; None: each has them all.
 
-        Context: replica.
+        Context: replica; in `norms_over_shards` where each replica has a shard of every gradient.
         """
         values = {id(v): values_of(g) for g, v in pairs if g is not None}
-        squares = [tf.reduce_sum(tf.square(tf.cast(value, tf.float32))) for value in values.values()]
-        if squares and reduce is not None:
-            squares = tf.unstack(reduce(tf.stack(squares)))
-        norm = tf.sqrt(tf.reduce_sum(tf.stack(squares))) if squares else tf.constant(0.0)
+        norm = (
+            tf.cast(clipping.global_norm(list(values.values())), tf.float32) if values else tf.constant(0.0)
+        )
         if not self.guard:
             once_per_copy(lambda norm: local_copy(self._norm).assign(norm))(norm)
             return finite
         good = tf.constant(True)
         found = {key: tf.reduce_all(tf.math.is_finite(value)) for key, value in values.items()}
-        bad = tf.stack([tf.logical_not(found.get(key, good)) for key in self.ids])
-        if reduce is not None:
-            bad = reduce(tf.cast(bad, tf.float32)) > 0
+        bad = [tf.logical_not(found.get(key, good)) for key in self.ids]
+        bad = clipping.over_shards(tf.cast(tf.stack(bad), tf.float32)) > 0
         good = tf.logical_not(tf.reduce_any(bad))
         before = tf.identity(local_copy(self._tripped))
         once_per_copy(self._note)(norm, good, before, bad)
@@ -147,4 +144,4 @@ def watch_gradients(optimizer: Any, guard: bool = False) -> tuple[GradientWatch,
 
 
 def _first(variable: Any) -> np.ndarray:
-    return tf.distribute.get_strategy().experimental_local_results(variable)[0].numpy()
+    return copies_of(variable)[0].numpy()

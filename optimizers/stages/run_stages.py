@@ -29,19 +29,18 @@ from ...compat.keras_private.optimizers import (
     trained_variables,
 )
 from ...compat.keras_private.variables import direct_writes, stateless_scope
-from ...compat.tensorflow_graphs.guarded_writes import writes_only_where
 from ...distribute.parameter_servers.updates import send_to_servers
 from ...distribute.replicas import all_reduce_sum, local_copy, num_replicas, replica_id
 from ...distribute.step_context import current_step
 from .. import checks
 from ..building import ensure_built
 from ..rematerialization import rematerialize
-from .accumulation import accumulate, if_true, only_counted_on_device
+from .accumulation import accumulate, only_counted_on_device
 from .aggregators import aggregate, without_overwriting
 from .call_options import CallOptions, call_options, current_options, frozen_iterations
 from .error_feedback import with_errors
 from .sparse_gradients import Pairs, divided, map_values, values_of
-from .user_code import once_per_variable_copy, skips_by_selecting
+from .user_code import if_true, once_per_variable_copy, write_where
 
 
 @tf.autograph.experimental.do_not_convert
@@ -113,6 +112,23 @@ def unscale(optimizer: Any, pairs: Pairs, scale: Any = None) -> Pairs:
     return pairs
 
 
+def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
+    """Stages 4 and 5: writes the weights and the optimizer state, in Keras' order."""
+    with frozen_iterations(optimizer, tf.identity(tf.convert_to_tensor(optimizer.iterations))):
+        pairs, overwriting = without_overwriting(pairs)
+        pairs = transform(optimizer, pairs)
+        for gradient, variable in overwriting:
+            optimizer.assign(variable, gradient)
+        if pairs:
+            gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
+            with once_there_is_one(pairs):
+                optimizer.decay_weights(variables)
+            optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
+        optimizer._update_model_variables_moving_average(trained_variables(optimizer))
+        optimizer.overwrite_with_average_when_due()
+        constrain([v for _, v in pairs])
+
+
 class Stages:
     """Stages 1 and 3 to 5 on whole gradients, the same on every replica; `optimizers.sharding` overrides them for shards."""
 
@@ -124,6 +140,8 @@ class Stages:
     """What this replica holds of an accumulator."""
     once = staticmethod(once_per_variable_copy)
     """Makes of `update` what each replica calls."""
+    transform_and_apply = staticmethod(transform_and_apply)
+    """Stages 4 and 5."""
 
     def all_finite(self, optimizer: Any, pairs: Pairs, options: CallOptions) -> tf.Tensor:
         """Stage 3: whether every number of every gradient is finite; bool scalar, the same on every replica.
@@ -170,11 +188,7 @@ class Stages:
             accepted = functools.partial(
                 self.update, optimizer, variables, collected, True, gradients, weight_total
             )
-            if skips_by_selecting(optimizer, variables):
-                with writes_only_where(finite):
-                    accepted()
-                return
-            self.branch(finite, accepted)
+            write_where(finite, optimizer, variables, accepted, self.branch)
             return
         with direct_writes():
             for variable, value in collected:
@@ -191,27 +205,16 @@ class Stages:
             if all(each is not optimizer for each, _ in parts):
                 local_copy(call_count(optimizer)).assign_add(1)
 
-    def transform_and_apply(self, optimizer: Any, pairs: Pairs) -> None:
-        """Stages 4 and 5: writes the weights and the optimizer state, in Keras' order."""
-        with frozen_iterations(optimizer, tf.identity(tf.convert_to_tensor(optimizer.iterations))):
-            pairs, overwriting = without_overwriting(pairs)
-            pairs = transform(optimizer, pairs)
-            for gradient, variable in overwriting:
-                optimizer.assign(variable, gradient)
-            if pairs:
-                gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-                with once_there_is_one(pairs):
-                    optimizer.decay_weights(variables)
-                optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
-            optimizer._update_model_variables_moving_average(trained_variables(optimizer))
-            optimizer.overwrite_with_average_when_due()
-            constrain([v for _, v in pairs])
-
 
 def transform(optimizer: Any, pairs: Pairs) -> Pairs:
     """Stage 4: the transformers in order, then clipping; both see the aggregated, unscaled gradients of all variables."""
     for transformer in optimizer.gradient_transformers:
         pairs = checks.same_variables(transformer, "gradient_transformers", pairs, transformer(list(pairs)))
+    return clip(optimizer, pairs)
+
+
+def clip(optimizer: Any, pairs: Pairs) -> Pairs:
+    """The pairs with gradients clipped as the arguments of the optimizer say."""
     clipped = optimizer._clip_gradients([g for g, _ in pairs])
     return [(g, v) for g, (_, v) in zip(clipped, pairs)]
 

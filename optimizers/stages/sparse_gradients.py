@@ -18,7 +18,8 @@ from ...distribute.replicas import all_reduce_sum, num_replicas
 from ...distribute.sharding.collectives import gather_dense, sizes_are_known
 from ...distribute.step_context import current_step
 
-DENSEST = 16  # rows of a tensor for each row that slices name
+DENSEST = 16
+"""Rows of a tensor for each row that slices name, up to which XLA is given the tensor: it sorts rows to name each once."""
 Gradient = Any  # tf.Tensor | tf.IndexedSlices, the shape and dtype of its variable
 Pairs = list[tuple[Any, Any]]
 
@@ -68,31 +69,22 @@ def assign_add(variable: tf.Variable, gradient: Gradient) -> None:
         variable.assign_add(gradient)
 
 
-def shorter(gradient: Gradient, shape: Sequence[int], replicas: int) -> Gradient:
-    """Slices as one tensor if the slices of so many replicas name as many rows as it has, or more; else unchanged.
+def shorter(gradient: Gradient, shape: Sequence[int], ratio: int) -> Gradient:
+    """Slices as one tensor if it has at most `ratio` times the rows that they name; else unchanged.
 
     The tensor then has fewer bytes to send, and no row of it has to be searched: the table of a feature that has fewer
     values than a batch has samples.
     """
     named = _rows_named(gradient)
-    if named is None or shape[0] > replicas * named:
+    if named is None or shape[0] > ratio * named:
         return gradient
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, shape[0])
 
 
-def unique_rows(gradient: Gradient, densely: bool = False) -> Gradient:
-    """The same gradient with each row of slices named once; a dense one is returned unchanged.
-
-    With `densely` slices become one tensor, unless it would have more than `DENSEST` times the rows they name. For XLA,
-    which sorts the rows of sparse gradients several times to name each once.
-    """
+def unique_rows(gradient: Gradient) -> Gradient:
+    """The same gradient with each row of slices named once; a dense one is returned unchanged."""
     if not is_sparse(gradient):
         return gradient
-    if densely:
-        named = _rows_named(gradient)
-        shape = None if gradient.dense_shape is None else tf.get_static_value(gradient.dense_shape)
-        if named is not None and shape is not None and shape[0] <= DENSEST * named:
-            return dense(gradient)
     rows, where = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(rows))
     return tf.IndexedSlices(values, rows, gradient.dense_shape)

@@ -6,7 +6,7 @@ whose rows are unique here. All replicas hold the same gradients, so a piece mus
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -23,8 +23,16 @@ from .sparse_gradients import Pairs, dense, map_values
 GradsAndVars = Iterable[tuple[Any, Any]]
 
 
+class _AboveZero(Piece):
+    """A piece whose settings are numbers above 0."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            number(name, value, above=0, finite=False)
+
+
 @piece
-class ClipByGlobalNorm(Piece):
+class ClipByGlobalNorm(_AboveZero):
     """Scales all gradients together down to a Euclidean norm of at most c.
 
         g = g * c / max(|all g|, c)
@@ -36,18 +44,18 @@ class ClipByGlobalNorm(Piece):
 
     clip_norm: float
 
-    def __post_init__(self) -> None:
-        number("clip_norm", self.clip_norm, above=0, finite=False)
-
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Context: where gradients are the same on every replica."""
-        pairs = list(grads_and_vars)
-        clipped = clipping.by_global_norm([g for g, _ in pairs], self.clip_norm)
-        return [(g, v) for g, (_, v) in zip(clipped, pairs)]
+        return _clipped(clipping.by_global_norm, grads_and_vars, self.clip_norm)
+
+
+def _clipped(clip: Callable[..., list[Any]], grads_and_vars: GradsAndVars, limit: float) -> Pairs:
+    pairs = list(grads_and_vars)
+    return [(g, v) for g, (_, v) in zip(clip([g for g, _ in pairs], limit), pairs)]
 
 
 @piece
-class ClipByNorm(Piece):
+class ClipByNorm(_AboveZero):
     """Scales each gradient down to a Euclidean norm of at most c.
 
         g = g * c / max(|g|, c)
@@ -57,16 +65,13 @@ class ClipByNorm(Piece):
 
     clip_norm: float
 
-    def __post_init__(self) -> None:
-        number("clip_norm", self.clip_norm, above=0, finite=False)
-
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Context: where gradients are the same on every replica."""
-        return [(clipping.by_norm(g, self.clip_norm), v) for g, v in grads_and_vars]
+        return _clipped(clipping.by_norm, grads_and_vars, self.clip_norm)
 
 
 @piece
-class ClipByValue(Piece):
+class ClipByValue(_AboveZero):
     """Limits each number to the range from -c to c.
 
         g = min(max(g, -c), c)
@@ -76,16 +81,13 @@ class ClipByValue(Piece):
 
     clip_value: float
 
-    def __post_init__(self) -> None:
-        number("clip_value", self.clip_value, above=0, finite=False)
-
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Context: where gradients are the same on every replica."""
-        return [(clipping.by_value(g, self.clip_value), v) for g, v in grads_and_vars]
+        return _clipped(clipping.by_value, grads_and_vars, self.clip_value)
 
 
 @piece
-class AdaptiveClip(Piece):
+class AdaptiveClip(_AboveZero):
     """Scales the gradient of each unit down where it is large compared to the unit's weights.
 
         g_i = g_i * f max(|w_i|, eps) / |g_i|     where |g_i| / max(|w_i|, eps) > f
@@ -102,10 +104,6 @@ class AdaptiveClip(Piece):
 
     factor: float = 0.01
     epsilon: float = 1e-3
-
-    def __post_init__(self) -> None:
-        number("factor", self.factor, above=0, finite=False)
-        number("epsilon", self.epsilon, above=0, finite=False)
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Slices become dense: norms cross their rows."""
@@ -169,13 +167,18 @@ class AddDecayedWeights(Piece):
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Context: where gradients are the same on every replica. Slices become dense: every row decays."""
-        return [
-            (self._decayed(g, v), v) if len(v.shape) >= self.min_rank else (g, v) for g, v in grads_and_vars
-        ]
+        return self.decayed(grads_and_vars, local_copy)
 
-    def _decayed(self, gradient: Any, variable: Any) -> tf.Tensor:
-        gradient = dense(gradient)
-        return gradient + self.rate * tf.cast(local_copy(variable), gradient.dtype)
+    def decayed(self, grads_and_vars: GradsAndVars, weights_of: Callable[[Any], Any]) -> Pairs:
+        """The pairs with decayed gradients; `weights_of` gives the weights that belong to the gradient of a variable."""
+
+        def add(gradient: Any, weights: Any) -> tf.Tensor:
+            return gradient + self.rate * tf.cast(weights, gradient.dtype)
+
+        return [
+            (add(dense(g), weights_of(v)), v) if len(v.shape) >= self.min_rank else (g, v)
+            for g, v in grads_and_vars
+        ]
 
 
 @piece

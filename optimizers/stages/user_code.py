@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.optimizers import own_learning_rate
+from ...compat.tensorflow_graphs.guarded_writes import writes_only_where
 from ...distribute.hardware.devices import is_gpu
 from ...distribute.replicas import function_of_its_own, once_per_copy
 from ...distribute.sharding.sharded_value import own_copy
@@ -50,13 +51,40 @@ def once_per_variable_copy(
     return function_of_its_own(write) if has_user_code(optimizer, variables) else write
 
 
-def skips_by_selecting(optimizer: Any, variables: Sequence[Any]) -> bool:
+def if_true(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> None:
+    """A conditional of branches that write. Context: that of the branches; no collective may stand in them."""
+
+    def branch(fn: Callable[[], Any] | None) -> tf.Tensor:
+        if fn is not None:
+            fn()
+        return tf.constant(True)
+
+    tf.cond(condition, lambda: branch(then), lambda: branch(otherwise))
+
+
+def write_where(
+    condition: tf.Tensor,
+    optimizer: Any,
+    variables: Sequence[Any],
+    write: Callable[[], Any],
+    branch: Callable[..., None] = if_true,
+) -> None:
+    """Runs `write` where `condition`, a bool scalar, is true: in a conditional, or each old value is selected.
+
+    `branch` is the conditional. Context: replica.
+    """
+    if _skips_by_selecting(optimizer, variables):
+        with writes_only_where(condition):
+            write()
+    else:
+        branch(condition, write)
+
+
+def _skips_by_selecting(optimizer: Any, variables: Sequence[Any]) -> bool:
     """Whether a skipped update is computed, and the old values are selected when it is written.
 
     That is so where variables are on a GPU: a conditional would wait for it in every step. On a CPU the conditional costs
     nothing and saves the update. Side effects of user code must not happen in a skipped step.
-
-    Context: replica.
     """
     if tf.executing_eagerly() or not variables or not is_gpu(str(own_copy(variables[0]).device)):
         return False

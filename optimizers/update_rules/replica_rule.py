@@ -13,11 +13,10 @@ from ...compat.keras_private.optimizers import averages_of, decays, state_of, tr
 from ...compat.keras_private.variables import direct_writes
 from ...compat.tensorflow_graphs.copied_operations import TracedOnce
 from ...compat.tensorflow_graphs.equal_operations import made_once
-from ...compat.tensorflow_graphs.guarded_writes import writes_only_where
 from ...distribute.replicas import in_replica_context, local_copy
 from ...distribute.sharding.sharded_value import own_copy
 from ..stages import clipping
-from ..stages.user_code import is_of_keras, needs_no_names, skips_by_selecting
+from ..stages.user_code import is_of_keras, needs_no_names, write_where
 from .shard_updates import updates_of
 
 
@@ -56,11 +55,11 @@ class ReplicaRule(keras.optimizers.Optimizer):
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:
         if self.clipnorm:
-            return [clipping.by_norm(g, self.clipnorm) for g in grads]
+            return clipping.by_norm(grads, self.clipnorm)
         if self.global_clipnorm:
             return clipping.by_global_norm(grads, self.global_clipnorm)
         if self.clipvalue:
-            return [clipping.by_value(g, self.clipvalue) for g in grads]
+            return clipping.by_value(grads, self.clipvalue)
         return list(grads)
 
     def decay_weights(self, variables: Sequence[Any]) -> None:
@@ -108,20 +107,12 @@ class ReplicaRule(keras.optimizers.Optimizer):
         """Every `ema_overwrite_frequency` updates the weights become their moving average."""
         if not (self.use_ema and self.ema_overwrite_frequency):
             return
-
         variables = trained_variables(self)
-
-        def overwrite() -> tf.Tensor:
-            self._overwrite_model_variables_with_average_value(variables)
-            return tf.constant(True)
-
         iterations: Any = self.iterations
         due = (iterations + 1) % self.ema_overwrite_frequency == 0
-        if skips_by_selecting(self, variables):
-            with writes_only_where(due):
-                overwrite()
-            return
-        tf.cond(due, overwrite, lambda: tf.constant(True))
+        write_where(
+            due, self, variables, lambda: self._overwrite_model_variables_with_average_value(variables)
+        )
 
     def _overwrite_model_variables_with_average_value(self, trainable_variables: Sequence[Any]) -> None:
         with direct_writes():

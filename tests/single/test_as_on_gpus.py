@@ -103,3 +103,17 @@ def test_skipped_step_with_sharded_state_leaves_what_was_accumulated(level, requ
     assert expected[1] == 2
     request.getfixturevalue("as_on_gpus")
     assert_close(fit(), expected, FLOAT32)
+
+
+def test_skipped_update_of_a_custom_loop_drops_what_was_accumulated(request):
+    def weights():
+        variable = keras.Variable([1.0, 2.0])
+        optimizer = scaled(gradient_accumulation_steps=2)
+        apply = tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
+        for number in (-90.0, np.nan, 2.0, 4.0):
+            apply(tf.constant([number, 1.0]))
+        return variable.numpy()
+
+    expected = weights()
+    request.getfixturevalue("as_on_gpus")
+    np.testing.assert_array_equal(weights(), expected)

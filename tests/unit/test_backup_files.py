@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 import zipfile
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -26,6 +27,7 @@ from unisono.callbacks import (
 )
 from unisono.callbacks.backup.files import container, shard_files
 from unisono.callbacks.backup.files.container import NewerFormatError
+from unisono.callbacks.backup.files.owner import FolderOwner
 from unisono.callbacks.backup.files.store import BackupStore, backup_paths, read_checked
 from unisono.callbacks.backup.files.writer_thread import BackgroundWriter
 from unisono.callbacks.process_identity import this_process
@@ -315,21 +317,14 @@ def test_directory_that_cannot_be_made_or_written_is_rejected_at_once(tmp_path, 
     with pytest.raises(safe_file.SaveError, match="file"):
         BackupStore(tmp_path / "file", 2).prepare()
     # Root may write anywhere, so a read-only file system is simulated by the call that would fail on it.
-    monkeypatch.setattr("builtins.open", raising(OSError(errno.EROFS, "Read-only file system")))
+    monkeypatch.setattr("io.open", Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
     with pytest.raises(safe_file.SaveError, match=r"Read-only file system.*Make it writable"):
-        BackupStore(tmp_path, 2).prepare()
-
-
-def raising(error):
-    def function(*args, **kwargs):
-        raise error
-
-    return function
+        FolderOwner(tmp_path).acquire()
 
 
 def test_full_disk_loses_nothing(tmp_path, monkeypatch):
     store = store_with(tmp_path, 2, keep=2)
-    monkeypatch.setattr(os, "fsync", raising(OSError(errno.ENOSPC, "No space left on device")))
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(safe_file.SaveError, match=r"No space left on device, .* bytes free.*Free space"):
         store.write({"i": 9}, {})
     assert [info.status for info in list_backups(tmp_path)] == ["good", "good"]
@@ -361,7 +356,7 @@ def test_background_job_runs_concurrently_and_its_error_is_raised_once():
     assert writer.busy
     writer.raise_error()
     release.set()
-    writer.submit(raising(OSError("disk")))
+    writer.submit(Mock(side_effect=OSError("disk")))
     with pytest.raises(OSError, match="disk"):
         writer.wait()
     writer.wait()

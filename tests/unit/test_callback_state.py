@@ -148,16 +148,6 @@ def test_state_is_never_handed_to_another_callback_of_its_class(before, after, b
     assert len(found) == len(left_over) if "*" in left_over else found == left_over
 
 
-def test_states_of_the_first_versions_go_by_class_and_order():
-    saved = [
-        {"name": name, "state": {"best": best}}
-        for name, best in (("EarlyStopping", 1), ("EarlyStopping#2", 2))
-    ]
-    after = [stopping("a"), stopping("b")]
-    assert callback_state.restore(after, saved) == []
-    assert [callback.best for callback in after] == [1, 2]
-
-
 def test_subclass_of_a_keras_callback_is_known():
     class Mine(keras.callbacks.ReduceLROnPlateau):
         pass

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from unisono.callbacks.backup import random_state
+from unisono.callbacks.backup.files import schema
 from unisono.callbacks.backup.generators import (
     GLOBAL_GENERATORS,
     found_generators,
@@ -122,7 +123,7 @@ def test_state_comes_back_bit_for_bit(make):
 def test_held_generators_are_part_of_the_random_state_and_those_of_the_input_are_left():
     held = {"a": np.random.default_rng(1), "b": np.random.default_rng(2)}
     saved = random_state.capture(held)
-    random_state.check(saved)
+    schema.match(saved, schema.RANDOM, "the random state")
     expected = held["a"].normal()
     left, global_draw = held["b"].normal(), np.random.rand()
     random_state.restore(saved, held, owned=[held["b"], NUMPY])

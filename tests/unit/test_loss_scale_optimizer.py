@@ -214,7 +214,7 @@ def test_plain_keras_loss_scale_optimizer_becomes_ours_with_its_state():
     theirs, v = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), 64.0, 5), variable()
     theirs.build([v])
     theirs.dynamic_scale.assign(32.0)
-    ours = wrap_optimizer(theirs, mixed_precision.Policy("float32"))
+    ours = wrap_optimizer(theirs, keras.Model())
     assert ours is theirs and isinstance(ours, LossScaleOptimizer)
     ours.apply([tf.constant(GRADIENT) * np.nan], [v])
     ours.apply([tf.constant(GRADIENT) * 16.0], [v])
@@ -225,19 +225,19 @@ def test_plain_keras_loss_scale_optimizer_becomes_ours_with_its_state():
 def test_wrap_optimizer_asks_the_policy():
     sgd = keras.optimizers.SGD
     wrap = wrap_optimizer
-    mixed = mixed_precision.Policy("mixed_float16")
+    mixed = keras.Model(dtype="mixed_float16")
     assert isinstance(wrap(sgd(), mixed), LossScaleOptimizer)
     assert not isinstance(wrap(sgd(), mixed, auto_scale_loss=False), LossScaleOptimizer)
-    assert not isinstance(wrap(sgd(), mixed_precision.Policy("mixed_bfloat16")), LossScaleOptimizer)
+    assert not isinstance(wrap(sgd(), keras.Model(dtype="mixed_bfloat16")), LossScaleOptimizer)
     assert wrap(None, mixed) is None
     head = keras.Sequential(
         [keras.Input((2,)), keras.layers.Dense(2, dtype="mixed_float16"), keras.layers.Dense(1)]
     )
     assert isinstance(wrap(sgd(), head), LossScaleOptimizer)
     with mixed_precision.policy_scope("mixed_float16", loss_scale=None):
-        assert not isinstance(wrap(sgd(), mixed_precision.global_policy()), LossScaleOptimizer)
+        assert not isinstance(wrap(sgd(), keras.Model()), LossScaleOptimizer)
     with mixed_precision.policy_scope("mixed_float16", loss_scale=512):
-        fixed = wrap(sgd(), mixed_precision.global_policy())
+        fixed = wrap(sgd(), keras.Model())
     assert fixed.rule.fixed and float(fixed.dynamic_scale) == 512
 
 

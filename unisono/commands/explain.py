@@ -72,14 +72,7 @@ def _explain_fits() -> None:
     @functools.wraps(original)
     def fit(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs)
-        callbacks = given.arguments.get("callbacks")
-        others = (
-            list(callbacks)
-            if isinstance(callbacks, list | tuple)
-            else []
-            if callbacks is None
-            else [callbacks]
-        )
+        others = keras.tree.flatten(given.arguments.get("callbacks") or [])
         given.arguments["callbacks"] = [_explaining_callback(), *others]
         return original(*given.args, **given.kwargs)
 

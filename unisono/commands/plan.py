@@ -190,17 +190,13 @@ def as_text(
     ]
     best = next((plan for plan in plans if plan.fits), None)
     if best is None:
-        return "\n".join([*lines, _nothing_fits(plans[0], devices)])
-    if not best.changes:
-        return "\n".join([*lines, "It fits as it is."])
-    return "\n".join(
-        [
-            *lines,
-            "Put this into the program:",
-            "",
-            *(f"    {line}" for line in code_of(best, samples, devices)),
-        ]
-    )
+        lines.append(_nothing_fits(plans[0], devices))
+    elif not best.changes:
+        lines.append("It fits as it is.")
+    else:
+        code = (f"    {line}" for line in code_of(best, samples, devices))
+        lines += ["Put this into the program:", "", *code]
+    return "\n".join(lines)
 
 
 def _table(plans: Sequence[MemoryPlan], memory: float, in_words: Any) -> list[str]:

@@ -29,6 +29,7 @@ DIGEST_BYTES = 32
 _PREFIX = struct.Struct("<8sIQ")
 MOST_MANIFEST_BYTES = 1 << 28
 _CHUNK_BYTES = 1 << 22
+_WRONG_MANIFEST = "is damaged: its manifest is not one of a backup"
 # The errors of code that reads a manifest of the wrong form.
 WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, MemoryError)
 
@@ -43,6 +44,18 @@ class NewerFormatError(RuntimeError):
 
 class BackupMismatchError(ValueError):
     """The backup is good, but belongs to another run, model, optimizer or data set."""
+
+
+@contextlib.contextmanager
+def damaged_where_wrong(problem: str, advice: str = "") -> Iterator[None]:
+    """Turns the errors of code that reads a content of the wrong form into a DamagedFileError."""
+    try:
+        yield
+    except BackupMismatchError:
+        raise
+    except WRONG as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]!a}"
+        raise DamagedFileError(f"{problem} ({reason}).{advice}") from error
 
 
 def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> None:
@@ -127,11 +140,9 @@ def _load(path: Any, stream: BinaryIO, size: int, outline: bool = False) -> tupl
     body = None if outline else memoryview(stream.read(size - DIGEST_BYTES))
     _check(path, stream, size, body)
     data = None if body is None else body[begin:]
-    try:
+    with damaged_where_wrong(f"{path} {_WRONG_MANIFEST}"):
         arrays = [_array(entry, data_bytes, data) for entry in manifest["arrays"]]
         return manifest["summary"], decode(manifest["content"], Arrays(arrays, outline))
-    except WRONG as error:
-        raise _damaged(path, error) from error
 
 
 def _manifest(path: Any, stream: BinaryIO, size: int) -> tuple[dict[str, Any], int, int]:
@@ -155,13 +166,11 @@ def _manifest(path: Any, stream: BinaryIO, size: int) -> tuple[dict[str, Any], i
             f"{path} is damaged: its header says version {version} and a manifest of {length} bytes."
         )
     begin = _padded(_PREFIX.size + length)
-    try:
+    with damaged_where_wrong(f"{path} {_WRONG_MANIFEST}"):
         manifest = json.loads(stream.read(length))
         data_bytes = count(manifest["data_bytes"])
         if not isinstance(manifest["summary"], dict):
             raise TypeError("the summary is not an object")
-    except WRONG as error:
-        raise _damaged(path, error) from error
     if begin + data_bytes + DIGEST_BYTES != size:
         raise DamagedFileError(
             f"{path} is damaged: it has {size} bytes, and should have {begin + data_bytes + DIGEST_BYTES}."
@@ -179,11 +188,6 @@ def _check(path: Any, stream: BinaryIO, size: int, body: memoryview | None = Non
     stream.seek(size - DIGEST_BYTES)
     if digest.digest() != stream.read(DIGEST_BYTES):
         raise DamagedFileError(f"{path} is damaged: its checksum does not match its {size} bytes.")
-
-
-def _damaged(path: Any, error: BaseException) -> DamagedFileError:
-    reason = f"{type(error).__name__}: {str(error)[:200]!a}"
-    return DamagedFileError(f"{path} is damaged: its manifest is not one of a backup ({reason}).")
 
 
 def _pieces(manifest: bytes, arrays: Iterable[np.ndarray]) -> Iterable[Any]:

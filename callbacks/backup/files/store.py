@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ....distribute.arguments import shown
 from ....distribute.storage import local_path
-from ...safe_file import remove_leftovers, rename_safely, save_error, temporary_path, write_safely
+from ...safe_file import remove_leftovers, save_error, write_safely
 from . import container, schema, shard_files
 
 _NAME = re.compile(r"^backup-(?:fit([0-9]+)-)?([0-9]+)\.unisono$")
@@ -127,18 +127,11 @@ class BackupStore:
         self._keep = keep  # files that remain after a save, at least 1
 
     def prepare(self) -> None:
-        """Creates the directory, and raises SaveError if it is not writable."""
+        """Creates the directory; a SaveError where that is not possible."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise save_error(self.directory, error) from error
-        probe = temporary_path(self.directory / "writable")
-        try:
-            with rename_safely(probe, probe):
-                probe.write_bytes(b"1")
-        finally:
-            with contextlib.suppress(OSError):
-                probe.unlink()
         self.fit = 1 + _finished[os.path.realpath(self.directory)]
 
     def finished(self) -> None:
