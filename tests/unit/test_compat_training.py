@@ -20,7 +20,6 @@ from unisono.compat.keras_private.random_state import (
 from unisono.compat.keras_private.training import (
     CompileLoss,
     CompileMetrics,
-    Mean,
     compiled_loss,
     flat_losses,
     pretending_built,
@@ -81,7 +80,7 @@ def test_attributes_of_a_compiled_model_exist():
         assert hasattr(model, name), name
     assert isinstance(model._compile_loss, CompileLoss)
     assert isinstance(model._compile_metrics, CompileMetrics)
-    assert isinstance(model._loss_tracker, Mean)
+    assert isinstance(model._loss_tracker, keras.metrics.Mean)
     assert all(layer.built for layer in model._flatten_layers(include_self=False))
 
 
