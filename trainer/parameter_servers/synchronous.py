@@ -1,12 +1,4 @@
-"""Synchronous training with backup workers: parts of each batch on several workers, one update of their sum.
-
-    parts   N = workers - backups; part r holds samples floor(r B / N) to floor((r + 1) B / N) of the batch
-    each idle worker takes a part; one that is still idle repeats the part of the slowest
-    when all parts have a result:   gradient = sum_r w_r g_r / sum_r w_r,   one update, next batch
-
-In Chen et al. 2016 ("Revisiting Distributed Synchronous SGD") the gradients of the slowest workers are dropped with
-their samples. Here a spare worker computes the same samples: none is lost, and the result equals that of a single device.
-"""
+"""Synchronous training with backup workers: parts of each batch on several workers, one update of their sum."""
 
 from __future__ import annotations
 
@@ -63,7 +55,12 @@ class Part:
 
 
 class SynchronousSteps(WorkerSteps):
-    """Computes parts of steps on workers, and the updates on a server."""
+    """Computes parts of steps on workers, and the updates on a server.
+
+    There are N = workers - backups parts; part r has samples floor(r B / N) to floor((r + 1) B / N) of the batch. An
+    idle worker takes a part, or repeats the part of the slowest. The gradient is sum_r w_r g_r / sum_r w_r. Chen et al.
+    2016 ("Revisiting Distributed Synchronous SGD") drop the samples of the slowest workers; here none is lost.
+    """
 
     updates_on_workers = False
 
