@@ -1,7 +1,6 @@
 """Ready pieces for `gradient_transformers`: aggregated (gradient, variable) pairs in, transformed pairs out.
 
-Each is a function, or a small class that holds its settings and is saved with them. Gradients may be `tf.IndexedSlices`,
-whose rows are unique here. All replicas hold the same gradients, so a piece must give the same result on each of them.
+Each must give the same result on all replicas. Rows of `tf.IndexedSlices` are unique here.
 """
 
 from __future__ import annotations
