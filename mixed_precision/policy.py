@@ -1,7 +1,6 @@
 """The global policy: in which dtype layers compute and keep their variables, and how the loss is scaled.
 
-It is Keras' own global dtype policy, so every Keras layer follows it. The requested loss scale, which Keras does not
-have, is an attribute of the policy object: a model keeps the policy that it was built with, and so keeps this too.
+It is Keras' own policy object; the requested loss scale is an attribute of it, which a model keeps.
 """
 
 from __future__ import annotations
