@@ -1,8 +1,4 @@
-"""The launcher leaves no process behind: it works in a child, and if one of the two is killed, the other ends the rest.
-
-Both are subreapers (Linux): an orphaned process of a worker, even one in another session, becomes a child of one of them,
-which finds and ends it. Elsewhere process groups are ended; a process that left its group is not found.
-"""
+"""The launcher leaves no process behind: it works in a child, and if one of the two is killed, the other ends the rest."""
 
 from __future__ import annotations
 
@@ -23,6 +19,9 @@ _PAUSE = 0.01
 
 def guarded(work: Callable[[Callable[[], bool]], int]) -> int:
     """Runs `work` in a child process in a new session, and returns its status once no descendant is left.
+
+    Both are subreapers (Linux): an orphaned process of a worker, even one in another session, becomes a child of one of
+    them. Elsewhere process groups are ended; a process that left its group is not found.
 
     Signals are passed on to the child. It must be called before there is any thread.
 
