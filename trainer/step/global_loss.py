@@ -34,6 +34,11 @@ def rowwise(fn: Any) -> Any:
 
     Returns:
         `fn` itself.
+
+    Examples:
+        >>> @unisono.rowwise
+        ... def squared_error(y_true, y_pred):
+        ...     return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
     """
     if not callable(fn):
         raise TypeError(
