@@ -52,14 +52,6 @@ def job(
 ) -> Callable[[], None] | None:
     """What this worker has to write: the chief the backup, another one the shards that it holds, if it holds some.
 
-    Args:
-        strategy: whose workers save.
-        chief: whether this process writes the backup.
-        store: the `BackupStore` of this worker.
-        content: what was captured.
-        summary: of it.
-        check: see `BackupStore.write`.
-
     Context: the main thread of every worker, between steps.
     """
     worker, workers = place_among_workers(strategy)
