@@ -74,6 +74,11 @@ def adopt(optimizer: Any) -> Any:
         ValueError: it is not an optimizer.
 
     Context: host.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.adopt(keras.optimizers.Adam(1e-3))
+        >>> isinstance(optimizer, unisono.optimizers.Optimizer)
+        True
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         with our_classes():

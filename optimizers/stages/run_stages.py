@@ -154,14 +154,6 @@ class Stages:
     ) -> None:
         """Stages 4 and 5, if `finite`: of the optimizer, or of each one inside for its part of the variables.
 
-        Args:
-            optimizer: built.
-            variables: those that have a gradient.
-            collected: what the step has written to them before.
-            finite: True, or bool scalar tensor.
-            gradients: aggregated and unscaled.
-            weight_total: scalar; the total sample weight of this call, for accumulation.
-
         Context: where variables are written (`once_per_copy`).
         """
         if finite is not True:

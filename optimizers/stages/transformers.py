@@ -31,6 +31,9 @@ class ClipByGlobalNorm(Piece):
     with c = `clip_norm`, above 0.
 
     Source: Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", algorithm 1.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.Adam(gradient_transformers=[unisono.optimizers.ClipByGlobalNorm(1.0)])
     """
 
     clip_norm: float
@@ -52,6 +55,9 @@ class ClipByNorm(Piece):
         g = g * c / max(|g|, c)
 
     with c = `clip_norm`, above 0.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.Adam(gradient_transformers=[unisono.optimizers.ClipByNorm(1.0)])
     """
 
     clip_norm: float
@@ -71,6 +77,9 @@ class ClipByValue(Piece):
         g = min(max(g, -c), c)
 
     with c = `clip_value`, above 0.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.Adam(gradient_transformers=[unisono.optimizers.ClipByValue(0.5)])
     """
 
     clip_value: float
@@ -97,6 +106,9 @@ class AdaptiveClip(Piece):
     Attributes:
         factor: f, above 0; 0.01 suits batches of a few thousand, larger values smaller batches.
         epsilon: eps, above 0; lets weights that start at 0 grow.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.Adam(gradient_transformers=[unisono.optimizers.AdaptiveClip(0.01)])
     """
 
     factor: float = 0.01
@@ -133,6 +145,9 @@ def centralize(grads_and_vars: GradsAndVars) -> Pairs:
     Source: Yong et al. 2020, "Gradient Centralization", equation 1.
 
     Context: where gradients are the same on every replica.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.Adam(gradient_transformers=[unisono.optimizers.centralize])
     """
     return [(_centered(g), v) for g, v in as_pairs(grads_and_vars)]
 
@@ -157,6 +172,9 @@ class AddDecayedWeights(Piece):
     Attributes:
         rate: 0 or above.
         min_rank: variables with fewer axes are left alone; 2 spares biases and scales.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.SGD(0.1, gradient_transformers=[unisono.optimizers.AddDecayedWeights(1e-4)])
     """
 
     rate: float
@@ -192,6 +210,9 @@ class GradientNoise(Piece):
         eta: variance at the first update, above 0; the paper takes 0.01, 0.3 or 1.0.
         gamma: how fast it fades, 0 or above.
         seed: whole number.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.Adam(gradient_transformers=[unisono.optimizers.GradientNoise(0.01)])
     """
 
     eta: float = 0.01
