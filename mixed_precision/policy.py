@@ -52,6 +52,12 @@ def set_global_policy(name: str | Policy, loss_scale: LossScale = "dynamic") -> 
         TypeError: `name` or `loss_scale` has a wrong type.
 
     Context: host, before the model is built; `compile` raises for a model that was built before.
+
+    Examples:
+        >>> unisono.mixed_precision.set_global_policy("mixed_bfloat16")
+        >>> unisono.mixed_precision.global_policy().compute_dtype
+        'bfloat16'
+        >>> unisono.mixed_precision.set_global_policy("float32")
     """
     policy = _make_policy(name, loss_scale)
     outgoing = keras.config.dtype_policy()
@@ -75,9 +81,6 @@ def policy_scope(name: str | Policy, loss_scale: LossScale = "dynamic") -> Itera
 
     Yields:
         The policy of the block. The previous policy is restored after the block, also after an error in it.
-
-    Raises:
-        ValueError, TypeError: as in `set_global_policy`.
     """
     policy = _make_policy(name, loss_scale)
     outer = keras.config.dtype_policy()
@@ -105,7 +108,7 @@ def loss_scale_of(policy: Policy) -> LossScale:
 
 
 def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None:
-    """Raises for a model that was built before the current mixed policy was set.
+    """Raises `ValueError` if no layer of the model follows the mixed policy that was set after it was built.
 
     A model that computes in float32 because it says so itself is valid: one built in a `policy_scope`, with
     `dtype="float32"`, or read from a file.
@@ -113,9 +116,6 @@ def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None
     Args:
         model: `keras.Model`.
         unless_trained: whether a model that has been trained may go on as it is.
-
-    Raises:
-        ValueError: no layer of the model follows the policy that was set after it was built.
 
     Context: host; called by `compile`, and by `fit` and `train_on_batch` with `unless_trained`.
     """
@@ -140,12 +140,9 @@ def wrap_optimizer(optimizer: Any, policy: Policy | keras.Model, auto_scale_loss
     """The optimizer that `compile` uses: `optimizer` itself, or a `LossScaleOptimizer` around it.
 
     Args:
-        optimizer: a Keras optimizer, or None. An instance of Keras' own `LossScaleOptimizer` is converted in place.
+        optimizer: an optimizer, or None. Keras' own `LossScaleOptimizer` is converted in place.
         policy: the model, or the policy it has. A model is scaled if it or any layer in it computes in float16.
         auto_scale_loss: False leaves the loss as it is.
-
-    Returns:
-        `optimizer`, or a `LossScaleOptimizer` around it: dynamic, or fixed where `set_global_policy` was given a number.
 
     Context: host, under the strategy of the model.
     """
