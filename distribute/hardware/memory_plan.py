@@ -118,6 +118,11 @@ def memory_plans(
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Examples:
+        >>> needed = unisono.model_memory(model)
+        >>> unisono.distribute.memory_plans(needed, memory_bytes=1e9, global_batch_size=64)[0].fits
+        True
     """
     if not isinstance(model, ModelMemory):
         raise ValueError(
