@@ -34,19 +34,11 @@ def run(command, folder):
     return done.stdout
 
 
-# Output that a page promises for its code.
-SAID = {
-    "docs/guides/custom-loops.md": "4 calls, 1 update",
-    "docs/guides/migrating-from-tf-keras.md": "[0.95527864 1.9105573 ]",
-}
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_blocks_of_a_page_run_one_after_another(page, forked, tmp_path):
     printed = forked.run(HERE / "run_page.py", page, folder=tmp_path)
     assert ": ok" in printed or ": not run: " in printed
-    assert SAID.get(page, "") in printed
 
 
 def test_output_of_a_page_is_compared_without_times_and_last_digits():
