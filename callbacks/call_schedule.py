@@ -1,10 +1,4 @@
-"""When the loop calls the per-batch hooks of a callback, and with which logs.
-
-Many steps run in one compiled call. It ends where the hooks of a callback must be called, so that no callback misses
-anything. It does not end for a callback that only reads logs: such a callback takes the logs of all steps as vectors, with a
-hook `on_train_steps_end(first, logs)`, or declares on its class that its per-batch hooks only read logs
-(`only_reads_logs = True`). Then these hooks are called for every step, in order, after the compiled call.
-"""
+"""When the loop calls the per-batch hooks of a callback, and with which logs."""
 
 from __future__ import annotations
 
@@ -30,6 +24,9 @@ def steps_until_call(
     callback: Any, step: int, phase: str = "train", records_logs: bool = False
 ) -> int | None:
     """The number of steps until the per-batch hooks of `callback` must be called; None: not before the end of the epoch.
+
+    A compiled call of many steps ends where the hooks of a callback must be called, so that none misses anything. It
+    does not end for a callback that takes the logs as vectors (`on_train_steps_end`) or has `only_reads_logs`.
 
     In training a callback can answer with its own `steps_until_call(step)`. In every phase one with the attribute
     `waits_for_compiled_calls` is called whenever a compiled call ends. Any other callback that overrides a per-batch hook is

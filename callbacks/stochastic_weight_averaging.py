@@ -39,6 +39,10 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
             layers need a pass over data that cannot be read again.
 
     Source: Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization", algorithm 1.
+
+    Examples:
+        >>> average = unisono.callbacks.StochasticWeightAveraging(start_from_epoch=1)
+        >>> history = model.fit(x, y, epochs=3, verbose=0, callbacks=[average])
     """
 
     model: CompiledModel

@@ -1,13 +1,6 @@
 """The register of changes to Keras and TensorFlow: functions that are replaced, and names that are added.
 
-- `REPLACED`: functions of Keras, and some of TensorFlow, that are replaced while a step of ours is computed, in any
-    thread; at any other time each is the original. The package that defines a replacement passes it to `provide`. In a
-    thread that computes no step, a replacement behaves like the original, so that plain Keras in another thread is
-    unchanged.
-- `WRAPPED`: methods by which a MultiWorkerMirroredStrategy joins its cluster and creates variables, and `run` of a
-    ParameterServerStrategy, because TensorFlow's class may create the strategy before any call of Unisono; and methods that
-    do more for a model of ours. These stay.
-- `ADDED`: methods that classes of TensorFlow lack. Nothing that worked without them changes.
+`REPLACED` while a step of ours is computed, in the threads that compute it; `WRAPPED` and `ADDED` for good.
 """
 
 from __future__ import annotations
@@ -177,6 +170,8 @@ _installed: list[tuple[Changed, Any, Any]] = []
 
 def provide(key: str, make: Callable[[Any], Any], *within: Callable[..., Any]) -> None:
     """Sets the replacement of a function of `REPLACED`: `make(original)`; for a property, its getter.
+
+    At any other time, and in a thread that computes no step, a replacement behaves like the original.
 
     A later replacement wraps an earlier one. `within`: functions of other modules that also wrap the original.
     """

@@ -40,6 +40,11 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
         ClusterError: TF_CONFIG or Slurm's variables are wrong, or mpirun or torchrun started several processes without
             TF_CONFIG.
         TimeoutError: a worker did not start within UNISONO_TIMEOUT seconds (60).
+
+    Examples:
+        >>> strategy = unisono.distribute.auto_strategy()
+        >>> with strategy.scope():
+        ...     model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     """
     # The public name creates instances of another class.
     known = type(tf.distribute.experimental.CommunicationOptions())

@@ -1,7 +1,6 @@
 """A serving process: a parameter server, a worker of a coordinator, or a later stage of a pipeline.
 
-`python -m unisono.distribute.server` reads TF_CONFIG, starts TensorFlow's gRPC server for its task and waits until it is
-ended. `python -m unisono launch` starts these processes; on a cluster each machine runs the command itself.
+`python -m unisono launch` starts it; on a cluster each machine runs `python -m unisono.distribute.server` itself.
 """
 
 from __future__ import annotations

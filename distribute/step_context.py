@@ -1,8 +1,6 @@
 """The state of one replica in the current step.
 
-The trainer enters a `StepContext` around user code, because it cannot pass arguments through that code: a `train_step`, a
-loss, a metric, an optimizer. Every value in it is a tensor of the step's graph or a Python constant; none outlives the
-step.
+Every value in it is a tensor of the step's graph or a Python constant; none outlives the step.
 """
 
 from __future__ import annotations

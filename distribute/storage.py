@@ -1,8 +1,6 @@
 """Checks every path from an argument, a command or a variable, before files are written.
 
-Unisono renames, truncates, maps and flushes files. Local and mounted file systems support this, buckets do not:
-`local_path` rejects URLs. TensorFlow writes event files itself: `tensorflow_path` accepts every scheme with a TensorFlow
-file system. Support for buckets begins in `local_path`.
+Unisono renames, truncates, maps and flushes files, which buckets do not support. TensorFlow writes event files itself.
 """
 
 from __future__ import annotations

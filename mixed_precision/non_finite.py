@@ -96,6 +96,10 @@ def diagnose(
         A `Diagnosis`; as a string it is one or a few sentences.
 
     Context: host.
+
+    Examples:
+        >>> print(unisono.mixed_precision.diagnose(model, (x, y)))
+        On this batch every output, the loss and every gradient is finite
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"`model` must be a keras.Model. Received: {shown(model)}")

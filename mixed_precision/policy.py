@@ -1,7 +1,6 @@
 """The global policy: in which dtype layers compute and keep their variables, and how the loss is scaled.
 
-It is Keras' own global dtype policy, so every Keras layer follows it. The requested loss scale, which Keras does not
-have, is an attribute of the policy object: a model keeps the policy that it was built with, and so keeps this too.
+It is Keras' own policy object; the requested loss scale is an attribute of it, which a model keeps.
 """
 
 from __future__ import annotations
@@ -53,6 +52,12 @@ def set_global_policy(name: str | Policy, loss_scale: LossScale = "dynamic") -> 
         TypeError: `name` or `loss_scale` has a wrong type.
 
     Context: host, before the model is built; `compile` raises for a model that was built before.
+
+    Examples:
+        >>> unisono.mixed_precision.set_global_policy("mixed_bfloat16")
+        >>> unisono.mixed_precision.global_policy().compute_dtype
+        'bfloat16'
+        >>> unisono.mixed_precision.set_global_policy("float32")
     """
     policy = _make_policy(name, loss_scale)
     outgoing = keras.config.dtype_policy()
@@ -76,9 +81,6 @@ def policy_scope(name: str | Policy, loss_scale: LossScale = "dynamic") -> Itera
 
     Yields:
         The policy of the block. The previous policy is restored after the block, also after an error in it.
-
-    Raises:
-        ValueError, TypeError: as in `set_global_policy`.
     """
     policy = _make_policy(name, loss_scale)
     outer = keras.config.dtype_policy()
@@ -106,7 +108,7 @@ def loss_scale_of(policy: Policy) -> LossScale:
 
 
 def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None:
-    """Raises for a model that was built before the current mixed policy was set.
+    """Raises `ValueError` if no layer of the model follows the mixed policy that was set after it was built.
 
     A model that computes in float32 because it says so itself is valid: one built in a `policy_scope`, with
     `dtype="float32"`, or read from a file.
@@ -114,9 +116,6 @@ def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None
     Args:
         model: `keras.Model`.
         unless_trained: whether a model that has been trained may go on as it is.
-
-    Raises:
-        ValueError: no layer of the model follows the policy that was set after it was built.
 
     Context: host; called by `compile`, and by `fit` and `train_on_batch` with `unless_trained`.
     """
@@ -144,9 +143,6 @@ def wrap_optimizer(optimizer: Any, model: keras.Model, auto_scale_loss: bool = T
         optimizer: a Keras optimizer, or None. An instance of Keras' own `LossScaleOptimizer` is converted in place.
         model: the loss is scaled if it or any layer in it computes in float16; the first policy of these says how.
         auto_scale_loss: False leaves the loss as it is.
-
-    Returns:
-        `optimizer`, or a `LossScaleOptimizer` around it: dynamic, or fixed where `set_global_policy` was given a number.
 
     Context: host, under the strategy of the model.
     """

@@ -1,11 +1,6 @@
 """Which class of ours replaces a class of Keras optimizers, and the conversion of existing optimizers.
 
-`class_for(cls)` is placed between `cls` and Keras' base class in the method resolution order: what `cls` overrides keeps
-working and what it inherits is ours. A subclass's own `update_step`, `apply` or `_backend_update_step` therefore reaches
-our methods with `super()`.
-
-The hand-written classes (the base class, and those of Keras' optimizers that wrap others) register themselves here, so this
-module imports none of them.
+Hand-written classes register themselves here, so this module imports none of them.
 """
 
 from __future__ import annotations
@@ -22,6 +17,9 @@ _classes: dict[type, type] = {}
 
 def class_for(cls: type) -> type:
     """The class with our stages for any class of Keras optimizers; made once.
+
+    It is between `cls` and Keras' base class in the method resolution order: what `cls` overrides keeps working, what
+    it inherits is ours, and its `update_step`, `apply` or `_backend_update_step` reaches our methods with `super()`.
 
     It is a subclass of `cls` and of `unisono.optimizers.Optimizer`; `cls` itself if that is one already. Its instances are
     saved as those of `cls`, so that plain Keras opens them.
@@ -76,6 +74,11 @@ def adopt(optimizer: Any) -> Any:
         ValueError: it is not an optimizer.
 
     Context: host.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.adopt(keras.optimizers.Adam(1e-3))
+        >>> isinstance(optimizer, unisono.optimizers.Optimizer)
+        True
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         with our_classes():

@@ -1,16 +1,4 @@
-"""Rematerialization (activation checkpointing) in a graph: `keras.RematScope` and `keras.remat`.
-
-A tensor in a graph lives until its last use, and the backward pass uses the activations of the forward pass. Instead of the
-activations of a call under `keras.remat` it gets a second copy: the same operations on the same inputs, computed when the
-backward pass needs them. The user's code runs once, the graph is changed after the gradient was taken, and each operation
-that draws, reads or writes is left alone: masks, averages and counts are those of the one pass.
-
-Kept are the inputs and results of the call, and the outputs of its functions, branches, loops and operations with side
-effects. Of nested calls the outermost counts, unless it is that of a whole model with such calls inside.
-
-TensorFlow's own `tf.recompute_grad` runs the user's code twice: random layers draw again, averages move twice. In a graph it
-takes no keyword arguments, which Keras gives it.
-"""
+"""Rematerialization (activation checkpointing) in a graph: `keras.RematScope` and `keras.remat`."""
 
 from __future__ import annotations
 
@@ -85,6 +73,11 @@ wrap("remat", _remat)
 
 def rematerialize() -> None:
     """Lets the backward pass of this replica, as far as it is in the graph, rematerialize the activations of such calls.
+
+    The backward pass gets a second copy of a call's activations: the same operations on the same inputs, computed when
+    it needs them. The user's code runs once (`tf.recompute_grad` runs it twice, and moves averages twice). Kept are the
+    inputs and results of the call, and the outputs of its functions, branches, loops and operations with side effects.
+    Of nested calls the outermost counts, unless it is that of a whole model with such calls inside.
 
     Context: replica, where gradients were taken and before they are used; nothing happens in eager mode.
     """

@@ -10,12 +10,9 @@ from pathlib import Path
 
 
 class Disk:
-    """Counts and records the calls that change files below `root`, and lets one of them fail. A context manager.
+    """Counts and records the calls that change files below `root`; call number `fail_at` fails with the errno `error`.
 
-    Args:
-        root: the folder.
-        fail_at: the index of the call that fails, from 0; None: no call fails.
-        error: the errno of the failure. A failing write still writes half of its data.
+    A context manager. A failing write still writes half of its data.
     """
 
     def __init__(self, root, fail_at=None, error=errno.EIO):

@@ -143,13 +143,9 @@ class Forked:
         env: Mapping[str, str] | None = None,
         seconds: int = 290,
     ) -> Child:
-        """Starts a program in `folder`.
+        """Starts a program in `folder`, which appends its output to `out`, and its errors to `err` if given.
 
-        Args:
-            out: the file to which its standard output is appended.
-            err: the file for its standard error; None: `out`.
-            env: environment variables to set in addition to those of the forking process.
-            seconds: SIGALRM ends the program after this time, shortly before the test would time out.
+        SIGALRM ends it after `seconds`, shortly before the test would time out.
         """
         self._count += 1
         words = [str(program), *map(str, arguments)]

@@ -9,10 +9,8 @@ LONG = ("fuzz", "workers")  # folders whose tests take long
 def in_order(items):
     """Puts long tests first and short ones last in each process's share, because other processes steal from its end.
 
-    `worksteal` gives each of N processes one Nth of the list; an idle process takes tests from the end of another's share.
-    The list is N shares in sequence. The first one has the tests that take long, above all those that start processes: the
-    machine would be overloaded if all processes began with them. Unit tests fill the shares. Tests of one file share
-    fixtures, so they stay together.
+    `worksteal` gives each of N processes one Nth of the list. The first share has the tests that start processes: the
+    machine would be overloaded if all began with them. Tests of one file share fixtures, so they stay together.
     """
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     parts = [[] for _ in range(count)]

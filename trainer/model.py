@@ -116,6 +116,11 @@ def adopt(model: keras.Model) -> Model:
 
     Raises:
         TypeError: `model` is not a Keras model.
+
+    Examples:
+        >>> plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> isinstance(unisono.adopt(plain), unisono.Model)
+        True
     """
     return _adopt(model, {})
 
@@ -176,6 +181,11 @@ def load_model(
 
     Returns:
         The model, adopted.
+
+    Examples:
+        >>> keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]).save("model.keras")
+        >>> unisono.load_model("model.keras").count_params()
+        5
     """
     path_text("filepath", filepath)
     if custom_objects is not None and not isinstance(custom_objects, dict):
@@ -201,7 +211,12 @@ def rebuild(content: Any, read: Any = None) -> Model:
 
 
 def model_from_json(json_string: str, custom_objects: Any = None) -> Model:
-    """`keras.models.model_from_json`, for a model that then trains with Unisono."""
+    """`keras.models.model_from_json`, for a model that then trains with Unisono.
+
+    Examples:
+        >>> unisono.models.model_from_json(model.to_json()).count_params()
+        5
+    """
     with our_classes():
         return adopt(cast(keras.Model, keras.models.model_from_json(json_string, custom_objects)))
 
@@ -215,7 +230,12 @@ def _compile_arguments(filepath: Any) -> dict[str, Any]:
 
 
 def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Model:
-    """`keras.models.clone_model`, for a model that then trains with Unisono; Keras' own also clones our models."""
+    """`keras.models.clone_model`, for a model that then trains with Unisono; Keras' own also clones our models.
+
+    Examples:
+        >>> unisono.clone_model(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])).count_params()
+        5
+    """
     if not isinstance(model, KerasModel):
         raise TypeError(f"`model` must be a keras.Model. Received: {shown(model)}")
     with our_classes():

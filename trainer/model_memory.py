@@ -38,6 +38,11 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
     Raises:
         TypeError: `model` is not a Keras model.
         ValueError: `x` is missing and the model does not know its inputs.
+
+    Examples:
+        >>> needed = unisono.model_memory(model)  # five weights, trained with Adam
+        >>> needed.weights, needed.trained
+        (20, 20)
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"`model` must be a Keras model. Received: {shown(model)}")

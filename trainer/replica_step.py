@@ -1,7 +1,5 @@
 """`replica_step` makes a custom training loop exact. It wraps the function for `strategy.run`.
 
-    samples of all replicas -> the function, as a single-device step -> partitioned -> each replica's share of its results
-
 `docs/design/0015-custom-loops.md` gives the reasons.
 """
 

@@ -1,9 +1,4 @@
-"""Lets tools that patch `keras.Model.fit` (`mlflow.autolog`, profilers, tracers) see the fit of our models, too.
-
-Such a tool replaces `keras.Model.fit` by a function that calls the earlier one. So a method of ours returns that function
-where there is one, and Keras' own calls ours for a model of ours. A batch passes no additional frame. The tool may be
-loaded before or after Unisono.
-"""
+"""Lets tools that patch `keras.Model.fit` (`mlflow.autolog`, profilers, tracers) see the fit of our models, too."""
 
 from __future__ import annotations
 
@@ -19,6 +14,9 @@ from ..compat.patches import wrap_within
 
 class SeenByTools:
     """`fit = SeenByTools(fit)` in a mixin of models: the method that a patch of `keras.Model.fit` replaces.
+
+    A method of ours returns the tool's function where there is one, and Keras' own calls ours for a model of ours. The
+    tool may be loaded before or after Unisono.
 
     Args:
         function: the method; its name is that of the method of `keras.Model`.

@@ -1,7 +1,6 @@
 """`Trainer`: Keras' training methods, exact under every strategy. A base of every model class of ours.
 
-`compile` and the functions that it resets are in `compilation.py`, the step is in `step/train_step.py`, the loop over
-steps in `run/loops/step_function.py`, and the loop over epochs in `run/fit_loop.py`.
+`compile` is in `compilation.py`, the step in `step/train_step.py`, the loops in `run/loops/` and `run/fit_loop.py`.
 """
 
 from __future__ import annotations

@@ -67,6 +67,10 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         SaveError: (an `OSError`) the directory cannot be written; earlier backups are unchanged. As `FolderInUseError`:
             another run uses it.
         NewerFormatError: a newer version of unisono wrote the newest backup.
+
+    Examples:
+        >>> backup = unisono.callbacks.BackupAndRestore("backup", save_freq="10min")
+        >>> history = model.fit(x, y, verbose=0, callbacks=[backup])  # after a kill, start the script again
     """
 
     # The loop calls it after all others: a backup holds what they have done at the same hook.

@@ -1,13 +1,6 @@
 """What callbacks remember: collected into a backup, restored on resume.
 
-A user's own callback takes part through two methods:
-
-- `get_state()` returns None, bools, numbers, strings, bytes, NumPy arrays, and lists, tuples and dicts of
-  them;
-- `set_state(state)` restores it. It is called after `on_train_begin` and, when a run resumes within an
-  epoch, again after that epoch's `on_epoch_begin`, because these hooks may reset it.
-
-Keras' own callbacks, and classes derived from them, are known here.
+A user's own callback takes part with `get_state` and `set_state`; Keras' callbacks are known here.
 """
 
 from __future__ import annotations
@@ -56,7 +49,11 @@ def capture(callbacks: list[Any]) -> list[dict[str, Any]]:
 
 
 def restore(callbacks: list[Any], saved: list[dict[str, Any]]) -> list[str]:
-    """Restores the state of every callback. Returns the names of saved states for which there is none, or no certain one."""
+    """Restores the state of every callback. Returns the names of saved states for which there is none, or no certain one.
+
+    `set_state` is called after `on_train_begin` and, when a run resumes within an epoch, again after that epoch's
+    `on_epoch_begin`, because these hooks may reset the state.
+    """
     setters = {id(callback): _state_methods(callback)[1] for callback in callbacks}
     pairs = matched(saved, [callback for callback in callbacks if setters[id(callback)] is not None])
     for number, callback in pairs.items():

@@ -1,9 +1,4 @@
-"""Generators of random numbers that a program holds itself, found through attributes, containers and functions.
-
-A generator of NumPy or Python may be an attribute of a layer, a value in a dict, a variable of a module or of the function
-around the one that draws. What is followed is the user's own: functions with what they close over and the globals that they
-name, objects with their attributes and methods. Libraries are not looked into.
-"""
+"""Generators of random numbers that a program holds itself, found through attributes, containers and functions."""
 
 from __future__ import annotations
 
@@ -47,6 +42,9 @@ _DRAWING = {
 
 def found_generators(roots: Mapping[str, Any]) -> dict[str, Any]:
     """The generators of NumPy and Python that are reached from `roots`, by the way to each: the same in every process.
+
+    The user's own objects are followed: functions with their closures and the globals that they name, objects with
+    their attributes and methods. Libraries are not.
 
     The global ones are found under their names where a function draws from them.
     """

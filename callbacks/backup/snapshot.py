@@ -1,8 +1,4 @@
-"""The whole state of a `fit` between two steps as one tree, and the reverse.
-
-It contains every variable of the model, the optimizer and the metrics; the random generators; the position in the data;
-the position in `fit` with the choices of the loop; the state of the callbacks; and a fingerprint of its program and data.
-"""
+"""The whole state of a `fit` between two steps as one tree, and the reverse."""
 
 from __future__ import annotations
 
@@ -38,6 +34,9 @@ def capture(
     before_validation: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`(content, summary)` for `BackupStore.write`, copied to the host. Training may go on: nothing in them changes.
+
+    The content has all variables, the random generators, the position in the data and in `fit`, the choices of the loop,
+    the state of the callbacks, and a fingerprint of the program and its data.
 
     Args:
         model: in `fit`.

@@ -1,15 +1,4 @@
-"""Converts variables to host arrays and back, bit for bit, also where each replica has its own copy.
-
-Five kinds of distributed variables differ in what their "value" is:
-
-| kind | copies | saved | restored on another number of replicas |
-|---|---|---|---|
-| mirrored (weights, optimizer state) | equal | one copy | that copy everywhere |
-| summed when read (metrics) | parts of a sum | every copy | the sum on the first replica, zero elsewhere |
-| each replica's own (carried errors) | parts of a sum | every copy | the same |
-| sharded (optimizer state, see `distribute.sharding`) | parts of one array | every shard | the whole array, cut anew |
-| others whose copies differ | as written | every copy | the mean if that is the aggregation, else the first |
-"""
+"""Converts variables to host arrays and back, bit for bit, also where each replica has its own copy."""
 
 from __future__ import annotations
 
@@ -94,6 +83,14 @@ def capture(
     num_workers: int = 1,
 ) -> Any:
     """The bits of one variable: an array, or `{"copies": [array per local replica]}` where they differ.
+
+    | kind | copies | saved | restored on another number of replicas |
+    |---|---|---|---|
+    | mirrored (weights, optimizer state) | equal | one copy | that copy everywhere |
+    | summed when read (metrics) | parts of a sum | every copy | the sum on the first replica, zero elsewhere |
+    | each replica's own (carried errors) | parts of a sum | every copy | the same |
+    | sharded (optimizer state, see `distribute.sharding`) | parts of one array | every shard | the whole array, cut anew |
+    | others whose copies differ | as written | every copy | the mean if that is the aggregation, else the first |
 
     A sharded variable gives `{"shards": [flat array per local replica]}`.
 

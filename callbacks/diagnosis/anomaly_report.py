@@ -42,6 +42,9 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         report: None, or a dict with "epoch", "step" (1-based, in the epoch), "exact" (False: that step or one of those
             before it in the same compiled call), "first" (a sentence: what was not finite first), "gradients" (paths of the
             variables whose gradient is not finite) and "batch" (statistics of each part).
+
+    Examples:
+        >>> history = model.fit(x, y, verbose=0, callbacks=[unisono.callbacks.AnomalyReport()])
     """
 
     waits_for_compiled_calls = (

@@ -41,6 +41,9 @@ class Diagnosis(CustomLoopSupport, keras.callbacks.Callback):
             steps. Measured on CPUs; on GPUs by the time that workers spend outside of the steps.
         compilations: int; warn if the training step is compiled more often than this in one `fit`.
         least_seconds: float; epochs whose steps took less are not judged.
+
+    Examples:
+        >>> history = model.fit(x, y, verbose=0, callbacks=[unisono.callbacks.Diagnosis()])
     """
 
     waits_for_compiled_calls = True

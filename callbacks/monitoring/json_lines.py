@@ -89,6 +89,9 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
         path: of the file; one that an earlier run wrote is overwritten, any other is rejected.
         every: "epoch", or int: also after so many steps of an epoch (with "steps": true in the line).
         clock: () -> float; seconds since 1970.
+
+    Examples:
+        >>> history = model.fit(x, y, verbose=0, callbacks=[unisono.callbacks.JSONLines("log.jsonl")])
     """
 
     def __init__(

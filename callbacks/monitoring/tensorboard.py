@@ -33,6 +33,9 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
     too: at the number of their step (1 for the first), once, whatever the number of replicas and workers. Steps are
     counted over all epochs, and a resumed run continues the count. On parameter servers, calls inside steps are not
     written: the coordinator has the file, and the steps run elsewhere.
+
+    Examples:
+        >>> history = model.fit(x, y, verbose=0, callbacks=[unisono.callbacks.TensorBoard("logs", update_freq=2)])
     """
 
     def __init__(

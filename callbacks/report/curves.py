@@ -36,13 +36,6 @@ def metric_curves(runs: Sequence[Run]) -> str:
 def grouped(names: Sequence[str], outputs: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
     """Metrics by the output that they are of, or by what comes before the "/" in their names.
 
-    Args:
-        names: of the metrics.
-        outputs: of the model; empty where there is only one.
-
-    Returns:
-        Group -> [(name, name within the group)], in order; those of no group first, under "".
-
     >>> grouped(["loss", "left_loss", "left_auc", "a/b"], ["left", "right"])
     {'': [('loss', 'loss')], 'left': [('left_loss', 'loss'), ('left_auc', 'auc')], 'a': [('a/b', 'b')]}
     """

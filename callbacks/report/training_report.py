@@ -40,6 +40,10 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         gradient_norm: bool; measure the norm of the gradients (and on CPUs how long replicas wait for the sums), which
             costs a pass over the gradients in each step.
         clock: () -> float; seconds since 1970.
+
+    Examples:
+        >>> report = unisono.callbacks.TrainingReport("report.html")
+        >>> history = model.fit(x, y, verbose=0, callbacks=[report])
     """
 
     waits_for_compiled_calls = True

@@ -1,8 +1,4 @@
-"""Checkpoint files: each carries its checksum as its last line, by which a callback knows the files that it wrote.
-
-Readers of ZIP archives (`.keras`) and of HDF5 (`.h5`) ignore what follows their end. A ZIP says there how long a comment
-follows, HDF5 says at its beginning where it ends. So a file that lost bytes, or its checksum, is recognised.
-"""
+"""Checkpoint files: each carries its checksum as its last line, by which a callback knows the files that it wrote."""
 
 from __future__ import annotations
 
@@ -53,7 +49,11 @@ def verify_checkpoint(path: str | Path) -> bool | None:
 
 
 def checkpoint_checksum(path: str | Path) -> str:
-    """The checksum that `write_checkpoint` returned: the stored one, else that of the bytes; empty if damaged."""
+    """The checksum that `write_checkpoint` returned: the stored one, else that of the bytes; empty if damaged.
+
+    Readers of ZIP archives (`.keras`) and of HDF5 (`.h5`) ignore what follows their end. A ZIP says there how long a
+    comment follows, HDF5 says at its beginning where it ends: a file that lost bytes, or its checksum, is recognised.
+    """
     digest, end = _stored(path)
     return _blake2b(path, end) if digest is None else digest
 

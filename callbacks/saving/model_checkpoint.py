@@ -58,6 +58,10 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
     Raises:
         ValueError: as Keras; or `keep_best` or `keep_last` without a placeholder in `filepath`.
         SaveError: (an `OSError`) the directory is gone, full or read-only; earlier files are unchanged.
+
+    Examples:
+        >>> checkpoint = unisono.callbacks.ModelCheckpoint("{epoch:02d}.keras", keep_last=1)
+        >>> history = model.fit(x, y, epochs=2, verbose=0, callbacks=[checkpoint])
     """
 
     def __init__(

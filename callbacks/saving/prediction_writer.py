@@ -34,8 +34,8 @@ class PredictionWriter(keras.callbacks.Callback):
     `predict` then keeps no outputs in memory. It returns the same structure with arrays that are mapped to the files: NumPy
     reads them where they are used.
 
-    >>> writer = PredictionWriter("predictions.npy")
-    >>> predictions = model.predict(x, callbacks=[writer])  # doctest: +SKIP
+    >>> writer = unisono.callbacks.PredictionWriter("predictions.npy")
+    >>> predictions = model.predict(x, verbose=0, callbacks=[writer])
 
     The files are written under another name, flushed to disk and renamed when all samples are there, so that they are
     complete or absent. With several workers, the chief writes the samples of all, in order, and on the others `predict`

@@ -1,9 +1,4 @@
-"""Places operations of a GPU's graph on the host where they compute sizes, so that the host need not wait for the GPU.
-
-TensorFlow keeps shapes in the host's memory but does some arithmetic with them on the GPU: it slices sizes of axes out of
-a shape there, and multiplies them. The host needs the result to go on, so it waits until the GPU has finished all earlier
-work. A constant in the program that a kernel reads from the host has the same effect.
-"""
+"""Places operations of a GPU's graph on the host where they compute sizes, so that the host need not wait for the GPU."""
 
 from __future__ import annotations
 
@@ -28,6 +23,9 @@ _WHOLE = (tf.int32, tf.int64, tf.bool)
 
 def keep_sizes_on_host(operation: tf.Operation) -> None:
     """Places a new operation for a GPU on the host's CPU where it computes sizes out of shapes.
+
+    TensorFlow keeps shapes in the host's memory but slices and multiplies them on the GPU. The host needs the result,
+    so it waits for all earlier work of the GPU. A constant that a kernel reads from the host has the same effect.
 
     Not where TensorFlow's GPU kernel computes on the host as well. A constant that the operation reads from the host, such
     as the fill value of a rotated image, is placed there too.

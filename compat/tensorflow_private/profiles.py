@@ -1,11 +1,4 @@
-"""Writes TensorFlow's profile in a fork of the process, so that a crash of TensorFlow does not end the training run.
-
-TensorFlow matches the beginning and the end of an operation that two threads share, such as an all-reduce, through
-pointers to events that it has copied and freed (`TraceMeRecorder::Consume` in 2.20 and 2.21, reported by users since
-2020: tensorflow/tensorboard#3149). Depending on the order of its threads, which is stable for long, the process is then
-killed, hangs, or continues with overwritten memory. A crash in a fork loses only the fork, and freed memory is not
-reused there. In this process the events are dropped unread.
-"""
+"""Writes TensorFlow's profile in a fork of the process, so that a crash of TensorFlow does not end the training run."""
 
 from __future__ import annotations
 
@@ -39,6 +32,11 @@ def can_be_written_in_fork() -> bool:
 
 def write_in_fork(seconds: float, most: float, state: Callable[[int], tuple[bool, float]]) -> str | None:
     """Writes the current profile and ends it. It takes 0.05 s for 10,000 events, plus the copy of the page tables.
+
+    TensorFlow matches the beginning and the end of an operation that two threads share, such as an all-reduce, through
+    pointers to events that it has copied and freed (`TraceMeRecorder::Consume` in 2.20 and 2.21,
+    tensorflow/tensorboard#3149). The process is then killed, hangs, or continues with overwritten memory. In this
+    process the events are dropped unread.
 
     Args:
         seconds: timeout in CPU time; waiting for a processor does not count. A fork inherits the state of other threads,

@@ -36,6 +36,9 @@ def keep_data_on(place: str = "auto", memory_share: float = MEMORY_SHARE) -> Non
 
     Raises:
         ValueError: another place, or a share that is no number in its range.
+
+    Examples:
+        >>> unisono.distribute.keep_data_on("auto")
     """
     one_of("place", place, ("auto", "device", "host"))
     _setting.share = float(number("memory_share", memory_share, above=0, most=1))

@@ -29,6 +29,9 @@ def grow_gpu_memory(enabled: bool = True) -> list[str]:
     Raises:
         TypeError: `enabled` is not a bool.
         RuntimeError: the GPUs are in use already.
+
+    Examples:
+        >>> gpus = unisono.distribute.grow_gpu_memory()
     """
     if not isinstance(enabled, bool):
         raise TypeError(f"`enabled` must be True or False. Received: {shown(enabled)}")

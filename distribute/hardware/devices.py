@@ -31,6 +31,11 @@ def simulate_devices(count: int) -> list[str]:
     Raises:
         ValueError: `count` is not a positive whole number.
         RuntimeError: the devices are in use already.
+
+    Examples:
+        >>> strategy = tf.distribute.MirroredStrategy(unisono.distribute.simulate_devices(4))
+        >>> strategy.num_replicas_in_sync
+        4
     """
     count = whole_number("count", count)
     if count > _MOST:

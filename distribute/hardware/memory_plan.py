@@ -1,22 +1,4 @@
-"""Chooses among accumulation, sharded state, half precision and a pipeline, so that training fits into device memory.
-
-Bytes of a replica, for a model with W bytes of weights, T of them trained, and S bytes of optimizer state, on N replicas:
-
-================  ============  ============  ==================  =============================================
-                                    weights       gradients     state               accumulators (with accumulation)
-================  ============  ============  ==================  =============================================
-as it is          W             T             S                   T
-"optimizer"       W             T             S / N               T / N
-"gradients"       W             T / N + 2 L   S / N               T / N
-"weights"         W / N + 2 L   T / N + 2 L   S / N               T / N
-pipeline over K   W / K         T / K         S / K               none: micro-batches are summed where they are
-  "optimizer"     W / K         T / K         S / N               the same
-================  ============  ============  ==================  =============================================
-
-and the activations of one micro-batch, kept for the backward pass. L bytes are the weights of the largest layer: two layers'
-weights or gradients have their full size at a time. Weights of rank one are never sharded. With float32 and Adam this is,
-except for L, 4 + 4 + 8/N, 4 + 12/N and 16/N bytes for each weight. Source: Rajbhandari et al. 2020, arXiv 1910.02054.
-"""
+"""Chooses among accumulation, sharded state, half precision and a pipeline, so that training fits into device memory."""
 
 from __future__ import annotations
 
@@ -136,6 +118,11 @@ def memory_plans(
 
     Raises:
         ValueError: an argument is out of its range.
+
+    Examples:
+        >>> needed = unisono.model_memory(model)
+        >>> unisono.distribute.memory_plans(needed, memory_bytes=1e9, global_batch_size=64)[0].fits
+        True
     """
     if not isinstance(model, ModelMemory):
         raise ValueError(
@@ -232,6 +219,24 @@ def _plan(
     half_precision: bool = False,
     stages: int = 1,
 ) -> MemoryPlan:
+    """The memory of one setup.
+
+    Bytes of a replica, for a model with W bytes of weights, T of them trained, S bytes of optimizer state, on N replicas:
+
+    ================  ============  ============  ==================  =============================================
+                                        weights       gradients     state               accumulators (with accumulation)
+    ================  ============  ============  ==================  =============================================
+    as it is          W             T             S                   T
+    "optimizer"       W             T             S / N               T / N
+    "gradients"       W             T / N + 2 L   S / N               T / N
+    "weights"         W / N + 2 L   T / N + 2 L   S / N               T / N
+    pipeline over K   W / K         T / K         S / K               none: micro-batches are summed where they are
+      "optimizer"     W / K         T / K         S / N               the same
+    ================  ============  ============  ==================  =============================================
+
+    and the activations of one micro-batch. L: the weights of the largest layer, of which two are full-size at a time.
+    Weights of rank one are never sharded. Source: Rajbhandari et al. 2020, arXiv 1910.02054.
+    """
     level = 0 if sharded is None else LEVELS.index(sharded) + 1
     shard = {
         kind: replicas // stages if level >= least else 1

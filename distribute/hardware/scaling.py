@@ -1,19 +1,4 @@
-"""Scaling estimate: simulates any number of replicas from a measured step, its bytes and the speed of the links.
-
-A step of N replicas, of which `replicas_per_worker` are in one machine, takes the compute time of the slowest replica plus
-the part of the all-reduce of the gradients that does not overlap with the backward pass. With B bytes of gradients, n
-partners, bandwidth b and latency l an all-reduce takes
-
-============  ==========================================================================================================
-ring          2 (n - 1) l + 2 (n - 1) / n B / b: every byte goes around once to be summed, and once to be distributed
-tree          2 ceil(log2 n) l + 2 B / b: two trees, each with half of the bytes, in pieces so small that levels overlap
-hierarchical  a ring of the replicas of each machine over its own links, and a ring of the machines over the network
-============  ==========================================================================================================
-
-Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH" (2005); Patarasuk, Yuan,
-"Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009); Sanders, Speck, Traeff, "Two-tree algorithms
-for full bandwidth broadcast, reduction and scan" (2009). No tensors, no clock.
-"""
+"""Scaling estimate: simulates any number of replicas from a measured step, its bytes and the speed of the links."""
 
 from __future__ import annotations
 
@@ -151,7 +136,18 @@ class _Link:
 def _sum_seconds(
     algorithm: str, replicas: int, within: int, size: float, network: _Link, local: _Link
 ) -> tuple[float, float]:
-    """Seconds for the all-reduce, and the bytes that each machine sends over the network."""
+    """Seconds for the all-reduce, and the bytes that each machine sends over the network.
+
+    With B bytes of gradients, n partners, bandwidth b and latency l an all-reduce takes
+
+        ring          2 (n - 1) l + 2 (n - 1) / n B / b: every byte goes around once to be summed, once to be distributed
+        tree          2 ceil(log2 n) l + 2 B / b: two trees, each with half of the bytes, in pieces, so that levels overlap
+        hierarchical  a ring of the replicas of each machine, and a ring of the machines over the network
+
+    Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH" (2005);
+    Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009); Sanders, Speck,
+    Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009).
+    """
     workers = -(-replicas // within)
     inside = min(replicas, within)
     sent = 2 * (workers - 1) / workers * size

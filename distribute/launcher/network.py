@@ -1,12 +1,4 @@
-"""A private network for the processes of one machine, so that no other machine reaches TensorFlow's servers.
-
-These servers execute every graph that they receive, and listen on all interfaces. A network namespace with only a loopback
-interface makes them unreachable from other machines, and from other users of this one. It also blocks all connections to
-the outside.
-
-Source: unshare(2), user_namespaces(7), network_namespaces(7), netdevice(7). Linux; no privilege is needed where the kernel
-lets users make namespaces.
-"""
+"""A private network for the processes of one machine, so that no other machine reaches TensorFlow's servers."""
 
 from __future__ import annotations
 
@@ -33,6 +25,11 @@ NO_NAME = (
 
 def enter_private_network() -> None:
     """Moves this process, and all later child processes, into a network with a loopback interface alone.
+
+    These servers execute every graph that they receive, and listen on all interfaces. A namespace with only a loopback
+    interface makes them unreachable for other machines and users, and blocks all connections to the outside.
+
+    Source: unshare(2), user_namespaces(7), network_namespaces(7), netdevice(7).
 
     Raises:
         OSError: the kernel does not allow it; the message says what was tried. The process has not moved.

@@ -1,8 +1,6 @@
 """Variables that are sharded over parameter servers by their first axis, used like whole ones.
 
-They are created, looked up and differentiated shard by shard; callers see one variable with one gradient. In every `run` of
-a `ParameterServerStrategy`, TensorFlow's own class included, `keras.ops.take` and `tape.gradient` do the same for unaware
-code. `compat/patches.py` lists the replaced functions, with reasons.
+In every `run` of the strategy `keras.ops.take` and `tape.gradient` do the same; `compat/patches.py` has the reasons.
 """
 
 from __future__ import annotations

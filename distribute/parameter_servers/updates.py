@@ -1,8 +1,4 @@
-"""Updates of variables on parameter servers: one step at a time, on the server of each variable.
-
-Workers compute concurrently, but the servers apply the writes of one step after another: otherwise a read-modify-write
-(a momentum, a moving average, a loss scale) could lose the writes of another worker.
-"""
+"""Updates of variables on parameter servers: one step at a time, on the server of each variable."""
 
 from __future__ import annotations
 
@@ -30,6 +26,9 @@ def on_parameter_servers(strategy: Any = None) -> bool:
 
 def update_on_servers(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Runs `fn(*args)`, which writes variables, while no other worker writes.
+
+    The servers apply the writes of one step after another: otherwise a read-modify-write (a momentum, a moving average,
+    a loss scale) could lose the writes of another worker.
 
     The lock is taken when all of `args` have arrived and released when the last operation of `fn` is done. A worker
     that dies while it holds the lock releases it, because the lock is a tensor of its step.

@@ -1,7 +1,6 @@
 """Work for the workers of a coordinator: each takes the next piece, and another worker gets the piece of a lost one.
 
-TensorFlow's `ClusterCoordinator` provides the threads, one for each worker, and reconnects to workers that come back. In
-each thread one loop takes pieces of work from a common list until the list is closed.
+TensorFlow's `ClusterCoordinator` provides one thread for each worker, and reconnects to workers that come back.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Stages in other processes: TensorFlow's gRPC runtime runs operations of a graph on their devices.
-
-`python -m unisono launch --stages K script.py` starts K - 1 serving processes and one that runs the script with their
-addresses. In the script they are `/job:worker/task:1` to `/job:worker/task:K-1`; local devices belong to
-stage 0.
-"""
+"""Stages in other processes: TensorFlow's gRPC runtime runs operations of a graph on their devices."""
 
 from __future__ import annotations
 
@@ -34,6 +29,9 @@ class StageError(RuntimeError):
 
 def connect(addresses: Sequence[str] | None = None, timeout: float | None = None) -> list[str]:
     """Connects this process to the devices of other processes, and watches these processes from now on.
+
+    In the script the K - 1 serving processes of `launch --stages K` are `/job:worker/task:1` to `/job:worker/task:K-1`;
+    local devices belong to stage 0.
 
     Args:
         addresses: "host:port" of each serving process (`python -m unisono.distribute.server`), stage 1's first;

@@ -1,12 +1,4 @@
-"""The order and the times in which the stages of a pipeline process the micro-batches: pure lists, no tensors, no clock.
-
-If a forward or a backward pass of one micro-batch on one stage takes one unit of time, both schedules here take
-2 (M + K - 1) units for M micro-batches on K stages, of which each stage works 2 M: the bubble is (K - 1) / (M + K - 1).
-They differ in how long activations are kept: GPipe keeps those of all M micro-batches, one-forward-one-backward those
-of at most K - k on stage k. `simulate` computes the times for other costs.
-
-Source: Huang et al. 2019, arXiv 1811.06965 (GPipe); Harlap et al. 2018, arXiv 1806.03377 (1F1B).
-"""
+"""The order and the times in which the stages of a pipeline process the micro-batches: pure lists, no tensors, no clock."""
 
 from __future__ import annotations
 
@@ -184,6 +176,12 @@ def simulate(
     rematerialize: bool = False,
 ) -> Simulation:
     """Simulates one step of a pipeline.
+
+    If each pass of a micro-batch on a stage takes one unit, M micro-batches on K stages take 2 (M + K - 1) units, and
+    the bubble is (K - 1) / (M + K - 1), in both schedules. GPipe keeps the activations of all M, 1F1B of at most K - k
+    on stage k.
+
+    Source: Huang et al. 2019, arXiv 1811.06965 (GPipe); Harlap et al. 2018, arXiv 1806.03377 (1F1B).
 
     A stage runs its jobs in the schedule's order, each as soon as its input has arrived. A transfer delays the receiver but
     does not block the sender; a cut sends as much backward as forward.

@@ -1,12 +1,6 @@
 """Collectives of shards: reduce-scatter, which gives each replica its shard of a sum, and all-gather.
 
-    reduce_scatter   whole tensors in, the shard of their sum out       each replica sends (N-1)/N of the bytes
-    all_gather       shards in, whole tensors out                       the same
-
-Both work on packs, so that a pack is sent while the next one is computed. Over several workers a pack is one collective.
-In one process the shards are copied between devices, and added on the device of the result.
-
-A tensor is flattened and split into one shard of equal size for each replica, the last ones padded with zeros.
+They work on packs, so that one is sent while the next is computed. Each replica sends (N-1)/N of the bytes.
 """
 
 from __future__ import annotations
@@ -208,7 +202,10 @@ def shard_size(numbers: int, replicas: int) -> int:
 
 
 def as_shards(value: tf.Tensor, replicas: int) -> tf.Tensor:
-    """`value`, of a known shape, as `(replicas, shard_size)`: a matrix whose row r is the shard of replica r."""
+    """`value`, of a known shape, as `(replicas, shard_size)`: a matrix whose row r is the shard of replica r.
+
+    A tensor is flattened and split into one shard of equal size for each replica, the last ones padded with zeros.
+    """
     numbers = value.shape.num_elements()
     size = shard_size(numbers, replicas)
     flat = tf.reshape(value, [-1])

@@ -1,9 +1,4 @@
-"""Limits how far the backward pass may be ahead of the reduce-scatters of its gradients.
-
-A backward pass is often faster than links: then every gradient of the model would have its full size before the first sum
-is ready. So the operations that make the gradients of a pack wait for the sum of an earlier pack: one large gradient, or a
-pack of small ones, is sent while the next are computed. The graph is changed after the gradient was taken.
-"""
+"""Limits how far the backward pass may be ahead of the reduce-scatters of its gradients."""
 
 from __future__ import annotations
 
@@ -26,6 +21,10 @@ from .transient_weights import KEPT, held_by
 
 class Window:
     """The gradients that the replicas of one graph have sent in packs.
+
+    A backward pass is often faster than links: every gradient would have its full size before the first sum is ready.
+    So the operations that make the gradients of a pack wait for the sum of an earlier pack. The graph is changed after
+    the gradient was taken.
 
     No cycle can arise. An operation that waits for a sum is needed only for a later pack: not for any earlier sum, on any
     replica of this process. Over several workers collectives run in one order everywhere, and an operation that a collective

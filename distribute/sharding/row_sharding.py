@@ -1,8 +1,6 @@
 """Optimizer state sharded by matrix rows, each shard on its device: the state of the replicas of a pipeline's stage.
 
-The weight itself is not sharded: it is on the stage's first device, which receives the gradient of all replicas. Its
-optimizer state is sharded by matrix rows. The update rule runs for each shard on its device, with the matching part of
-the gradient and of the weight, and the new part is sent back.
+The weight is on the stage's first device. The update rule runs for each shard, and the new part is sent back.
 """
 
 from __future__ import annotations

@@ -38,10 +38,6 @@ def sharded(strategy: _Target, level: str = "optimizer") -> _Target:
     "optimizer", `4 + 12 / N` with "gradients", `16 / N` with "weights", and the transient full-size tensors.
     `docs/guides/sharded-state.md` describes the communication, and when each level pays.
 
-        strategy = unisono.distribute.sharded(tf.distribute.MirroredStrategy())
-        with strategy.scope():
-            model = ...
-
     Args:
         strategy: `tf.distribute.MirroredStrategy` or `tf.distribute.MultiWorkerMirroredStrategy`, of any size, or a
             `unisono.distribute.Pipeline` with `replicas`; with one replica nothing changes.
@@ -63,6 +59,11 @@ def sharded(strategy: _Target, level: str = "optimizer") -> _Target:
     Context: host, before the optimizer is built; with "weights" before the model is.
 
     Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.
+
+    Examples:
+        >>> strategy = unisono.distribute.sharded(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
+        >>> with strategy.scope():
+        ...     sharded = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     """
     one_of("level", level, LEVELS)
     if isinstance(strategy, Pipeline):

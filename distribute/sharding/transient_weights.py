@@ -1,12 +1,4 @@
-"""Transient full-size weights: a sharded weight is all-gathered just before a step uses it, and freed after that.
-
-A tensor in a graph lives until its last use, and the backward pass uses tensors of the forward pass. So that a weight is
-freed in between, it is gathered twice: the backward pass reads a second tensor, gathered then. User code sees one tensor
-and runs once; the graph is changed after the gradient was taken.
-
-Each gather waits for the first use of the previous weight: it runs during the computation with that one (prefetch), and
-no more than two weights have their full size at a time.
-"""
+"""Transient full-size weights: a sharded weight is all-gathered just before a step uses it, and freed after that."""
 
 from __future__ import annotations
 
@@ -51,6 +43,10 @@ class _Gather:
 
 def transient_weight(shard: Callable[[], tf.Tensor], shape: Sequence[int]) -> tf.Tensor:
     """The whole weight, gathered just before its first use in the step.
+
+    A tensor in a graph lives until its last use, so the backward pass reads a second tensor, gathered then: the graph
+    is changed after the gradient was taken. Each gather waits for the first use of the previous weight: at most two
+    have their full size.
 
     In a function, branch or loop that the replica's code traces, it is gathered before that begins.
 

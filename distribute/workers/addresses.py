@@ -1,8 +1,4 @@
-"""Addresses "host:port", the servers that listen there, and this process's connections to them. Needs no TensorFlow.
-
-TensorFlow gives no access to the connections of its gRPC runtime, and waits on them without end for a peer that hangs.
-Shutting one down makes TensorFlow raise wherever it waits.
-"""
+"""Addresses "host:port", the servers that listen there, and this process's connections to them. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -90,7 +86,11 @@ def is_grpc(data: bytes) -> bool:
 
 
 def end_connections(address: str) -> int:
-    """Ends this process's TCP connections to an address, as if the peer had; returns their number."""
+    """Ends this process's TCP connections to an address, as if the peer had; returns their number.
+
+    TensorFlow waits on the connections of its gRPC runtime without end for a peer that hangs; this makes it raise
+    there.
+    """
     count = 0
     for connection in _connections(address):
         with contextlib.suppress(OSError):

@@ -280,18 +280,33 @@ def _current() -> Cluster | None:
 
 
 def is_chief() -> bool:
-    """Whether this process writes files, logs and the progress bar; true for a single process."""
+    """Whether this process writes files, logs and the progress bar; true for a single process.
+
+    Examples:
+        >>> if unisono.distribute.is_chief():
+        ...     model.save("model.keras")
+    """
     cluster = _current()
     return cluster is None or cluster.is_chief
 
 
 def num_workers() -> int:
-    """Processes that train together; 1 where the environment and the current strategy name no cluster."""
+    """Processes that train together; 1 where the environment and the current strategy name no cluster.
+
+    Examples:
+        >>> unisono.distribute.num_workers()
+        1
+    """
     cluster = _current()
     return 1 if cluster is None else max(1, cluster.num_workers)
 
 
 def worker_index() -> int:
-    """This worker's number, 0 to `num_workers() - 1`; the chief's is 0."""
+    """This worker's number, 0 to `num_workers() - 1`; the chief's is 0.
+
+    Examples:
+        >>> unisono.distribute.worker_index()
+        0
+    """
     cluster = _current()
     return 0 if cluster is None else cluster.worker_index

@@ -1,7 +1,6 @@
-"""Finds other processes in the text of an error, and the program's own lines in its output.
+"""Finds other processes in the text of an error, and the program's own lines in its output. Needs no TensorFlow.
 
-Other processes: that one was lost, or that the error came from one. The patterns match our own and TensorFlow's messages;
-`tests/unit/test_error_text.py` has one of each kind. Needs no TensorFlow.
+`tests/unit/test_error_text.py` has one message of each kind.
 """
 
 from __future__ import annotations

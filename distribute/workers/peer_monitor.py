@@ -1,9 +1,4 @@
-"""Detects a peer that hangs: it does not reach a collective in which the others wait for it.
-
-When a peer dies or is stopped, TensorFlow's own heartbeat ends the collectives of the others. A peer that sleeps in Python
-still sends heartbeats. So every worker publishes how many monitored collectives (compiled calls, agreements) it has
-reached, and a worker that waits in such a collective for too long finds out which workers have not reached it.
-"""
+"""Detects a peer that hangs: it does not reach a collective in which the others wait for it."""
 
 from __future__ import annotations
 
@@ -36,6 +31,9 @@ _monitor: PeerMonitor | None = None
 
 class PeerMonitor:
     """Owns a thread that publishes this worker's count and, when this worker waits too long, reads the others' counts.
+
+    TensorFlow's heartbeat detects a peer that dies or is stopped, but one that sleeps in Python still sends it. So
+    every worker publishes how many monitored collectives (compiled calls, agreements) it has reached.
 
     Args:
         cluster: its workers take part in the collectives.

@@ -1,8 +1,6 @@
 """The record of a process of a cluster: that it is alive, its position, and the error that ended its program.
 
-One small JSON file for each process, `HOST-PID.json`, in the folder of the variable UNISONO_RECORDS; replaced atomically,
-so that a reader sees the old one or the new one. `python -m unisono launch` creates the folder and reads it; with other
-launchers, users set the variable and read the files. Needs no TensorFlow.
+One JSON file for each process, `HOST-PID.json`, in the folder of UNISONO_RECORDS, which `launch` reads. Needs no TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Waits until all workers are present, over plain sockets: TensorFlow would wait for them for an hour.
-
-Each worker listens at its own address and contacts all others. Both sides send their identity: cluster, run, script and
-worker (`_Identity`). A worker leaves its port to TensorFlow's server once it has seen each peer and each peer has seen it;
-so a peer that answers with gRPC's greeting has gone ahead only if it had been seen before.
-"""
+"""Waits until all workers are present, over plain sockets: TensorFlow would wait for them for an hour."""
 
 from __future__ import annotations
 
@@ -78,7 +73,11 @@ def rendezvous(cluster: Cluster, timeout: float, program: str = "") -> None:
 
 
 class _Rendezvous:
-    """Owns the state of each peer; `peers` maps numbers to addresses. Every wait ends at `until`."""
+    """Owns the state of each peer; `peers` maps numbers to addresses. Every wait ends at `until`.
+
+    A worker leaves its port to TensorFlow's server once it has seen each peer and each peer has seen it. So a peer that
+    answers with gRPC's greeting has gone ahead only if it had been seen before.
+    """
 
     def __init__(self, cluster: Cluster, program: str, until: float) -> None:
         run = (

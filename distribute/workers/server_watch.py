@@ -1,10 +1,4 @@
-"""Detects servers that hang or are gone, so that everything that waits for them gets an error.
-
-TensorFlow waits without end for a stopped process or a lost machine. So a thread for each server connects to its gRPC
-port at intervals: a live server answers at once, even under load. After a timeout, the connections to a silent server
-are ended, which TensorFlow treats as the death of that process: everything that waits for it fails, in a function or
-outside of one.
-"""
+"""Detects servers that hang or are gone, so that everything that waits for them gets an error."""
 
 from __future__ import annotations
 
@@ -27,6 +21,9 @@ def answers(address: str, seconds: float = _ANSWER) -> bool:
 
 class ServerWatch:
     """Owns the threads that connect to the servers. Context: host.
+
+    A live server answers a connection at once, even under load. After a timeout, the connections to a silent one are
+    ended, which TensorFlow treats as the death of that process: everything that waits for it fails.
 
     Args:
         addresses: "host:port" of each server, by its number.

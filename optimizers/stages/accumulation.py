@@ -1,12 +1,4 @@
-"""Gradient accumulation: k calls make one update, equal to one call with the k batches together.
-
-The gradient of a batch is a sum over its samples divided by its total sample weight W. So the gradient of the k batches
-together is
-
-    g = sum_i W_i g_i / sum_i W_i
-
-Both sums are carried; the division happens once, at the update.
-"""
+"""Gradient accumulation: k calls make one update, equal to one call with the k batches together."""
 
 from __future__ import annotations
 
@@ -57,6 +49,9 @@ def accumulate(
     copy_of: Callable[[Any], Any],
 ) -> None:
     """Carries the aggregated gradients of this call; at every k-th call runs `update` on their weighted mean.
+
+    With the total sample weights W_i, the gradient of the k batches together is g = sum_i W_i g_i / sum_i W_i. Both
+    sums are carried; the division happens once, at the update.
 
     Args:
         optimizer: with `gradient_accumulation_steps`.

@@ -1,11 +1,4 @@
-"""Aggregation as a separate call, for a step that uses the gradient of the global batch before it is applied.
-
-    aggregate_gradients(pairs)                                        stages 1 and 2
-    apply_gradients(changed, skip_gradients_aggregation=True)         stages 3 to 5
-
-Between the two calls the optimizer remembers, for each variable, that its gradient was aggregated, so that nothing is summed
-or unscaled twice. The memory belongs to one replica of one step; in a custom loop to the function that is being traced.
-"""
+"""Aggregation as a separate call, for a step that uses the gradient of the global batch before it is applied."""
 
 from __future__ import annotations
 
@@ -28,7 +21,11 @@ from .sparse_gradients import Pairs, is_on_gpu, map_values, unique_rows, values_
 
 @dataclasses.dataclass
 class _Memory:
-    """What is remembered of one variable."""
+    """What is remembered of one variable.
+
+    `aggregate_gradients(pairs)` is stages 1 and 2, `apply_gradients(changed, skip_gradients_aggregation=True)` stages 3
+    to 5. The memory belongs to one replica of one step; in a custom loop to the function that is being traced.
+    """
 
     given: Callable[[], Any]  # returns the gradient that was given, while it exists
     applied: bool = False  # whether the aggregated gradient was applied

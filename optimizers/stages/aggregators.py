@@ -170,6 +170,9 @@ class PackedAggregation(Piece):
 
     Attributes:
         max_elements: a gradient with at least so many elements has a collective of its own.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.Adam(gradient_aggregator=unisono.optimizers.PackedAggregation())
     """
 
     max_elements: int = 16 * 1024 * 1024
@@ -202,6 +205,10 @@ class HalfPrecisionAggregation(Piece):
     Attributes:
         dtype: `"float16"` or `"bfloat16"`.
         carry_error: whether what is rounded away is carried over to the next step.
+
+    Examples:
+        >>> stage = unisono.optimizers.HalfPrecisionAggregation("bfloat16", carry_error=True)
+        >>> optimizer = unisono.optimizers.Adam(1e-3, gradient_aggregator=stage)
     """
 
     dtype: str = "float16"

@@ -1,8 +1,4 @@
-"""What one call of an optimizer says beyond (gradient, variable) pairs, and what its stages may ask.
-
-Between the call and the stages stand methods whose signatures are Keras' (`apply`, `update_step`, `_clip_gradients`),
-and which subclasses override; so the options are kept on the calling thread, next to the arguments, and end with the call.
-"""
+"""What one call of an optimizer says beyond (gradient, variable) pairs, and what its stages may ask."""
 
 from __future__ import annotations
 
@@ -17,7 +13,11 @@ from ...distribute.step_context import current_step
 
 @dataclasses.dataclass(frozen=True)
 class CallOptions:
-    """One call of an optimizer."""
+    """One call of an optimizer.
+
+    Methods with Keras' signatures, which subclasses override, are between the call and the stages. So the options are
+    kept on the calling thread, and end with the call.
+    """
 
     skip_aggregation: bool = False  # the gradients are the same on every replica already
     # `aggregate_gradients` has divided the gradients by the loss scale already. Only with `skip_aggregation`.

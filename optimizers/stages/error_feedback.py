@@ -1,16 +1,4 @@
-"""Error feedback: what a sum in 16 bits rounds away is carried over to the next step.
-
-Each replica r sends c_r = g_r + e_r in 16 bits, and keeps what that leaves out:
-
-    sent_r = round(c_r)        e_r = c_r - sent_r        g = sum_r sent_r
-
-So nothing that a replica rounds away is lost: the sums of all steps so far differ from the exact ones by the errors that
-are carried now, at most half a unit in the last place of what was sent last. What the additions of the sum itself round,
-in 16 bits, is not carried.
-
-Source: Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; Karimireddy et al. 2019, "Error Feedback Fixes SignSGD",
-algorithm 2.
-"""
+"""Error feedback: what a sum in 16 bits rounds away is carried over to the next step."""
 
 from __future__ import annotations
 
@@ -76,6 +64,13 @@ def with_errors(
     optimizer: Any, pairs: Pairs, options: CallOptions, scale: Any
 ) -> tuple[Pairs, Callable[..., None]]:
     """Adds to this replica's pairs what it carries.
+
+    Replica r sends c_r = g_r + e_r in 16 bits: sent_r = round(c_r), e_r = c_r - sent_r, g = sum_r sent_r. The sums of
+    all steps so far differ from the exact ones by the carried errors. The roundings of the sum's own additions are not
+    carried.
+
+    Source: Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; Karimireddy et al. 2019, "Error Feedback Fixes
+    SignSGD", algorithm 2.
 
     Args:
         optimizer: built.

@@ -1,17 +1,4 @@
-"""The stages from gradients to new weights, in the order in which they happen. The only place in which they do.
-
-    1  aggregate    the sum over replicas, or `gradient_aggregator`            one collective, the only communication
-    2  unscale      / loss scale
-    3  check        all finite? one answer for every replica                   only if a loss scale asks
-    4  transform    `gradient_transformers` in order, then clipping
-    5  apply        weight decay, the update rule, moving averages, constraints, the count
-
-Stages 1 to 3 run in replica context. From there on every replica holds the same bits, so each computes the same update
-for its own copies with no further communication: stages 4 and 5 may stand in a conditional, in a loop, under XLA. Where
-all replicas share one copy they run once (`distribute.replicas.once_per_copy`).
-
-With accumulation, stages 4 and 5 happen at every k-th call, on the weighted mean of the k gradients.
-"""
+"""The stages from gradients to new weights, in the order in which they happen. The only place in which they do."""
 
 from __future__ import annotations
 
@@ -54,6 +41,17 @@ def run_stages(
     options: CallOptions | None = None,
 ) -> Any:
     """One call of an optimizer: aggregate, unscale, check, transform, apply.
+
+    1  aggregate    the sum over replicas, or `gradient_aggregator`; the only communication
+    2  unscale      / loss scale
+    3  check        all finite? one answer for every replica, only if a loss scale asks
+    4  transform    `gradient_transformers` in order, then clipping
+    5  apply        weight decay, the update rule, moving averages, constraints, the count
+
+    Stages 1 to 3 run in replica context. From there on every replica holds the same bits: stages 4 and 5 may be in a
+    conditional, in a loop, under XLA. Where all replicas share one copy they run once
+    (`distribute.replicas.once_per_copy`); with accumulation, at every k-th call, on the weighted mean of the k
+    gradients.
 
     Args:
         optimizer: `unisono.optimizers.Optimizer`; built here if it is not.
@@ -173,14 +171,6 @@ class Stages:
         weight_total: Any,
     ) -> None:
         """Stages 4 and 5, if `finite`: of the optimizer, or of each one inside for its part of the variables.
-
-        Args:
-            optimizer: built.
-            variables: those that have a gradient.
-            collected: what the step has written to them before.
-            finite: True, or bool scalar tensor.
-            gradients: aggregated and unscaled.
-            weight_total: scalar; the total sample weight of this call, for accumulation.
 
         Context: where variables are written (`once_per_copy`).
         """

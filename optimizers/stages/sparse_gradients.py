@@ -1,8 +1,5 @@
 """Gradients are dense tensors or `tf.IndexedSlices`; these functions treat both alike.
 
-Slices (`tf.IndexedSlices`) can name a row of the table several times, and then mean the sum. Squares and norms are wrong
-until the duplicates are added up, so `run_stages` does that once, right after aggregation.
-
 On a GPU no size may depend on which rows slices name: the host would wait for the GPU to report it.
 """
 
@@ -92,6 +89,8 @@ def unique_rows(gradient: Gradient) -> Gradient:
 
 def merged_rows(gradient: Gradient) -> Gradient:
     """`unique_rows` for a GPU: the slices name as many rows as before, so the host waits for no count.
+
+    Slices can name a row several times, and then mean the sum: `run_stages` merges them once, right after aggregation.
 
     The spare places of the slices hold 0, and name the lowest row.
     """

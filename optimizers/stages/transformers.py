@@ -1,7 +1,6 @@
 """Ready pieces for `gradient_transformers`: aggregated (gradient, variable) pairs in, transformed pairs out.
 
-Each is a function, or a small class that holds its settings and is saved with them. Gradients may be `tf.IndexedSlices`,
-whose rows are unique here. All replicas hold the same gradients, so a piece must give the same result on each of them.
+Each must give the same result on all replicas. Rows of `tf.IndexedSlices` are unique here.
 """
 
 from __future__ import annotations
@@ -40,6 +39,9 @@ class ClipByGlobalNorm(_AboveZero):
     with c = `clip_norm`, above 0.
 
     Source: Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", algorithm 1.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.Adam(gradient_transformers=[unisono.optimizers.ClipByGlobalNorm(1.0)])
     """
 
     clip_norm: float
@@ -61,6 +63,9 @@ class ClipByNorm(_AboveZero):
         g = g * c / max(|g|, c)
 
     with c = `clip_norm`, above 0.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.Adam(gradient_transformers=[unisono.optimizers.ClipByNorm(1.0)])
     """
 
     clip_norm: float
@@ -77,6 +82,9 @@ class ClipByValue(_AboveZero):
         g = min(max(g, -c), c)
 
     with c = `clip_value`, above 0.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.Adam(gradient_transformers=[unisono.optimizers.ClipByValue(0.5)])
     """
 
     clip_value: float
@@ -100,6 +108,9 @@ class AdaptiveClip(_AboveZero):
     Attributes:
         factor: f, above 0; 0.01 suits batches of a few thousand, larger values smaller batches.
         epsilon: eps, above 0; lets weights that start at 0 grow.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.Adam(gradient_transformers=[unisono.optimizers.AdaptiveClip(0.01)])
     """
 
     factor: float = 0.01
@@ -132,6 +143,9 @@ def centralize(grads_and_vars: GradsAndVars) -> Pairs:
     Source: Yong et al. 2020, "Gradient Centralization", equation 1.
 
     Context: where gradients are the same on every replica.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.Adam(gradient_transformers=[unisono.optimizers.centralize])
     """
     return [(_centered(g), v) for g, v in as_pairs(grads_and_vars)]
 
@@ -156,6 +170,9 @@ class AddDecayedWeights(Piece):
     Attributes:
         rate: 0 or above.
         min_rank: variables with fewer axes are left alone; 2 spares biases and scales.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.SGD(0.1, gradient_transformers=[unisono.optimizers.AddDecayedWeights(1e-4)])
     """
 
     rate: float
@@ -196,6 +213,9 @@ class GradientNoise(Piece):
         eta: variance at the first update, above 0; the paper takes 0.01, 0.3 or 1.0.
         gamma: how fast it fades, 0 or above.
         seed: whole number.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.Adam(gradient_transformers=[unisono.optimizers.GradientNoise(0.01)])
     """
 
     eta: float = 0.01

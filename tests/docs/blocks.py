@@ -30,21 +30,11 @@ def blocks_of(text):
     return found
 
 
-_MODEL = """
-import keras, numpy as np, tensorflow as tf, unisono
-keras.utils.set_random_seed(1)
-x = np.random.normal(size=(60, 4)).astype("float32"); y = x[:, :1]
-x_val, y_val = x[:20], y[:20]
-model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-model.compile("sgd", "mse")
-"""
-
-# What the reader of a page already has: a model and data.
+# What the reader of a page already has.
 BEFORE = {
     "CONTRIBUTING.md": "import unisono; unisono.distribute.simulate_devices(4)",  # as tests/conftest.py
-    "docs/guides/resume.md": _MODEL,
     "docs/guides/several-machines.md": """
-import tensorflow as tf
+import tensorflow as tf, unisono
 loss_function = lambda y, y_pred: tf.nn.sparse_softmax_cross_entropy_with_logits(y, y_pred)
 """,
 }

@@ -1,10 +1,16 @@
 """The reference lists exactly the public names, under their public paths."""
 
+import doctest
 import importlib
 import pathlib
 import re
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
+
+import unisono
 
 REFERENCE = pathlib.Path(__file__).resolve().parent.parent.parent / "docs" / "reference"
 PACKAGES = ("unisono", *(f"unisono.{name}" for name in ("callbacks", "distribute", "mixed_precision")))
@@ -46,3 +52,19 @@ def test_every_name_of_the_reference_says_what_it_is():
         for name in public_names(package):
             value = getattr(importlib.import_module(package), name.rpartition(".")[2])
             assert isinstance(value, str) or value.__doc__, name
+
+
+def test_examples_of_docstrings_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(unisono.optimizers.Adam(1e-3), "mse")
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    reader = {"keras": keras, "np": np, "tf": tf, "unisono": unisono, "model": model, "x": x, "y": x[:, :1]}
+    runner, found = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS), doctest.DocTestFinder(recurse=False)
+    for name in sorted(set().union(*map(public_names, PACKAGES))):
+        value = getattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2])
+        module = getattr(value, "__module__", "")
+        if module.startswith("unisono.") and module != "unisono.optimizers":  # others have Keras' docstrings
+            for example in found.find(value, name, globs=vars(importlib.import_module(module)) | reader):
+                runner.run(example)
+    assert runner.tries > 30 and runner.failures == 0

@@ -18,16 +18,7 @@ def draw(
     accepts: Callable[[Case], bool] = lambda case: True,
     given: Mapping[str, Any] | None = None,
 ) -> Case:
-    """The case of a seed.
-
-    Args:
-        seed: int.
-        accepts: whether a case is wanted; otherwise the next one from the same seed is tried.
-        given: values of fields that are not drawn.
-
-    Raises:
-        ValueError: none of many cases is possible and accepted.
-    """
+    """The case of a seed with the `given` fields: the first that is possible and that `accepts`. ValueError: none is."""
     stream = random.Random(seed)
     for _ in range(TRIES):
         case = dataclasses.replace(drawn(Case, stream), seed=seed, **(given or {}))

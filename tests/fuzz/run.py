@@ -71,14 +71,7 @@ def settings(case: Case) -> Iterator[None]:
 
 
 def run(case: Case, module: Any = unisono, on: Any = None, callbacks: Sequence[Any] = ()) -> Numbers:
-    """Builds, trains, evaluates and predicts.
-
-    Args:
-        case: the case.
-        module: `unisono` or `keras`.
-        on: a strategy; None: one device, whatever the strategy of the case.
-        callbacks: for `fit`.
-    """
+    """Builds, trains, evaluates and predicts with `module`, on a strategy or (`on=None`) on one device."""
     with settings(case):
         remat = keras.RematScope("full" if case.remat and on else None)
         with on.scope() if on else contextlib.nullcontext(), remat:

@@ -12,13 +12,7 @@ from .rules import impossible
 
 
 def shrink(case: Case, is_wrong: Callable[[Case], bool], seconds: float = 120.0) -> Case:
-    """The smallest failing case that is found by changing one choice at a time.
-
-    Args:
-        case: a failing case.
-        is_wrong: whether a smaller case fails for the same reason.
-        seconds: no new case is tried after this time.
-    """
+    """The smallest failing case that is found within `seconds` by changing one choice at a time."""
     until = time.monotonic() + seconds
     tried = {case}
     smaller: Case | None = case

@@ -47,6 +47,10 @@ def find_batch_size(
     Raises:
         TypeError, ValueError: an argument is invalid, or even four samples on each replica do not fit.
         RuntimeError: the operating system does not report the used memory.
+
+    Examples:
+        >>> unisono.find_batch_size(model, x, y, memory=64e9)  # 64 samples: all fit
+        64
     """
     number("memory", memory, above=0, optional=True)
     check_model(model, "find_batch_size")

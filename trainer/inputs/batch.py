@@ -1,12 +1,6 @@
 """A batch: its structure, and functions that count, slice, gather and concatenate its samples.
 
-A step gets the same structure as from Keras for the same input:
-
-- Arrays: x itself (a list or tuple of arrays as `(x,)`), with targets `(x, y)`, with weights `(x, y, sample_weight)`.
-- Inputs that give batches themselves: the unchanged batches, of any structure.
-
-The structure is a nest of dense, string, ragged and sparse tensors, of extension types made of these, and of None. A scalar
-in it has no samples: it belongs to the whole batch.
+A batch is a nest of tensors of any kind and of None. A scalar in it has no samples: it belongs to the whole batch.
 """
 
 from __future__ import annotations
@@ -23,7 +17,10 @@ from .sparse import SparseRows, slice_sparse, sparse_rows, sparse_tensor
 
 
 def pack(x: Any, y: Any, sample_weight: Any) -> Any:
-    """Arrays as one batch. Weights without targets are dropped, as in Keras."""
+    """Arrays as one batch. Weights without targets are dropped, as in Keras.
+
+    Inputs that give batches themselves keep theirs, of any structure.
+    """
     return keras.utils.pack_x_y_sample_weight(x, y, sample_weight if y is not None else None)
 
 

@@ -1,8 +1,4 @@
-"""Checks the values of targets and weights: class numbers without an output of the model, weights that are not finite.
-
-Arrays are checked once, batches of Python code by the thread that makes them, and batches of a `tf.data` pipeline on the
-host when they are drawn.
-"""
+"""Checks the values of targets and weights: class numbers without an output of the model, weights that are not finite."""
 
 from __future__ import annotations
 
@@ -91,7 +87,11 @@ def check_finite(name: str, structure: Any) -> None:
 
 
 def check_labels(y: Any, rules: tuple[LabelRule, ...]) -> None:
-    """Rejects labels in arrays in memory that break a rule."""
+    """Rejects labels in arrays in memory that break a rule.
+
+    Arrays are checked once, batches of Python code by the thread that makes them, and batches of a `tf.data` pipeline
+    on the host when they are drawn.
+    """
     for rule in rules:
         labels = at(rule.path, y)
         if not _is_dense(labels) or is_memory_mapped(labels):

@@ -1,10 +1,4 @@
-"""The input of asynchronous training: pieces of an epoch that any worker can compute.
-
-The coordinator reads the input in its order, as on a single device, and hands out pieces of it: for arrays the numbers of
-the samples (each worker receives the arrays once), for other inputs the batches. So an epoch has every sample once, for
-any number of workers, and a single worker sees the batches of a single-device `fit` in their order. This also holds for a
-function of `tf.distribute.InputContext`: the coordinator calls it, not the workers.
-"""
+"""The input of asynchronous training: pieces of an epoch that any worker can compute."""
 
 from __future__ import annotations
 
@@ -78,6 +72,10 @@ def _sent(leaf: Any) -> Any:
 
 def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[Piece]:
     """The chunk as self-contained pieces; batches of one size are one piece.
+
+    The coordinator reads the input in its order, as on a single device, also a function of
+    `tf.distribute.InputContext`. So an epoch has every sample once, and a single worker sees the batches of a
+    single-device `fit` in their order.
 
     Args:
         chunk: from a source.

@@ -1,14 +1,4 @@
-"""The result of one step on a worker: a vector of numbers, which the coordinator sums.
-
-    samples of the batch -> forward -> loss -> gradients -> (lock) optimizer (unlock) -> averages -> result
-
-It is the step of one replica (`train_step.py`). Only its writes differ: its additions to metrics are returned, and the
-changes of other state are added to the servers' current values, since other workers have written in between.
-
-So a metric counts each step once, for any worker and any number of attempts, and no worker waits for another's sums. A
-metric must be a sum over batches, like all of Keras': its state after a batch is its state before plus the batch's
-contribution.
-"""
+"""The result of one step on a worker: a vector of numbers, which the coordinator sums."""
 
 from __future__ import annotations
 
@@ -109,6 +99,11 @@ def worker_step(
     model: TrainedModel, step_fn: Any, batch: Any, step: StepContext, layout: ResultLayout, alone: bool
 ) -> tuple[tf.Tensor, Any]:
     """Makes the writes of one step; returns its result, float64 `[layout.width]`, and its unchanged logs.
+
+    It is the step of one replica (`train_step.py`), except for its writes: additions to metrics are returned, and
+    changes of other state are added to the servers' current values, since other workers have written in between. So a
+    metric counts each step once, for any number of attempts. Its state after a batch must be its state before plus the
+    batch's contribution.
 
     Args:
         model: the model.

@@ -1,10 +1,4 @@
-"""How a worker runs steps: several in one call of a compiled function, each recorded on a server as it is done.
-
-The ledger makes a lost worker harmless. It is a table on a parameter server with one line for each piece in progress and
-one table row for each of its steps. A step writes its result there after its update. A piece that is handed to another
-worker begins after its last result in the table, so a completed step is neither lost nor repeated; only a step whose
-worker died while writing may have been applied in part before it is repeated.
-"""
+"""How a worker runs steps: several in one call of a compiled function, each recorded on a server as it is done."""
 
 from __future__ import annotations
 
@@ -150,7 +144,12 @@ class WorkerSteps(WorkerFunction):
 
 
 class _Ledger:
-    """One line of the ledger, in the graph. A result belongs to the piece whose number it begins with."""
+    """One line of the ledger, in the graph. A result belongs to the piece whose number it begins with.
+
+    A step writes its result after its update, into its row of the table of its piece. A piece that is handed to another
+    worker begins after its last result, so a completed step is neither lost nor repeated. Only a step whose worker died
+    while writing may have been applied in part before it is repeated.
+    """
 
     def __init__(self, variable: tf.Variable | None, place: tf.Tensor) -> None:
         assert variable is not None

@@ -1,19 +1,4 @@
-"""Labels: how a value of the single-device program is distributed over the replicas.
-
-Every number refers to the global batch: a size is the global size, a mean is divided by the global count. Only the
-extent of a tensor along its sharded axis is local. So a label only describes where the parts of a value are:
-
-    REPLICATED   T = t_r                  the same on every replica
-    SHARDED      T = concat_r t_r         along `axis`, which has the samples of the batch
-    PARTIAL_SUM  T = sum_r t_r
-    PARTIAL_MAX, PARTIAL_MIN              T = max_r t_r, min_r t_r
-    SIZES        T = t_r, except that element `axis` is the local extent of a sharded axis
-    OWN          t_r is only meaningful on its replica: a key to draw random numbers with
-    STATISTIC    t_r is that of this replica's samples, as declared for batch statistics that are not synchronized; a part of
-                 a sum where it is a gradient, a part of a mean where it is written
-
-`mesh` names the axis of the device mesh that a label refers to. Today there is only one, the batch's.
-"""
+"""Labels: how a value of the single-device program is distributed over the replicas."""
 
 from __future__ import annotations
 
@@ -25,8 +10,19 @@ BATCH = "batch"
 class Label(NamedTuple):
     """How one tensor is distributed.
 
+    Every number refers to the global batch; only the extent of a tensor along its sharded axis is local:
+
+        REPLICATED   T = t_r                  the same on every replica
+        SHARDED      T = concat_r t_r         along `axis`, which has the samples of the batch
+        PARTIAL_SUM  T = sum_r t_r
+        PARTIAL_MAX, PARTIAL_MIN              T = max_r t_r, min_r t_r
+        SIZES        T = t_r, except that element `axis` is the local extent of a sharded axis
+        OWN          t_r is only meaningful on its replica: a key to draw random numbers with
+        STATISTIC    t_r is that of this replica's samples (batch statistics that are not synchronized): a part of a sum
+                     where it is a gradient, a part of a mean where it is written
+
     Attributes:
-        kind: see the module.
+        kind: one of these.
         axis: int; the sharded axis, or the element of a vector of SIZES.
         blocks: int; how many copies of the batch follow one another along the axis: two where both views of a batch
             were concatenated.

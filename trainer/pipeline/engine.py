@@ -1,13 +1,4 @@
-"""One pipelined step: the schedule's jobs as one graph over several devices.
-
-    for job in schedule:               on the stage's device, in this order by control dependencies
-        forward:   boundary in -> layers -> boundary out
-        backward:  (forward again ->) cotangents in -> the stage's gradient -> cotangents out, sums
-    loss: on the last stage, once for the whole batch, or for each micro-batch as soon as it is there
-
-A separate tape under the stage's device takes each stage's gradient: backward operations do not inherit the device of
-the forward ones. Nothing here knows of optimizers; the loss is a function that is passed in.
-"""
+"""One pipelined step: the schedule's jobs as one graph over several devices. Knows of no optimizer."""
 
 from __future__ import annotations
 
@@ -51,6 +42,9 @@ class Result:
 
 class PipelinedStep:
     """One step under construction. It exists only while the step is traced (or run eagerly).
+
+    A separate tape under the stage's device takes each stage's gradient: backward operations do not inherit the device
+    of the forward ones. Control dependencies keep the order of the jobs on a device.
 
     On creation it reads the weights on every device that needs them.
 

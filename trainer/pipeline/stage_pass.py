@@ -1,8 +1,4 @@
-"""One forward pass of one stage: a function of its inputs and of the values of its variables.
-
-While a stage computes, Keras variables have given values and writes to them are collected. So every micro-batch starts
-from the state at the beginning of the step, and a repeated forward pass is bitwise identical.
-"""
+"""One forward pass of one stage: a function of its inputs and of the values of its variables."""
 
 from __future__ import annotations
 
@@ -45,6 +41,8 @@ def run_stage(
     stage: Stage, inputs: dict[int, Any], mapping: list[Any], keep: bool, training: bool, several: bool
 ) -> Pass:
     """Calls the layers of a stage.
+
+    Every micro-batch starts from the state at the beginning of the step, and a repeated pass is bitwise identical.
 
     Args:
         stage: the stage.

@@ -1,12 +1,4 @@
-"""The steps of a model in a pipeline's scope: those of `train_step.py`, with forward and backward in stages.
-
-    slices of the batch, one for each micro-batch
-    -> the schedule's forward and backward passes (`engine.py`)
-    -> gradients of the whole batch -> optimizer, once -> metrics of the whole batch
-
-The optimizer gets the gradients of all stages together, so there is one overflow check and one global norm; its operations
-on a variable's gradient run on the variable's stage. Context: replica, inside a `StepContext`.
-"""
+"""The steps of a model in a pipeline's scope: those of `train_step.py`, with forward and backward in stages."""
 
 from __future__ import annotations
 
@@ -80,7 +72,11 @@ def prepare(model: TrainedModel, samples: int | None, training: bool = True) -> 
 
 
 def train_step(model: TrainedModel, data: Any) -> dict[str, Any]:
-    """The step of every model, with its forward and backward passes in stages."""
+    """The step of every model, with its forward and backward passes in stages.
+
+    The optimizer gets the gradients of all stages together, so there is one overflow check and one global norm; its
+    operations on a variable's gradient run on the variable's stage. Context: replica, inside a `StepContext`.
+    """
     this_step().compute = forward_and_backward
     with follow_inputs():
         return default_train_step(model, data)

@@ -1,7 +1,6 @@
 """The loop of `fit`: epochs, compiled calls and callbacks, in order.
 
-The loop only schedules: `FitState` has the position, `CallLength` the length of a compiled call, the source has the
-data, and the runner runs the steps.
+It only schedules: `FitState` has the position, `CallLength` the length of a call, the source the data, the runner the steps.
 """
 
 from __future__ import annotations

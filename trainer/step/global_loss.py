@@ -1,19 +1,4 @@
-r"""The exact loss of a part of a batch: of a micro-batch, or of one of several batches whose gradients are accumulated.
-
-With :math:`b_r` samples in part r, :math:`B = \sum_r b_r` and :math:`share_r = b_r / B`, the loss of the batch is
-:math:`L = \sum_r share_r C_r`. With :math:`N_r` the sum of the weighted values of the part:
-
-=============================  ==========================================================================
-reduction                      :math:`C_r`
-=============================  ==========================================================================
-`sum_over_batch_size`, `mean`  :math:`N_r / n_r` (the mean of the part: the number of values follows the samples)
-the same with a mask           :math:`N_r (t_r / n_r) / (share_r V)`, V = valid entries of the batch, t = entries
-`mean_with_sample_weight`      :math:`N_r / (share_r W)`, W = sum of the weights of the batch
-`sum`                          :math:`N_r / share_r`
-=============================  ==========================================================================
-
-V and W are recorded in the step (`WeightTotals`). Source: keras.losses.Loss, whose reductions these are for one part.
-"""
+"""The exact loss of a part of a batch: of a micro-batch, or of one of several batches whose gradients are accumulated."""
 
 from __future__ import annotations
 
@@ -49,6 +34,11 @@ def rowwise(fn: Any) -> Any:
 
     Returns:
         `fn` itself.
+
+    Examples:
+        >>> @unisono.rowwise
+        ... def squared_error(y_true, y_pred):
+        ...     return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
     """
     if not callable(fn):
         raise TypeError(
@@ -104,7 +94,7 @@ def reduces_by_itself(loss: keras.losses.Loss) -> bool:
 def loss_of_samples(
     loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> tf.Tensor:
-    """`loss(y_true, y_pred, sample_weight)` in a step that records its divisor. See the module for the equations."""
+    """`loss(y_true, y_pred, sample_weight)` in a step that records its divisor. `reduce_entries` has the equations."""
     values, mask = entries_of(loss, y_true, y_pred)
     return reduce_entries(values, sample_weight, mask, loss.reduction, loss.dtype)
 
@@ -112,7 +102,19 @@ def loss_of_samples(
 def reduce_entries(
     values: Any, sample_weight: Any, mask: Any, reduction: str | None, dtype: Any
 ) -> tf.Tensor:
-    """Keras' reduction of a loss's entries, exact over all replicas. See the module's table for the equations.
+    """Keras' reduction of a loss's entries, exact over all replicas.
+
+    With b_r of B samples in part r and share_r = b_r / B, the loss of the batch is L = sum_r share_r C_r. N_r is the
+    sum of the weighted values of the part, n_r their number, t_r its valid entries, V and W the valid entries and the
+    weights of the batch:
+
+    =============================  =======================================================================
+    reduction                      C_r
+    =============================  =======================================================================
+    `sum_over_batch_size`, `mean`  N_r / n_r; with a mask N_r (t_r / n_r) / (share_r V)
+    `mean_with_sample_weight`      N_r / (share_r W)
+    `sum`                          N_r / share_r
+    =============================  =======================================================================
 
     Args:
         values: tensor, `(batch, ...)` of per-entry losses; a scalar is a mean over the samples.

@@ -1,7 +1,6 @@
 """The metrics that a model can reach, and the inputs of loss metrics.
 
-On several replicas a metric's variables are sums: each replica adds to its own copy, and a read sums the copies. The
-partition of the step (`partition/`) derives each replica's additions.
+On several replicas the partition of the step (`partition/`) derives each replica's additions.
 """
 
 from __future__ import annotations

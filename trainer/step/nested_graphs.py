@@ -1,14 +1,4 @@
-"""Custom functions, branches and loops inside a step: their writes are collected like those of the step itself.
-
-The writes of a step are tensors until the step ends, and a tensor cannot leave its graph. So
-
-- a `tf.function` that is called in a step is inlined into the step's graph; one with compile options stays a
-    function, unless it writes or the replicas exchange tensors in it;
-- a branch (`tf.cond`, or an `if` that AutoGraph converts) that writes to Keras variables also returns its writes;
-- a loop (`tf.while_loop`, or a `for` that AutoGraph converts) that writes also carries its writes.
-
-Branches and loops without writes, such as those of recurrent layers, are unchanged.
-"""
+"""Custom functions, branches and loops inside a step: their writes are collected like those of the step itself."""
 
 from __future__ import annotations
 
@@ -148,7 +138,12 @@ def _computed(unchanged: Callable[[], Any], with_writes: Callable[[_Nested], Any
 
 
 class _Nested:
-    """The state at the beginning of a branch or a loop, and at its end."""
+    """The state at the beginning of a branch or a loop, and at its end.
+
+    The writes of a step are tensors until the step ends, and a tensor cannot leave its graph. So a `tf.function` is
+    inlined into the step's graph, unless it has compile options and neither writes nor communicates. A branch that
+    writes to Keras variables also returns its writes, and a loop also carries them. Others are unchanged.
+    """
 
     def __init__(self, scope: CollectedWrites, step: StepContext) -> None:
         self._scope, self._step = scope, step

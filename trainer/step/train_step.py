@@ -1,8 +1,6 @@
-"""One step on a single device. Read it from top to bottom.
+"""One step on a single device: batch -> forward -> loss -> gradients -> optimizer -> metrics -> writes.
 
-    batch -> forward -> loss -> gradients -> optimizer -> metrics -> writes
-
-`partition/` splits it over several replicas; how steps are compiled and looped is in `run/loops/step_function.py`.
+`partition/` splits it over replicas; `run/loops/step_function.py` compiles and loops it. Read this file from top to bottom.
 """
 
 from __future__ import annotations

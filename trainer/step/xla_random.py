@@ -1,11 +1,4 @@
-"""Random numbers under XLA that equal those of the plain graph, so that the backend does not change results.
-
-Both make the same random bits (Philox) from a seed. They differ in the conversion to numbers: TensorFlow's kernels take the
-low bits of each word for a uniform number and pairs of these for two normal ones (Box and Muller); XLA takes the high bits,
-and inverts the error function. Here TensorFlow's conversion is written in operations that XLA compiles.
-
-Source: `random_distributions.h` and `random_distributions_utils.h` in TensorFlow (`Uint32ToFloat`, `BoxMullerFloat`).
-"""
+"""Random numbers under XLA that equal those of the plain graph, so that the backend does not change results."""
 
 from __future__ import annotations
 
@@ -29,6 +22,13 @@ def spelled_out(dtype: Any) -> bool:
 
 def uniform(shape: Any, seed: Any, dtype: Any) -> tf.Tensor:
     """Numbers in [0, 1), the bits of `tf.random.stateless_uniform` on this device.
+
+    Both make the same random bits (Philox) from a seed. TensorFlow's kernels take the low bits of each word for a
+    uniform number and pairs of these for two normal ones (Box and Muller); XLA takes the high bits, and inverts the
+    error function.
+
+    Source: `Uint32ToFloat` and `BoxMullerFloat` in TensorFlow's `random_distributions.h` and
+    `random_distributions_utils.h`.
 
     Args:
         shape: of the result; ints or an int tensor.

@@ -1,11 +1,4 @@
-"""The shards of workers other than the chief: each writes its own file next to the backup, at the same time.
-
-    each other worker   writes its part whole, then sends the chief the checksum of its part
-    the chief           waits for all of them, then writes the backup, which names the parts: only now there is one
-
-A backup whose parts are not those that it names is damaged. Parts without a backup are left over from a save that was
-interrupted.
-"""
+"""The shards of workers other than the chief: each writes its own file next to the backup, at the same time."""
 
 from __future__ import annotations
 
@@ -59,14 +52,6 @@ def job(
 ) -> Callable[[], None] | None:
     """What this worker has to write: the chief the backup, another one the shards that it holds, if it holds some.
 
-    Args:
-        strategy: whose workers save.
-        chief: whether this process writes the backup.
-        store: the `BackupStore` of this worker.
-        content: what was captured.
-        summary: of it.
-        check: see `BackupStore.write`.
-
     Context: the main thread of every worker, between steps.
     """
     worker, workers = place_among_workers(strategy)
@@ -99,6 +84,9 @@ def part_paths(path: Path) -> list[Path]:
 
 def write_part(path: Path, save: int, worker: int, shards: Shards) -> None:
     """Writes this worker's part of the backup `path` and tells the chief. Context: the writing thread of a worker.
+
+    Each worker writes its part whole, then sends its checksum. The chief waits for all, then writes the backup, which
+    names the parts: only then there is one. Parts without a backup are left over from an interrupted save.
 
     Raises:
         SaveError: it cannot be written; the chief raises the same.

@@ -17,13 +17,7 @@ from .steps import custom_step
 
 
 class Network:
-    """The layers of a case, and how they are applied.
-
-    Attributes:
-        entries: for each input, its layers.
-        body: the layers of the body.
-        heads: for each output, its layers.
-    """
+    """The layers of a case, and how they are applied: `entries` of each input, `body`, `heads` of each output."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -71,13 +65,7 @@ def input_names(case: Case) -> list[str]:
 
 
 def compiled_model(case: Case, module: Any, **how: Any) -> keras.Model:
-    """The model of a case.
-
-    Args:
-        case: the case.
-        module: `keras` or `unisono`, whose model classes are used.
-        how: arguments of `compile` that control the loop over steps.
-    """
+    """The model of a case, of the classes of `module`; `how`: arguments of `compile` for the loop over steps."""
     model = _model(case, module)
     names = output_names(case)
 

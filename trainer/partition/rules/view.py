@@ -1,8 +1,4 @@
-"""A rule's view of an operation, and the table of all rules.
-
-A rule is `fn(view) -> (wants, made)`: the labels with which the operation can compute, None where an input is used
-unchanged, and the labels of its outputs. Every rule has a test that compares uneven parts with the whole.
-"""
+"""A rule's view of an operation, and the table of all rules."""
 
 from __future__ import annotations
 
@@ -27,6 +23,9 @@ RULES: dict[str, Rule] = {}
 
 def rule(*types: str, linear_in: int | None = None) -> Callable[[Rule], Rule]:
     """Registers a rule for operations of these types.
+
+    A rule is `fn(view) -> (wants, made)`: the labels with which the operation can compute, None where an input is used
+    unchanged, and the labels of its outputs. Every rule has a test that compares uneven parts with the whole.
 
     Args:
         types: of operations.

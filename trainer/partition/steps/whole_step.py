@@ -1,10 +1,4 @@
-"""A step with user code that is not partitioned: the first replica computes it on the whole batch, like a single device.
-
-The other replicas wait, and take part in exchanges: they add zeros to the gradients and receive the values of variables.
-User code runs once in each process, as often as under plain Keras.
-
-Context: replica. The threads of replicas take turns: the first one of a process runs until it needs the others.
-"""
+"""A step with user code that is not partitioned: the first replica computes it on the whole batch, like a single device."""
 
 from __future__ import annotations
 
@@ -46,6 +40,10 @@ class _Call:
 
 class WholeStep:
     """One step on the whole batch.
+
+    The other replicas wait, and take part in exchanges: they add zeros to the gradients and receive the values of
+    variables. User code runs once in each process. Context: replica; the threads take turns, the first one runs until
+    it needs the others.
 
     Args:
         step: the single-device program.

@@ -1,8 +1,4 @@
-"""A Keras model as a chain of blocks, and the chain split into consecutive stages.
-
-A block is a layer (a nested model counts as one) with the plain operations that follow it. Any tensors may cross a cut,
-also over several cuts: a skip connection just makes the boundary wider.
-"""
+"""A Keras model as a chain of blocks, and the chain split into consecutive stages."""
 
 from __future__ import annotations
 
@@ -21,6 +17,8 @@ from ....compat.keras_private.functional import graph_of, nodes_in_order
 @dataclasses.dataclass(frozen=True)
 class Block:
     """An indivisible part of the model.
+
+    Any tensors may cross a cut, also over several cuts: a skip connection makes the boundary wider.
 
     Attributes:
         layer: the layer.

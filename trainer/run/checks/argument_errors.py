@@ -1,8 +1,4 @@
-"""Finds the argument that does not fit the model, where building it or its first step failed: one sentence for users.
-
-A label or a weight is found in the message of the error, any other argument by `mismatch`. Otherwise the original error is
-raised, or gets its line of user code.
-"""
+"""Finds the argument that does not fit the model, where building it or its first step failed: one sentence for users."""
 
 from __future__ import annotations
 
@@ -49,6 +45,8 @@ def explained(
     argument: str = "",
 ) -> Iterator[None]:
     """Converts an error of the block to an `ArgumentError`, if an argument does not fit.
+
+    A label or a weight is found in the message of the error, any other argument by `mismatch`.
 
     Args:
         model: the model.

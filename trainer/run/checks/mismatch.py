@@ -1,9 +1,4 @@
-"""Which argument does not fit the model: found by calling the model, its loss and its metrics on placeholders.
-
-They are called once more, one after the other, in a temporary graph: a part that fails there may not fit. The sentence is
-only given where the shapes disagree. Without an error nothing is called again, except for validation data of another layout
-than the training data, which would otherwise fail after the first epoch.
-"""
+"""Which argument does not fit the model: found by calling the model, its loss and its metrics on placeholders."""
 
 from __future__ import annotations
 
@@ -33,7 +28,11 @@ _REJECTED = re.compile(r"incompatible with the layer.*\(([^()]*)\)\.?$")
 
 
 def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) -> str | None:
-    """The sentence with the argument that does not fit the model; None if all fit, or if it is unknown."""
+    """The sentence with the argument that does not fit the model; None if all fit, or if it is unknown.
+
+    Nothing is called again without an error, except for validation data of another layout than the training data, which
+    would otherwise fail after the first epoch. The sentence is only given where the shapes disagree.
+    """
     if model._overrides_step(step) or not is_standard(spec):
         return None
     x, y, sample_weight = unpack(spec)

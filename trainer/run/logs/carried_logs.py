@@ -1,9 +1,4 @@
-"""Carries the logs of a custom step from the last step of a loop in the graph to its end.
-
-A loop must declare the types of its variables before its body is traced, but the trace of the step determines the logs. So
-the loop carries a `tf.experimental.Optional` of unknown content. XLA does not support it: there the logs of an earlier
-trace are the example, or the step is traced once more.
-"""
+"""Carries the logs of a custom step from the last step of a loop in the graph to its end."""
 
 from __future__ import annotations
 
@@ -18,6 +13,10 @@ from ....compat.tensorflow_graphs.graphs import graph_function
 
 class CarriedLogs:
     """One object for all loops over the steps of a model. Owns the known structure of their logs.
+
+    A loop must declare the types of its variables before the trace of its body determines the logs. So it carries a
+    `tf.experimental.Optional` of unknown content. XLA does not support it: there the logs of an earlier trace are the
+    example.
 
     Args:
         present: () -> bool; whether the steps return logs that are not metrics.

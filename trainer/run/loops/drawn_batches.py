@@ -1,8 +1,4 @@
-"""Draws the batches of a chunk one after the other, for loops: each is the data of a step, if there is one.
-
-Where each worker reads its own input, a step has the samples of all workers, and the last worker's data ends the pass. A
-worker whose data has ended continues with a borrowed batch without counted samples, until all have ended.
-"""
+"""Draws the batches of a chunk one after the other, for loops: each is the data of a step, if there is one."""
 
 from __future__ import annotations
 
@@ -60,6 +56,9 @@ class OptionalBatches(Batches):
 
 class WorkerBatches(Batches):
     """Batches of one worker's own data, and the samples of every worker.
+
+    The last worker's data ends the pass. Until then a worker whose data has ended continues with a borrowed batch
+    without counted samples.
 
     Args:
         count: `samples_of_workers` of the strategy.

@@ -1,8 +1,4 @@
-"""Predictions of many batches in one call: a loop in the graph, for models whose outputs have a fixed shape.
-
-Calling a compiled function once for each batch costs more than a small model's forward pass. The loop costs a second
-trace, so it is used once the calls have taken longer than the first one, which was mostly tracing.
-"""
+"""Predictions of many batches in one call: a loop in the graph, for models whose outputs have a fixed shape."""
 
 from __future__ import annotations
 
@@ -25,6 +21,9 @@ class _ShapesVary(Exception):
 
 class PredictLoop:
     """The loop for one layout of input; decides when it pays.
+
+    The loop costs a second trace, so it is used once the calls have taken longer than the first one, which was mostly
+    tracing.
 
     Args:
         step: `step(batch)`, the outputs for a batch, while tracing.

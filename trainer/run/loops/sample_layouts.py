@@ -1,10 +1,4 @@
-"""One trace for batches of two sizes: whether compiled functions leave the number of samples open.
-
-The last batch of a pass is smaller where the batch size does not divide the samples. Then a compiled function with fixed
-batch size is traced twice, and in a short fit the second trace costs as much as all steps. A function with an open batch
-size, as in Keras, serves both sizes, and takes a few microseconds more for each step. So a short fit uses an open one. A
-long fit uses one for full batches, and one for the rest.
-"""
+"""One trace for batches of two sizes: whether compiled functions leave the number of samples open."""
 
 from __future__ import annotations
 
@@ -16,6 +10,10 @@ FEWEST_STEPS = 400  # for which steps are compiled for a fixed batch size
 
 def open_sizes(model: TrainedModel, steps: int | None, predicting: bool = False) -> str:
     """`Source.open_sizes` for a pass or a fit of `steps` steps (None: not known).
+
+    With a fixed batch size a smaller last batch is a second trace, which in a short fit costs as much as all steps. An
+    open one, as in Keras, costs a few microseconds more for each step. So a long fit uses a fixed size for full
+    batches.
 
     A loop that predicts many batches in one call must know the batch size. With `jit_compile=True` XLA compiles for each
     size in any case. The stages of a pipeline split batches of known size.

@@ -1,8 +1,6 @@
 """Runs steps: several in one call of a compiled function, under any strategy.
 
-There is one compiled function for each layout of input: `function(inputs, steps) -> (steps that ran, logs of the last)`.
-The loop over a known number of batches is here; loops of other kinds (eager, of several workers, under XLA) are in
-`other_loops.py` and `xla_loops.py`, and `loop_choice.py` chooses between them.
+Other loops (eager, of several workers, XLA) are in `other_loops.py` and `xla_loops.py`; `loop_choice.py` chooses.
 """
 
 from __future__ import annotations

@@ -1,15 +1,4 @@
-"""Chooses the faster backend of steps, the plain graph or XLA, by measurements on steps that run in any case.
-
-A fit begins in the plain graph. Where the remaining steps can pay for compiling, it switches to XLA at the end of a compiled
-call, measures again, and stays or switches back. No step runs for the measurement alone, none twice. The plan of the fit,
-which backups store, has the backend of the next step, so that a resumed run continues with it. Steps of evaluation have a
-separate choice of the same kind.
-
-On GPUs XLA is used without measuring, as in Keras, after the first compiled call, whose graph shows the operations.
-
-Nothing is measured where `jit_compile` was given, where operations must be deterministic, or where a layer declares that
-it does not support XLA.
-"""
+"""Chooses the faster backend of steps, the plain graph or XLA, by measurements on steps that run in any case."""
 
 from __future__ import annotations
 
@@ -100,6 +89,11 @@ class Measured:
 
 class XlaChoice:
     """The choice in one fit, for its validation, or in one pass of `evaluate`. Measures each compiled call at its end.
+
+    Where the remaining steps can pay for compiling, a fit switches to XLA at the end of a compiled call, measures, and
+    stays or switches back. Backups store the backend of the next step. On GPUs XLA is used without measuring, as in
+    Keras, after the first compiled call, whose graph shows the operations. Nothing is measured where `jit_compile` was
+    given, where operations must be deterministic, or where a layer declares that it does not support XLA.
 
     Args:
         model: the built model.
