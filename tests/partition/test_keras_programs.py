@@ -39,4 +39,4 @@ def test_keras_in_uneven_parts_matches_the_whole_and_gathers_no_samples(name, ma
     keras.utils.set_random_seed(1)
     parts = Parts(make(), *batch)
     parts.check(PARTS, FLOAT32 if name in SINGLE else FLOAT64)
-    assert parts.gathered == GATHERED.get(name, 0)
+    assert parts.communicated[0] == GATHERED.get(name, 0)

@@ -96,7 +96,7 @@ _SHAPED = {
 
 
 @rule("TensorListPopBack", "TensorListGetItem", "TensorListStack", "TensorListResize", "TensorListLength",
-      "TensorListElementShape", "TensorListConcatV2")  # fmt: skip
+      "TensorListElementShape")  # fmt: skip
 def _take(view: View) -> Ruling:
     held, wants = view.labels[0], list[Label | None]([None] * len(view.labels))
     element = REPLICATED if held == EMPTY else held
@@ -112,3 +112,12 @@ def _take(view: View) -> Ruling:
     if view.type == "TensorListResize":
         return wants, [held]
     return wants, [REPLICATED]
+
+
+@rule("TensorListConcatV2")
+def _joined(view: View) -> Ruling:
+    label = view.labels[0]
+    if is_sharded(label) and label.axis == 0:
+        return view.gathered()
+    wants: Wants = [None, _open(label.axis) if is_sharded(label) else None, None]
+    return wants, [label, REPLICATED]
