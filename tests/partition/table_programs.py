@@ -252,6 +252,7 @@ def _rest(u, v):
         raw("EuclideanNorm", u, 1),
         raw("Prod", u, 1),
         tf.concat([total(u, 0), total(v, 0)], 0),
+        mean(u, 1),
         mean(tf.fill([tf.shape(u)[0], 3], 2.0), 1),
         *[tf.nn.log_softmax(each) for each in (u, total(u, 0))],
         tf.reduce_prod(total(u, 0)),

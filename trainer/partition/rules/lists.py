@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..labels import REPLICATED, Label, is_sharded, sizes
-from ..program import Shape, Value
+from ..program import Shape, Value, of_one_sample
 from .view import Ruling, View, Wants, rule
 
 EMPTY = Label("empty list")
@@ -102,7 +102,8 @@ def _take(view: View) -> Ruling:
     element = REPLICATED if held == EMPTY else held
     shape = len(view.labels) - 1
     if is_sharded(element) and _SHAPED.get(view.type) == shape and view.rank(shape) == 1:
-        wants[shape] = _open(element.axis)
+        known = not element.chosen and of_one_sample(view.constant(shape), element.axis)
+        wants[shape] = sizes(element.axis) if known else _open(element.axis)
     if view.type == "TensorListPopBack":
         return wants, [held, element]
     if view.type == "TensorListGetItem":
