@@ -29,7 +29,7 @@ class StaticShapes:
 
     def of(self, tensor: Any) -> list[Shape]:
         """The shapes of a tensor."""
-        return [shape_of(found.get(tensor.name) or tensor.shape) for found in self._found]
+        return [shape_of(found.get(tensor.name, tensor.shape)) for found in self._found]
 
     def say(self, op: tf.Operation, values: Sequence[Value]) -> None:
         """Sets the shapes of an operation's outputs."""
