@@ -4,6 +4,7 @@ A mutation changes the rule of one operation type: another label for its outputs
 inputs. A program detects it if it communicates differently than expected, raises an error, or gives a different result
 for uneven shards than for the full batch. The programs are those of `test_partition_rules.py`. Mutations that change
 nothing in any program are not counted. Each rule is used by a program; `test_partition_rules.py` checks that.
+The counts are in `docs/design/0026-partitioned-step.md`.
 """
 
 from __future__ import annotations
