@@ -87,16 +87,12 @@ class Parts:
 
     @property
     def communicated(self):
-        """The number of gathered and of reduced tensors, including those that the program returns."""
-        sharded = [is_sharded(self.program.values[n.source].label) for n in self.program.collectives()]
-        return sum(sharded), len(sharded) - sum(sharded)
-
-    @property
-    def gathered(self):
-        """The number of tensors that are gathered inside."""
-        values = self.program.values
-        inner = [node for node in self.program.collectives() if node.cause is not None]
-        return sum(is_sharded(values[node.source].label) for node in inner)
+        """The number of gathered and of reduced tensors inside, and of those that the program returns."""
+        found = [0, 0, 0, 0]
+        for node in self.program.collectives():
+            sharded = is_sharded(self.program.values[node.source].label)
+            found[2 * (node.cause is None) + (not sharded)] += 1
+        return tuple(found)
 
 
 def types_of(graph):

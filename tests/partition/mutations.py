@@ -3,7 +3,8 @@
 A mutation changes the rule of one operation type: another label for its outputs, or a label that it accepts for its
 inputs. A program detects it if it communicates differently than expected, raises an error, or gives a different result
 for uneven shards than for the full batch. The programs are those of `test_partition_rules.py`. Mutations that change
-nothing in any program are not counted; operations that occur in no program are listed.
+nothing in any program are not counted. Each rule is used by a program; `test_partition_rules.py` checks that.
+The counts are in `docs/design/0026-partitioned-step.md`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np  # noqa: E402
 from partition_in_parts import Parts, types_of  # noqa: E402
 from partition_programs import COMMUNICATED, PROGRAMS, SINGLE  # noqa: E402
 
+from unisono.compat.tensorflow_graphs.one_device import subgraphs  # noqa: E402
 from unisono.trainer.partition.labels import (  # noqa: E402
     OWN,
     PARTIAL_MAX,
@@ -98,7 +100,10 @@ MUTATIONS = {
     ),
 }
 
-EQUIVALENT: dict[tuple[str, str], str] = {}
+EQUIVALENT = {
+    ("LogicalOr", "made another reduction"): "a sum of booleans is true where one of them is",
+    ("Rank", "takes it whole"): "a known rank is a constant, which has no inputs",
+}
 """Mutations that change no number and no collective of any step, and why."""
 
 
@@ -107,30 +112,47 @@ class Program:
 
     def __init__(self, name):
         fn, *batch = PROGRAMS[name]
-        self.name, self.parts = name, Parts(fn, *batch)
-        self.expected = self.parts.on_one_device()
-        self.communicated = COMMUNICATED[name]
+        self.parts = Parts(fn, *batch)
+        self.outputs, self.expected = self.parts.graph.outputs, self.parts.on_one_device()
         self.tolerance = 1e-5 if name in SINGLE else 1e-12
-        self.types = set(types_of(self.parts.graph))
+        self.communicated = COMMUNICATED[name]
+        self.types = [set(types_before(output.op)) for output in self.outputs]
 
-    def notices(self, applied):
-        """Whether the program fails while a mutation is applied."""
+    def notices(self, kind, applied):
+        """Whether the program fails while the rule of a type is mutated. It runs the outputs that depend on this type."""
         applied[0] = False
         try:
             self.parts.partition()
-            if not applied[0]:
-                return False
-            if self.parts.communicated != self.communicated:
-                return True
+            if not applied[0] or self.parts.communicated != self.communicated:
+                return applied[0]
+            used = [number for number, types in enumerate(self.types) if kind in types]
+            self.parts.graph.outputs = [self.outputs[number] for number in used]
+            self.parts.partition()
+            expected = [self.expected[number] for number in used]
             for samples in PARTS:
-                self.parts.check([samples], self.tolerance, self.expected)
+                self.parts.check([samples], self.tolerance, expected)
         except Exception:
             return True
+        finally:
+            self.parts.graph.outputs = self.outputs
         return False
 
 
+def types_before(last):
+    """The types of the operations that affect an operation, including those in branches and loops."""
+    ahead, found = [last], set()
+    while ahead:
+        op = ahead.pop()
+        if op not in found:
+            found.add(op)
+            ahead += [*op.control_inputs, *(tensor.op for tensor in op.inputs)]
+            yield op.type
+            for _, inner in subgraphs(op):
+                yield from types_of(inner)
+
+
 def survivors(kind, programs):
-    """The mutations of an operation type's rule that have an effect, and those that no program detects."""
+    """The mutations of an operation type's rule that have an effect, and those of them that no program detects."""
     rule, made, left = RULES[kind], 0, []
     for name, mutation in MUTATIONS.items():
         applied = [False]
@@ -142,33 +164,34 @@ def survivors(kind, programs):
             return found
 
         RULES[kind] = mutated
-        try:
-            noticed = changed = False
-            for program in programs:
-                noticed = program.notices(applied)
-                changed |= applied[0]
-                if noticed:
-                    break
-        finally:
-            RULES[kind] = rule
-        made += changed
-        if changed and not noticed and (kind, name) not in EQUIVALENT:
-            left.append(name)
+        changed = False
+        for program in programs:
+            if program.notices(kind, applied):
+                made += 1
+                break
+            changed |= applied[0]
+        else:
+            made += changed
+            left += [name] * changed
+    RULES[kind] = rule
     return made, left
 
 
 def main(wanted):
     programs = sorted(map(Program, PROGRAMS), key=lambda program: len(program.parts.graph.get_operations()))
-    made = noticed = 0
-    untested = []
+    made, left = 0, []
     for kind in wanted or sorted(RULES):
-        having = [program for program in programs if kind in program.types]
-        count, left = survivors(kind, having)
-        made, noticed = made + count, noticed + count - len(left)
-        untested += [] if having else [kind]
-        for name in left:
-            print(f"not noticed: {kind} {name}", flush=True)
-    print(f"{noticed} of {made} mutations were noticed. No program has: {' '.join(untested) or 'nothing'}")
+        having = [program for program in programs if any(kind in types for types in program.types)]
+        count, names = survivors(kind, having)
+        made += count
+        left += [(kind, name) for name in names]
+        for name in names:
+            print(
+                f"not noticed: {kind} {name}: {EQUIVALENT.get((kind, name), 'no program detects it')}",
+                flush=True,
+            )
+    same = sum(each in EQUIVALENT for each in left)
+    print(f"{made} mutations: {made - len(left)} noticed, {same} equivalent, {len(left) - same} left")
 
 
 if __name__ == "__main__":

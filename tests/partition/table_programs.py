@@ -43,11 +43,13 @@ def raw(name, *values, **attributes):
 
 def _unary(u):
     sums = total(u, 0) / 9
-    given = [u, sums, tf.reduce_max(u, 0)]
+    rare = [
+        total(tf.where(u > 0.8, u * value, u), 0) for value in (np.inf, np.nan)
+    ]  # only some replicas have them
     return [
-        raw(name, 1 / each if name == "Acosh" else each)
-        for name in [*UNARY.split(), "Acosh"]
-        for each in given
+        *[raw(name, each) for name in UNARY.split() for each in (u, sums, tf.reduce_max(u, 0))],
+        *[raw("Acosh", 1 / each) for each in (u, sums, tf.reduce_max(u, 0))],
+        *[raw(name, each) for name in ("Floor", "IsFinite", "IsInf", "IsNan") for each in (9 * sums, *rare)],
     ]
 
 
@@ -61,12 +63,13 @@ def _binary(u, v):
         (tf.ones_like(sums), sums),
         (u, v[:, :1]),
     ]
-    return [
+    found = [
         raw(name, *pair)
         for name in BINARY.split()
         for number, pair in enumerate(pairs)
         if name not in _OF_ONE_SHAPE or number not in (1, 5)
     ]
+    return found + [raw(name, sums, -others) for name in ("EluGrad", "SeluGrad")]
 
 
 _OF_ONE_SHAPE = [name for name in BINARY.split() if name.endswith("Grad")] + ["ApproximateEqual"]
@@ -131,7 +134,7 @@ def _strings(words):
         *[raw(name, words) for name in ("StringLower", "StringStrip", "StringLength")],
         tf.strings.to_hash_bucket_fast(words, 5),
         tf.strings.join([words, words], "-"),
-        tf.strings.regex_replace(words, "o", "a"),
+        raw("RegexReplace", words, "o", "a"),
         raw("StringToNumber", tf.strings.regex_replace(words, "[^0-9]", "")),
     ]
 
@@ -248,6 +251,10 @@ def _rest(u, v):
         raw("EuclideanNorm", u, 0),
         raw("EuclideanNorm", u, 1),
         raw("Prod", u, 1),
+        tf.concat([total(u, 0), total(v, 0)], 0),
+        mean(u, 1),
+        mean(tf.fill([tf.shape(u)[0], 3], 2.0), 1),
+        *[tf.nn.log_softmax(each) for each in (u, total(u, 0))],
         tf.reduce_prod(total(u, 0)),
         *parts,
         *tf.raw_ops.SplitV(value=total(u, 0), size_splits=[1, 3], axis=0, num_split=2),
@@ -297,59 +304,74 @@ def _rest(u, v):
 
 
 def _drawn(u):
-    n, zero = tf.shape(u)[0], 0 * u
-    seed = [1, 2]
-    stateless = tf.random
-    draws = [
-        tf.random.normal([n, 4], seed=1),
-        tf.random.uniform([n, 4], seed=1),
-        tf.random.uniform([n, 4], 0, 9, tf.int32, seed=1),
-        tf.random.truncated_normal([n, 4], seed=1),
-        tf.random.gamma([n, 4], 2.0, seed=1),
-        tf.random.poisson([n, 4], 2.0, seed=1),
-        tf.random.categorical(tf.ones([4, 3]), 4, seed=1)[:1],
-        tf.random.normal([1, 4], seed=2),
-        stateless.stateless_normal([n, 4], seed),
-        stateless.stateless_uniform([n, 4], seed),
-        stateless.stateless_uniform([n, 4], seed, None, None, tf.int32),
-        stateless.stateless_uniform([n, 4], seed, 0, 9, tf.int32),
-        stateless.stateless_truncated_normal([n, 4], seed),
-        stateless.stateless_normal([n, 4], seed) * 0 + tf.cast(u, tf.float32),
+    n, seed, random = tf.shape(u)[0], [1, 2], tf.random
+    of_samples = [  # no number is drawn twice
+        random.normal([n, 4], seed=1),
+        random.uniform([n, 4], seed=1),
+        random.uniform([n, 4], 0, 2**30, tf.int32, seed=1),
+        random.truncated_normal([n, 4], seed=1),
+        random.stateless_normal([n, 4], seed),
+        random.stateless_uniform([n, 4], seed),
+        random.stateless_uniform([n, 4], seed, None, None, tf.int32),
+        random.stateless_uniform([n, 4], seed, 0, 2**30, tf.int32),
+        random.stateless_truncated_normal([n, 4], seed),
     ]
-    shuffled = total(tf.gather(u, tf.random.shuffle(tf.range(n))), 0)
+    others = [
+        random.gamma([n, 4], 2.0, seed=1),
+        random.poisson([n, 4], 2.0, seed=1),
+        random.categorical(tf.ones([4, 3]), 4, seed=1)[:1],
+        random.normal([1, 4], seed=2),
+        random.stateless_normal([n, 4], seed) * 0 + tf.cast(u, tf.float32),
+    ]
     chosen = tf.boolean_mask(u, u[:, 0] > 0.4)
-    noisy = chosen + 0 * stateless.stateless_normal(tf.shape(chosen), seed, 0.0, 1.0, tf.float64)
     return [
-        *[zero * tf.cast(draw, u.dtype) for draw in draws],
-        shuffled,
-        mean(noisy**2),
-        stateless.stateless_normal([3], seed),
+        *[tf.size(tf.unique(tf.reshape(draw, [-1]))[0]) for draw in of_samples],
+        *[0 * u * tf.cast(draw, u.dtype) for draw in of_samples + others],
+        total(tf.gather(u, random.shuffle(tf.range(n))), 0),
+        mean((chosen + 0 * random.stateless_normal(tf.shape(chosen), seed, 0.0, 1.0, tf.float64)) ** 2),
+        random.stateless_normal([3], seed),
     ]
 
 
 def _listed(u):
-    held = tf.TensorArray(u.dtype, 3, element_shape=[None, 4], infer_shape=False)
-    for n in range(3):
-        held = held.write(n, u * (n + 1.0))
-    lists = tf.raw_ops.TensorListFromTensor(tensor=tf.stack([u, 2 * u]), element_shape=tf.constant([-1, 4]))
-    longer = tf.raw_ops.TensorListResize(input_handle=lists, size=3)
-    longer = tf.raw_ops.TensorListSetItem(input_handle=longer, index=2, item=3 * u)
-    sums = tf.raw_ops.TensorListFromTensor(
-        tensor=tf.stack([total(u, 0), total(u, 0)]), element_shape=tf.constant([4])
-    )
+    raw_ops, dtype, sums = tf.raw_ops, u.dtype, total(u, 0)
+
+    def of(*elements, shape):
+        return raw_ops.TensorListFromTensor(tensor=tf.stack(elements), element_shape=shape)
+
+    def written():
+        held = tf.TensorArray(dtype, 3, element_shape=[None, 4], infer_shape=False)
+        return held.write(0, u).write(1, u**2).write(2, u**3)
+
+    def taken(held, shape):
+        return [
+            raw_ops.TensorListStack(input_handle=held, element_shape=shape, element_dtype=dtype),
+            raw_ops.TensorListGetItem(input_handle=held, index=1, element_shape=shape, element_dtype=dtype),
+            raw_ops.TensorListPopBack(input_handle=held, element_shape=shape, element_dtype=dtype)[1],
+        ]
+
+    def joined(held, shape):
+        none = tf.constant([], tf.int64)
+        return raw_ops.TensorListConcatV2(
+            input_handle=held, element_shape=shape, leading_dims=none, element_dtype=dtype
+        )[:2]
+
+    lists, of_sums = of(u, 2 * u, shape=[-1, 4]), of(sums, 2 * sums, shape=[4])
+    resized = raw_ops.TensorListResize(input_handle=lists, size=3)
+    longer = raw_ops.TensorListSetItem(input_handle=resized, index=2, item=3 * u)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(u)
+        losses = [total(written().read(1) * u), total(written().stack() ** 2), total(written().concat() ** 2)]
     return [
-        held.stack(),
-        held.read(1),
-        tf.raw_ops.TensorListLength(input_handle=lists),
-        tf.raw_ops.TensorListStack(
-            input_handle=longer, element_shape=tf.constant([-1, 4]), element_dtype=u.dtype
-        ),
-        tf.raw_ops.TensorListGetItem(
-            input_handle=sums, index=1, element_shape=tf.constant([4]), element_dtype=u.dtype
-        ),
-        tf.raw_ops.TensorListPopBack(
-            input_handle=lists, element_shape=tf.constant([-1, 4]), element_dtype=u.dtype
-        )[1],
+        raw_ops.TensorListLength(input_handle=lists),
+        raw_ops.TensorListElementShape(input_handle=lists, shape_type=tf.int32),
+        *[each for held in (lists, resized) for each in taken(held, tf.shape(u))],
+        *taken(longer, [-1, 4]),
+        *taken(of_sums, [4]),
+        *joined(of(u, u + 1, shape=[-1, 4]), [-1, 4]),
+        *joined(of_sums, [4]),
+        *joined(of(tf.transpose(u), tf.transpose(2 * u), shape=[4, -1]), tf.stack([4, tf.shape(u)[0]])),
+        *[tape.gradient(loss, u) for loss in losses],
     ]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import cProfile
+
 import keras
 import pytest
-from partition.keras_programs import LAYERS, LOSSES, METRICS, WEIGHTS, of_layers, of_loss, of_metric
+from partition.keras_programs import LAYERS, LOSSES, METRICS, WEIGHTS, L, S, of_layers, of_loss, of_metric
 from partition_in_parts import Parts
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -39,4 +41,24 @@ def test_keras_in_uneven_parts_matches_the_whole_and_gathers_no_samples(name, ma
     keras.utils.set_random_seed(1)
     parts = Parts(make(), *batch)
     parts.check(PARTS, FLOAT32 if name in SINGLE else FLOAT64)
-    assert parts.gathered == GATHERED.get(name, 0)
+    assert parts.communicated[0] == GATHERED.get(name, 0)
+
+
+def _work(blocks):
+    """The function calls of labelling a transformer, and the values and nodes of its program."""
+
+    def build(x):
+        for _ in range(blocks):
+            x = L.LayerNormalization()(x + L.MultiHeadAttention(2, 3)(x, x))
+            x = x + L.Dense(3)(L.Dense(6, "gelu")(x))
+        return x
+
+    parts, profile = Parts(of_layers(build, S), S), cProfile.Profile()
+    profile.runcall(parts.partition)
+    calls = sum(entry.callcount for entry in profile.getstats())
+    return calls, len(parts.program.values), len(parts.program.nodes)
+
+
+def test_work_and_memory_of_labelling_are_linear_in_the_operations():
+    for two, four, eight in zip(*map(_work, (2, 4, 8))):
+        assert eight - four == pytest.approx(2 * (four - two), rel=0.05)

@@ -7,6 +7,8 @@ import tensorflow as tf
 from partition_in_parts import Parts
 from partition_programs import COMMUNICATED, PROGRAMS, SINGLE, S, X
 
+from unisono.trainer.partition.rules import RULES
+
 FLOAT64, FLOAT32 = 1e-12, 1e-5  # another summation order
 
 
@@ -17,17 +19,13 @@ def test_program_in_uneven_parts_matches_the_whole_and_communicates_as_little(na
     assert parts.communicated == COMMUNICATED[name]
 
 
-def test_draws_with_samples_differ_between_replicas_and_others_do_not():
-    def drawn(x):
-        return [
-            tf.random.stateless_normal(tf.shape(x), [1, 2]) + 0.0 * x,
-            tf.random.stateless_normal([4], [3, 4]),
-        ]
-
-    (noise, alike), *others = Parts(drawn, X.astype("float32")).on_replicas((3, 3, 1))
-    assert len({tuple(row) for row in noise.tolist()}) == 7
-    for each in others:
-        assert (each[0] == noise).all() and (each[1] == alike).all()
+def test_every_rule_is_used_by_a_program(monkeypatch):
+    used = set()
+    for kind, rule in RULES.items():
+        monkeypatch.setitem(RULES, kind, lambda view, rule=rule: used.add(view.type) or rule(view))
+    for fn, *batch in PROGRAMS.values():
+        Parts(fn, *batch)
+    assert used == set(RULES)
 
 
 def test_leaves_with_other_numbers_of_samples_are_not_taken_for_one_batch():

@@ -231,7 +231,7 @@ class Builder(Values):
             raise NotPartitioned(f"the function {graph.name} was changed after it was traced")
         values = self.program.values
         builder = Builder(values, None, self.is_local, True, self.whole_ops, self.replicated)
-        own = []
+        builder.one_size, own = self.one_size, []
         for number, given in enumerate(inputs):
             value = values[given]
             constants = None if number in changed else value.constant

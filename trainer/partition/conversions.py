@@ -20,7 +20,7 @@ from .labels import (
     Label,
     is_sharded,
 )
-from .program import PROBES
+from .program import PROBES, Extents
 from .rules import PARTIAL_MEAN
 
 
@@ -221,6 +221,17 @@ def _local_sizes(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
     if static is not None and static[want.axis] == -1:
         return tensor
     return _scaled_element(tensor, want.axis, replica.held, replica.total)
+
+
+def extents(node: Extents, dtype: tf.DType, replica: Replica) -> tf.Tensor:
+    """Sizes for the samples that a replica holds."""
+    numbers: list[Any] = list(node.numbers)
+    if isinstance(replica.held, int):
+        numbers[node.axis] *= replica.held
+        return tf.constant(numbers, dtype)
+    with tf.device("CPU:0"):
+        numbers[node.axis] = size_on_host(tf.cast(replica.held, dtype) * numbers[node.axis])
+        return size_on_host(tf.stack(numbers))
 
 
 def _sliced(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:

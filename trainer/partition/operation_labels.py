@@ -22,7 +22,15 @@ _TAKES_POSITIONS = """
     UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin
 """  # operations that accept positions relative to this replica's first sample; others get positions in the batch
 _ADDS_UP = ("AddN", "AddV2", "Identity")
-_HARMLESS = ("Empty", "PrintV2", "StringFormat", "OptionalFromValue", "OptionalGetValue", "OptionalNone")
+_HARMLESS = (
+    "Empty",
+    "PrintV2",
+    "StringFormat",
+    "OptionalFromValue",
+    "OptionalGetValue",
+    "OptionalNone",
+    "VariableShape",
+)
 
 
 def has_effects(op: tf.Operation) -> bool:

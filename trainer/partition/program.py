@@ -135,7 +135,24 @@ class Read:
     outputs: list[int]
 
 
-Node = Copy | Convert | Apply | Read
+@dataclasses.dataclass
+class Extents:
+    """A vector of sizes of which one is a multiple of the number of a replica's samples.
+
+    Attributes:
+        numbers: the sizes, for one sample.
+        axis: of the multiple.
+        inputs: none.
+        outputs: the number of the value.
+    """
+
+    numbers: tuple[int, ...]
+    axis: int
+    inputs: list[int]
+    outputs: list[int]
+
+
+Node = Copy | Convert | Apply | Read | Extents
 
 
 def inputs_of(node: Node) -> list[int]:
@@ -243,6 +260,19 @@ def received(program: Program) -> set[int]:
         if isinstance(node, Convert) and (program.communicates(node) or node.source in found):
             found.add(node.target)
     return found
+
+
+def of_one_sample(sizes: tuple[np.ndarray, np.ndarray] | None, axis: int) -> tuple[int, ...] | None:
+    """A vector of sizes for one sample; None where that of `axis` is no multiple of the batch, or others depend on it."""
+    if sizes is None or sizes[0].ndim != 1:
+        return None
+    one, other = (
+        [n // batch if i == axis else n for i, n in enumerate(s)] for s, batch in zip(sizes, PROBES)
+    )
+    exact = (
+        one == other and one[axis] * PROBES[0] == sizes[0][axis] and one[axis] * PROBES[1] == sizes[1][axis]
+    )
+    return tuple(map(int, one)) if exact else None
 
 
 def shape_of(shape: Any) -> Shape:

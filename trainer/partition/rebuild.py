@@ -17,10 +17,22 @@ from ...compat.tensorflow_graphs.one_device import (
     on_replica,
     subgraphs,
 )
-from .conversions import Exchange, Replica, after, exchanged, local, where
+from .conversions import Exchange, Replica, after, exchanged, extents, local, where
 from .labels import PARTIAL_SUM, Label, is_sharded
 from .operation_labels import READS
-from .program import BRANCHES, LOOPS, Apply, Convert, Copy, Node, Program, Read, inputs_of, outputs_of
+from .program import (
+    BRANCHES,
+    LOOPS,
+    Apply,
+    Convert,
+    Copy,
+    Extents,
+    Node,
+    Program,
+    Read,
+    inputs_of,
+    outputs_of,
+)
 
 
 def rebuilt(
@@ -67,7 +79,7 @@ _WITHOUT_EFFECTS = ("VariableShape", *LOOPS, *BRANCHES)  # no body of a program 
 
 
 def _is_for_xla(node: Node) -> bool:
-    if isinstance(node, Convert):
+    if isinstance(node, Convert | Extents):
         return True
     if not isinstance(node, Copy) or (node.op.op_def.is_stateful and node.op.type not in _WITHOUT_EFFECTS):
         return False
@@ -100,6 +112,9 @@ class _Copier:
             self.value(number)
         if isinstance(node, Read):
             self.values[node.outputs[0]] = self._read(node.number)
+        elif isinstance(node, Extents):
+            number = node.outputs[0]
+            self.values[number] = extents(node, labels[number].dtype, self._replica)
         elif isinstance(node, Apply):
             alive = self._replica.alive
             given = [(self.values[each], labels[each]) for each in node.inputs]

@@ -18,8 +18,9 @@ from .labels import (
     Label,
     is_sharded,
     needs_collective,
+    sizes,
 )
-from .program import Convert, Copy, ListIsGathered, NeedsCollective, Program, Value
+from .program import Convert, Copy, Extents, ListIsGathered, NeedsCollective, Program, Value, of_one_sample
 from .rules.lists import EMPTY
 
 
@@ -38,6 +39,7 @@ class Values:
         made: the numbers of converted values, by the number of the original value and the label.
         again: the operations that can make a value whole once more, by its number.
         producers: the names of the operations that made lists, by the number of the list.
+        one_size: whether all inputs have the same number of samples; else sizes are not those of `PROBES`.
     """
 
     def __init__(
@@ -46,9 +48,10 @@ class Values:
         self.program = Program(values)
         self.inside, self.whole_ops, self.replicated = inside, whole, replicated
         self.states: set[int] = set()
-        self.made: dict[tuple[int, Label], int] = {}
+        self.made: dict[Any, int] = {}
         self.again: dict[int, Copy] = {}
         self.producers: dict[int, str] = {}
+        self.one_size = True
 
     def add(self, value: Value) -> int:
         """The number of a new value."""
@@ -85,9 +88,16 @@ class Values:
             raise NeedsCollective(f"{cause.type} {cause.name}" if cause is not None else "an output")
         if value.dtype == tf.variant:
             raise ListIsGathered(self.producers.get(number, ""))
+        numbers = (
+            of_one_sample(value.constant, want.axis) if want == sizes(want.axis) and self.one_size else None
+        )
+        key = (number, want) if numbers is None else (value.dtype, numbers, want)
+        if key in self.made:
+            return self.made[key]
         target = self.add(Value(value.dtype, value.shapes, want, value.constant))
-        self.program.nodes.append(Convert(number, target, cause))
-        self.made[number, want] = target
+        node = Extents(numbers, want.axis, [], [target]) if numbers else Convert(number, target, cause)
+        self.program.nodes.append(node)
+        self.made[key] = target
         return target
 
     def read(self, tensor: Any, number: int, cause: tf.Operation | None) -> int:

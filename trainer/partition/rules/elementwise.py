@@ -178,7 +178,7 @@ NOT_LINEAR = """
     LogicalAnd LogicalOr Xlogy Xdivy Atan2 ClipByValue TruncateDiv TruncateMod ApproximateEqual BitwiseAnd
     BitwiseOr BitwiseXor LeftShift RightShift Xlog1py Complex Imag Conj Igamma Igammac CheckNumerics NextAfter
     BesselI0e BesselI1e StringLower StringStrip StringLength AsString StringToNumber StringToHashBucketFast
-    RegexReplace StringJoin Bucketize
+    RegexReplace StaticRegexReplace StringJoin Bucketize
 """
 
 

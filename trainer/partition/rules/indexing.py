@@ -197,7 +197,7 @@ def _positions_of_true(view: View) -> Ruling:
     return [None], [sharded(0, chosen=chosen, counts=extents)]  # type: ignore[arg-type]
 
 
-@rule("LookupTableFindV2", "LookupTableFind")
+@rule("LookupTableFindV2")
 def _look_up(view: View) -> Ruling:
     label = view.labels[1]
     wants: Wants = [None, None if is_sharded(label) and not label.counts else REPLICATED, REPLICATED]

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..labels import REPLICATED, Label, is_sharded, sizes
-from ..program import Shape, Value
+from ..program import Shape, Value, of_one_sample
 from .view import Ruling, View, Wants, rule
 
 EMPTY = Label("empty list")
@@ -96,13 +96,14 @@ _SHAPED = {
 
 
 @rule("TensorListPopBack", "TensorListGetItem", "TensorListStack", "TensorListResize", "TensorListLength",
-      "TensorListElementShape", "TensorListConcatV2")  # fmt: skip
+      "TensorListElementShape")  # fmt: skip
 def _take(view: View) -> Ruling:
     held, wants = view.labels[0], list[Label | None]([None] * len(view.labels))
     element = REPLICATED if held == EMPTY else held
     shape = len(view.labels) - 1
     if is_sharded(element) and _SHAPED.get(view.type) == shape and view.rank(shape) == 1:
-        wants[shape] = _open(element.axis)
+        known = not element.chosen and of_one_sample(view.constant(shape), element.axis)
+        wants[shape] = sizes(element.axis) if known else _open(element.axis)
     if view.type == "TensorListPopBack":
         return wants, [held, element]
     if view.type == "TensorListGetItem":
@@ -112,3 +113,12 @@ def _take(view: View) -> Ruling:
     if view.type == "TensorListResize":
         return wants, [held]
     return wants, [REPLICATED]
+
+
+@rule("TensorListConcatV2")
+def _joined(view: View) -> Ruling:
+    label = view.labels[0]
+    if is_sharded(label) and label.axis == 0:
+        return view.gathered()
+    wants: Wants = [None, _open(label.axis) if is_sharded(label) else None, None]
+    return wants, [label, REPLICATED]

@@ -99,10 +99,10 @@ EACH_SAMPLE = {  # numbers of the inputs that have samples along axis 0
         MatrixInverse Cholesky MatrixDeterminant AdjustContrastv2 AdjustHue
         AdjustSaturation RGBToHSV HSVToRGB Dilation2D Qr MatrixDiagPartV3 FFT IFFT FFT2D IFFT2D RFFT IRFFT
     """,
-    (0, 1): "ResizeBilinearGrad ResizeBicubicGrad CholeskyGrad MatrixSolve MatrixTriangularSolve",
+    (0, 1): "ResizeBilinearGrad ResizeBicubicGrad MatrixSolve MatrixTriangularSolve",
     (0, 1, 2): "MaxPoolGrad MaxPool3DGrad LRNGrad",
 }  # fmt: skip
-_SPATIAL = ("MatrixInverse", "Cholesky", "MatrixDeterminant", "Qr", "MatrixDiagPartV3", "CholeskyGrad", "MatrixSolve",
+_SPATIAL = ("MatrixInverse", "Cholesky", "MatrixDeterminant", "Qr", "MatrixDiagPartV3", "MatrixSolve",
             "MatrixTriangularSolve", "FFT", "IFFT", "FFT2D", "IFFT2D", "RFFT", "IRFFT")  # fmt: skip
 
 

@@ -23,11 +23,6 @@ def _sizes(view: View) -> Ruling:
     return [None] * len(view.labels), made
 
 
-@rule("VariableShape", "BroadcastGradientArgs", "ConcatOffset", "InvertPermutation", "BroadcastArgs")
-def _of_sizes(view: View) -> Ruling:
-    return view.gathered()
-
-
 def reshaped(label: Label, before: tuple[Shape, Shape], after: tuple[Shape, Shape]) -> Label | None:
     """The label of a SHARDED tensor after a reshape; None where its samples do not stay together.
 

@@ -129,7 +129,3 @@ class View:
     def sharded_inputs(self) -> list[int]:
         """The numbers of the inputs that are SHARDED."""
         return [number for number, label in enumerate(self.labels) if is_sharded(label)]
-
-    def names(self, number: int) -> str:
-        """An input's label, for messages."""
-        return str(self.labels[number])
