@@ -85,7 +85,7 @@ ATTRIBUTES = {
     "tensorflow.python.framework.ops:Graph": "_add_function_recursive _attr_scope_map _colocation_stack "
     "_control_dependencies_stack _create_op_internal _device_function_stack _distribution_strategy_stack "
     "_get_control_flow_context _get_function _original_op",
-    "tensorflow.python.framework.ops:Operation": "_add_control_input _clear_attr _id "
+    "tensorflow.python.framework.ops:Operation": "_add_control_input _clear_attr _from_c_op _id "
     "_is_stateful _set_device _update_input",
     "tensorflow.python.ops.script_ops:EagerFunc": "_func",
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": "_strided_slice_assign "
@@ -116,6 +116,9 @@ OVERRIDDEN = {
         "_collect_learning_rate": "a model of a custom loop may have no optimizer",
         "_compute_steps_per_second": _ONCE,
         "_write_keras_model_train_graph": "the graph is that of our own step function",
+    },
+    "tensorflow.python.framework.ops:Graph": {
+        "_add_new_tf_operations": "operations of a graph for shapes alone need no devices, which cost most of the time",
     },
     f"{_DISTRIBUTE}.coordinator.cluster_coordinator:WorkerPreemptionHandler": {
         "_validate_preemption_failure": "a worker may be left out of the cluster until it answers again",

@@ -227,12 +227,11 @@ def checked_logs(logs: Any, step: str) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether TensorFlow accepts it as numbers, at least one."""
+    """Whether TensorFlow accepts it as numbers. An empty list has none."""
     try:
-        tensor = tf.convert_to_tensor(value)
+        return tf.convert_to_tensor(value).dtype != tf.string and not (isinstance(value, list) and not value)
     except (TypeError, ValueError):
         return False
-    return tensor.dtype != tf.string and tensor.shape.num_elements() != 0
 
 
 def check_batches(model: TrainedModel, spec: Any, step: str) -> None:

@@ -40,21 +40,25 @@ def partitioned(
     one_pass = functools.partial(_one_pass, graph, batch, outputs, sums_on_read, slices or {}, is_local)
     try:  # without the same static size in all leaves, their sizes may differ
         multiples = dict(zip(leaves, _MULTIPLES)) if len(leaves) > 1 else {}
-        return _until_no_list_is_gathered(one_pass, multiples)
+        return _until_no_list_is_gathered(one_pass, multiples, not multiples)
     except ValueError:
         pass
-    try:
-        return _until_no_list_is_gathered(one_pass, {})
+    try:  # two leaves whose sizes cannot differ have one; of three, one may still have another
+        sizes = {graph.inputs[leaf].shape[0] for leaf in leaves}
+        one_size = len(sizes) == 1 and (len(leaves) <= 2 or None not in sizes)
+        return _until_no_list_is_gathered(one_pass, {}, one_size)
     except ValueError as error:
         raise NotPartitioned(f"its shapes fit one size of the batch alone: {error}") from error
 
 
-def _until_no_list_is_gathered(one_pass: Callable[..., Program], multiples: Mapping[int, int]) -> Program:
+def _until_no_list_is_gathered(
+    one_pass: Callable[..., Program], multiples: Mapping[int, int], one_size: bool
+) -> Program:
     """Repeats the pass, with whole inputs for producers of lists that would have to be gathered."""
     whole: set[str] = set()
     while True:
         try:
-            return one_pass(multiples, whole)
+            return one_pass(multiples, one_size, whole)
         except ListIsGathered as found:
             if found.producer in whole:
                 raise NotPartitioned(
@@ -71,10 +75,11 @@ def _one_pass(
     slices: Mapping[int, Sequence[bool]],
     is_local: Callable[[tf.Operation], bool],
     multiples: Mapping[int, int],
+    one_size: bool,
     whole: set[str],
 ) -> Program:
     builder = Builder([], slices=slices, is_local=is_local, whole=whole)
-    builder.one_size = not multiples
+    builder.one_size = one_size
     for number, tensor in enumerate(graph.inputs):
         shape = shape_of(tensor.shape)
         both = shape, shape

@@ -39,7 +39,7 @@ class Values:
         made: the numbers of converted values, by the number of the original value and the label.
         again: the operations that can make a value whole once more, by its number.
         producers: the names of the operations that made lists, by the number of the list.
-        one_size: whether all inputs have the same number of samples; else sizes are not those of `PROBES`.
+        one_size: whether all inputs certainly have the same number of samples.
     """
 
     def __init__(
