@@ -133,7 +133,7 @@ def mapped_in_any_order():
     return ready(slices().map(lambda row: row + 1, num_parallel_calls=2, deterministic=False))
 
 
-def interleaved_in_any_order_in_a_function():
+def function_in_any_order():
     return ready(
         slices()
         .batch(4)

@@ -277,14 +277,9 @@ INEXACT = {
     "numpy_held_in_parallel": "rng['one'][0] in parallel",
     "numpy_global_in_parallel": "numpy.random in parallel",
     **dict.fromkeys(("seeded_layer_in_parallel", "uniform_in_parallel"), "ParallelMapDataset uses"),
+    "in_any_order": "deterministic=False",
     **dict.fromkeys(
-        (
-            "in_any_order",
-            "mapped_in_any_order",
-            "interleaved_in_any_order",
-            "interleaved_in_any_order_in_a_function",
-        ),
-        "deterministic=False",
+        (f"{name}_in_any_order" for name in ("mapped", "interleaved", "function")), "deterministic=False"
     ),
     "pydataset_numpy_global": "PyDataset whose batches draw random numbers from numpy.random",
     "pydataset_python": "from random,",
