@@ -19,9 +19,10 @@ import keras
 import tensorflow as tf
 
 from ..distribute.arguments import shown
+from ..distribute.environment import launched_task
 from ..distribute.storage import is_url, local_path, tensorflow_path
 from ..distribute.workers.agreement import spans_workers
-from ..distribute.workers.cluster import ClusterError, launched_task, read_cluster, worker_index
+from ..distribute.workers.cluster import ClusterError, read_cluster, worker_index
 from .backup.backup_and_restore import BackupAndRestore
 from .diagnosis.anomaly_report import AnomalyReport
 from .monitoring.json_lines import JSONLines

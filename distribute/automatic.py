@@ -9,11 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from .arguments import shown
+from .environment import launched_task
 from .hardware.devices import simulate_replicas
 from .parameter_servers.strategy import ParameterServerStrategy
 from .workers import cluster_start
 from .workers.addresses import split_address
-from .workers.cluster import Cluster, ClusterError, launched_task, read_cluster, read_tf_config
+from .workers.cluster import Cluster, ClusterError, read_cluster, read_tf_config
 
 # TensorFlow's strategies, for clusters without TF_CONFIG.
 cluster_resolver = tf.distribute.cluster_resolver

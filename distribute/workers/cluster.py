@@ -11,25 +11,13 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..environment import without_password
+from ..environment import launched_task, without_password
 from .addresses import split_address
 
 _MORE_THAN_TASKS = 1024
 JOBS = ("chief", "worker", "ps", "evaluator", "stage")
-
-
-# The launcher, and its variables for the number of tasks and the number of this task.
-_SLURM_STEP, _SLURM_JOB = "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"
-_LAUNCHERS = (
-    ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
-    ("mpirun", "PMI_SIZE", "PMI_RANK"),
-    ("torchrun", "WORLD_SIZE", "RANK"),
-    ("srun", _SLURM_STEP, "SLURM_PROCID"),
-    ("srun", _SLURM_JOB, "SLURM_PROCID"),
-)
 
 
 class ClusterError(ValueError):
@@ -93,29 +81,6 @@ class Cluster:
         return self.task_type == "worker" and self.task_index == 0 and not self.jobs.get("chief")
 
 
-class LaunchedTask(NamedTuple):
-    """This process as one of several that a launcher has started without TF_CONFIG."""
-
-    launcher: str
-    size_name: str
-    rank_name: str
-    size: int
-    rank: int
-
-    def __str__(self) -> str:
-        """The problem and the fix."""
-        return (
-            f"{self.launcher} started this process as task {self.rank} of {self.size} ({self.rank_name}={self.rank}, "
-            f"{self.size_name}={self.size}) without TF_CONFIG, so each task trains a separate model: "
-            + (
-                "create the model under unisono.distribute.auto_strategy()"
-                if self.size_name == _SLURM_STEP
-                else f"use `python -m unisono launch --workers {self.size}` instead, or set TF_CONFIG for each task"
-            )
-            + "; set TF_CONFIG={} if the models are meant to be independent."
-        )
-
-
 def cluster_of(resolver: Any) -> Cluster | None:
     """The cluster that a strategy's resolver describes; None if it names none."""
     if resolver is None or resolver.task_type is None:
@@ -137,35 +102,9 @@ def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
     """
     environ = os.environ if environ is None else environ
     task = launched_task(environ)
-    if task is not None and task.size_name == _SLURM_STEP:
+    if task is not None and task.of_job_step:
         return _read_slurm()
     return read_tf_config(environ)
-
-
-def launched_task(environ: Mapping[str, str] | None = None) -> LaunchedTask | None:
-    """The launcher that started this process as one of several without TF_CONFIG; None: it was started alone.
-
-    `srun` counts only where no other launcher is found, or with other numbers.
-
-    Args:
-        environ: variables to read; None: those of this process.
-    """
-    environ = os.environ if environ is None else environ
-    if "TF_CONFIG" in environ:
-        return None
-    found = []
-    for launcher, size_name, rank_name in _LAUNCHERS:
-        size, rank = environ.get(size_name, ""), environ.get(rank_name, "")
-        # A script under `sbatch` has the variables of task 0, and may be the only process.
-        lone = size_name == _SLURM_JOB and (rank == "0" or _SLURM_STEP in environ)
-        numbers = all(text.isdecimal() and len(text) < 10 for text in (size, rank))
-        if numbers and int(rank) < int(size) > 1 and not lone:
-            found.append(LaunchedTask(launcher, size_name, rank_name, int(size), int(rank)))
-    slurm = [task for task in found if task.launcher == "srun"]
-    same = len({(task.size, task.rank) for task in found}) == 1
-    return next(
-        iter(slurm if same and slurm else [task for task in found if task not in slurm] or slurm), None
-    )
 
 
 def read_tf_config(environ: Mapping[str, str]) -> Cluster | None:

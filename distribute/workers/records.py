@@ -17,6 +17,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from .fatal_errors import at_fatal_error
 from .ticker import Ticker
 
 _PAUSE = 1.0
-_MOST_TEXT = 2000
+_MOST_BYTES, _MOST_TEXT = 1 << 16, 2000
 _MOST_NAMED, _MOST_NAME = 32, 60
 _MOST_CAUSES = 20
 
@@ -78,6 +79,9 @@ class Record:
     error: ErrorRecord | None = None
 
 
+_ANY = Record("", 0, 0.0, error=ErrorRecord("", "", "", 0.0))
+
+
 def short(text: str, most: int = _MOST_TEXT) -> str:
     """`text`; if it is longer than `most` characters, without its middle.
 
@@ -114,15 +118,31 @@ def _bounded(value: Any) -> Any:
 
 
 def read(folder: Path, pid: int) -> Record | None:
-    """The record of a process of this machine; None where there is none."""
-    try:
-        fields = json.loads(path_of(folder, pid).read_bytes())
-        if fields["error"] is not None:
-            lists = {name: tuple(fields["error"][name]) for name in ("lost", "reported_by")}
-            fields["error"] = ErrorRecord(**fields["error"] | lists)
-        return Record(**fields)
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    """The record of a process of this machine; None where there is no valid one, whatever the file contains."""
+    wrong = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+    with contextlib.suppress(*wrong):
+        from ..storage import open_plain  # imports NumPy, which `--help` need not wait for
+
+        with open_plain(path_of(folder, pid)) as file:
+            data = file.read(_MOST_BYTES + 1)
+        return _like(_ANY, json.loads(data)) if len(data) <= _MOST_BYTES else None
+    return None
+
+
+def _like(example: Any, given: Any) -> Any:
+    """A dataclass from a JSON object whose fields have the types of the example; raises where they have not."""
+    found = {}
+    for name, like in vars(example).items():
+        value: Any = given[name]
+        if isinstance(value, dict):
+            value = _like(like, value)
+        elif isinstance(value, list) and all(isinstance(each, str) for each in value):
+            value = tuple(value)
+        wrong = type(value) is not type(like) and not (name == "error" and value is None)
+        if wrong or (isinstance(value, float) and not isfinite(value)):
+            raise TypeError(name)
+        found[name] = value
+    return type(example)(**found)
 
 
 class Recorder:

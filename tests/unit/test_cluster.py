@@ -10,10 +10,10 @@ import tensorflow as tf
 
 import unisono
 from unisono.callbacks.output_paths import check_launched_alone
+from unisono.distribute.environment import launched_task
 from unisono.distribute.workers.cluster import (
     Cluster,
     ClusterError,
-    launched_task,
     read_cluster,
     read_tf_config,
 )

@@ -42,6 +42,37 @@ def test_record_is_of_bounded_size_whatever_the_error_is(tmp_path):
     assert text.startswith("beginning") and text.endswith("end")
 
 
+def as_json(**changed):
+    return json.dumps(dataclasses.asdict(RECORD) | changed)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "null", "[]", "{", "[" * 60_000, "9" * 5000, '"x"', "\0" * 100, "{}", " " * 70_000 + as_json()),
+        *(as_json(alive="now"), as_json(alive=float("nan")), as_json(alive=10**400), as_json(pid=True)),
+        *(as_json(error=[]), as_json(error={}), as_json(collectives=0.5), as_json(place=3)),
+        as_json(error=dataclasses.asdict(ERROR) | {"lost": "worker 1"}),
+        as_json(error=dataclasses.asdict(ERROR) | {"lost": [1]}),
+    ],
+)
+def test_file_that_is_no_record_is_none(tmp_path, content):
+    records.path_of(tmp_path, 4321).write_text(content)
+    assert records.read(tmp_path, 4321) is None
+
+
+def test_pipe_link_and_folder_are_no_records_and_nothing_waits_for_them(tmp_path):
+    path = records.path_of(tmp_path, 4321)
+    os.mkfifo(path)
+    assert records.read(tmp_path, 4321) is None
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert records.read(tmp_path, 4321) is None
+    path.unlink()
+    path.mkdir()
+    assert records.read(tmp_path, 4321) is None
+
+
 def test_error_that_came_from_a_lost_peer_is_a_consequence_however_it_is_wrapped():
     try:
         try:

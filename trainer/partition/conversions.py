@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from .labels import (
     Label,
     is_sharded,
 )
-from .program import PROBES, Extents
+from .program import PROBES
 from .rules import PARTIAL_MEAN
 
 
@@ -48,16 +49,13 @@ class Replica:
     first_positions: dict[Any, tf.Tensor] = dataclasses.field(default_factory=dict)
 
     @property
-    def unknown(self) -> list[tf.Tensor]:
-        """The numbers that are unknown while tracing, for the body of a branch or a loop."""
-        numbers = (self.samples, self.held, self.total, self.start)
-        return [number for number in numbers if isinstance(number, tf.Tensor)]
+    def unknown(self) -> dict[str, tf.Tensor]:
+        """The numbers that are unknown while tracing, by name, for the body of a branch or a loop."""
+        return {name: number for name, number in vars(self).items() if isinstance(number, tf.Tensor)}
 
     def with_unknown(self, numbers: Sequence[tf.Tensor]) -> Replica:
         """This replica in the body of a branch or a loop, which gets these `numbers`."""
-        names = ("samples", "held", "total", "start")
-        unknown = [name for name in names if isinstance(getattr(self, name), tf.Tensor)]
-        return dataclasses.replace(self, **dict(zip(unknown, numbers)))
+        return dataclasses.replace(self, **dict(zip(self.unknown, numbers)))
 
     @property
     def alive(self) -> Any:
@@ -67,19 +65,13 @@ class Replica:
     @property
     def is_first(self) -> Any:
         """Whether it holds the first sample of the batch: a bool or a bool tensor."""
-        first = self.start == 0 if isinstance(self.start, int) else tf.equal(self.start, 0)
-        if isinstance(first, bool) and isinstance(self.samples, int):
-            return first and self.samples > 0
-        return tf.logical_and(first, self.alive)
+        if isinstance(self.start, int) and isinstance(self.samples, int):
+            return self.start == 0 < self.samples
+        return tf.logical_and(tf.equal(self.start, 0), self.alive)
 
 
 class Request(NamedTuple):
-    """A request of a replica to all replicas.
-
-    Attributes:
-        tensor: its input.
-        axis: None: the sum of all inputs; else their concatenation along this axis.
-    """
+    """A request of a replica to all: the sum of all inputs `tensor`, or their concatenation along `axis`, if it is given."""
 
     tensor: tf.Tensor
     axis: int | None = None
@@ -101,12 +93,10 @@ def after(tensor: tf.Tensor, made: Label, replica: Replica) -> tf.Tensor:
 
 def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.Tensor:
     """A conversion without communication."""
-    if have == MEAN_OF_STATISTICS:
+    if have == MEAN_OF_STATISTICS or want in (PARTIAL_MAX, PARTIAL_MIN):
         return tensor
     if want == PARTIAL_SUM:
         return where(replica.alive if have == STATISTIC else replica.is_first, tensor)
-    if want in (PARTIAL_MAX, PARTIAL_MIN):
-        return tensor
     if want == OWN:
         return _own_key(tensor, replica)
     if is_sharded(want) and have == REPLICATED:
@@ -192,46 +182,43 @@ def _times_ratio(number: Any, over: Any, under: Any) -> Any:
         if static is not None:
             return tf.constant(static.astype("int64") * over // under, number.dtype)
     with tf.device("CPU:0"):  # the host would wait for a GPU
-        wide = tf.cast(number, tf.int64) * tf.cast(over, tf.int64) // tf.cast(under, tf.int64)
+        wide = tf.cast(number, tf.int64) * tf.cast(over, tf.int64)
+        wide = wide if isinstance(under, int) and under == 1 else wide // tf.cast(under, tf.int64)
         return size_on_host(tf.cast(wide, number.dtype))
 
 
 def _scaled_element(tensor: tf.Tensor, element: int, over: Any, under: Any) -> tf.Tensor:
     if over is under:
         return tensor
+    plain = tf.get_static_value(tensor) if tensor.shape.rank else None
+    if plain is not None:
+        return scaled_numbers(plain, tensor.dtype, element, over, under)
     scaled = _times_ratio(tensor, over, under)
-    if tensor.shape.rank == 0:
-        return scaled
-    static, plain = tf.get_static_value(scaled), tf.get_static_value(tensor)
-    if static is not None and plain is not None:
-        plain = plain.copy()
-        plain[element] = static[element]
-        return tf.constant(plain, tensor.dtype)
+    if tensor.shape.rank:
+        with tf.device("CPU:0"):
+            parts = tensor[:element], scaled[element : element + 1], tensor[element + 1 :]
+            return size_on_host(tf.concat(parts, 0))
+    return scaled
+
+
+def scaled_numbers(numbers: Sequence[int], dtype: tf.DType, element: int, over: Any, under: Any) -> tf.Tensor:
+    """A vector of known sizes, of which one is multiplied by `over / under`."""
+    found: list[Any] = [int(number) for number in numbers]
+    if isinstance(over, int) and isinstance(under, int):
+        found[element] = found[element] * over // under
+        return tf.constant(found, dtype)
     with tf.device("CPU:0"):
-        parts = tensor[:element], scaled[element : element + 1], tensor[element + 1 :]
-        return size_on_host(tf.concat(parts, 0))
+        found[element] = _times_ratio(tf.constant(found[element], dtype), over, under)
+        return size_on_host(tf.stack(found))
 
 
 def _local_sizes(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
     if want.chosen is not None:  # a reshape: the open extent depends on the data
         return tf.concat([tensor[: want.axis], [tf.constant(-1, tensor.dtype)], tensor[want.axis + 1 :]], 0)
-    if replica.held is replica.total:
-        return tensor
     static = tf.get_static_value(tensor, partial=True) if tensor.shape.rank else None
     if static is not None and static[want.axis] == -1:
         return tensor
     return _scaled_element(tensor, want.axis, replica.held, replica.total)
-
-
-def extents(node: Extents, dtype: tf.DType, replica: Replica) -> tf.Tensor:
-    """Sizes for the samples that a replica holds."""
-    numbers: list[Any] = list(node.numbers)
-    if isinstance(replica.held, int):
-        numbers[node.axis] *= replica.held
-        return tf.constant(numbers, dtype)
-    with tf.device("CPU:0"):
-        numbers[node.axis] = size_on_host(tf.cast(replica.held, dtype) * numbers[node.axis])
-        return size_on_host(tf.stack(numbers))
 
 
 def _sliced(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
@@ -273,9 +260,8 @@ def _extreme(tensor: tf.Tensor, have: Label, replica: Replica) -> tf.Tensor:
     number = tf.cast(tensor, tf.int32) if tensor.dtype == tf.bool else tensor
     if replica.alive is True:
         return number
-    worst: Any = number.dtype.min if have == PARTIAL_MAX else number.dtype.max
-    if number.dtype.is_floating:
-        worst = -float("inf") if have == PARTIAL_MAX else float("inf")
+    limit: Any = number.dtype.min if have == PARTIAL_MAX else number.dtype.max
+    worst = math.copysign(math.inf, limit) if number.dtype.is_floating else limit
     neutral = tf.fill(tf.shape(number), tf.constant(worst, number.dtype))
     return tf.where(replica.alive, number, neutral)
 
@@ -307,5 +293,5 @@ def _pieces(tensor: tf.Tensor, have: Label, replica: Replica) -> list[tf.Tensor]
     pieces = tf.split(tensor, have.blocks, have.axis) if have.blocks > 1 else [tensor]
     if replica.alive is True:
         return pieces
-    limit = [tf.where(replica.alive, tf.shape(piece)[have.axis], 0) for piece in pieces]
-    return [tf.gather(piece, tf.range(count), axis=have.axis) for piece, count in zip(pieces, limit)]
+    counts = (tf.where(replica.alive, tf.shape(piece)[have.axis], 0) for piece in pieces)
+    return [tf.gather(piece, tf.range(count), axis=have.axis) for piece, count in zip(pieces, counts)]

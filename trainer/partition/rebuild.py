@@ -17,7 +17,7 @@ from ...compat.tensorflow_graphs.one_device import (
     on_replica,
     subgraphs,
 )
-from .conversions import Exchange, Replica, after, exchanged, extents, local, where
+from .conversions import Exchange, Replica, after, exchanged, local, scaled_numbers, where
 from .labels import PARTIAL_SUM, Label, is_sharded
 from .operation_labels import READS
 from .program import (
@@ -113,8 +113,8 @@ class _Copier:
         if isinstance(node, Read):
             self.values[node.outputs[0]] = self._read(node.number)
         elif isinstance(node, Extents):
-            number = node.outputs[0]
-            self.values[number] = extents(node, labels[number].dtype, self._replica)
+            number, held = node.outputs[0], self._replica.held
+            self.values[number] = scaled_numbers(node.numbers, labels[number].dtype, node.axis, held, 1)
         elif isinstance(node, Apply):
             alive = self._replica.alive
             given = [(self.values[each], labels[each]) for each in node.inputs]
@@ -208,7 +208,7 @@ class _Copier:
                 self.values[number] = tf.constant(value, values[number].dtype)
             return
         given = [self.values[number] for number in node.inputs]
-        given += self._replica.unknown if node.bodies else []
+        given += self._replica.unknown.values() if node.bodies else []
         functions = {name: self._function(name, body, given, node) for name, body in node.bodies.items()}
         controls = [self._copies[id(op)] for op in node.controls if id(op) in self._copies]
         seed = self._replica.number if node.own_seed else 0

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...distribute.environment import shown_variables
+from ...distribute.environment import launched_task, shown_variables
 from ...distribute.launcher.gpus import Gpu, complaint, read_gpus
 from ...distribute.workers.addresses import free_ports, listens, split_address, why_taken
-from ...distribute.workers.cluster import Cluster, ClusterError, launched_task, read_cluster
+from ...distribute.workers.cluster import Cluster, ClusterError, read_cluster
 from ...version import __version__
 from .doctor_probe import run_probe
 
