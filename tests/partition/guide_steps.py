@@ -38,7 +38,7 @@ class Step:
 STEPS: list[Step] = []
 
 
-def step(*data, gathered=0, reduced: int | None = 1):
+def step(*data, gathered=0, reduced: int | None = 0):
     def enter(kind):
         STEPS.append(Step(kind, data, gathered, reduced))
         return kind
@@ -128,7 +128,7 @@ class VAE(Net):
         return reconstruction + kl
 
 
-@step(T, NOISE, UNIFORM, reduced=2)
+@step(T, NOISE, UNIFORM)
 class WassersteinWithPenalty(TwoOptimizers):
     def made(self):
         return mlp(2, 3)
@@ -152,7 +152,7 @@ class WassersteinWithPenalty(TwoOptimizers):
         }
 
 
-@step(T, Y, NOISE, reduced=2)
+@step(T, Y, NOISE)
 class ConditionalGAN(TwoOptimizers):
     def made(self):
         return mlp(5, 3)
@@ -181,7 +181,7 @@ class ConditionalGAN(TwoOptimizers):
         }
 
 
-@step(T, T[::-1].copy(), reduced=2)
+@step(T, T[::-1].copy())
 class CycleGAN(TwoOptimizers):
     def made(self):
         return mlp(3, 3)
@@ -259,7 +259,7 @@ class NormalizingFlow(Net):
 # contrastive and self-supervised models
 
 
-@step(X, X2, gathered=1, reduced=5)
+@step(X, X2, gathered=1, reduced=4)
 class SimCLR(Net):
     def loss_of(self, x, x2):
         one, other = unit(self.net(x)), unit(self.net(x2))
@@ -267,7 +267,7 @@ class SimCLR(Net):
         return cross_entropy(labels, logits) + cross_entropy(labels, tf.transpose(logits))
 
 
-@step(X, X2, gathered=1, reduced=2)
+@step(X, X2, gathered=1, reduced=1)
 class NormalizedTemperature(Net):
     def loss_of(self, x, x2):
         z, n = unit(self.net(tf.concat([x, x2], 0))), size_of(x)
@@ -275,7 +275,7 @@ class NormalizedTemperature(Net):
         return cross_entropy(tf.concat([tf.range(n, 2 * n), tf.range(n)], 0), logits)
 
 
-@step(X, T, gathered=1, reduced=6)
+@step(X, T, gathered=1, reduced=5)
 class CLIP(Net):
     def set_up(self):
         self.text = mlp(3, 3)
@@ -291,7 +291,7 @@ class CLIP(Net):
         return mean(one + other) / 2
 
 
-@step(X, Y, gathered=2, reduced=2)
+@step(X, Y, gathered=2, reduced=1)
 class SupervisedContrastive(Net):
     def loss_of(self, x, y):
         z = unit(self.net(x))
@@ -366,7 +366,7 @@ class BarlowTwins(Net):
         return total(tf.where(tf.eye(3, dtype=tf.bool), (c - 1) ** 2, 5e-3 * c**2))
 
 
-@step(X, X2, reduced=15)
+@step(X, X2, reduced=14)
 class VICReg(Net):
     def loss_of(self, x, x2):
         one, other = self.net(x), self.net(x2)
@@ -379,7 +379,7 @@ class VICReg(Net):
         return loss
 
 
-@step(X, X2, reduced=5)
+@step(X, X2, reduced=4)
 class DINO(Net):
     def set_up(self):
         self.teacher = mlp(4, 3)
@@ -396,7 +396,7 @@ class DINO(Net):
         return {"entropy": tf.norm(self.centre), "most": tf.reduce_max(self.out)}
 
 
-@step(X, X2, reduced=4)
+@step(X, X2, reduced=3)
 class SinkhornAssignments(Net):
     def loss_of(self, x, x2):
         one, other = self.net(x), self.net(x2)
@@ -408,7 +408,7 @@ class SinkhornAssignments(Net):
         return -mean(total(q * tf.cast(size_of(x), x.dtype) * tf.nn.log_softmax(one), 1))
 
 
-@step(X, Y, gathered=3, reduced=3)
+@step(X, Y, gathered=3, reduced=2)
 class HardTriplets(Net):
     def loss_of(self, x, y):
         z = self.net(x)
@@ -466,7 +466,7 @@ class MeanTeacher(Net):
         return {}
 
 
-@step(X, Y, reduced=3)
+@step(X, Y, reduced=1)
 class Distillation(Net):
     def set_up(self):
         self.teacher = mlp(4, 3)
@@ -484,7 +484,7 @@ class Distillation(Net):
         return {"accuracy": self.accuracy.result()}
 
 
-@step(X, Y, reduced=13)
+@step(X, Y, reduced=12)
 class SharpnessAware(Net):
     def train_step(self, data):
         x, y = data
@@ -503,7 +503,7 @@ class SharpnessAware(Net):
         return {"loss": loss}
 
 
-@step(X, T, X2, reduced=7)
+@step(X, T, X2, reduced=6)
 class GradNorm(Net):
     def set_up(self):
         self.weighting = self.add_weight(shape=(2,), initializer="ones")
@@ -536,7 +536,7 @@ class Adversarial(Net):
         return clean + cross_entropy(y, self.net(tf.stop_gradient(near)))
 
 
-@step(X, T, X2, reduced=6)
+@step(X, T, X2, reduced=4)
 class MetaLearning(Net):
     def train_step(self, data):
         x, t, x2 = data
@@ -554,7 +554,7 @@ class MetaLearning(Net):
         return {"support": support, "query": query}
 
 
-@step(X, T, gathered=2, reduced=3)
+@step(X, T, gathered=2, reduced=2)
 class PerSampleGradients(Net):
     def train_step(self, data):
         x, t = data
@@ -568,7 +568,7 @@ class PerSampleGradients(Net):
         return {"loss": mean(losses), "largest": tf.reduce_max(norms)}
 
 
-@step(X, T, reduced=5)
+@step(X, T, reduced=4)
 class Accumulation(Net):
     def set_up(self):
         self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
@@ -597,7 +597,7 @@ class RolledMixup(Net):
         return mean((self.net(x) - t) ** 2)
 
 
-@step(X, X2, Y, gathered=3, reduced=9)
+@step(X, X2, Y, gathered=3, reduced=8)
 class DomainAdaptation(Net):
     def loss_of(self, x, x2, y):
         f, g = self.net(x), self.net(x2)
@@ -614,7 +614,7 @@ class DomainAdaptation(Net):
 # routing, reinforcement learning
 
 
-@step(X, Y, gathered=1, reduced=3)
+@step(X, Y, gathered=1, reduced=2)
 class Experts(Net):
     def loss_of(self, x, y):
         p = tf.nn.softmax(self.net(x))
@@ -624,7 +624,7 @@ class Experts(Net):
         return mean(total(kept * p, 1) * tf.cast(y, p.dtype)) + 0.1 * balance
 
 
-@step(X, gathered=1, reduced=3)
+@step(X, gathered=1, reduced=2)
 class ExpertsWithCapacity(Net):
     def set_up(self):
         self.experts = [layers.Dense(4) for _ in range(3)]
@@ -641,7 +641,7 @@ class ExpertsWithCapacity(Net):
         return mean((out * kept[:, None] - x) ** 2) + 0.01 * balance
 
 
-@step(X, Y, T, reduced=5)
+@step(X, Y, T, reduced=3)
 class PolicyGradient(Net):
     def loss_of(self, x, y, t):
         advantage = (t[:, 0] - mean(t[:, 0])) / (tf.math.reduce_std(t[:, 0]) + 1e-8)
@@ -654,7 +654,7 @@ class PolicyGradient(Net):
         return {"divergence": self.divergence}
 
 
-@step(X, X2, ACTIONS, REWARDS, reduced=2)
+@step(X, X2, ACTIONS, REWARDS)
 class DeepQ(Net):
     def set_up(self):
         self.target = mlp(4, 3)
@@ -674,7 +674,7 @@ class DeepQ(Net):
         return {"value": self.values}
 
 
-@step(X, ACTIONS, REWARDS, reduced=4)
+@step(X, ACTIONS, REWARDS, reduced=3)
 class ActorCritic(Net):
     def set_up(self):
         self.critic = mlp(4, 1)
@@ -693,7 +693,7 @@ class ActorCritic(Net):
 # losses with counts, margins and states
 
 
-@step(TOKENS, MASK, reduced=5)
+@step(TOKENS, MASK, reduced=4)
 class MaskedTokens(Net):
     def set_up(self):
         self.embedding = layers.Embedding(8, 4)
@@ -705,7 +705,7 @@ class MaskedTokens(Net):
         return cross_entropy(tf.boolean_mask(tokens % 3, mask), tf.boolean_mask(logits, mask))
 
 
-@step(TOKENS, MASK, reduced=6)
+@step(TOKENS, MASK, reduced=3)
 class MaskedTokensByWeights(MaskedTokens):
     def set_up(self):
         super().set_up()
@@ -725,7 +725,7 @@ class MaskedTokensByWeights(MaskedTokens):
         return {"mean": self.mean.result(), "accuracy": self.accuracy.result()}
 
 
-@step(X, BINARY, reduced=2)
+@step(X, BINARY, reduced=1)
 class FocalByPositives(Net):
     def loss_of(self, x, t):
         logits = self.net(x)
@@ -735,7 +735,7 @@ class FocalByPositives(Net):
         return total(focal) / tf.maximum(total(t), 1.0)
 
 
-@step(X, BINARY, reduced=3)
+@step(X, BINARY, reduced=2)
 class DiceOfTheBatch(Net):
     def loss_of(self, x, t):
         p = tf.sigmoid(self.net(x))
@@ -753,7 +753,7 @@ class ArcFace(Net):
         return cross_entropy(y, 8.0 * tf.where(hot > 0, tf.cos(angle + 0.3), cosine))
 
 
-@step(X, Y, reduced=3)
+@step(X, Y, reduced=2)
 class CentreLoss(Net):
     def set_up(self):
         self.centres = self.add_weight(shape=(3, 3), initializer="random_normal", trainable=False)
@@ -773,7 +773,7 @@ class CentreLoss(Net):
         return {}
 
 
-@step(X, Y, reduced=4)
+@step(X, Y, reduced=3)
 class ClassBalanced(Net):
     def loss_of(self, x, y):
         counts = tf.math.bincount(tf.cast(y, tf.int32), minlength=3, maxlength=3, dtype=x.dtype)
@@ -782,7 +782,7 @@ class ClassBalanced(Net):
         return total(losses * weights) / total(weights)
 
 
-@step(X, REWARDS, gathered=2, reduced=2)
+@step(X, REWARDS, gathered=2, reduced=1)
 class PairwiseRanking(Net):
     def loss_of(self, x, relevance):
         scores = self.net(x)[:, 0]
@@ -790,7 +790,7 @@ class PairwiseRanking(Net):
         return mean(better * tf.nn.softplus(-(scores[:, None] - scores[None])))
 
 
-@step(X, T, gathered=1, reduced=0)
+@step(X, T, gathered=1)
 class HardestSamples(Net):
     def loss_of(self, x, t):
         losses = mean((self.net(x) - t) ** 2, 1)
@@ -800,7 +800,7 @@ class HardestSamples(Net):
 # sequences
 
 
-@step(SERIES, (TOKENS[:, :2] % 3 + 1).astype("int32"), gathered=3, reduced=0)
+@step(SERIES, (TOKENS[:, :2] % 3 + 1).astype("int32"), gathered=3)
 class ConnectionistTemporal(Net):
     def made(self):
         return keras.Sequential([keras.Input((5, 3)), layers.Dense(5)])
@@ -863,7 +863,7 @@ class DynamicLoop(Net):
         return mean((tf.while_loop(lambda i, h: i < 5, body, (0, h))[1] - t) ** 2)
 
 
-@step(X, T, gathered=2, reduced=0)
+@step(X, T, gathered=2)
 class MappedSamples(Net):
     def loss_of(self, x, t):
         each = tf.map_fn(
@@ -912,7 +912,7 @@ class PhysicsInformed(Net):
         return mean((total(second, [1, 2]) + first[:, 0, 1]) ** 2) + mean((u - t) ** 2)
 
 
-@step(X, T, reduced=2)
+@step(X, T, reduced=1)
 class AdaptiveAugmentation(Net):
     def set_up(self):
         self.strength = self.add_weight(shape=(), initializer="zeros", trainable=False)
@@ -947,7 +947,7 @@ class Count(keras.metrics.Metric):
         return {"count": self.count, "largest": self.largest}
 
 
-@step(X, T, reduced=4)
+@step(X, T, reduced=2)
 class ResultsAreVariables(Net):
     def set_up(self):
         self.counted = Count(name="counted")

@@ -64,6 +64,8 @@ SAMPLES = Label("samples")
 """Requested for an output of `predict_step`: sharded along the first axis where possible, else replicated."""
 SHARES = Label("shares")
 """Requested for a result of a custom loop: sharded along the first axis where possible, else a partial sum."""
+LOGS = Label("logs")
+"""Requested for a log: a partial sum where it is one, which is summed when a call ends, else replicated."""
 
 
 def sharded(

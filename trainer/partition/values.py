@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from .labels import (
+    LOGS,
     MEAN_OF_STATISTICS,
     PARTIAL_SUM,
     REPLICATED,
@@ -72,6 +73,8 @@ class Values:
         have = value.label
         if want == MEAN_OF_STATISTICS and have != STATISTIC:
             want = REPLICATED
+        if want == LOGS:
+            want = PARTIAL_SUM if have == PARTIAL_SUM and value.dtype != tf.bool else REPLICATED
         if want in (SAMPLES, SHARES):
             as_it_is = is_sharded(have) and have.axis == 0 and have.blocks == 1 and not have.counts
             adds = value.dtype not in (tf.bool, tf.string)

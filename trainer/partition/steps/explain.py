@@ -74,7 +74,8 @@ class StepExplanation:
         replicas: that share a batch.
         samples: of the batch.
         collectives: in the order of the step.
-        exits: for each result of the step, its name and its distribution.
+        exits: for each result of the step, its name and its distribution. Partial sums are summed once for many steps:
+            logs at the end of a compiled call, metrics when they are read.
         whole: why the step runs on one replica; empty where it is partitioned.
     """
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ....compat.keras_private.variables import raw_value, sums_on_read
 from ....distribute.sharding.sharded_value import ShardedValue
-from ..labels import REPLICATED, Label
+from ..labels import LOGS, Label
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Step:
         name: for warnings.
         layers: that it can call; a `BatchNormalization` among them keeps statistics for each replica.
         variables: that it can read, with those of metrics.
-        exits: the requested label of its outputs: REPLICATED, SAMPLES or SHARES.
+        exits: the requested label of its outputs: LOGS, SAMPLES or SHARES.
         notes_weights: whether the divisors of losses are recorded for optimizers that accumulate gradients.
     """
 
@@ -33,7 +33,7 @@ class Step:
     name: str
     layers: Sequence[keras.layers.Layer] = ()
     variables: Sequence[keras.Variable] = ()
-    exits: Label = REPLICATED
+    exits: Label = LOGS
     notes_weights: bool = False
 
     @property

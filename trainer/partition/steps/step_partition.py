@@ -19,7 +19,7 @@ from ...checks import checked_logs
 from ...inputs.batch import batch_spec
 from ...step.global_metrics import losses_count_samples, metrics_of
 from ...step.variable_placement import accumulates
-from ..labels import REPLICATED, SAMPLES
+from ..labels import LOGS, SAMPLES
 from ..program import NotPartitioned
 from .explain import StepExplanation
 from .step import Step
@@ -113,7 +113,7 @@ class ModelPartition:
             f"The `{self._name}` of {type(model).__name__}",
             layers_of(model),
             [*model.variables, *(v for metric in metrics_of(model) for v in metric.variables)],
-            SAMPLES if self._name == "predict_step" else REPLICATED,
+            SAMPLES if self._name == "predict_step" else LOGS,
             training and accumulates(model.optimizer),
         )
 

@@ -25,7 +25,7 @@ from ...inputs.batch import sample_count
 from ...step.collected_writes import CollectedWrites
 from ..builder import APPLY, READ
 from ..conversions import Replica
-from ..labels import MEAN_OF_STATISTICS, PARTIAL_SUM, REPLICATED, Label, is_sharded
+from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, Label, is_sharded
 from ..partition import partitioned
 from ..program import NotPartitioned, Program, received
 from ..rebuild import rebuilt
@@ -201,9 +201,17 @@ class TracedStep:
         found = [self._exit(tensor, label, step) for tensor, label in zip(outputs, labels)]
         return with_numbers(self._result, found)
 
+    @property
+    def sums(self) -> list[bool]:
+        """For each result whether it is a partial sum."""
+        return [
+            self.program.values[number].label == PARTIAL_SUM
+            for number in self.program.outputs[: self._results]
+        ]
+
     def _exit(self, tensor: tf.Tensor, label: Label, step: StepContext) -> tf.Tensor:
         """An output without the borrowed sample of a replica that has no samples."""
-        if self._step.exits == REPLICATED or label == PARTIAL_SUM or tensor.shape.rank == 0:
+        if self._step.exits == LOGS or label == PARTIAL_SUM or tensor.shape.rank == 0:
             return tensor
         if is_sharded(label):
             return tensor if step.certainly_alive else tensor[: tf.where(step.alive, tf.shape(tensor)[0], 0)]

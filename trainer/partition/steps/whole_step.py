@@ -81,6 +81,11 @@ class WholeStep:
             leaves = [leaf[:0] if leaf.shape.rank else tf.zeros_like(leaf) for leaf in leaves]
         return with_numbers(self._result, leaves)
 
+    @property
+    def sums(self) -> list[bool]:
+        """For each result whether it is a partial sum: none is, of a step of `fit`."""
+        return [False] * len(numbers_in(self._result))
+
     def _compute(self, data: Any, step: StepContext, state: _State) -> None:
         """Runs the user's code like on a single device."""
         strategy, context = tf.distribute.get_strategy(), tf.distribute.get_replica_context()

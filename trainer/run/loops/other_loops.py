@@ -18,7 +18,7 @@ def eager_loop(function: StepFunction, chunk: Chunk) -> Callable[[Any, int], tup
     batches = batches_of(chunk, function.model.distribute_strategy)
 
     def run(inputs: Any, steps: int) -> tuple[int, dict[str, Any]]:
-        own_logs: dict[str, Any] = {}
+        own_logs: Any = {}
         drawn = None
         for i in range(steps):
             function.begin(tf.constant(i))

@@ -24,13 +24,13 @@ from ....optimizers.held_optimizers import optimizers_of
 from ....optimizers.stages.accumulation import CallsOnHost
 from ...inputs.checks import check_equal_samples, check_samples
 from ...inputs.sources.source import Chunk
-from ...partition.steps.step_partition import ModelPartition
+from ...partition.steps.step_partition import ModelPartition, shared_by_replicas
 from ...partition.steps.whole_step import WholeStep
 from ...step.global_metrics import losses_count_samples
 from ...step.replica_slices import ReplicaSlices
 from ...step.train_step import Tracing, run_on_replica
 from ...step.variable_placement import accumulates
-from ..logs.carried_logs import CarriedLogs
+from ..logs.carried_logs import CarriedLogs, Shares, whole
 from ..logs.step_recorder import StepRecorder
 from .compiled import GRAPH, XLA, Compiled
 from .compiled_calls import UNKNOWN, CompiledCall, noted
@@ -84,7 +84,7 @@ class StepFunction:
         self._partition = ModelPartition(model, "train_step" if training else "test_step", step_fn)
         self._device = ""
         self._is_large: bool | None = None
-        self.carried = CarriedLogs(lambda: model._has_own_logs(training))
+        self.carried = CarriedLogs(lambda: model._has_own_logs(training), self._shares)
         self._calls = CallsOnHost(model.optimizer, training and not model._overrides_step("train_step"))
         with tf.device("CPU:0"):
             self.reached_steps = plain_variable(tf.constant(UNKNOWN))
@@ -210,6 +210,11 @@ class StepFunction:
 
         return run
 
+    def _shares(self) -> int:
+        """How many replicas of this process keep their part of the logs until a loop ends."""
+        whole = self.recorder is not None or not shared_by_replicas(self.model)
+        return 1 if whole else len(self.model.distribute_strategy.extended.worker_devices)
+
     def call_hooks(self, batch: Any) -> None:
         """Calls the hooks of callbacks before a step, on the global batch."""
         for hook in self.model.__dict__.get("_step_hooks", {}).get("train" if self.training else "test", ()):
@@ -225,7 +230,7 @@ class StepFunction:
         in_xla: bool = False,
         hooks: bool = True,
         part: Callable[[int, Any, Any], Any] | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | Shares:
         """One step on a global batch.
 
         Args:
@@ -239,7 +244,7 @@ class StepFunction:
             part: reads a replica's samples on its own device; see `ReplicaSlices`.
 
         Returns:
-            The logs that are not metrics.
+            The logs that are not metrics, for `logs`.
 
         Context: cross-replica.
         """
@@ -253,8 +258,8 @@ class StepFunction:
         elif worker_samples is not None:
             after = [*after, *check_equal_samples(batch)]
         own = self._partition.of(batch, compiles)
-        whole = isinstance(own, WholeStep)
-        slices = ReplicaSlices(strategy, batch, samples, worker_samples, part, in_units=custom, whole=whole)
+        on_one = isinstance(own, WholeStep)
+        slices = ReplicaSlices(strategy, batch, samples, worker_samples, part, in_units=custom, whole=on_one)
         tracing = Tracing(self.training and accumulates(model.optimizer), in_xla, after)
         tracing.calls = {} if in_xla else self._calls.next()
         if runs_in_threads(strategy):
@@ -267,15 +272,16 @@ class StepFunction:
             logs = self._partition.checked(logs)
         self.shapes_vary = self.shapes_vary or tracing.shapes_vary or slices.shapes_vary
         if own is not None:
-            logs = tf.nest.map_structure(lambda log: strategy.experimental_local_results(log)[0], logs)
+            logs = Shares.of(logs, own.sums, strategy)
         if self.recorder is not None:
+            logs = whole(logs)
             with tf.control_dependencies(made):
                 self.recorder.record(logs)
         return logs
 
-    def logs(self, own: dict[str, Any]) -> dict[str, Any]:
-        """The logs after a step: custom ones, else the results of the metrics."""
-        return own if own else self.model.get_metrics_result()
+    def logs(self, own: dict[str, Any] | Shares) -> dict[str, Any]:
+        """The logs after the last step: custom ones, of all replicas, else the results of the metrics."""
+        return whole(own) or self.model.get_metrics_result()
 
     def goes_on(self, more: Any) -> Any:
         """Whether a loop that has `more` to do continues after this step; bool tensor."""

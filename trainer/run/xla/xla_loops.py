@@ -41,7 +41,7 @@ def step_in_graph(function: StepFunction, chunk: Chunk) -> Callable[..., Any]:
 
 def _step_by_itself(
     function: StepFunction, batch: Any, samples: int | None, worker_samples: Any = None, after: Any = ()
-) -> dict[str, Any]:
+) -> Any:
     """One step, compiled; uncompiled where XLA does not support a part of the batch (strings)."""
     leaves = present(batch)
     if not all(map(_compiles, leaves)):
