@@ -1,6 +1,7 @@
 """The register of changes to Keras and TensorFlow: functions that are replaced, and names that are added.
 
-`REPLACED` while a step of ours is computed, in the threads that compute it; `WRAPPED` and `ADDED` for good.
+`REPLACED` while a step of ours is computed, in the threads that compute it; `WRAPPED` and `ADDED` for good, when they are
+first needed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import core as backend_core
 from keras.src.backend.tensorflow import nn as backend_nn
@@ -24,7 +24,6 @@ from keras.src.random.seed_generator import SeedGenerator
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.distribute.mirrored_run import _MirroredReplicaContext
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
-from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import cond as cond_module
@@ -34,13 +33,19 @@ from tensorflow.python.util import tf_stack
 
 from .shared_change import shared_change
 
+SERVERS, GPUS, XLA, ACCUMULATING = "servers", "GPUs", "XLA", "accumulating"
+
 
 class Changed(NamedTuple):
-    """A changed name: the module or class that holds it, the name there, and why."""
+    """A changed name: the module or class that holds it, the name there, and why.
+
+    `only_for`: circumstances; where a step has none of these, the original stays. Empty: in every step.
+    """
 
     owner: Any
     name: str
     reason: str
+    only_for: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -53,6 +58,7 @@ REPLACED = (
         keras.losses.Loss,
         "__call__",
         "the divisor is recorded, for optimizers that accumulate and for micro-batches",
+        only_for=(ACCUMULATING,),
     ),
     Changed(
         keras.layers.Layer,
@@ -63,6 +69,7 @@ REPLACED = (
         tf.GradientTape,
         "gradient",
         "the gradient of a variable that is split over servers is one gradient",
+        only_for=(SERVERS,),
     ),
     Changed(
         BaseOptimizer,
@@ -85,15 +92,21 @@ REPLACED = (
         "_merge_call",
         "no replica waits for others inside of a function that is compiled separately",
     ),
-    Changed(backend_random, "uniform", "XLA draws the numbers that the plain graph draws"),
-    Changed(backend_random, "normal", "XLA draws the numbers that the plain graph draws"),
-    Changed(backend_random, "dropout", "XLA draws the numbers that the plain graph draws"),
+    Changed(backend_random, "uniform", "XLA draws the numbers that the plain graph draws", only_for=(XLA,)),
+    Changed(backend_random, "normal", "XLA draws the numbers that the plain graph draws", only_for=(XLA,)),
+    Changed(backend_random, "dropout", "XLA draws the numbers that the plain graph draws", only_for=(XLA,)),
     Changed(
         random_ops_util,
         "_get_key_counter",
         "a GPU computes its own random seeds, and the host does not wait for it",
+        only_for=(GPUS,),
     ),
-    Changed(backend_numpy, "take", "embedding rows are looked up on the parameter server that holds them"),
+    Changed(
+        backend_numpy,
+        "take",
+        "embedding rows are looked up on the parameter server that holds them",
+        only_for=(SERVERS, GPUS),
+    ),
     Changed(
         backend_nn,
         "_compute_moments_sync",
@@ -109,15 +122,10 @@ REPLACED = (
 )
 
 WRAPPED = (
-    Changed(CollectiveAllReduceExtended, "_initialize_strategy", "TF_CONFIG is checked before it is read"),
     Changed(
-        CollectiveAllReduceExtended, "_initialize_multi_worker", "a cluster is joined within a stated time"
-    ),
-    Changed(
-        CollectiveAllReduceExtended, "_initialize_local_devices", "a worker of CPUs may have several replicas"
-    ),
-    Changed(
-        CollectiveAllReduceExtended, "_create_variable", "workers create the same variables in the same order"
+        CollectiveAllReduceExtended,
+        "_initialize_strategy",
+        "workers check TF_CONFIG, join within a stated time and create the same variables (`clusters.py`)",
     ),
     Changed(
         tf.distribute.experimental.ParameterServerStrategy,
@@ -133,7 +141,7 @@ WRAPPED = (
         backend_core.Variable,
         "_direct_assign",
         "replicas that share a variable, and asynchronous workers, add to the counts of a metric; from the first "
-        "optimizer on that is made under such a strategy",
+        "model or optimizer on that is made under such a strategy",
     ),
     Changed(
         backend_core.Variable,
@@ -148,24 +156,15 @@ WRAPPED = (
     Changed(TensorFlowTrainer, "fit", "tools that patch `keras.Model.fit` reach the fit of a model of ours"),
     Changed(TensorFlowTrainer, "evaluate", "the same"),
     Changed(TensorFlowTrainer, "predict", "the same"),
-    Changed(
-        keras.callbacks.TensorBoard,
-        "_stop_profiler",
-        "TensorFlow can crash while it writes a profile, so another process than the training process writes it",
-    ),
     Changed(cloning, "_clone_sequential_model", "the clone of a model of ours is a model of ours"),
 )
 
-ADDED = (
-    Changed(ShardedVariable, "__array__", "Keras reads a variable like this when it saves"),
-    Changed(DistributedVariable, "__int__", "`int(optimizer.iterations)` in a custom loop"),
-    Changed(DistributedVariable, "__float__", "`float(optimizer.learning_rate)` in a custom loop"),
-)
+ADDED = (Changed(ShardedVariable, "__array__", "Keras reads a variable like this when it saves"),)
 
 _makers: dict[str, Callable[[Any], Any]] = {}
 _FILES: set[str] = set()  # of the replacements
 _made: dict[str, tuple[Any, Any]] = {}  # for each name the last original and its replacement
-_installed: list[tuple[Changed, Any, Any]] = []
+_installed: dict[str, tuple[Any, Any]] = {}  # the original and its replacement
 
 
 def provide(key: str, make: Callable[[Any], Any], *within: Callable[..., Any]) -> None:
@@ -182,13 +181,26 @@ def provide(key: str, make: Callable[[Any], Any], *within: Callable[..., Any]) -
 
 
 @contextlib.contextmanager
-def replaced_functions() -> Iterator[None]:
-    """The functions of `REPLACED` are replaced inside, and the originals again when the last such block ends.
+def replaced_functions(*circumstances: str) -> Iterator[None]:
+    """Functions of `REPLACED` are replaced inside, and the originals again when the last such block ends.
 
     The lines of the replacements are left out of TensorFlow's list of the user's lines that made an operation: over several
     processes it sends only a limited number of characters.
+
+    Args:
+        *circumstances: XLA, ACCUMULATING or SERVERS, where the step has them. The strategy and the machine say SERVERS
+            and GPUS, too.
     """
-    with _replaced(), _LeftOut():
+    found = {"", *circumstances}
+    if isinstance(tf.distribute.get_strategy(), tf.distribute.experimental.ParameterServerStrategy):
+        found.add(SERVERS)
+    if tf.config.list_logical_devices("GPU"):
+        found.add(GPUS)
+    with contextlib.ExitStack() as stack:
+        for only_for, replaced in _replaced.items():
+            if found.intersection(only_for or ("",)):
+                stack.enter_context(replaced())
+        stack.enter_context(_LeftOut())
         yield
 
 
@@ -197,23 +209,28 @@ class _LeftOut(tf_stack.StackTraceFilter):
         return frozenset(_FILES) | self.parent.get_filtered_filenames()
 
 
-def _install() -> None:
-    for each in REPLACED:
+def _install(changes: list[Changed]) -> None:
+    for each in changes:
         if each.key in _makers:
             original = _original(vars(each.owner)[each.name])
             replacement = _replacement(each.key, original)
             setattr(each.owner, each.name, replacement)
-            _installed.append((each, original, replacement))
+            _installed[each.key] = original, replacement
 
 
-def _restore() -> None:
-    for each, original, replacement in _installed:
-        if vars(each.owner)[each.name] is replacement:  # otherwise other code has wrapped it
-            setattr(each.owner, each.name, original)
-    _installed.clear()
+def _restore(changes: list[Changed]) -> None:
+    for each in changes:
+        original, replacement = _installed.pop(each.key, (None, None))
+        if replacement is not None and vars(each.owner)[each.name] is replacement:
+            setattr(each.owner, each.name, original)  # otherwise other code has wrapped it
 
 
-_replaced = shared_change(_install, _restore)
+def _replaced_for(only_for: tuple[str, ...]) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    changes = [each for each in REPLACED if each.only_for == only_for]
+    return shared_change(functools.partial(_install, changes), functools.partial(_restore, changes))
+
+
+_replaced = {only_for: _replaced_for(only_for) for only_for in {each.only_for: None for each in REPLACED}}
 
 
 def _original(found: Any) -> Any:
@@ -261,11 +278,8 @@ def _called_by(around: Callable[..., Any], original: Callable[..., Any]) -> Call
     return wrapper
 
 
-def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-    """The whole variable."""
-    return np.asarray(tf.convert_to_tensor(self).numpy(), dtype)
-
-
-for _added, _method in zip(ADDED, (_array, lambda self: int(self.numpy()), lambda self: float(self.numpy()))):
-    if not hasattr(_added.owner, _added.name):
-        setattr(_added.owner, _added.name, _method)
+def add(name: str, method: Callable[..., Any]) -> None:
+    """Adds a method of `ADDED` that TensorFlow lacks, permanently."""
+    (owner,) = (each.owner for each in ADDED if each.name == name)
+    if not hasattr(owner, name):
+        setattr(owner, name, method)

@@ -38,6 +38,7 @@ ATTRIBUTES = {
     "keras:callbacks.ModelCheckpoint": "_batches_seen_since_last_saving _get_file_path _last_batch_seen "
     "_set_monitor_op _should_save_model",
     "keras:callbacks.TensorBoard": "_close_writers _global_test_batch _global_train_batch _is_tracing _profiler_started "
+    "_stop_profiler "
     "_should_trace _should_write_train_graph _start_batch _start_trace _stop_batch _stop_trace _train_writer _val_writer",
     "os": "_exit",
     "tensorflow.python.profiler.profiler_v2": "_profiler",
@@ -116,6 +117,11 @@ OVERRIDDEN = {
         "_collect_learning_rate": "a model of a custom loop may have no optimizer",
         "_compute_steps_per_second": _ONCE,
         "_write_keras_model_train_graph": "the graph is that of our own step function",
+    },
+    f"{_DISTRIBUTE}.collective_all_reduce_strategy:CollectiveAllReduceExtended": {
+        "_initialize_multi_worker": "a cluster is joined within a stated time",
+        "_initialize_local_devices": "a worker of CPUs may have several replicas",
+        "_create_variable": "workers create the same variables in the same order",
     },
     "tensorflow.python.framework.ops:Graph": {
         "_add_new_tf_operations": "operations of a graph for shapes alone need no devices, which cost most of the time",

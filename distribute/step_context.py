@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..compat.patches import replaced_functions
+from ..compat.patches import ACCUMULATING, XLA, replaced_functions
 from ..compat.thread_value import ThreadValue
 
 
@@ -172,5 +172,12 @@ def this_step() -> StepContext:
 @contextlib.contextmanager
 def step_scope(context: StepContext | None) -> Iterator[StepContext | None]:
     """Makes `context` the current step of this thread, and replaces functions of Keras; `None` hides an outer one."""
-    with _step.set_to(context), replaced_functions() if context is not None else contextlib.nullcontext():
+    with _step.set_to(context), _replaced_for(context):
         yield context
+
+
+def _replaced_for(context: StepContext | None) -> contextlib.AbstractContextManager[None]:
+    if context is None:
+        return contextlib.nullcontext()
+    found = {XLA: context.in_xla, ACCUMULATING: context.totals is not None}
+    return replaced_functions(*(name for name, has in found.items() if has))

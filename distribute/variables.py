@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ..compat.keras_private.variables import added_to, make_again, raw_value
 from ..compat.patches import wrap
+from .parameter_servers.shards import use_like_whole_ones
 from .replicas import in_replica_context, shares_variables
 
 
@@ -33,13 +34,17 @@ def move_variables(variables: Iterable[Any], strategy: tf.distribute.Strategy) -
     return moved
 
 
-def add_to_shared_counts() -> None:
+def prepare_variables() -> None:
     """Lets replicas that share variables, and asynchronous workers, add to variables that are declared to be sums.
 
     Metrics count with such variables. Keras assigns the old value plus a number: several replicas would add the old value
     several times, and a worker would overwrite another one's addition. In a step of ours writes are collected before this.
+
+    A model or an optimizer of ours calls it when it is created. It changes nothing under other strategies.
     """
-    wrap("_direct_assign", _direct_assign)
+    if shares_variables():
+        wrap("_direct_assign", _direct_assign)
+    use_like_whole_ones()
 
 
 def _direct_assign(original: Callable[..., Any], self: Any, value: Any) -> None:

@@ -10,11 +10,10 @@ import tensorflow as tf
 
 from ..compat.keras_private.optimizers import call_count, own_learning_rate
 from ..distribute.parameter_servers.shards import created_colocated
-from ..distribute.replicas import local_copy, shares_variables
+from ..distribute.replicas import local_copy
 from ..distribute.sharding.row_sharding import created_in_rows
-from ..distribute.variables import add_to_shared_counts
 from . import checks
-from .adoption import register_class
+from .adoption import register_class, set_up
 from .gradients import compute_gradients
 from .saved_state import SavedState
 from .settings import CheckedSettings
@@ -54,8 +53,7 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate, *args, **kwargs)
-        if shares_variables():
-            add_to_shared_counts()
+        set_up(self)
         self.gradient_transformers = gradient_transformers
         self.gradient_aggregator = gradient_aggregator
 

@@ -88,7 +88,7 @@ def _print_changed() -> None:
     import numpy as np
     import tensorflow as tf
 
-    def fit(sequential: type[keras.Sequential], in_a_step: Callable[[], None]) -> None:
+    def fit(sequential: type[keras.Sequential], in_a_step: Callable[[], None], most: bool = False) -> None:
         class Noting(keras.layers.Layer):
             def call(self, x: Any) -> Any:
                 if tf.distribute.get_replica_context() is not None:
@@ -97,7 +97,8 @@ def _print_changed() -> None:
 
         with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
             model = sequential([keras.Input((2,)), Noting(), keras.layers.Dense(1)])
-            model.compile("sgd", "mse", metrics=["mae"], jit_compile=False)
+            optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2 if most else None)
+            model.compile(optimizer, "mse", metrics=["mae"], jit_compile=most)  # more is changed under XLA
         model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
 
     fit(keras.Sequential, lambda: None)
@@ -105,7 +106,7 @@ def _print_changed() -> None:
     import unisono
 
     found["import"] = _changed(before)
-    fit(unisono.Sequential, lambda: found.update(trace=_changed(before)))
+    fit(unisono.Sequential, lambda: found.update(trace=_changed(before)), True)
     found["fit"] = _changed(before)
     print(json.dumps(found))
 

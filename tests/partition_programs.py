@@ -306,6 +306,10 @@ PROGRAMS = {
         ],
         X,
     ),
+    "sizes of two tensors": (
+        lambda x: (n := tf.shape_n([x, x[:, :2]]), tf.cast(n[0][0] * n[1][1], x.dtype) * mean(x))[1],
+        X,
+    ),
     "sizes in quotients": (
         lambda x: [
             tf.reshape(x, [tf.size(x) // 4, 4]) * tf.cast(tf.size(x) // tf.shape(x)[0], x.dtype),
@@ -364,7 +368,8 @@ COMMUNICATED = {
     "softmax over samples": (1, 0, 0, 0), "top of features, of samples": (1, 0, 0, 1),
     "gather by sample": (0, 0, 0, 2), "gather in a table": (0, 0, 0, 1), "gather of positions": (0, 0, 0, 2),
     "segments": (0, 2, 0, 0), "largest of segments": (0, 0, 0, 1), "scatter": (0, 0, 0, 2), "counts": (3, 5, 0, 2),
-    "sizes": (0, 0, 0, 1), "filled": (0, 0, 0, 1), "filled and compared": (0, 0, 0, 1), "tiled": (0, 1, 0, 1),
+    "sizes": (0, 0, 0, 1), "sizes of two tensors": (0, 0, 0, 1), "filled": (0, 0, 0, 1),
+    "filled and compared": (0, 0, 0, 1), "tiled": (0, 1, 0, 1),
     "stacked": (0, 0, 0, 1), "split and padded": (0, 0, 0, 1), "padded samples": (1, 0, 0, 0),
     "linear in a sum": (0, 0, 0, 1), "cast": (0, 1, 0, 1), "chosen by a condition": (0, 1, 0, 1),
     "l2 loss": (0, 0, 0, 1), "argmax": (1, 0, 0, 1), "experts": (1, 2, 0, 2), "gradient penalty": (0, 0, 0, 2),

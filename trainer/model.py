@@ -18,6 +18,7 @@ from ..compat.keras_private.training import KerasFunctional, TensorFlowTrainer
 from ..compat.patches import wrap
 from ..distribute.arguments import shown, truth
 from ..distribute.storage import is_url, path_text
+from ..distribute.variables import prepare_variables
 from .pipeline import step as pipeline_step
 from .step.variable_placement import bring_along, place_with_model
 from .trainer import Trainer
@@ -40,6 +41,7 @@ class Model(Trainer, keras.Model):
         if cls is Model and _is_functional(args, kwargs):
             return Functional.__new__(Functional, *args, **kwargs)
         instance = super().__new__(cls)
+        prepare_variables()
         pipeline_step.attach(instance)
         return instance
 
@@ -132,6 +134,7 @@ def _adopt(model: keras.Model, arguments: dict[str, Any]) -> Model:
             f"`model` must be a keras.Model: give an instance, or load a file first. Received: {shown(model)} of type "
             f"{type(model).__name__}"
         )
+    prepare_variables()
     pipeline_step.attach(model)
     if isinstance(model, Model):
         bring_along(model, "adopt")

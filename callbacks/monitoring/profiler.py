@@ -18,8 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...compat.keras_private.callbacks import profiler_has_begun, profiler_has_ended
-from ...compat.patches import wrap
+from ...compat.keras_private.callbacks import end_profiles_by, profiler_has_begun, profiler_has_ended
 from ...compat.tensorflow_private.profiles import can_be_written_in_fork, discard, write_in_fork
 from ...distribute.arguments import shown, whole_number
 from ...distribute.environment import peer_timeout
@@ -204,7 +203,7 @@ def _end_of_tensorboard(original: Callable[..., Any], callback: Any, save: bool 
     """The end of a profile of `TensorBoard(profile_batch=...)`, of Keras' own and of ours, for a model of ours."""
     ours = hasattr(getattr(callback, "model", None), "fit_state")
     if not (ours and save and profiler_has_begun(callback)):
-        return original(callback, save)
+        return original(save)
     profiler_has_ended(callback)
     if reason := end_profile():
         warnings.warn(
@@ -212,4 +211,7 @@ def _end_of_tensorboard(original: Callable[..., Any], callback: Any, save: bool 
         )
 
 
-wrap("_stop_profiler", _end_of_tensorboard)
+def write_profile_in_fork(callback: Any) -> None:
+    """Another process writes the profiles of a `keras.callbacks.TensorBoard`: TensorFlow can crash while it writes one."""
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        end_profiles_by(callback, _end_of_tensorboard)

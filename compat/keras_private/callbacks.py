@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,12 @@ def start_profile(callback: Any) -> None:
 def stop_profile(callback: Any) -> None:
     """Ends the profile and writes it."""
     callback._stop_trace()
+
+
+def end_profiles_by(callback: Any, around: Callable[..., Any]) -> None:
+    """Calls `around(original, callback, save)` where this TensorBoard ends a profile by `original(save)`."""
+    original = functools.partial(type(callback)._stop_profiler, callback)
+    vars(callback)["_stop_profiler"] = functools.partial(around, original, callback)
 
 
 def profiler_has_begun(callback: Any) -> bool:

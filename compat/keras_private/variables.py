@@ -52,6 +52,16 @@ def direct_writes() -> Iterator[None]:
         global_state.set_global_attribute(_SCOPE, scope)
 
 
+class Scalar(keras.Variable):
+    """A Keras variable that is a Python number by `int()` and `float()` also where a strategy holds copies of it."""
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+
 def make_again(variable: keras.Variable) -> None:
     """Recreates the TensorFlow variable inside `variable`, with its value and id, under the current strategy."""
     old, value = variable._value, variable.numpy()

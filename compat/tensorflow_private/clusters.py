@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.eager import context
 
 from ..patches import wrap
@@ -98,36 +99,37 @@ def guard_multi_worker_strategies(
         compare: `compare(strategy, name, "float32[3, 4]")`, called before a worker creates a variable.
     """
 
+    class Guarded(CollectiveAllReduceExtended):
+        """The strategy's `extended`."""
+
+        def _initialize_multi_worker(self, cluster_resolver: Any) -> None:
+            join(cluster_resolver, lambda: super(Guarded, self)._initialize_multi_worker(cluster_resolver))
+
+        def _initialize_local_devices(
+            self, cluster_resolver: Any, worker_device: str
+        ) -> tuple[tuple[str, ...], str]:
+            found, kind = super()._initialize_local_devices(cluster_resolver, worker_device)
+            if kind == "CPU":
+                found = tuple(f"{worker_device}/device:CPU:{i}" for i in range(count_cpu_replicas()))
+            return found, kind
+
+        def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+            given, dtype, name = kwargs["initial_value"], kwargs.get("dtype"), str(kwargs.get("name"))
+
+            def initial_value() -> Any:
+                value = given() if callable(given) else given
+                tensor = tf.convert_to_tensor(getattr(value, "wrapped_value", value), dtype)
+                compare(self._container_strategy(), name, f"{tensor.dtype.name}{tensor.shape}")
+                return value
+
+            with creating():
+                return super()._create_variable(next_creator, **{**kwargs, "initial_value": initial_value})
+
     def initialize_strategy(original: Any, self: Any, cluster_resolver: Any, devices: Any) -> None:
         reads = isinstance(cluster_resolver, tf.distribute.cluster_resolver.TFConfigClusterResolver)
         if not devices and reads:
             check()
+        self.__class__ = type(type(self).__name__, (Guarded, type(self)), {})
         original(self, cluster_resolver, devices)
 
-    def initialize_multi_worker(original: Any, self: Any, cluster_resolver: Any) -> None:
-        join(cluster_resolver, lambda: original(self, cluster_resolver))
-
-    def initialize_local_devices(
-        original: Any, self: Any, cluster_resolver: Any, worker_device: str
-    ) -> tuple[tuple[str, ...], str]:
-        found, kind = original(self, cluster_resolver, worker_device)
-        if kind == "CPU":
-            found = tuple(f"{worker_device}/device:CPU:{i}" for i in range(count_cpu_replicas()))
-        return found, kind
-
-    def create_variable(original: Any, self: Any, next_creator: Any, **kwargs: Any) -> Any:
-        given, dtype, name = kwargs["initial_value"], kwargs.get("dtype"), str(kwargs.get("name"))
-
-        def initial_value() -> Any:
-            value = given() if callable(given) else given
-            tensor = tf.convert_to_tensor(getattr(value, "wrapped_value", value), dtype)
-            compare(self._container_strategy(), name, f"{tensor.dtype.name}{tensor.shape}")
-            return value
-
-        with creating():
-            return original(self, next_creator, **{**kwargs, "initial_value": initial_value})
-
     wrap("_initialize_strategy", initialize_strategy)
-    wrap("_initialize_multi_worker", initialize_multi_worker)
-    wrap("_initialize_local_devices", initialize_local_devices)
-    wrap("_create_variable", create_variable)

@@ -1,6 +1,6 @@
 """Variables that are sharded over parameter servers by their first axis, used like whole ones.
 
-In every `run` of the strategy `keras.ops.take` and `tape.gradient` do the same; `compat/patches.py` has the reasons.
+In every `run` of the strategy `keras.ops.take` and `tape.gradient` do the same.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.variables import autocast, raw_value
-from ...compat.patches import provide, replaced_functions, wrap
-from ...compat.tensorflow_private.parameter_servers import ShardedVariable
+from ...compat.patches import SERVERS, provide, replaced_functions, wrap
+from ...compat.tensorflow_private.parameter_servers import ShardedVariable, save_as_whole_ones
 from ..hardware.devices import computes_on_gpu
 from ..step_context import current_step
 from .updates import colocated_with, on_parameter_servers, shards_of
@@ -163,10 +163,19 @@ def _gradient(original: Any) -> Any:
 
 
 def _run(original: Any, *args: Any, **kwargs: Any) -> Any:
-    with replaced_functions():
+    with replaced_functions(SERVERS):
         return original(*args, **kwargs)
+
+
+def use_like_whole_ones() -> None:
+    """From now on sharded variables are used, differentiated and saved like whole ones on parameter servers.
+
+    A model or an optimizer of ours calls it when it is created under such a strategy.
+    """
+    if on_parameter_servers():
+        wrap("run", _run)
+        save_as_whole_ones()
 
 
 provide("numpy.take", _take)
 provide("GradientTape.gradient", _gradient)
-wrap("run", _run)

@@ -6,29 +6,16 @@ The weight is on the stage's first device. The update rule runs for each shard, 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ...compat.keras_private.variables import is_plain, put_inside, raw_value
-from ...compat.patches import wrap
-from ...compat.tensorflow_private.parameter_servers import ShardedVariable
+from ...compat.tensorflow_private.parameter_servers import ShardedVariable, save_as_whole_ones
 
 _DEVICES = "state_devices"  # attribute of a Keras variable
-
-
-def _serialize(original: Callable[[Any], dict[str, Any]], variable: keras.Variable) -> dict[str, Any]:
-    """The value of a Keras variable in a TensorFlow checkpoint: of a sharded one, on servers too, the whole value."""
-    found = original(variable)
-    return {
-        name: tf.convert_to_tensor(value) if isinstance(value, ShardedVariable) else value
-        for name, value in found.items()
-    }
-
-
-wrap("_serialize_to_tensors", _serialize)
 
 
 def keep_state_on(variable: keras.Variable, devices: Sequence[str]) -> None:
@@ -80,6 +67,7 @@ def move_rows(slot: keras.Variable, reference: Any) -> None:
 
 
 def _in_rows(value: tf.Tensor, reference: Any, name: str) -> ShardedVariable:
+    save_as_whole_ones()
     parts = []
     devices = state_devices(reference)
     for index, (device, part) in enumerate(zip(devices, tf.split(value, rows_per_shard(reference)))):

@@ -10,7 +10,11 @@ from tensorflow.python.distribute import parameter_server_strategy_v2
 from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
 
 from unisono.compat.tensorflow_graphs.graphs import effects
-from unisono.compat.tensorflow_private.parameter_servers import ShardedVariable, _PartialRecovery
+from unisono.compat.tensorflow_private.parameter_servers import (
+    ShardedVariable,
+    _PartialRecovery,
+    save_as_whole_ones,
+)
 
 
 def source(function):
@@ -90,5 +94,6 @@ def test_stateful_operations_are_distinguished_from_others():
 
 
 def test_split_variable_is_read_as_a_whole():
+    save_as_whole_ones()
     whole = ShardedVariable([tf.Variable([1.0, 2.0]), tf.Variable([3.0])])
     assert np.asarray(whole).tolist() == [1, 2, 3]

@@ -13,7 +13,8 @@ from keras.src.backend.tensorflow import random as backend_random
 import unisono
 import unisono.trainer  # provides the replacements
 from unisono.compat import patches
-from unisono.compat.patches import ADDED, REPLACED, replaced_functions
+from unisono.compat.patches import ACCUMULATING, ADDED, GPUS, REPLACED, SERVERS, XLA, replaced_functions
+from unisono.compat.tensorflow_private.parameter_servers import save_as_whole_ones
 from unisono.compat.tensorflow_private.strategies import pretending_replicas
 from unisono.distribute.step_context import StepContext, step_scope
 
@@ -76,15 +77,21 @@ def test_replaced_functions_are_the_originals_with_the_same_arguments(each):
     assert each.reason
 
 
-def test_every_function_is_replaced_inside_and_the_very_original_outside():
+CIRCUMSTANCES = [(), (XLA,), (ACCUMULATING,), (SERVERS,), (GPUS,), (XLA, GPUS, SERVERS)]
+
+
+@pytest.mark.parametrize("circumstances", CIRCUMSTANCES, ids="+".join)
+def test_functions_of_a_step_are_replaced_inside_and_the_very_originals_outside(circumstances):
     assert are_originals(now())
     with replaced_functions():
-        with replaced_functions():
-            pass
-        inside = now()
-    assert not [
-        key for key in inside if function_of(inside[key]).__wrapped__ is not function_of(ORIGINALS[key])
-    ]
+        with replaced_functions(*circumstances):
+            inside = now()
+    for each in REPLACED:
+        found, original = function_of(inside[each.key]), function_of(ORIGINALS[each.key])
+        if each.only_for and not set(circumstances).intersection(each.only_for):
+            assert found is original
+        else:
+            assert found.__wrapped__ is original
     assert are_originals(now())
 
 
@@ -111,14 +118,14 @@ def test_wrapper_that_somebody_puts_around_a_replaced_function_stays():
         return arguments
 
     patch = pytest.MonkeyPatch()
-    with replaced_functions():
+    with replaced_functions(XLA):
         patch.setattr(backend_random, "uniform", mine)
     assert backend_random.uniform is mine
-    with replaced_functions():
+    with replaced_functions(XLA):
         assert backend_random.uniform.__wrapped__ is mine
     assert backend_random.uniform is mine
     patch.undo()  # restores the state inside the first block: our replacement
-    with replaced_functions():
+    with replaced_functions(XLA):
         pass
     assert are_originals(now())
 
@@ -159,13 +166,17 @@ def test_synchronized_moments_are_found_where_they_are_replaced():
 
 @pytest.mark.parametrize("added", ADDED, ids=lambda each: each.key)
 def test_added_methods_are_ours_because_tensorflow_lacks_them(added):
-    assert vars(added.owner)[added.name].__module__ == "unisono.compat.patches"
+    save_as_whole_ones()
+    assert vars(added.owner)[added.name].__module__ == "unisono.compat.tensorflow_private.parameter_servers"
 
 
-def test_scalar_of_a_mirrored_variable_is_a_number():
+@pytest.mark.parametrize(
+    "kind", [unisono.optimizers.SGD, lambda rate: unisono.optimizers.adopt(keras.optimizers.SGD(rate))]
+)
+def test_scalars_of_an_optimizer_are_numbers_under_a_strategy(kind):
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-        whole, real = keras.Variable(3, dtype="int32"), keras.Variable(0.5)
-    assert (int(whole), float(real)) == (3, 0.5)
+        optimizer = kind(0.5)
+    assert (int(optimizer.iterations), float(optimizer.learning_rate)) == (0, 0.5)
 
 
 class Elsewhere:

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from ...callbacks.monitoring.profiler import write_profile_in_fork
 from ...callbacks.monitoring.progress import ProgressBar
 from ...callbacks.trained_model import TrainedModel
 
@@ -27,6 +28,8 @@ def callback_list(
         callbacks = keras.callbacks.CallbackList(
             callbacks, add_history=add_history, verbose=verbose, epochs=epochs, steps=steps, model=model
         )
+    for callback in callbacks.callbacks:
+        write_profile_in_fork(callback)
     callbacks.callbacks.sort(key=lambda callback: getattr(callback, "runs_last", False))
     return callbacks
 

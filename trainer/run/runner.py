@@ -57,8 +57,9 @@ class Runner:
             samples: int or None; samples of a global batch, where known.
             training: bool; whether the model is going to be trained.
         """
-        functions = contextlib.nullcontext() if build.is_built(model) else replaced_functions()
-        with functions, model._strategy_scope():
+        with model._strategy_scope(), contextlib.ExitStack() as stack:
+            if not build.is_built(model):
+                stack.enter_context(replaced_functions())
             build.build_for(model, spec, training)
         place_with_model(model)  # the model has the metrics of `compile` only now
 
