@@ -127,7 +127,9 @@ class Builder(Values):
         if op.type == "TensorListPopBack":
             both = values[inputs[0]].elements
         given = [values[each].constant for each in inputs]
-        if (depends_on_sizes(given) and not holds_for_all_sizes(op.type, given)) or rounds_sizes(op):
+        if (
+            depends_on_sizes(given) and not holds_for_all_sizes(op.type, given, self.one_size)
+        ) or rounds_sizes(op):
             both = None
             shapes.forget(tensor)
         both_shapes = (static[0] or traced, static[1] or traced)

@@ -153,7 +153,7 @@ def depends_on_sizes(inputs: Sequence[Pair | None]) -> bool:
     return any(pair is not None and not np.array_equal(*pair) for pair in inputs)
 
 
-def holds_for_all_sizes(kind: str, inputs: Sequence[Pair | None]) -> bool:
+def holds_for_all_sizes(kind: str, inputs: Sequence[Pair | None], one_size: bool) -> bool:
     """Whether an operation on sizes is the same function of the size of the batch for every size, not for `PROBES` alone.
 
     The remainder of a division by 2 is 0 for both of `PROBES`, and both are larger than 64. For other types of operations
@@ -162,9 +162,11 @@ def holds_for_all_sizes(kind: str, inputs: Sequence[Pair | None]) -> bool:
     Args:
         kind: the type of the operation.
         inputs: the known values of its inputs; they depend on the size of the batch.
+        one_size: whether all arrays certainly have the same number of samples.
     """
-    if kind in COMPARISONS:
-        return False
+    if kind in COMPARISONS:  # a size is compared with itself: steps check that two arrays have one size
+        known = [pair for pair in inputs if pair is not None]
+        return one_size and len(known) == 2 and all(map(np.array_equal, *known))
     if kind == "SelectV2":
         return inputs[0] is not None or None in inputs[1:]
     if kind not in (*_EXTREMES, *_DIVISIONS) or any(pair is None for pair in inputs):
