@@ -274,8 +274,7 @@ def test_overflow_of_one_replicas_shard_skips_every_replica():
     assert not np.allclose(before[0], [1.0, 2.0, 3.0, 4.0])
     step(tf.constant(np.inf))
     assert optimizer.dynamic_scale.numpy() == 2.0
-    for old, new in zip(before, [v, *optimizer.inner_optimizer.variables]):
-        np.testing.assert_array_equal(old, new.numpy())
+    helpers.assert_equal(before, [v, *optimizer.inner_optimizer.variables])
     step(tf.constant(1.0))
     assert not np.array_equal(before[0], v.numpy())
     assert helpers.copies_are_equal([v], strategy)
@@ -331,8 +330,6 @@ def test_one_replica_is_the_plain_way():
 def test_what_cannot_be_sharded_is_rejected():
     with pytest.raises(TypeError, match="`strategy` must be a tf"):
         sharded(tf.distribute.OneDeviceStrategy("CPU:0"))
-    with pytest.raises(ValueError, match="level"):
-        sharded(helpers.mirrored(2), "slots")
     with pytest.raises(ValueError, match="is 'optimizer' for this strategy already"):
         sharded(sharded(helpers.mirrored(2)), "gradients")
 

@@ -10,9 +10,6 @@ import pytest
 import tensorflow as tf
 
 import unisono
-from unisono.compat.keras_private.functional import flat_inputs, graph_of, nodes_in_order
-from unisono.compat.keras_private.layers import layers_of
-from unisono.compat.keras_private.variables import move_to_device, raw_value
 from unisono.distribute.hardware.devices import resolve_devices
 from unisono.distribute.pipeline import Pipeline, current_pipeline
 from unisono.distribute.pipeline.remote import connect
@@ -184,30 +181,6 @@ def test_what_cannot_be_cut_is_rejected_before_the_first_step_and_changes_nothin
         fit(two, Pipeline(["CPU:0", "CPU:1"], 2), jit_compile=True)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"micro_batches": 0}, "`micro_batches` must be a whole number of at least 1. Received: 0"),
-        ({"micro_batches": 2.0}, "`micro_batches` must be a whole number of at least 1. Received: 2.0"),
-        ({"replicas": 0}, "`replicas` must be a whole number of at least 1. Received: 0"),
-        ({"replicas": 3}, r"`devices` \(2\) must be divisible by `replicas` \(3\)"),
-        ({"schedule": "zigzag"}, "`schedule` must be .1f1b. or .gpipe.. Received: 'zigzag'"),
-        ({"cost": "guessed"}, "`cost` must be .estimated. or .measured.. Received: 'guessed'"),
-        ({"partition": "even"}, "`partition` must be .auto., 2 counts of layers .* Received: 'even'"),
-        ({"partition": 2}, "`partition` must be .auto., 2 counts of layers .* Received: 2"),
-        ({"memory_limit": "8GB"}, "`memory_limit` must be None or a number above 0. Received: '8GB'"),
-        ({"memory_limit": 0}, "`memory_limit` must be None or a number above 0. Received: 0"),
-        ({"devices": []}, r"`devices` must be a list of at least one name .* Received: \[\]"),
-        ({"devices": "CPU:0"}, "`devices` must be a list"),
-        ({"devices": ["CPU:0", "GPU:7"]}, "`devices` names 'GPU:7', which does not exist: there are"),
-        ({"devices": ["/job:worker/task:1/device:CPU:0"]}, "python -m unisono launch --stages K"),
-    ],
-)
-def test_wrong_arguments_are_rejected_with_the_value(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Pipeline(**{"devices": ["CPU:0", "CPU:1"], "micro_batches": 2, **arguments})
-
-
 def test_scope_is_rejected_inside_of_a_strategy_and_ends():
     pipeline = Pipeline(["CPU:0"], 1)
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
@@ -325,25 +298,3 @@ def test_operations_follow_the_largest_input():
 
     run(tf.constant(1.0))
     assert "CPU:2" in devices["big"] and "CPU:1" in devices["read"] and "CPU:1" in devices["cond"]
-
-
-def test_private_parts_of_keras_are_as_expected():
-    model = with_skip()
-    graph = graph_of(model)
-    assert graph is model
-    names = [node.operation.name for node in nodes_in_order(graph)]
-    assert names[:2] == ["a", "b"] and names[-1] == "d"
-    flat = flat_inputs(graph, tf.ones((2, 4)))
-    assert len(flat) == 1 and tf.is_tensor(flat[0])
-    sequential = chain_of(2)
-    assert graph_of(sequential) is sequential._functional
-    assert graph_of(Subclassed()) is None
-    dropout = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5), layers.Dense(1)])
-    (state,) = dropout.layers[0].variables
-    assert state.path.endswith("seed_generator_state")
-    assert layers_of(model)[0] is model
-    variable = model.get_layer("a").kernel
-    assert raw_value(variable) is variable.value
-    value = variable.numpy()
-    move_to_device(variable, "/job:localhost/replica:0/task:0/device:CPU:3")
-    assert variable.value.device.endswith("CPU:3") and np.array_equal(variable.numpy(), value)
