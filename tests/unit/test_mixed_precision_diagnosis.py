@@ -58,8 +58,11 @@ def test_diagnose_names_the_weights_whose_gradient_is_the_first():
     """The output's gradient is finite; multiplied by an input of 1e30 it no longer is."""
     model = model_with()
     model.layers[0].kernel.assign(model.layers[0].kernel * 0)
-    found = diagnose(model, (X * 1e30, Y), loss=lambda y_pred, **_: tf.reduce_sum(y_pred) * 1e10)
+    given = {"batch": (X * 1e30, Y), "loss": lambda y_pred, **_: tf.reduce_sum(y_pred) * 1e10}
+    found = diagnose(model, **given)
     assert (found.first.kind, found.first.layer) == ("weight gradient", "first")
+    model.layers[0].trainable = False
+    assert diagnose(model, **given).first is None
 
 
 def test_diagnose_names_the_innermost_layer():
