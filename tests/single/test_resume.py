@@ -430,8 +430,9 @@ class Draws(keras.callbacks.Callback):
         self.drawn = []
 
     def on_train_batch_end(self, batch, logs=None):
-        one = tf.random.get_global_generator().uniform([]).numpy()
-        self.drawn.append((random.random(), np.random.rand(), float(keras.random.uniform(())), float(one)))
+        of_tensorflow = tf.random.get_global_generator().uniform([]), tf.random.uniform([])
+        drawn = [keras.random.uniform([]), *of_tensorflow]
+        self.drawn.append((random.random(), np.random.rand(), *map(float, drawn)))
 
     def get_state(self):
         return self.drawn
