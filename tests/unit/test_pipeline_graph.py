@@ -157,14 +157,6 @@ def test_what_cannot_be_cut_is_rejected_before_the_first_step_and_changes_nothin
         model.fit(x, y, batch_size=4, verbose=0)
 
     two = lambda: unisono.Sequential([keras.Input((4,)), layers.Dense(2), layers.Dense(1)])  # noqa: E731
-    with pytest.raises(
-        ValueError, match=r"devices \(3 stages\) must not be more than the layers of model .* \(2\)"
-    ):
-        fit(two, Pipeline(["CPU:0", "CPU:1", "CPU:2"], 2))
-    with pytest.raises(
-        ValueError, match=r"`batch_size` \(4\) must be at least `micro_batches` \(3\) \* `replicas` \(2\)"
-    ):
-        fit(two, Pipeline(["CPU:0", "CPU:1"] * 2, 3, replicas=2))
     with pytest.raises(ValueError, match="its call is Python code, not a graph of layers"):
         fit(Subclassed, Pipeline(["CPU:0", "CPU:1"], 2))
     with pytest.raises(ValueError, match=r"CustomStep.train_step is a custom step"):
@@ -258,8 +250,6 @@ def test_memory_limit_moves_the_cut_and_is_rejected_where_it_cannot_be_met():
     assert free.sizes == [2, 2]
     tight = Pipeline(["CPU:0", "CPU:1"], 2, memory_limit=needs * 2)
     assert tight.plan(chain_of(*sizes), batch_size=8).sizes == [2, 2]
-    with pytest.raises(ValueError, match=r"memory_limit .* is too small for 2 stages"):
-        Pipeline(["CPU:0", "CPU:1"], 2, memory_limit=100.0).plan(chain_of(*sizes))
     with pytest.raises(ValueError, match="must be at least the estimated need of stage 1"):
         Pipeline(["CPU:0", "CPU:1"], 2, memory_limit=needs / 1.5, partition=[1, 3]).plan(
             chain_of(*sizes), batch_size=8
@@ -269,8 +259,6 @@ def test_memory_limit_moves_the_cut_and_is_rejected_where_it_cannot_be_met():
 def test_summary_and_timeline_say_what_is_expected(tmp_path):
     model = chain_of(8, 8, 8, 8)
     pipeline = Pipeline(["CPU:0", "CPU:1"], 4, schedule="1f1b", rematerialize=True)
-    with pytest.raises(ValueError, match="`model` is None"):
-        pipeline.summary()
     text = pipeline.summary(model)
     assert "2: d0 to d1" in text and "CPU:1" in text and "4 micro-batches" in text and "bubble" in text
     pipeline.timeline(model, transfer=1.0).save(tmp_path / "step.svg")

@@ -178,8 +178,18 @@ PIPELINES: dict[str, Use] = {
     ),
     "Pipeline of more layers": (_pipeline(_fit, AB, 2, partition=[1, 5]), ("partition", r"\[1, 5\]", "2")),
     "Pipeline of unknown layers": (_pipeline(_fit, AB, 2, partition=["zzz"]), ("partition", "zzz", "")),
-    "Pipeline of too many stages": (_pipeline(_fit, ["CPU:0"] * 4, 2), ("stages", "4", "2")),
-    "Pipeline in little memory": (_pipeline(_fit, AB, 2, memory_limit=1), ("memory", "1", "")),
+    "Pipeline of too many stages": (
+        _pipeline(_fit, ["CPU:0"] * 4, 2),
+        (r"devices \(4 stages\) must not be more than the layers of model .* \(2\)",),
+    ),
+    "Pipeline in little memory": (
+        _pipeline(_fit, AB, 2, memory_limit=1),
+        ("memory_limit", "1", "is too small for 2 stages"),
+    ),
+    "Pipeline of small batches": (
+        _pipeline(lambda _, model: model.fit(X, Y, batch_size=6), AB * 2, 4, replicas=2),
+        (r"`batch_size` \(6\) must be at least `micro_batches` \(4\) \* `replicas` \(2\)",),
+    ),
     "Pipeline summary of nothing": (
         lambda b: distribute.Pipeline(AB, 2).summary(),
         ("model", "None", "scope"),
