@@ -223,18 +223,19 @@ def test_rule_that_reads_shapes_sees_those_of_parts():
     helpers.assert_close(found, kernel.numpy(), helpers.FLOAT64)
 
 
-def test_whole_gradient_of_unknown_shape_is_cut_as_its_variable():
-    strategy = sharded(helpers.mirrored(2))
+@pytest.mark.parametrize("aggregator", [None, optimizers.PackedAggregation()], ids=["in parts", "whole"])
+def test_gradient_of_unknown_shape_is_cut_as_its_variable(aggregator):
+    strategy = sharded(helpers.mirrored(2), "gradients")
     with strategy.scope():
-        kernel = keras.Variable(np.zeros((3, 2)))
-        sgd = optimizers.SGD(1.0, gradient_aggregator=optimizers.PackedAggregation())
+        kernel = keras.Variable(np.zeros((3, 1)))  # two values on one replica, one on the other
+        sgd = optimizers.SGD(1.0, gradient_aggregator=aggregator)
 
     @tf.function(input_signature=[tf.TensorSpec(None, tf.float64)])
     def step(gradient):
         strategy.run(lambda: sgd.apply_gradients([(gradient, kernel)]))
 
-    step(tf.ones([3, 2], tf.float64))
-    np.testing.assert_array_equal(kernel.numpy(), -2 * np.ones((3, 2)))
+    step(tf.constant([[1.0], [2.0], [3.0]], tf.float64))
+    np.testing.assert_array_equal(kernel.numpy(), [[-2.0], [-4.0], [-6.0]])
 
 
 def test_averages_in_shards_are_swapped_by_keras_callback():
