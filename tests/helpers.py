@@ -123,6 +123,12 @@ def assert_close(actual: Any, expected: Any, tolerance: float, what: str = "") -
         assert worst <= tolerance * scale, f"{what}[{index}]: differs by {worst:.3g} of {scale:.3g}"
 
 
+def assert_equal(actual: Any, expected: Any, what: str = "") -> None:
+    """Compares nests of arrays or variables bit for bit; NaN equals NaN."""
+    for index, (a, b) in enumerate(zip(tf.nest.flatten(actual), tf.nest.flatten(expected), strict=True)):
+        np.testing.assert_array_equal(np.array(a), np.array(b), err_msg=f"{what}[{index}]")
+
+
 def copies_are_equal(variables: Any, strategy: tf.distribute.Strategy) -> bool:
     """Whether the copies of every mirrored variable are bitwise identical."""
     for variable in variables:

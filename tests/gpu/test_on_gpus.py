@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gpu_copies import equal_copies
+from helpers import assert_equal
 
 import unisono
 from unisono.distribute.hardware.data_placement import keep_data_on
@@ -147,8 +148,7 @@ def test_resumed_fit_has_the_bits_of_one_that_was_not_stopped(gpus, tmp_path):
         stopped.fit(X, Y, callbacks=[backup, Stop()], **options)
     resumed = compiled(strategy)
     resumed.fit(X, Y, callbacks=[unisono.callbacks.BackupAndRestore(tmp_path / "b", save_freq=1)], **options)
-    for ours, theirs in zip(resumed.get_weights(), whole.get_weights()):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_equal(resumed.get_weights(), whole.get_weights())
 
 
 class Plan(keras.callbacks.Callback):

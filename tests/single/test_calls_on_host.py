@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import mirrored, scope
+from helpers import assert_equal, mirrored, scope
 
 import unisono
 from unisono.optimizers.stages.accumulation import CallsOnHost
@@ -82,8 +82,7 @@ def test_calls_known_on_the_host_give_the_bits_of_those_known_on_the_device(
     on_host = trained(optimizer, **options)
     assert {len(calls) for calls in known} == {counts}
     monkeypatch.setattr(CallsOnHost, "next", lambda self: {})
-    for ours, expected in zip(on_host, trained(optimizer, **options), strict=True):
-        np.testing.assert_array_equal(ours, expected)
+    assert_equal(on_host, trained(optimizer, **options))
 
 
 def test_calls_of_an_optimizer_of_the_users_own_are_counted_by_the_device_alone(monkeypatch):

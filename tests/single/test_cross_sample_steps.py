@@ -93,20 +93,6 @@ class SumAndPenalty(Net):
         return 0.1 * tf.reduce_sum((y - self(x, training=training)) ** 2) + 0.01 * penalty
 
 
-class Covariances(Net):
-    """Compares matrices without a batch axis, which are computed from sums."""
-
-    def loss_of(self, x, y, training):
-        z = self(x, training=training)
-        rows = tf.cast(tf.shape(z)[0], z.dtype)
-
-        def covariance(a):
-            mean = tf.reduce_sum(a, 0) / rows
-            return tf.matmul(a, a, transpose_a=True) / rows - mean[:, None] * mean[None]
-
-        return tf.reduce_mean((y - z) ** 2) + tf.reduce_sum((covariance(z) - covariance(y)) ** 2)
-
-
 class WorstRow(Net):
     def loss_of(self, x, y, training):
         errors = tf.reduce_sum((y - self(x, training=training)) ** 2, 1)
@@ -169,46 +155,6 @@ class TracksNorms(Net):
     def logged(self, loss, gradients):
         norm = tf.linalg.global_norm(gradients)
         return {"norm": norm, "perplexity": tf.exp(loss), "inner": {"rmse": tf.sqrt(loss)}}
-
-
-class SharpnessAware(Net):
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(x, y, True)
-        weights = self.trainable_variables
-        gradients = tape.gradient(loss, weights)
-        norm = tf.linalg.global_norm(gradients)
-        moves = [0.05 * g / (norm + 1e-12) for g in gradients]
-        for weight, move in zip(weights, moves):
-            weight.assign_add(move)
-        with tf.GradientTape() as tape:
-            moved = self.loss_of(x, y, True)
-        gradients = tape.gradient(moved, weights)
-        for weight, move in zip(weights, moves):
-            weight.assign_sub(move)
-        self.optimizer.apply_gradients(zip(gradients, weights))
-        self.tracked.update_state(loss)
-        return {"tracked": self.tracked.result()}
-
-
-class Projected(Net):
-    """Two gradients from one persistent tape; conflicting ones are projected."""
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape(persistent=True) as tape:
-            errors = self(x, training=True) - y
-            losses = tf.reduce_mean(errors[:, 0] ** 2), tf.reduce_mean(tf.abs(errors[:, 1]))
-        weights = self.trainable_variables
-        joined = []
-        for first, second in zip(*(tape.gradient(loss, weights) for loss in losses)):
-            product = tf.reduce_sum(first * second)
-            along = product / (tf.reduce_sum(second**2) + 1e-12) * second
-            joined.append(tf.where(product < 0, first - along, first) + second)
-        self.optimizer.apply_gradients(zip(joined, weights))
-        self.tracked.update_state(sum(losses))
-        return {"tracked": self.tracked.result()}
 
 
 class AccumulatesInBranch(Net):
@@ -306,7 +252,6 @@ SHARED = [
     Minimized,
     RootOfMean,
     SumAndPenalty,
-    Covariances,
     WorstRow,
     LearnedWeights,
     WithAddedLosses,
@@ -314,8 +259,6 @@ SHARED = [
     ClippedLater,
     ClippedMaskedMean,
     TracksNorms,
-    SharpnessAware,
-    Projected,
     Embeds,
     Contrastive,
     ContrastiveWithStatistics,

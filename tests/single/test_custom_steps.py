@@ -390,6 +390,20 @@ def test_custom_step_equals_a_loop_hand_written(one_device):
     assert renamed["evaluate"]["loss"] > 0
 
 
+def test_optimizer_that_a_custom_step_never_uses_gets_no_variables():
+    class UsesAnother(KerasTutorial):
+        def apply(self, tape, loss):
+            weights = self.trainable_variables
+            self.other.apply_gradients(zip(tape.gradient(loss, weights), weights))
+
+    model = UsesAnother()
+    model.other = keras.optimizers.SGD(0.1)
+    model.compile("adam", "mse")
+    model.evaluate(*data(), verbose=0)  # builds the model for Keras' own test_step
+    model.fit(*data(), verbose=0)
+    assert model.other.built and not model.optimizer.built
+
+
 def test_error_in_custom_step_is_the_users_own():
     class Wrong(NoCall):
         def train_step(self, data):

@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 import unisono
-from unisono.commands import main
 
 X = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
 
@@ -63,8 +62,3 @@ def test_explanation_on_one_replica_is_an_error_that_says_what_to_do():
         ValueError, match=r"`explain_step` needs a strategy with several replicas.*simulate_devices"
     ):
         made(unisono.Sequential, tf.distribute.get_strategy()).explain_step(X, X[:, :3])
-
-
-def test_command_rejects_a_script_that_is_not_there(capsys):
-    assert main(["explain", "nowhere.py"]) == 2
-    assert "there is no file 'nowhere.py'" in capsys.readouterr().err

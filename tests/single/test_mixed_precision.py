@@ -104,8 +104,7 @@ def test_skipped_step_leaves_no_bit_behind(replicas):
     (expected, expected_history), (actual, history) = run(False), run(True)
     for old, new, variable in zip(state(expected), state(actual), actual.variables):
         np.testing.assert_array_equal(new, old, err_msg=variable.path)
-    for left, right in zip(state(expected), state(actual), strict=True):
-        np.testing.assert_array_equal(left, right)
+    helpers.assert_equal(state(expected), state(actual))
     assert history["loss"] == expected_history["loss"] and history["mae"] == expected_history["mae"]
     assert history["skipped_steps"] == [1] and expected_history["skipped_steps"] == [0]
 
@@ -137,8 +136,7 @@ def test_scaled_training_in_float32_is_unscaled_training(products_in_our_order):
     """In float32 a power-of-two scale changes no bit, whatever later stages do."""
     plain, _, _ = trained("mirrored2", [], every_stage, "float32")
     scaled, history, _ = trained("mirrored2", [], lambda: LossScaleOptimizer(every_stage()), "float32")
-    for old, new in zip(plain.variables, scaled.variables, strict=True):
-        np.testing.assert_array_equal(np.array(old), np.array(new))
+    helpers.assert_equal(plain.variables, scaled.variables)
     assert history["skipped_steps"] == [0, 0]
 
 
@@ -181,8 +179,7 @@ def test_train_on_batch_skips_and_goes_on(replicas):
     bad, good = data([1]), data()
     before = [np.array(v) for v in model.trainable_variables]
     model.train_on_batch(*bad)
-    for old, new in zip(before, model.trainable_variables):
-        np.testing.assert_array_equal(old, np.array(new))
+    helpers.assert_equal(before, model.trainable_variables)
     assert np.isfinite(model.train_on_batch(*good))
     assert skipped_steps.step_logs(model.optimizer) == {"loss_scale": 2.0**14, "skipped_steps": 1}
     assert number(model.optimizer.iterations) == 1
@@ -314,8 +311,7 @@ def test_float16_model_loads_under_float32_and_the_reverse(tmp_path):
         slots = [getattr(m.optimizer, "inner_optimizer", m.optimizer).variables for m in models]
         for old, new in zip(*slots, strict=True):
             np.testing.assert_array_equal(np.array(old), np.array(new))
-        for old, new in zip(models[0].weights, models[1].weights, strict=True):
-            np.testing.assert_array_equal(np.array(old), np.array(new))
+        helpers.assert_equal(models[0].weights, models[1].weights)
         helpers.assert_close(
             models[1].predict(data()[0], verbose=0), models[0].predict(data()[0], verbose=0), 1e-2
         )

@@ -110,31 +110,6 @@ def test_command_reads_a_file_without_its_weights(tmp_path, capsys):
     assert "It fits as it is." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "place, words",
-    [
-        ("absent.keras", "there is no file 'absent.keras'"),
-        ("absent.py:make_model", "there is no file 'absent.py'"),
-        ("model", "FILE.py:FUNCTION"),
-        ("json:absent", "json has no function 'absent'"),
-        ("json:detect_encoding", "detect_encoding"),
-        ("tempfile:gettempdir", "must return a Keras model"),
-        ("no_such_module:make", "no_such_module"),
-    ],
-)
-def test_command_names_what_it_cannot_read(place, words, capsys):
-    assert main([place, "-b", "8", "-m", "1G"]) == 2
-    error = capsys.readouterr().err
-    assert words in error and error.count("\n") == 1
-
-
-@pytest.mark.parametrize("wrong", [["-m", "many"], ["-b", "0"], ["-n", "-1"]])
-def test_command_rejects_wrong_numbers(wrong, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["model.keras", "-b", "8", "-m", "1G", *wrong])
-    assert caught.value.code == 2 and wrong[1] in capsys.readouterr().err
-
-
 def test_command_without_a_gpu_asks_for_memory(capsys, tmp_path):
     if tf.config.list_physical_devices("GPU"):
         pytest.skip("with a GPU the command uses its memory")

@@ -1,4 +1,4 @@
-"""Models with computation across samples outside custom layers match a single device.
+"""Models with computation across samples, in layers and between them, match a single device.
 
 Two and three uneven replicas; the last batch leaves some without samples. Tolerance: float64 sums in a different order.
 """
@@ -127,6 +127,125 @@ class Groups(L.Layer):
         return centered_groups(x)
 
 
+class Deviation(L.Layer):
+    """The standard deviation of a batch as one more feature, as in GAN discriminators."""
+
+    def call(self, x):
+        deviation = ops.mean(ops.sqrt(ops.var(x, axis=0) + 1e-3))
+        return ops.concatenate([x, ops.ones_like(x[:, :1]) * deviation], axis=1)
+
+
+class FirstRow(L.Layer):
+    def call(self, x):
+        return x - x[0]
+
+
+class Normalized(L.Layer):
+    """A hand-written batch normalization, with averages for inference, a weight and a loss."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False)
+        self.variance = self.add_weight(shape=(shape[-1],), initializer="ones", trainable=False)
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x, training=False):
+        mean, variance = self.mean, self.variance
+        if training:
+            mean, variance = ops.mean(x, 0), ops.var(x, 0)
+            self.mean.assign(0.9 * self.mean + 0.1 * mean)
+            self.variance.assign(0.9 * self.variance + 0.1 * variance)
+            self.add_loss(1e-2 * ops.mean(ops.square(variance - 1.0)))
+        return (x - mean) / ops.sqrt(variance + 1e-3) * self.scale
+
+
+class Block(L.Layer):
+    """Contains a layer with computation across samples, and stores an average of its output."""
+
+    def build(self, shape):
+        self.mixing, self.dense = Normalized(), L.Dense(6, activation="tanh")
+        self.average = self.add_weight(shape=(6,), initializer="zeros", trainable=False)
+
+    def call(self, x, training=False):
+        x = self.mixing(self.dense(x), training=training)
+        self.average.assign(0.9 * self.average + 0.1 * ops.mean(x, axis=0))
+        return x
+
+
+class Sorted(L.Layer):
+    """Compares with the median, for several inputs and outputs."""
+
+    def call(self, inputs):
+        middle = ops.sort(inputs["x"], axis=0)[ops.shape(inputs["x"])[0] // 2]
+        return {"x": inputs["x"] - middle, "y": inputs["y"] * 2.0}
+
+
+class Pair(L.Layer):
+    def build(self, shape):
+        self.sorted = Sorted()
+
+    def call(self, x):
+        out = self.sorted({"x": x, "y": x + 1.0})
+        return out["x"] + out["y"]
+
+
+class Grouped(L.Layer):
+    """The deviation within groups of samples formed by a reshape: it mixes samples, without a batch-wide statistic."""
+
+    def call(self, x):
+        groups = ops.reshape(x[: ops.shape(x)[0] // 2 * 2], (2, -1, 5))
+        deviation = ops.sqrt(ops.var(groups, axis=0) + 1e-3)
+        return x + ops.concatenate([deviation, deviation, x], axis=0)[: ops.shape(x)[0]]
+
+
+class Similar(L.Layer):
+    """Attention between samples."""
+
+    def call(self, x):
+        weights = ops.softmax(ops.matmul(x, ops.transpose(x)), axis=-1)
+        return x + ops.matmul(weights, x)
+
+
+class Rolled(L.Layer):
+    """Mixes each sample with the one before, as mixup does."""
+
+    def call(self, x, training=False):
+        return 0.7 * x + 0.3 * ops.roll(x, 1, axis=0) if training else x
+
+
+class CenteredByAll(L.Layer):
+    """Asks for the samples of all replicas."""
+
+    def call(self, x):
+        return x - ops.mean(unisono.distribute.gather(x), axis=0, keepdims=True)
+
+
+class OfEachRow(L.Layer):
+    """Per-sample statistics, sizes, masks, weights, a loss: nothing across samples."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],))
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.add_loss(1e-3 * ops.mean(ops.square(x)))
+        self.seen.assign(ops.max(x))
+        rows = tf.shape(x)[0]
+        x = (x - ops.mean(x, -1, keepdims=True)) / (ops.std(x, -1, keepdims=True) + 1e-3)
+        x = ops.reshape(x, (rows, 2, 3)) + ops.cast(ops.arange(rows)[:, None, None] * 0, x.dtype)
+        x = ops.reshape(x * ops.softmax(x, axis=1), (-1, 6)) * ops.mean(ops.square(self.scale))
+        return ops.where(ops.any(x > 100.0), x * 0.0, x)
+
+
+class Recurrent(L.Layer):
+    def build(self, shape):
+        self.cell = L.GRU(4)
+        self.attention = L.MultiHeadAttention(1, 2)
+
+    def call(self, x):
+        x = ops.reshape(x, (-1, 3, 2))
+        return self.cell(self.attention(x, x))
+
+
 def groups_between_layers():
     inputs = keras.Input((6,))
     return unisono.Model(inputs, L.Dense(2)(centered_groups(L.Dense(5)(inputs))))
@@ -161,6 +280,14 @@ LAYERS = {
     "another axis of unknown length": lambda: chain(NextToRows(), L.Reshape((5,))),
     "a limit": lambda: chain(Limited()),
     "means of classes": lambda: chain(OfClasses()),
+    "a deviation": lambda: chain(Deviation()),
+    "the first sample": lambda: chain(FirstRow()),
+    "a hand-written normalization": lambda: chain(Normalized()),
+    "a layer in a layer": lambda: chain(Block()),
+    "a median": lambda: chain(Pair()),
+    "groups": lambda: chain(Grouped()),
+    "attention between samples": lambda: chain(Similar()),
+    "mixup": lambda: chain(Rolled()),
 }
 
 
@@ -177,7 +304,10 @@ def numbers(make, replicas, x=X, y=Y, batch=BATCH, **options):
     return [*found, list(history.history.values())], [str(each.message) for each in said]
 
 
-@pytest.mark.short("a loop-2", "a limit-2", "between layers-2", "in an own prediction-2", "an inner model-2")
+@pytest.mark.short(
+    *("a loop-2", "a limit-2", "between layers-2", "in an own prediction-2", "an inner model-2"),
+    *("mixup-3", "a median-2", "groups-2", "the first sample-3"),
+)
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("name", {**MODELS, **LAYERS})
 def test_model_that_mixes_samples_matches_one_device(name, replicas):
@@ -231,14 +361,25 @@ def test_layer_with_a_table_matches_one_device():
     assert not any(ON_ONE in each for each in said)
 
 
-def test_operations_between_layers_that_mix_no_samples_are_not_named():
-    def make():
-        inputs = keras.Input((6,))
-        halves = ops.reshape(L.Dense(6)(inputs)[:, ::2], (-1, 3, 1))
-        weights = ops.softmax(ops.matmul(halves, ops.transpose(halves, (0, 2, 1))), axis=-1)
-        flat = ops.reshape(ops.matmul(weights, halves), (-1, 3))
-        return unisono.Model(inputs, L.Dense(2)(flat / (1.0 + ops.mean(flat, axis=1, keepdims=True) ** 2)))
+def each_row_between_layers():
+    inputs = keras.Input((6,))
+    halves = ops.reshape(L.Dense(6)(inputs)[:, ::2], (-1, 3, 1))
+    weights = ops.softmax(ops.matmul(halves, ops.transpose(halves, (0, 2, 1))), axis=-1)
+    flat = ops.reshape(ops.matmul(weights, halves), (-1, 3))
+    return unisono.Model(inputs, L.Dense(2)(flat / (1.0 + ops.mean(flat, axis=1, keepdims=True) ** 2)))
 
-    found, said = numbers(make, 2)
-    assert_close(found, numbers(make, 1)[0], FLOAT64, "numbers")
+
+NOT_MIXED = {
+    "between layers": each_row_between_layers,
+    "a layer": lambda: chain(L.Dense(6), OfEachRow()),
+    "recurrent": lambda: chain(L.Dense(6), Recurrent()),
+    "asks for all samples": lambda: chain(CenteredByAll()),
+}
+
+
+@pytest.mark.short("between layers", "a layer", "asks for all samples")
+@pytest.mark.parametrize("name", NOT_MIXED)
+def test_model_that_mixes_no_samples_by_itself_matches_one_device(name):
+    found, said = numbers(NOT_MIXED[name], 2)
+    assert_close(found, numbers(NOT_MIXED[name], 1)[0], FLOAT64, "numbers")
     assert not any(ON_ONE in each for each in said)

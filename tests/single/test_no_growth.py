@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import mirrored, open_files, scope, threads_since
+from helpers import Batches, mirrored, open_files, scope, threads_since
 from tensorflow.python.eager import context
 
 import unisono
@@ -60,13 +60,7 @@ def test_fifty_fits_trace_once_and_leave_no_object():
     assert after[50][3][0] - after[20][3][0] < FEW and after[50][3][1] <= after[20][3][1]
 
 
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return -(-ROWS // BATCH)
-
-    def __getitem__(self, number):
-        rows = slice(number * BATCH, (number + 1) * BATCH)
-        return X[rows], Y[rows]
+BATCHES = [(X[i : i + BATCH], Y[i : i + BATCH]) for i in range(0, ROWS, BATCH)]
 
 
 class Interruption(keras.callbacks.Callback):
@@ -98,9 +92,12 @@ FITS = {
     "dataset": (1, lambda model, _: model.fit(dataset(), verbose=0, validation_data=dataset())),
     "dataset on two replicas": (2, lambda model, _: model.fit(dataset().prefetch(2), verbose=0)),
     "endless dataset": (1, lambda model, _: model.fit(dataset().repeat(), steps_per_epoch=2, verbose=0)),
-    "generator": (1, lambda model, _: model.fit(iter(Batches()), verbose=0)),
-    "PyDataset": (1, lambda model, _: model.fit(Batches(), verbose=0, validation_data=Batches())),
-    "PyDataset with threads": (1, lambda model, _: model.fit(Batches(workers=2), verbose=0)),
+    "generator": (1, lambda model, _: model.fit(iter(BATCHES), verbose=0)),
+    "PyDataset": (
+        1,
+        lambda model, _: model.fit(Batches(BATCHES), verbose=0, validation_data=Batches(BATCHES)),
+    ),
+    "PyDataset with threads": (1, lambda model, _: model.fit(Batches(BATCHES, workers=2), verbose=0)),
     "interrupted": (1, fit_interrupted),
     "callbacks": (1, fit_with_callbacks),
 }

@@ -47,21 +47,41 @@ def check(variable, optimizer, expected, strategy=None):
         assert helpers.copies_are_equal([variable, *optimizer.variables], strategy)
 
 
-@pytest.mark.parametrize("name", ["none", "one", "mirrored1", "mirrored2", "mirrored3", "central2"])
-def test_first_use_inside_of_a_traced_step(name, after_four_steps):
-    strategy = helpers.strategy(name)
-    variable, optimizer = make(strategy)
-    replica_step = quadratic_step(variable, optimizer) if strategy is None else None
+def take_four_steps(strategy, variable, optimizer, way="traced step"):
+    """Four steps, each called eagerly or traced, or all in a loop in one graph."""
+
+    def step():
+        on_replica = lambda: quadratic_step(variable, optimizer)()  # noqa: E731
+        on_replica() if strategy is None else strategy.run(on_replica)
 
     @tf.function
-    def step():
-        if strategy is None:
-            replica_step()
-        else:
-            strategy.run(lambda: quadratic_step(variable, optimizer)())
+    def in_a_loop():
+        for _ in tf.range(4):
+            step()
 
+    if way == "loop in the graph":
+        in_a_loop()
+        return
+    function = step if way == "eager step" else tf.function(step)
     for _ in range(4):
-        step()
+        function()
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        *(
+            ("traced step", name)
+            for name in ("none", "one", "mirrored1", "mirrored2", "mirrored3", "central2")
+        ),
+        *(("loop in the graph", name) for name in ("none", "mirrored2", "central2")),
+        *(("eager step", name) for name in ("mirrored2", "central2")),
+    ],
+)
+def test_first_use_inside_of_steps(way, name, after_four_steps):
+    strategy = helpers.strategy(name)
+    variable, optimizer = make(strategy)
+    take_four_steps(strategy, variable, optimizer, way)
     check(variable, optimizer, after_four_steps, strategy)
 
 
@@ -69,37 +89,9 @@ def test_optimizer_created_outside_of_the_scope_moves_into_the_strategy(after_fo
     strategy = helpers.mirrored(2)
     variable, _ = make(strategy)
     optimizer = optimizers.Adam(0.1)
-    step = tf.function(lambda: strategy.run(lambda: quadratic_step(variable, optimizer)()))
-    for _ in range(4):
-        step()
+    take_four_steps(strategy, variable, optimizer)
     check(variable, optimizer, after_four_steps, strategy)
     assert [v.path.split("/")[-1] for v in optimizer.variables[:2]] == ["iteration", "learning_rate"]
-
-
-@pytest.mark.parametrize("name", ["none", "mirrored2", "central2"])
-def test_steps_in_a_loop_in_the_graph(name, after_four_steps):
-    strategy = helpers.strategy(name)
-    variable, optimizer = make(strategy)
-
-    @tf.function
-    def four():
-        for _ in tf.range(4):
-            if strategy is None:
-                quadratic_step(variable, optimizer)()
-            else:
-                strategy.run(lambda: quadratic_step(variable, optimizer)())
-
-    four()
-    check(variable, optimizer, after_four_steps, strategy)
-
-
-@pytest.mark.parametrize("name", ["mirrored2", "central2"])
-def test_eager_steps(name, after_four_steps):
-    strategy = helpers.strategy(name)
-    variable, optimizer = make(strategy)
-    for _ in range(4):
-        strategy.run(lambda: quadratic_step(variable, optimizer)())
-    check(variable, optimizer, after_four_steps, strategy)
 
 
 def four_steps_in_one_graph(jit, options):
@@ -176,9 +168,7 @@ def test_plain_tensorflow_variables_under_a_strategy(after_four_steps):
     strategy = helpers.mirrored(2)
     with strategy.scope():
         variable, optimizer = tf.Variable(START), optimizers.Adam(0.1)
-    step = tf.function(lambda: strategy.run(lambda: quadratic_step(variable, optimizer)()))
-    for _ in range(4):
-        step()
+    take_four_steps(strategy, variable, optimizer)
     np.testing.assert_allclose(variable.numpy(), after_four_steps, rtol=1e-12)
 
 

@@ -9,7 +9,6 @@ import tensorflow as tf
 from unisono import optimizers
 from unisono.distribute import sharded
 from unisono.optimizers.stages import aggregators
-from unisono.optimizers.stages.run_stages import run_stages
 
 SHAPES, STEPS, ROWS = [(4, 3), (3,)], 6, 7
 OPTIONS = {
@@ -204,29 +203,6 @@ def test_gradients_that_are_reduced_already_are_not_summed_again():
 
     step()
     assert [v.numpy()[0] for v in variables] == [-1.0, -1.0, -1.0, -2.0]
-
-
-def test_overflow_on_the_last_replica_skips_every_replica():
-    strategy = helpers.mirrored(3)
-    with strategy.scope():
-        v = keras.Variable([1.0, 2.0])
-        optimizer = optimizers.Adam(0.1, weight_decay=0.1, use_ema=True)
-
-    def step(last):
-        def on_replica():
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            gradient = tf.where(tf.equal(replica, 2), tf.fill([2], last), tf.ones([2]))
-            return run_stages(optimizer, [(gradient, v)], scale=8.0, check_finite=True)
-
-        return strategy.experimental_local_results(strategy.run(on_replica))
-
-    step = tf.function(step)
-    assert [bool(x) for x in step(tf.constant(1.0))] == [True] * 3
-    before = [x.numpy() for x in [v, *optimizer.variables]]
-    assert [bool(x) for x in step(tf.constant(np.inf))] == [False] * 3
-    for old, new in zip(before, [v, *optimizer.variables]):
-        np.testing.assert_array_equal(old, new.numpy())
-    assert helpers.copies_are_equal([v, *optimizer.variables], strategy)
 
 
 def test_small_gradients_share_one_collective_with_the_same_bits(monkeypatch):

@@ -476,14 +476,6 @@ def test_saved_model_opens_without_a_pipeline_and_with_other_stages(tmp_path):
     assert devices == {"CPU:0", "CPU:1"}, "the optimizer state is on the device of its weights"
 
 
-class Stop(keras.callbacks.Callback):
-    """Ends the program in the middle of an epoch."""
-
-    def on_train_batch_end(self, batch, logs=None):
-        if self.model.optimizer.iterations == 5:
-            raise KeyboardInterrupt
-
-
 def test_resumed_run_ends_with_the_bits_of_one_never_stopped(tmp_path):
     """Eagerly; `tests/workers/test_kill_and_resume.py` kills and resumes a pipeline in a graph."""
     keras.config.set_floatx("float64")
@@ -500,8 +492,8 @@ def test_resumed_run_ends_with_the_bits_of_one_never_stopped(tmp_path):
 
     backup = functools.partial(unisono.callbacks.BackupAndRestore, save_freq=1)
     whole = run(pipeline(2, 2, schedule="1f1b"), [])
-    with pytest.raises(KeyboardInterrupt):
-        run(pipeline(2, 2, schedule="1f1b"), [backup(tmp_path / "2"), Stop()])
+    with pytest.raises(helpers.Stop):
+        run(pipeline(2, 2, schedule="1f1b"), [backup(tmp_path / "2"), helpers.StopAt(5)])
     shutil.copytree(tmp_path / "2", tmp_path / "3")
     for stages, tolerance in ((2, 0.0), (3, helpers.FLOAT64)):
         resumed = run(pipeline(stages, 2, schedule="1f1b"), [backup(tmp_path / str(stages))])

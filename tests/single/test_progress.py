@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import Batches
 
 import unisono
 from unisono.callbacks.call_schedule import steps_until_call
@@ -116,16 +117,9 @@ def test_bar_shows_samples_per_second_where_sizes_may_differ(kind):
     model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", run_eagerly=True)
 
-    class Twice(keras.utils.PyDataset):
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, index):
-            return x, x[:, :1]
-
     data = {
         "generator": lambda: ((x, x[:, :1]) for _ in range(2)),
-        "PyDataset": Twice,
+        "PyDataset": lambda: Batches([(x, x[:, :1])] * 2),
         "dataset": lambda: tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(3),
     }[kind]()
     out = io.StringIO()

@@ -190,8 +190,7 @@ def test_a_skipped_step_leaves_no_trace_in_eager_mode_too(name):
     strategy.run(step, args=(tf.ones([3, 2]),))
     before = [*model.get_weights(), float(count.count)]
     strategy.run(step, args=(tf.constant([[np.inf, 1.0]]),))
-    for old, new in zip(before, [*model.get_weights(), float(count.count)]):
-        np.testing.assert_array_equal(new, old)
+    helpers.assert_equal([*model.get_weights(), float(count.count)], before)
     assert int(optimizer.skipped_steps) == 1 and before[-1] == 3 * strategy.num_replicas_in_sync
 
 
@@ -199,8 +198,6 @@ def test_wrong_uses_are_rejected_with_the_fix():
     strategy = helpers.mirrored(2)
     with pytest.raises(TypeError, match=r"Put `tf.function` around"):
         unisono.replica_step(tf.function(lambda: 0))
-    with pytest.raises(TypeError, match="takes a function"):
-        unisono.replica_step(3)
     with strategy.scope(), pytest.raises(RuntimeError, match=r"give it to `strategy.run`"):
         unisono.replica_step(lambda: 0)()
     inner = unisono.replica_step(lambda: tf.constant(0))

@@ -77,10 +77,3 @@ def test_mistake_shows_before_the_first_step():
         assert (int(model.optimizer.iterations) == 0) == bool(steps)
         if steps:
             np.testing.assert_array_equal(model.get_weights()[0], before[0])
-    with pytest.raises(
-        ValueError,
-        match=r"`validation_sanity_steps` \(2\) .* reading a generator would consume .*: give arrays",
-    ):
-        model.fit(X, Y, validation_data=iter([(X, Y)] * 5), validation_steps=1, validation_sanity_steps=2)
-    with pytest.raises(ValueError, match="`validation_sanity_steps` must be a whole number of at least 0"):
-        model.fit(X, Y, validation_sanity_steps=-1)

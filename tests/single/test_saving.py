@@ -176,8 +176,7 @@ def test_weights_move_between_replica_counts(tmp_path):
     with helpers.mirrored(2).scope():
         other = sequential()
     other.load_weights(tmp_path / "model.weights.h5")
-    for a, b in zip(model.get_weights(), other.get_weights()):
-        np.testing.assert_array_equal(a, b)
+    helpers.assert_equal(model.get_weights(), other.get_weights())
 
 
 def test_checkpoint_moves_between_replica_counts(tmp_path):
@@ -219,8 +218,7 @@ def test_clone_is_a_model_of_ours_with_weights_of_its_own():
     helpers.assert_close(clone.predict(X, verbose=0), model.predict(X, verbose=0), helpers.FLOAT32)
     before = model.get_weights()
     fit(clone)
-    for a, b in zip(before, model.get_weights()):
-        np.testing.assert_array_equal(a, b)
+    helpers.assert_equal(before, model.get_weights())
     assert type(keras.models.clone_model(model)).__name__ == "Sequential"
 
 

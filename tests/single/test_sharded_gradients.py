@@ -10,28 +10,6 @@ from keras import layers
 import unisono
 from unisono.compat.tensorflow_graphs.edges import is_of_a_gradient
 from unisono.distribute import replicas, sharded
-from unisono.optimizers.sharding import stages
-from unisono.optimizers.stages.call_options import CallOptions
-
-
-def test_gradient_of_unknown_shape_is_cut_as_its_variable():
-    strategy, optimizer = helpers.mirrored(2), unisono.optimizers.SGD()
-    with strategy.scope():
-        variable = keras.Variable(np.zeros((3, 1), "float32"))  # two values on one replica, one on the other
-
-    @tf.function(input_signature=[tf.TensorSpec(None)])
-    def shards(gradient):
-        def on_replica(gradient):
-            ((own, _),) = stages.cut([(gradient, variable)])
-            ((summed, _),) = stages.reduce_scattered(optimizer, [(gradient, variable)], CallOptions())
-            return own, summed
-
-        return strategy.run(on_replica, args=(gradient,))
-
-    own, summed = map(strategy.experimental_local_results, shards(tf.constant([[1.0], [2.0], [3.0]])))
-    assert [shard.numpy().tolist() for shard in own] == [[1.0, 2.0], [3.0, 0.0]]
-    assert [shard.numpy().tolist() for shard in summed] == [[2.0, 4.0], [6.0, 0.0]]
-
 
 X = np.random.default_rng(1).normal(size=(10, 8)).astype("float32")
 SIDE = 8 * 8 * 4  # bytes of the gradient of a square layer

@@ -217,8 +217,7 @@ def test_half_precision_gives_the_bits_of_whole_weights(policy):
 
     whole = trained(helpers.mirrored(2), attention, TOKENS)
     model = trained(sharded(helpers.mirrored(2), "weights"), attention, TOKENS)
-    for got, expected in zip(model.get_weights(), whole.get_weights()):
-        np.testing.assert_array_equal(got, expected)
+    helpers.assert_equal(model.get_weights(), whole.get_weights())
 
 
 def test_weights_are_created_sharded_with_the_values_of_one_device():
@@ -232,8 +231,7 @@ def test_weights_are_created_sharded_with_the_values_of_one_device():
     kernel, *vectors = found
     assert [int(shard.shape[0]) for shard in kernel.value.shards] == [4, 4, 4]
     assert not any(isinstance(v.value, ShardedWeight) for v in vectors)
-    for got, value in zip(found, expected):
-        np.testing.assert_array_equal(got.numpy(), value.numpy())
+    helpers.assert_equal(found, expected)
     with tf.GradientTape() as tape:  # outside a step it is full-size, too
         loss = tf.reduce_sum(tf.convert_to_tensor(kernel) ** 2)
     np.testing.assert_allclose(tape.gradient(loss, kernel), 2 * kernel.numpy())

@@ -1,7 +1,5 @@
 """Speed never costs exactness: results and callback calls are the same in every execution mode."""
 
-import itertools
-
 import keras
 import numpy as np
 import pytest
@@ -9,10 +7,8 @@ import tensorflow as tf
 from helpers import FLOAT32, Clock, assert_close, mirrored
 
 import unisono
-from unisono.callbacks.call_schedule import steps_until_call
 from unisono.trainer.inputs import Chunk
 from unisono.trainer.run.loops import predict_loop
-from unisono.trainer.run.loops.compiled_calls import CallLength
 from unisono.trainer.step import xla_random
 
 ROWS, BATCH = (
@@ -318,50 +314,3 @@ def test_xla_draws_the_numbers_of_the_plain_graph(dtype):
         tf.nest.map_structure(np.testing.assert_array_equal, actual[:2], expected[:2])
         for mine, right in zip(actual[2], expected[2]):
             np.testing.assert_allclose(mine, right, rtol=8 * unit, atol=8 * unit)
-
-
-# The length of compiled calls.
-
-
-def executions(length, clock, steps, seconds_a_step):
-    """The lengths of the compiled calls of an epoch of `steps` steps."""
-    sizes = []
-    while sum(sizes) < steps:
-        size = min(length.next(), steps - sum(sizes))
-        clock.now += size * seconds_a_step
-        length.done(size)
-        sizes.append(size)
-    return sizes
-
-
-def test_compiled_calls_grow_until_they_last_as_long_as_they_should():
-    clock = Clock()
-    sizes = executions(CallLength(None, [], clock=clock), clock, 5000, seconds_a_step=1e-4)
-    assert sizes[0] == 1
-    assert all(later <= 8 * earlier for earlier, later in itertools.pairwise(sizes))
-    assert max(sizes) in (999, 1000)  # 0.1 s
-
-
-def test_slow_steps_are_run_one_by_one():
-    clock = Clock()
-    assert executions(CallLength(None, [], clock=clock), clock, 5, seconds_a_step=0.3) == [1] * 5
-
-
-def test_compiled_calls_end_where_a_callback_wants_to_be_called():
-    clock = Clock()
-    length = CallLength(None, [Steps(7), Steps(10)], clock=clock)
-    ends = np.cumsum(executions(length, clock, 70, seconds_a_step=1e-6))
-    assert set(range(7, 71, 7)) | set(range(10, 71, 10)) <= set(ends.tolist())
-
-
-def test_fixed_steps_leave_callbacks_to_wait():
-    clock = Clock()
-    assert executions(CallLength(4, [Steps(3)], clock=clock), clock, 12, seconds_a_step=1.0) == [4] * 3
-
-
-def test_callback_says_when_it_wants_to_be_called():
-    assert steps_until_call(Steps(5), 3) == 2
-    assert steps_until_call(EveryBatch(), 3) == 1
-    assert steps_until_call(keras.callbacks.EarlyStopping(), 3) is None
-    assert steps_until_call(keras.callbacks.LambdaCallback(on_train_batch_end=print), 3) == 1
-    assert steps_until_call(keras.callbacks.LambdaCallback(on_epoch_end=print), 3) is None

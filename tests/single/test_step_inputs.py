@@ -66,18 +66,6 @@ def step_model(base, eager=True):
     return model
 
 
-class Batches(keras.utils.PyDataset):
-    def __init__(self, make):
-        super().__init__()
-        self.make = make
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, number):
-        return self.make(slice(BATCH * number, BATCH * (number + 1)))
-
-
 def dataset(*elements):
     """A pipeline without autotuning: TensorFlow waits for its thread, up to 60 s, when it frees an iterator."""
     element = elements[0] if len(elements) == 1 else elements
@@ -86,8 +74,12 @@ def dataset(*elements):
     return tf.data.Dataset.from_tensor_slices(element).batch(BATCH).with_options(options)
 
 
+def batches(make):
+    return [make(slice(BATCH * number, BATCH * (number + 1))) for number in range(3)]
+
+
 def generator(make):
-    return (make(slice(BATCH * number, BATCH * (number + 1))) for number in range(3))
+    return (batch for batch in batches(make))
 
 
 def arrays(x, y=None, sample_weight=None):
@@ -120,10 +112,10 @@ CASES = {
         "x": dataset(X, Y).map(lambda x, y: (x, tf.experimental.Optional.from_value(y)))
     },
     "dataset with sparse": lambda: {"x": dataset(X, Y).map(lambda x, y: (tf.sparse.from_dense(x), y))},
-    "PyDataset": lambda: {"x": Batches(lambda rows: X[rows])},
-    "PyDataset of one": lambda: {"x": Batches(lambda rows: (X[rows],))},
-    "PyDataset of lists": lambda: {"x": Batches(lambda rows: [X[rows], Y[rows]])},
-    "PyDataset of dicts": lambda: {"x": Batches(lambda rows: {"x": X[rows], "y": Y[rows]})},
+    "PyDataset": lambda: {"x": helpers.Batches(batches(lambda rows: X[rows]))},
+    "PyDataset of one": lambda: {"x": helpers.Batches(batches(lambda rows: (X[rows],)))},
+    "PyDataset of lists": lambda: {"x": helpers.Batches(batches(lambda rows: [X[rows], Y[rows]]))},
+    "PyDataset of dicts": lambda: {"x": helpers.Batches(batches(lambda rows: {"x": X[rows], "y": Y[rows]}))},
     "generator of one": lambda: {"x": generator(lambda rows: (X[rows],))},
     "generator of four": lambda: {"x": generator(lambda rows: (X[rows], Y[rows], Y[rows], Y[rows]))},
     "generator with nothing": lambda: {"x": generator(lambda rows: (X[rows], None))},

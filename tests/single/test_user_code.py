@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import ops
 
 import unisono
-from tests.helpers import mirrored
+from tests.helpers import mirrored, scope
 from unisono.distribute import gather
 from unisono.trainer.partition.steps import exchange
 
@@ -143,6 +143,16 @@ class Late(L.Layer):
             found = ops.cast(ops.max(100 * x, 0), "int16")
             self.largest.assign(ops.maximum(self.largest, found))
         return x * (1 + self.scale) + 0.1 * ops.cast(self.called, x.dtype)
+
+
+class AddsALossLater(L.Layer):
+    def build(self, shape):
+        self.step = self.add_weight((), "zeros", "float64", trainable=False)
+
+    def call(self, x):
+        self.add_loss(ops.where(self.step > 1, 0.1, 0.0) * ops.sum(x**2))
+        self.step.assign_add(1.0)
+        return x
 
 
 class CountsInFrozenLayers(L.Layer):
@@ -287,6 +297,10 @@ def scaled_by_batch(model, y, p):
     return each + tf.nn.scale_regularization_loss(tf.reduce_sum(model.first.kernel**2))
 
 
+def penalty(model):
+    return 0.01 * tf.add_n([tf.reduce_sum(tf.convert_to_tensor(v) ** 2) for v in model.trainable_variables])
+
+
 STEPS = {
     "a mean": lambda m, y, p: tf.reduce_mean((y - p) ** 2),
     "a sum": lambda m, y, p: squares(y, p),
@@ -296,6 +310,13 @@ STEPS = {
     "a loss object that sums": lambda m, y, p: MSE(reduction="sum")(y, p) + MSE(reduction="sum")(y, 2 * p),
     "gathered rows": lambda m, y, p: (
         contrastive(gather(y), gather(p)) + 0.01 * tf.reduce_sum(m.first.kernel**2)
+    ),
+    "a sum with a penalty": lambda m, y, p: squares(y, p) + penalty(m),
+    "a sum with a replica's part of a penalty": lambda m, y, p: (
+        squares(y, p) + tf.nn.scale_regularization_loss(penalty(m))
+    ),
+    "across rows from the fourth step on": lambda m, y, p: (
+        tf.reduce_mean((y - p) ** 2) + begun(m, 3) * contrastive(y, p)
     ),
 }
 LOSSES = {  # functions that create the losses, because a loss uses the current default dtype
@@ -319,6 +340,7 @@ LOSSES = {  # functions that create the losses, because a loss uses the current 
     "across rows, with state in it": (lambda: KeepsStateInItsLoss(across=True), {}),
     "a loss that overrides its call": (Net, {"loss": OwnCall}),
     "added losses": (Net, {"loss": MSE, "between": AddsLosses}),
+    "an added loss that begins later": (Net, {"loss": MSE, "between": AddsALossLater}),
     "states of layers": (Net, {"loss": MSE, "between": Counts}),
     "states that begin late": (Net, {"loss": MSE, "between": Late}),
     "states of frozen layers": (Net, {"loss": MSE, "between": CountsInFrozenLayers}),
@@ -339,11 +361,16 @@ LOSSES = {  # functions that create the losses, because a loss uses the current 
 }
 
 
+def on_replicas(replicas):
+    """The scope of one or several replicas, with the same seeds each time."""
+    keras.utils.set_random_seed(3)
+    return scope(mirrored(replicas) if replicas > 1 else None)
+
+
 def trained(make, replicas, y=Y, loss=None, optimizer=None, between=None, weighted=True):
     """History, weights and evaluation of three steps on one or several replicas."""
-    keras.utils.set_random_seed(3)
-    strategy = mirrored(replicas) if replicas > 1 else None
-    with strategy.scope() if strategy else contextlib.nullcontext():
+    with on_replicas(replicas):
+        strategy = tf.distribute.get_strategy() if replicas > 1 else None
         model = make() if between is None else make(between)
         optimizer = (optimizer or (lambda: unisono.optimizers.SGD(0.05, momentum=0.5)))()
         model.compile(optimizer, loss and loss(), run_eagerly=replicas == 1)  # the cheapest mode there
@@ -371,7 +398,12 @@ def test_custom_train_step_gives_the_results_of_one_device(name):
 
 
 @pytest.mark.short(
-    "across rows, with [mw]*", "states of frozen*", "outputs of*", "no reduction*", "an own*", "*of a scalar"
+    "across rows, with [mw]*",
+    "states of frozen*",
+    "outputs of*",
+    "no reduction*",
+    "an [ao]*",
+    "*of a scalar",
 )
 @pytest.mark.parametrize("name", LOSSES)
 def test_own_losses_and_states_give_the_results_of_one_device(name):
@@ -403,22 +435,6 @@ class Logs(Net):
 
 def test_logs_of_any_kind_are_those_of_one_device():
     assert_same(trained(Logs, 1, weighted=False), trained(Logs, 3, weighted=False))
-
-
-def test_gradient_that_begins_to_compare_samples_later_is_that_of_one_device():
-    make = custom_step(lambda m, y, p: tf.reduce_mean((y - p) ** 2) + begun(m, 3) * contrastive(y, p))
-    assert_same(trained(make, 1, weighted=False), trained(make, 2, weighted=False))
-
-
-def test_sum_with_a_regularizer_is_exact_as_with_its_part_of_it_on_each_replica():
-    def penalty(model):
-        return 0.01 * tf.add_n(
-            [tf.reduce_sum(tf.convert_to_tensor(v) ** 2) for v in model.trainable_variables]
-        )
-
-    for part in (penalty, lambda model: tf.nn.scale_regularization_loss(penalty(model))):
-        make = custom_step(lambda m, y, p, part=part: squares(y, p) + part(m))
-        assert_same(trained(make, 1, weighted=False), trained(make, 3, weighted=False))
 
 
 class Adds(Count):
@@ -474,8 +490,7 @@ class TracksItsStep(Net):
 def test_metrics_fed_with_gathered_samples_or_without_samples_count_once(eager):
     results = []
     for replicas in (1, 3):
-        keras.utils.set_random_seed(3)
-        with mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext():
+        with on_replicas(replicas):
             model = TracksItsStep()
             model.compile(keras.optimizers.SGD(0.05), run_eagerly=eager or replicas == 1)
         history = model.fit(X[:17], Y[:17], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
@@ -500,8 +515,7 @@ class Scores(Net):
 def test_metrics_that_are_built_late_have_their_value_of_one_device_before_any_fit():
     scores = []
     for replicas in (1, 3):
-        keras.utils.set_random_seed(3)
-        with mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext():
+        with on_replicas(replicas):
             model = Scores()
             model.compile()
         model(X[:1])
@@ -566,28 +580,13 @@ def test_no_batch_of_a_generator_is_lost_or_seen_twice():
 
     make, results = custom_step(STEPS["a sum"]), []
     for replicas in (1, 3):
-        keras.utils.set_random_seed(3)
-        with mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext():
+        with on_replicas(replicas):
             model = make()
             model.compile(unisono.optimizers.SGD(0.05))
         results.append((model.fit(data(), verbose=0).history, model.get_weights()))
         assert drawn == [0, 1, 2, 3] and int(model.optimizer.iterations) == 4
         drawn.clear()
     assert_same(*results)
-
-
-def test_loss_that_begins_later_is_that_of_one_device():
-    class Late(L.Layer):
-        def build(self, shape):
-            self.step = self.add_weight((), "zeros", "float64", trainable=False)
-
-        def call(self, x):
-            self.add_loss(ops.where(self.step > 1, 0.1, 0.0) * ops.sum(x**2))
-            self.step.assign_add(1.0)
-            return x
-
-    arguments = {"loss": MSE, "between": Late}
-    assert_same(trained(Net, 1, **arguments), trained(Net, 3, **arguments))
 
 
 def test_counts_that_are_zero_at_first_are_those_of_one_device():
@@ -605,8 +604,7 @@ def test_counts_that_are_zero_at_first_are_those_of_one_device():
     x, found = X.copy(), []
     x[[10, 12, 17, 18, 19], 0] = 6.0  # none is in the first batch
     for replicas in (1, 3):
-        keras.utils.set_random_seed(3)
-        with mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext():
+        with on_replicas(replicas):
             model = Counting()
             model.compile(unisono.optimizers.SGD(0.05))
         history = model.fit(x, Y, batch_size=BATCH, shuffle=False, verbose=0).history
@@ -714,9 +712,8 @@ def test_losses_of_outputs_without_one_sample_for_each_input_are_those_of_one_de
             return loss_of(y, y_pred)
 
     trained = []
-    for scope in (contextlib.nullcontext(), mirrored(3).scope()):
-        keras.utils.set_random_seed(3)
-        with scope:
+    for replicas in (1, 3):
+        with on_replicas(replicas):
             model = Model()
             model.compile(unisono.optimizers.SGD(0.05))
         history = model.fit(X[:rows], Y[:rows], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
@@ -728,12 +725,8 @@ def test_losses_of_outputs_without_one_sample_for_each_input_are_those_of_one_de
 @pytest.mark.parametrize("rows", [10, 9])
 def test_predictions_with_several_samples_for_each_input_are_those_of_one_device(rows):
     predicted = []
-    for scope in (
-        contextlib.nullcontext(),
-        mirrored(3).scope(),
-    ):  # the last replica has no sample of the last batch
-        keras.utils.set_random_seed(3)
-        with scope:
+    for replicas in (1, 3):  # the last of three has no sample of the last batch
+        with on_replicas(replicas):
             model = Windows()
         dataset = tf.data.Dataset.from_tensor_slices(X[:rows]).batch(BATCH)
         predicted += [model.predict(X[:rows], batch_size=BATCH, verbose=0), model.predict(dataset, verbose=0)]
@@ -756,8 +749,7 @@ def test_sums_and_counts_that_are_written_in_predictions_are_those_of_one_device
 
     found = []
     for replicas in (1, 3):
-        keras.utils.set_random_seed(3)
-        with mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext():
+        with on_replicas(replicas):
             model = Net(Adds)
             model.compile("sgd", "mse")
         outputs = model.predict(X[:14], batch_size=BATCH - 1, verbose=0)

@@ -91,14 +91,9 @@ def test_resumed_training_ends_with_the_same_bits(every, tmp_path):
 
 def test_what_cannot_be_averaged_is_rejected():
     generator = ((X, Y) for _ in range(9))
-    for extra, message in (
-        ({"optimizer": keras.optimizers.SGD(0.1, use_ema=True)}, "with use_ema=True both set the weights"),
-        ({"x": (generator,)}, "`x` is a generator, which cannot be read again: give `steps_per_epoch`"),
+    with pytest.raises(
+        ValueError, match="`x` is a generator, which cannot be read again: give `steps_per_ep"
     ):
-        with pytest.raises(ValueError, match=message):
-            trained(callbacks.StochasticWeightAveraging(1), **extra)
-    for arguments in ({"start_from_epoch": -1}, {"every": 0}, {"every": "step"}):
-        with pytest.raises(ValueError, match=f"`{next(iter(arguments))}` must be"):
-            callbacks.StochasticWeightAveraging(**arguments)
+        trained(callbacks.StochasticWeightAveraging(1), x=(generator,))
     with pytest.warns(UserWarning, match=r"before its `start_from_epoch` \(9\)"):
         trained(callbacks.StochasticWeightAveraging(9), epochs=1)

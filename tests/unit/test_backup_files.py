@@ -73,21 +73,6 @@ def test_interrupt_during_a_write_leaves_the_old_file(tmp_path):
     assert os.listdir(tmp_path) == ["a"] and path.read_bytes() == b"old"
 
 
-def test_order_is_write_flush_rename_flush_directory(tmp_path, monkeypatch):
-    calls = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(
-        os, "fsync", lambda fd: calls.append("fsync directory" if is_directory(fd) else "fsync") or fsync(fd)
-    )
-    monkeypatch.setattr(os, "replace", lambda a, b: calls.append("rename") or replace(a, b))
-    safe_file.write_safely(tmp_path / "a", lambda stream: calls.append("write"))
-    assert calls == ["write", "fsync", "rename", "fsync directory"]
-
-
-def is_directory(descriptor):
-    return os.path.isdir(f"/proc/self/fd/{descriptor}")
-
-
 def test_leftovers_are_judged_by_machine_and_process(tmp_path):
     """Files of dead processes on this machine are removed, and after a day those of other machines; others stay."""
     process = subprocess.Popen(["true"])
@@ -175,29 +160,6 @@ def damage_flip(path):
     data = bytearray(path.read_bytes())
     data[np.random.default_rng(3).integers(len(data))] ^= 4
     path.write_bytes(data)
-
-
-DAMAGES = {
-    "flipped": damage_flip,
-    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "emptied": lambda path: path.write_bytes(b""),
-    "garbage": lambda path: path.write_bytes(b"\x00" * 4096),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_file_is_named_and_passed_over(tmp_path, damage, capsys):
-    store = store_with(tmp_path, 3)
-    newest = backup_paths(tmp_path)[0]
-    DAMAGES[damage](newest)
-    path, content, problems = store.newest_good()
-    assert path.name == "backup-000002.unisono" and content["i"] == 1
-    assert len(problems) == 1 and str(newest) in problems[0] and "damaged" in problems[0]
-    assert [info.status for info in list_backups(tmp_path)] == ["damaged", "good", "good"]
-    assert latest_backup(tmp_path).epoch == 1
-    assert main([str(tmp_path)]) == 3
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].endswith("damaged") and lines[2].endswith("good") and str(newest) in lines[4]
 
 
 def test_fits_of_one_script_find_their_own_backups(tmp_path, capsys):
@@ -301,15 +263,6 @@ def test_latest_backup_is_a_path_with_the_facts(tmp_path, monkeypatch):
     assert (info.status, info.epoch, info.step, info.total_steps) == ("good", 1, 0, 3)
     assert info.time == 123.0
     assert latest_backup(tmp_path / "nowhere") is None and list_backups(tmp_path / "nowhere") == []
-
-
-def test_vanished_directory_is_an_error_and_not_made_again(tmp_path):
-    store = store_with(tmp_path / "backup", 1)
-    os.rename(tmp_path / "backup", tmp_path / "moved")
-    with pytest.raises(safe_file.SaveError, match="the directory is gone"):
-        store.write({}, {})
-    assert not (tmp_path / "backup").exists()
-    assert latest_backup(tmp_path / "moved").status == "good"
 
 
 def test_directory_that_cannot_be_made_or_written_is_rejected_at_once(tmp_path, monkeypatch):

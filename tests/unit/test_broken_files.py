@@ -7,7 +7,7 @@ import broken_files
 import pytest
 from backup_content import SUMMARY, backup_content
 
-from unisono.callbacks import list_backups
+from unisono.callbacks import latest_backup, list_backups
 from unisono.callbacks.backup.files import container
 from unisono.callbacks.backup.files.store import BackupStore
 from unisono.commands.backups import main
@@ -70,7 +70,17 @@ def sparse(path):
         stream.truncate(2**40)
 
 
+def flipped(path):
+    data = bytearray(good_file())
+    data[len(data) // 3] ^= 4
+    path.write_bytes(data)
+
+
 SPECIAL = {
+    "flipped": flipped,
+    "truncated": lambda path: path.write_bytes(good_file()[:500]),
+    "emptied": lambda path: path.write_bytes(b""),
+    "garbage": lambda path: path.write_bytes(bytes(4096)),
     "fifo": fifo,
     "folder": lambda path: path.mkdir(),
     "device": lambda path: path.symlink_to("/dev/zero"),
@@ -94,8 +104,11 @@ def test_what_is_no_backup_is_passed_over_and_named(tmp_path, kind, capsys):
     assert content["number"] == 1 and found.name == "backup-000001.unisono"
     assert len(problems) == 1 and f"{path} is damaged" in problems[0] and len(problems[0]) < 1000
     assert [info.status for info in list_backups(tmp_path)] == ["damaged", "good"]
+    assert latest_backup(tmp_path).path.name == "backup-000001.unisono"
     assert main([str(tmp_path)]) == 3
-    assert f"{path} is damaged" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert [line.split()[-1] for line in said.splitlines()[1:3]] == ["damaged", "good"]
+    assert f"{path} is damaged" in said
 
 
 def test_checkpoint_that_is_no_file_is_named(tmp_path, capsys):

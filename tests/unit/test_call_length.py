@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import keras
+from helpers import Clock
 
 from unisono.trainer.run.loops.compiled_calls import CallLength
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class At(keras.callbacks.Callback):

@@ -2,19 +2,17 @@
 
 import dataclasses
 import datetime
-import errno
 import os
 import shutil
 import types
 import zipfile
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
-from broken_files import value_in
+from helpers import assert_equal
 
-from unisono.callbacks import ModelCheckpoint, SaveError, verify_checkpoint
+from unisono.callbacks import ModelCheckpoint, verify_checkpoint
 from unisono.callbacks.process_identity import this_process
 from unisono.callbacks.saving.checkpoint_files import Saved, checkpoint_checksum
 
@@ -206,33 +204,6 @@ def test_seconds_are_counted_from_the_last_save_also_by_a_run_that_was_killed(tm
     assert saved(tmp_path) == ["1-3.keras", "1-6.keras"]
 
 
-def test_crash_within_a_save_leaves_the_old_file(tmp_path):
-    callback = checkpoint(tmp_path / "m.keras")
-    callback.model.value = "old"
-    epochs(callback, [1.0])
-
-    def half(path, overwrite=True):
-        Saver().save(path)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    callback.model.save = half
-    with pytest.raises(SaveError, match="No space left on device"):
-        epochs(callback, [1.0])
-    assert value_in(tmp_path / "m.keras") == b"old" and verify_checkpoint(tmp_path / "m.keras")
-    assert os.listdir(tmp_path) == ["m.keras"]
-
-
-def test_damage_is_seen(tmp_path):
-    epochs(checkpoint(tmp_path / "m.keras"), [1.0])
-    whole = (tmp_path / "m.keras").read_bytes()
-    for place in range(len(whole)):
-        (tmp_path / "m.keras").write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-        assert verify_checkpoint(tmp_path / "m.keras") is False, place
-    for length in range(4, len(whole)):
-        (tmp_path / "m.keras").write_bytes(whole[:length])
-        assert verify_checkpoint(tmp_path / "m.keras") is False, length
-
-
 def test_leftovers_of_a_killed_save_are_removed(tmp_path):
     left = tmp_path / f".m.{dataclasses.replace(this_process(), pid=2**22 + 5)}.tmp.keras"
     left.touch()
@@ -246,25 +217,6 @@ def test_only_the_chief_writes_and_all_decide_the_same(tmp_path):
     epochs(callback, LOSSES)
     assert os.listdir(tmp_path) == []
     assert [entry.value for entry in callback._saved] == [1.0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"filepath": "m.keras", "keep_last": 2}, r"`keep_last` \(2\) needs a name for each file"),
-        (
-            {"filepath": "{epoch}.keras", "keep_best": 0},
-            "`keep_best` must be None or a whole number of at least 1. Received: 0",
-        ),
-        ({"filepath": "{epoch}.keras", "save_freq": 0}, "`save_freq` must be .* Received: 0"),
-        ({"filepath": "{epoch}.keras", "save_freq": "often"}, "`save_freq`.* Received: 'often'"),
-        ({"filepath": "m.ckpt"}, "must end in `.keras`"),
-        ({"filepath": "m.h5", "save_weights_only": True}, "must end in `.weights.h5`"),
-    ],
-)
-def test_wrong_arguments_are_rejected(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ModelCheckpoint(**arguments)
 
 
 def test_directory_in_the_way_and_unknown_placeholder_are_errors(tmp_path):
@@ -300,5 +252,4 @@ def test_files_open_in_keras(tmp_path, weights_only):
         loaded.load_weights(path, skip_mismatch=False)
     else:
         loaded = keras.saving.load_model(path)
-    for mine, theirs in zip(model.get_weights(), loaded.get_weights(), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    assert_equal(model.get_weights(), loaded.get_weights())

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import inspect
 import socket
 import threading
 import time
@@ -10,10 +9,6 @@ import time
 import pytest
 import tensorflow as tf
 from helpers import Clock
-from tensorflow.python.distribute.collective_all_reduce_strategy import (
-    CollectiveAllReduceExtended as MultiWorkerExtended,
-)
-from tensorflow.python.eager import context
 
 from unisono.distribute import (
     auto_strategy,
@@ -208,22 +203,10 @@ def test_rendezvous_names_a_peer_that_does_not_reach_this_worker(monkeypatch):
         rendezvous(Cluster({"worker": workers}, "worker", 0), NEVER)
 
 
-@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "inf", "1e300"])
-def test_timeout_that_is_no_time_is_rejected(monkeypatch, text):
-    monkeypatch.setenv("UNISONO_TIMEOUT", text)
-    with pytest.raises(
-        ValueError, match=rf"UNISONO_TIMEOUT must .* Received: '{text}'. Set it to such a number, or unset it"
-    ):
-        environment.peer_timeout()
-
-
 def test_replicas_per_worker_are_read_from_the_environment(monkeypatch):
     assert environment.replicas_per_worker() == 1
     monkeypatch.setenv("UNISONO_REPLICAS_PER_WORKER", "3")
     assert environment.replicas_per_worker() == 3
-    monkeypatch.setenv("UNISONO_REPLICAS_PER_WORKER", "0")
-    with pytest.raises(ValueError, match="Received: '0'"):
-        environment.replicas_per_worker()
 
 
 def test_auto_strategy_takes_all_devices_of_one_machine(monkeypatch):
@@ -258,8 +241,6 @@ def test_simulate_devices_says_when_it_is_too_late():
         RuntimeError, match=r"`count` \(2\) cannot be set any more: TensorFlow already uses 4"
     ):
         simulate_devices(2)
-    with pytest.raises(ValueError, match="Received: 0"):
-        simulate_devices(0)
 
 
 def test_alone_everything_is_agreed(monkeypatch):
@@ -267,38 +248,6 @@ def test_alone_everything_is_agreed(monkeypatch):
     assert (is_chief(), num_workers(), worker_index()) == (True, 1, 0)
     assert from_chief([1.5]) == [1.5]
     check_same_everywhere({"rows": 3}, "fit")
-
-
-def test_internals_of_tensorflow_are_as_we_use_them():
-    devices = MultiWorkerExtended._initialize_local_devices
-    assert list(inspect.signature(getattr(devices, "wrapped", devices)).parameters)[1:] == [
-        "cluster_resolver",
-        "worker_device",
-    ]
-    begin = MultiWorkerExtended._initialize_strategy
-    assert list(inspect.signature(getattr(begin, "wrapped", begin)).parameters)[1:] == [
-        "cluster_resolver",
-        "devices",
-    ]
-    start = MultiWorkerExtended._initialize_multi_worker
-    assert list(inspect.signature(getattr(start, "wrapped", start)).parameters) == [
-        "self",
-        "cluster_resolver",
-    ]
-    parameters = inspect.signature(context.Context.configure_coordination_service).parameters
-    assert {"heartbeat_timeout_in_ms", "shutdown_barrier_timeout_in_ms", "coordinated_jobs"} <= set(
-        parameters
-    )
-    for name in (
-        "set_config_key_value",
-        "get_config_key_value",
-        "delete_config_key_value",
-        "abort_collective_ops",
-    ):
-        assert callable(getattr(context.Context, name))
-    assert callable(context.Context.report_error_to_cluster)
-    assert "self._communication_options" in inspect.getsource(MultiWorkerExtended.__init__)
-    assert isinstance(context.Context.coordination_service, property)
 
 
 def test_former_name_of_monitored_collective_works_and_warns():

@@ -45,42 +45,6 @@ def test_profile_names_the_address_where_nobody_listens(tmp_path, capsys):
     )
 
 
-def test_profile_rejects_a_file_as_its_folder(tmp_path, capsys):
-    (tmp_path / "logs").write_text("")
-    with pytest.raises(SystemExit):
-        main(["profile", "--service", "127.0.0.1:1", "--log-dir", str(tmp_path / "logs")])
-    assert "--log-dir must be a folder. Received the file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "argv, said",
-    [
-        (
-            ["launch", "no.py"],
-            "unisono launch: there is no file 'no.py' to run; see `python -m unisono launch --help`.",
-        ),
-        (
-            ["launch", "--workers", "two", "x.py"],
-            "argument --workers: invalid whole number value: 'two'; see",
-        ),
-        (
-            ["launch", "--log-dir", "/proc/no/x", __file__],
-            "--log-dir: the folder '/proc/no/x' cannot be created (No such",
-        ),
-        (
-            ["launch", "--log-dir", __file__, __file__],
-            "argument --log-dir must be a folder. Received the file",
-        ),
-        (["backups"], "unisono backups: the following arguments are required: directory; see"),
-    ],
-)
-def test_wrong_arguments_are_one_line(argv, said, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(argv)
-    error = capsys.readouterr().err
-    assert ended.value.code == 2 and said in error and error.count("\n") == 1
-
-
 COMPLETED = [
     ("unisono la", ["launch"]),
     ("unisono --v", ["--version"]),

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import assert_equal
 
 import unisono
 from unisono.compat.patches import replaced_functions
@@ -118,8 +119,7 @@ def test_the_graph_is_the_one_of_a_trace_for_each_variable(name, copied, monkeyp
     with every_variable_traced(monkeypatch):
         plain, alone = trained(OPTIMIZERS[name])
     assert graph == plain and sum(graph.values()) > 3
-    for one, other in zip(state, alone):
-        np.testing.assert_array_equal(one, other)
+    assert_equal(state, alone)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,7 @@ def test_fit_trains_the_same_bits(replicas, options, copied, monkeypatch):
     assert len(copied) == (0 if options.get("run_eagerly") else 18 * replicas) and all(copied)
     with every_variable_traced(monkeypatch):
         alone = trained()
-    for one, other in zip(state, alone):
-        np.testing.assert_array_equal(one, other)
+    assert_equal(state, alone)
 
 
 def each_by_one(optimizer, factors):

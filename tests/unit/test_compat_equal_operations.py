@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from custom_step import CustomStep
+from helpers import assert_equal
 
 import unisono
 from unisono.compat.patches import replaced_functions
@@ -131,8 +132,7 @@ def test_bias_corrections_of_adam_are_computed_once_for_all_variables(monkeypatc
     )
     plain, alone = on_one_device()
     assert plain["Pow"] == 12
-    for one, other in zip(state, alone):
-        np.testing.assert_array_equal(one, other)
+    assert_equal(state, alone)
 
 
 def test_backward_passes_and_sums_of_a_step_name_each_shape_once(monkeypatch):
@@ -141,8 +141,7 @@ def test_backward_passes_and_sums_of_a_step_name_each_shape_once(monkeypatch):
     plain, alone = on_two_replicas()
     assert found["Const"] < 0.6 * plain["Const"]
     assert found["Reshape"] == plain["Reshape"] and found["MatMul"] == plain["MatMul"]
-    for one, other in zip(state, alone):
-        np.testing.assert_array_equal(one, other)
+    assert_equal(state, alone)
 
 
 def test_step_of_two_replicas_has_twice_the_operations_of_one_device():
@@ -168,5 +167,4 @@ def test_tape_in_a_transformer_tells_equal_constants_apart():
         return [(gradient * factor, variable) for gradient, variable in pairs]
 
     (_, found), (_, expected) = on_two_replicas(gradient_transformers=[as_it_is]), on_two_replicas()
-    for one, other in zip(found, expected):
-        np.testing.assert_array_equal(one, other)
+    assert_equal(found, expected)

@@ -1,15 +1,11 @@
 """The private parts of TensorFlow that the trainer uses still exist and behave as expected."""
 
-import warnings
-
 import numpy as np
 import tensorflow as tf
 
-from unisono.compat.keras_private.variables import plain_variable
 from unisono.compat.tensorflow_graphs.graphs import (
     bytes_kept_for_backward,
     effects,
-    first_graph,
     graph_for,
     graph_function,
     only_graph,
@@ -34,31 +30,6 @@ def test_python_code_is_not_converted():
 
     assert int(graph_function(run)(tf.constant(1))) == 2
     assert seen == ["SymbolicTensor"]
-
-
-def test_first_graph_is_known_after_a_trace():
-    function = graph_function(lambda x: tf.square(x))
-    assert first_graph(function) is None
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        function(tf.constant(2.0))
-    assert "Square" in {operation.type for operation in first_graph(function).get_operations()}
-    assert first_graph(print) is None
-
-
-def test_traces_are_counted():
-    function = graph_function(lambda x: x, reduce_retracing=True)
-    function(tf.constant(1))
-    assert function.experimental_get_tracing_count() == 1
-
-
-def test_plain_variable_belongs_to_no_strategy():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-    with strategy.scope():
-        assert isinstance(tf.Variable(1.0), tf.distribute.DistributedValues)
-        variable = plain_variable(tf.constant(1))
-        assert not isinstance(variable, tf.distribute.DistributedValues)
-        assert int(variable.assign_add(1)) == 2
 
 
 def test_effects_are_what_does_more_than_compute():

@@ -8,101 +8,10 @@ import tensorflow as tf
 from unisono.trainer.inputs import make_source, split_for_validation
 
 X, Y = np.zeros((6, 3), "float32"), np.arange(6) % 2
-TWO = {"a": Y, "b": Y}
 
 
 def dataset(*arrays, batch=2):
     return tf.data.Dataset.from_tensor_slices(arrays).batch(batch)
-
-
-class Empty(keras.utils.PyDataset):
-    num_batches = 0
-
-    def __getitem__(self, index):
-        raise AssertionError
-
-
-REFUSED = {
-    "other lengths": (dict(x=X, y=Y[:5]), ValueError, r"x: 6, y: 5"),
-    "other lengths in a structure": (
-        dict(x={"p": X, "q": [X[:4]]}),
-        ValueError,
-        r"x\['p'\]: 6, x\['q'\]\[0\]: 4",
-    ),
-    "no rows": (dict(x=X[:0]), ValueError, r"no samples \(x: 0\)"),
-    "a scalar": (dict(x=np.float32(3)), ValueError, r"is a scalar"),
-    "nothing": (dict(x=None), ValueError, r"x is None"),
-    "an object": (dict(x=object()), TypeError, r"x is a object"),
-    "an object in a structure": (dict(x=[X, object()]), TypeError, r"x\[1\] is a object"),
-    "dtype object": (dict(x=np.array([1, [2, 3]], object)), TypeError, r"holds int, list"),
-    "dates": (dict(x=np.zeros(3, "datetime64[s]")), TypeError, r"datetime64"),
-    "batch_size 0": (dict(x=X, batch_size=0), ValueError, r"`batch_size` .* at least 1.*: 0"),
-    "batch_size -1": (dict(x=X, batch_size=-1), ValueError, r"`batch_size` .*: -1"),
-    "batch_size 2.0": (dict(x=X, batch_size=2.0), ValueError, r"`batch_size` .*: 2.0"),
-    "batch_size NaN": (dict(x=X, batch_size=float("nan")), ValueError, r"`batch_size` .*: nan"),
-    "batch_size True": (dict(x=X, batch_size=True), ValueError, r"`batch_size` .*: True"),
-    "steps_per_epoch 0": (dict(x=X, steps_per_epoch=0), ValueError, r"`steps_per_epoch` .*: 0"),
-    "steps_per_epoch '3'": (dict(x=X, steps_per_epoch="3"), ValueError, r"`steps_per_epoch` .*: '3'"),
-    "shuffle": (dict(x=X, shuffle="rows"), ValueError, r"`shuffle`.*Received: 'rows'"),
-    "weights of one of two": (dict(x=X, y=TWO, sample_weight={"a": Y}), ValueError, r"each output of y"),
-    "weights with dimensions": (dict(x=X, y=TWO, sample_weight=X), ValueError, r"shape \(6, 3\)"),
-    "class_weight without y": (dict(x=X, class_weight={0: 2.0}), ValueError, r"give y"),
-    "class_weight of two": (dict(x=X, y=TWO, class_weight={0: 2.0}), ValueError, r"one output"),
-    "class_weight of four": (dict(x=dataset(X, Y, Y, Y), class_weight={0: 2.0}), ValueError, r"tuple of 4"),
-    "class_weight and weights": (
-        dict(x=X, y=Y, sample_weight=Y, class_weight={0: 2.0}),
-        ValueError,
-        r"class_weight .* and sample_weight are both given",
-    ),
-    "class_weight of names": (dict(x=X, y=Y, class_weight={"cat": 2.0}), TypeError, r"the key 'cat'"),
-    "class_weight of text": (dict(x=X, y=Y, class_weight={0: "2"}), ValueError, r"class_weight\[0\].*'2'"),
-    "class_weight NaN": (dict(x=X, y=Y, class_weight={0: np.nan}), ValueError, r"class_weight\[0\].* nan"),
-    "class_weight list": (dict(x=X, y=Y, class_weight=[1.0]), TypeError, r"must be a dict"),
-    "class_weight of strings": (
-        dict(x=X, y=np.array(list("ababab")), class_weight={0: 2.0}),
-        ValueError,
-        r"strings",
-    ),
-    "dataset with y": (dict(x=dataset(X), y=Y), ValueError, r"y \(ndarray\) must not be given"),
-    "dataset with weights": (
-        dict(x=dataset(X, Y), sample_weight=Y),
-        ValueError,
-        r"sample_weight \(ndarray\)",
-    ),
-    "dataset with batch_size": (dict(x=dataset(X), batch_size=2), ValueError, r"batch_size \(2\) must not"),
-    "dataset with weights and class_weight": (
-        dict(x=dataset(X, Y, Y), class_weight={0: 2.0}),
-        ValueError,
-        r"both given",
-    ),
-    "dataset of rows": (dict(x=tf.data.Dataset.from_tensor_slices((X, Y))), ValueError, r"batch it first"),
-    "dataset of rows, one-hot": (
-        dict(x=tf.data.Dataset.from_tensor_slices((X, np.zeros((6, 10))))),
-        ValueError,
-        r"different numbers of samples \(\[3, 10\]",
-    ),
-    "empty dataset": (dict(x=dataset(X).take(0)), ValueError, r"without any batch"),
-    "endless dataset": (dict(x=dataset(X).repeat()), ValueError, r"steps_per_epoch \(None\) must be given"),
-    "generator with y": (dict(x=iter([(X,)]), y=Y), ValueError, r"y \(ndarray\) must not be given"),
-    "empty generator": (dict(x=iter([])), ValueError, r"yielded no batch"),
-    "generator of numbers": (dict(x=iter([1, 2])), ValueError, r"Batch 0 of the generator is a int"),
-    "generator of unequal rows": (dict(x=iter([(X, Y[:2])])), ValueError, r"Batch 0 .*x: 6, y: 2"),
-    "generator that changes": (dict(x=iter([(X,), (X, Y)])), ValueError, r"Batch 1 of the generator"),
-    "empty PyDataset": (dict(x=Empty()), ValueError, r"has 0 batches"),
-    "function without a dataset": (dict(x=lambda context: X), TypeError, r"returned a ndarray"),
-    "generator function": (
-        dict(x=lambda: iter([(X,)])),
-        TypeError,
-        r"function without arguments.*call it and pass the generator",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_input_that_cannot_work_is_rejected_with_the_value(case):
-    arguments, error, message = REFUSED[case]
-    with pytest.raises(error, match=message):
-        make_source(**arguments)
 
 
 def test_dataset_that_turns_out_empty_is_rejected():

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from helpers import Batches, Iterable, mirrored
+from helpers import Batches, Iterable
 
 from unisono.trainer.inputs import make_source
 
@@ -66,51 +66,41 @@ def parts(*arrays):
     return [tuple(a[i : i + BATCH] for a in arrays) for i in range(0, len(arrays[0]), BATCH)]
 
 
-class Items(Batches):
-    begun = ended = 0
-
-    def on_epoch_begin(self):
-        self.begun += 1
-
-    def on_epoch_end(self):
-        self.ended += 1
-
-
 def unknown_length(dataset):
     return dataset.filter(lambda *batch: True)
-
-
-def distributed(replicas):
-    strategy = mirrored(replicas)
-    return strategy, strategy.experimental_distribute_dataset
 
 
 def dataset():
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
 
 
+def arrays(x, y, **others):
+    return {"x": x, "y": y, "batch_size": BATCH, **others}
+
+
+# The arguments of `make_source`.
 KINDS = {
-    "numpy": lambda: make_source(X, Y, batch_size=BATCH),
-    "not contiguous": lambda: make_source(np.asfortranarray(X), np.repeat(Y, 2)[::2], batch_size=BATCH),
-    "lists of numbers": lambda: make_source(X.tolist(), Y.tolist(), batch_size=BATCH),
-    "tensors": lambda: make_source(tf.constant(X), tf.constant(Y), batch_size=BATCH),
-    "numpy api": lambda: make_source(tf.experimental.numpy.array(X), Y, batch_size=BATCH),
-    "streamed": lambda: make_source(X, Y, batch_size=BATCH, resident_bytes=0),
-    "pandas": lambda: make_source(pd.DataFrame(X), Y, batch_size=BATCH),
-    "dataset": lambda: make_source(dataset()),
-    "dataset of unknown length": lambda: make_source(unknown_length(dataset())),
-    "dataset of lists": lambda: make_source(dataset().prefetch(2)),
-    "generator": lambda: make_source(iter(parts(X, Y)), steps_per_epoch=None),
-    "generator function's generator": lambda: make_source(b for b in parts(X, Y)),
-    "iterable": lambda: make_source(Iterable(parts(X, Y))),
-    "PyDataset": lambda: make_source(Items(parts(X, Y))),
-    "PyDataset with threads": lambda: make_source(Items(parts(X, Y), workers=3)),
+    "numpy": lambda: arrays(X, Y),
+    "not contiguous": lambda: arrays(np.asfortranarray(X), np.repeat(Y, 2)[::2]),
+    "lists of numbers": lambda: arrays(X.tolist(), Y.tolist()),
+    "tensors": lambda: arrays(tf.constant(X), tf.constant(Y)),
+    "numpy api": lambda: arrays(tf.experimental.numpy.array(X), Y),
+    "streamed": lambda: arrays(X, Y, resident_bytes=0),
+    "pandas": lambda: arrays(pd.DataFrame(X), Y),
+    "dataset": lambda: {"x": dataset()},
+    "dataset of unknown length": lambda: {"x": unknown_length(dataset())},
+    "dataset of lists": lambda: {"x": dataset().prefetch(2)},
+    "generator": lambda: {"x": iter(parts(X, Y))},
+    "generator function's generator": lambda: {"x": (b for b in parts(X, Y))},
+    "iterable": lambda: {"x": Iterable(parts(X, Y))},
+    "PyDataset": lambda: {"x": Batches(parts(X, Y))},
+    "PyDataset with threads": lambda: {"x": Batches(parts(X, Y), workers=3)},
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kind_gives_the_samples_of_the_arrays_in_order(kind):
-    source = KINDS[kind]()
+    source = make_source(**KINDS[kind]())
     batches = read_epoch(source)
     assert [len(b[1]) for b in batches] == [4, 4, 4, 4, 4, 2]
     np.testing.assert_array_equal(np.concatenate([b[0] for b in batches]), X)
@@ -121,7 +111,7 @@ def test_kind_gives_the_samples_of_the_arrays_in_order(kind):
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if "generator" not in k])
 def test_kind_that_can_be_read_again_gives_the_same_in_every_epoch(kind):
-    source = KINDS[kind]()
+    source = make_source(**KINDS[kind]())
     for epoch in range(3):
         assert len(read_epoch(source, epoch)) == 6
         assert source.steps_per_epoch == 6
@@ -129,19 +119,11 @@ def test_kind_that_can_be_read_again_gives_the_same_in_every_epoch(kind):
     source.close()
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if "generator" not in k])
+@pytest.mark.parametrize(
+    "kind", ["numpy", "streamed", "dataset", "dataset of unknown length", "iterable", "PyDataset"]
+)
 def test_steps_per_epoch_lets_a_pass_last_over_epochs_and_warns_at_its_end(kind):
-    make = {
-        "numpy": lambda: make_source(X, Y, batch_size=BATCH, steps_per_epoch=4),
-        "streamed": lambda: make_source(X, Y, batch_size=BATCH, steps_per_epoch=4, resident_bytes=0),
-        "dataset": lambda: make_source(dataset(), steps_per_epoch=4),
-        "dataset of unknown length": lambda: make_source(unknown_length(dataset()), steps_per_epoch=4),
-        "iterable": lambda: make_source(Iterable(parts(X, Y)), steps_per_epoch=4),
-        "PyDataset": lambda: make_source(Items(parts(X, Y)), steps_per_epoch=4),
-    }.get(kind)
-    if make is None:
-        return
-    source = make()
+    source = make_source(**KINDS[kind](), steps_per_epoch=4)
     assert source.steps_per_epoch == 4
     first = read_epoch(source, 0)
     with pytest.warns(UserWarning, match="ran out of data"):

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-from unisono.commands import main
 from unisono.distribute.launcher.output import Output
 from unisono.distribute.launcher.tasks import Layout, plan
 
@@ -91,26 +90,3 @@ def test_launcher_does_not_load_tensorflow():
     code = "import sys, unisono.distribute.launcher.launch; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     env = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
-
-
-def test_command_line_names_its_commands_and_rejects_others(capsys):
-    assert main([]) == 2
-    assert "launch" in capsys.readouterr().out
-    assert main(["lunch"]) == 2
-    assert "`lunch` is not a command" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere.py"], "there is no file 'nowhere.py'"),
-        (["--workers", "0", __file__], "must be at least 1, received 0"),
-        (["--restarts", "-1", __file__], "must be at least 0, received -1"),
-        (["--workers", "two", __file__], "invalid whole number value: 'two'"),
-        ([], "required: script"),
-    ],
-)
-def test_launch_names_the_wrong_argument(arguments, message, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["launch", *arguments])
-    assert message in capsys.readouterr().err

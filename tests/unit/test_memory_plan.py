@@ -114,17 +114,3 @@ def test_two_layers_are_whole_at_a_time():
     one_layer = dataclasses.replace(ADAM, largest_layer=4 * WEIGHTS)
     plan = _plan(one_layer, 1.0, 8, 4, sharded="weights")
     assert (plan.weights, plan.gradients) == (4 * WEIGHTS, 4 * WEIGHTS), "at most the full size"
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ((3, 1e9, 8), "model_memory"),
-        ((ADAM, 0, 8), "memory_bytes"),
-        ((ADAM, 1e9, 0), "global_batch_size"),
-        ((ADAM, 1e9, 8, True), "replicas"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        memory_plans(*arguments)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import mirrored
+from helpers import assert_equal, mirrored
 
 from unisono.mixed_precision.non_finite import batch_statistics, diagnose
 
@@ -58,8 +58,11 @@ def test_diagnose_names_the_weights_whose_gradient_is_the_first():
     """The output's gradient is finite; multiplied by an input of 1e30 it no longer is."""
     model = model_with()
     model.layers[0].kernel.assign(model.layers[0].kernel * 0)
-    found = diagnose(model, (X * 1e30, Y), loss=lambda y_pred, **_: tf.reduce_sum(y_pred) * 1e10)
+    given = {"batch": (X * 1e30, Y), "loss": lambda y_pred, **_: tf.reduce_sum(y_pred) * 1e10}
+    found = diagnose(model, **given)
     assert (found.first.kind, found.first.layer) == ("weight gradient", "first")
+    model.layers[0].trainable = False
+    assert diagnose(model, **given).first is None
 
 
 def test_diagnose_names_the_innermost_layer():
@@ -122,8 +125,7 @@ def test_diagnose_changes_nothing():
     before = [np.array(v) for v in model.variables]
     calls = [layer.call for layer in model.layers]
     diagnose(model, (X, Y))
-    for old, new in zip(before, model.variables):
-        np.testing.assert_array_equal(old, np.array(new))
+    assert_equal(before, model.variables)
     assert [layer.call for layer in model.layers] == calls
     assert not any("call" in vars(layer) for layer in model.layers)
 

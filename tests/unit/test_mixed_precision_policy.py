@@ -72,57 +72,9 @@ def test_model_keeps_the_loss_scale_of_its_policy():
     assert policy.loss_scale_of(keras.DTypePolicy("mixed_bfloat16")) is None
 
 
-@pytest.mark.parametrize("name", ["mixed_float8", "half", "", "int32", "float17", "mixed_float32"])
-def test_unknown_policy_is_rejected_with_the_known_ones(name):
-    with pytest.raises(
-        ValueError, match=f"(?s)olicy {name!r}.*'mixed_float16', 'mixed_bfloat16', 'float32', 'float64'"
-    ):
-        mixed_precision.set_global_policy(name)
-    assert mixed_precision.global_policy().name == "float32"
-
-
-def test_float16_is_rejected_with_its_reason():
-    with pytest.raises(ValueError, match=r"lose small updates.*'mixed_float16'"):
-        mixed_precision.set_global_policy("float16")
-
-
 def test_bfloat16_is_explained():
     with pytest.warns(UserWarning, match="use 'mixed_bfloat16'"):
         mixed_precision.set_global_policy("bfloat16")
-
-
-@pytest.mark.parametrize("name", [None, 16, tf.float16])
-def test_policy_of_a_wrong_type_is_rejected(name):
-    with pytest.raises(TypeError, match="name` must be the name of a policy"):
-        mixed_precision.set_global_policy(name)
-
-
-@pytest.mark.parametrize("scale", [0, -2.0, float("nan"), float("inf"), "static"])
-def test_loss_scale_that_is_not_positive_is_rejected(scale):
-    with pytest.raises(ValueError, match=f"loss_scale` must be .*positive.*{scale!r}"):
-        mixed_precision.set_global_policy("mixed_float16", loss_scale=scale)
-    assert mixed_precision.global_policy().name == "float32"
-
-
-@pytest.mark.parametrize("scale", [True, [1.0]])
-def test_loss_scale_of_a_wrong_type_is_rejected(scale):
-    with pytest.raises(TypeError, match="loss_scale"):
-        mixed_precision.set_global_policy("mixed_float16", loss_scale=scale)
-
-
-@pytest.mark.parametrize("name", ["mixed_bfloat16", "float32", "float64"])
-def test_number_is_rejected_where_no_scale_is_needed(name):
-    with pytest.raises(ValueError, match=f"`loss_scale=128` is invalid with policy '{name}'"):
-        mixed_precision.set_global_policy(name, loss_scale=128)
-
-
-def test_policy_set_after_the_model_was_built_is_rejected():
-    model = dense()
-    mixed_precision.set_global_policy("mixed_float16")
-    with pytest.raises(
-        ValueError, match=r"built under policy 'float32'.*'mixed_float16'.*before building the model"
-    ):
-        policy.check_policy_order(model)
 
 
 def test_model_that_says_float32_itself_is_not_rejected(tmp_path):
@@ -156,8 +108,6 @@ def test_tensor_float_32_is_switched():
         for enabled in (False, True):
             mixed_precision.enable_tensor_float_32(enabled)
             assert tf.config.experimental.tensor_float_32_execution_enabled() is enabled
-        with pytest.raises(TypeError, match=r"`enabled` must be True or False\. Received: 1"):
-            mixed_precision.enable_tensor_float_32(1)
     finally:
         tf.config.experimental.enable_tensor_float_32_execution(before)
 

@@ -100,22 +100,6 @@ def test_numpy_adam_equals_adam():
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
 
 
-def test_every_name_of_keras_is_there():
-    for name in [
-        *helpers.OPTIMIZERS,
-        "MultiOptimizer",
-        "OptimizerMap",
-        "Optimizer",
-        "get",
-        "serialize",
-        "deserialize",
-        "schedules",
-    ]:
-        assert hasattr(optimizers, name)
-    for name in (n for n in vars(keras.optimizers.schedules) if not n.startswith("_")):
-        assert hasattr(optimizers.schedules, name)
-
-
 def test_subclasses_of_keras_stay_subclasses():
     assert issubclass(optimizers.AdamW, optimizers.Adam)
     assert issubclass(optimizers.Adam, optimizers.Optimizer)

@@ -109,23 +109,6 @@ def test_updates_so_far_outside_of_a_transformer_is_rejected():
         optimizers.updates_so_far()
 
 
-@pytest.mark.parametrize(
-    "make, name",
-    [
-        (lambda: optimizers.ClipByGlobalNorm(0.0), "clip_norm"),
-        (lambda: optimizers.ClipByNorm(-1.0), "clip_norm"),
-        (lambda: optimizers.ClipByValue("1"), "clip_value"),
-        (lambda: optimizers.AdaptiveClip(0.0), "factor"),
-        (lambda: optimizers.AddDecayedWeights(-1.0), "rate"),
-        (lambda: optimizers.GradientNoise(0.0), "eta"),
-        (lambda: optimizers.HalfPrecisionAggregation("float32"), "dtype"),
-    ],
-)
-def test_impossible_setting_is_rejected(make, name):
-    with pytest.raises(ValueError, match=f"`{name}`.*Received"):
-        make()
-
-
 PIECES = [
     optimizers.ClipByGlobalNorm(1.0),
     optimizers.ClipByNorm(1.0),
@@ -178,22 +161,6 @@ def test_scaled_schedule_keeps_its_shape_and_its_settings():
     assert optimizers.SGD.from_config(optimizer.get_config()).get_config() == optimizer.get_config()
 
 
-@pytest.mark.parametrize(
-    "change, name",
-    [
-        ({"reference_batch_size": 0}, "reference_batch_size"),
-        ({"global_batch_size": -1}, "global_batch_size"),
-        ({"rule": "cubic"}, "rule"),
-        ({"warmup_steps": -1}, "warmup_steps"),
-        ({"learning_rate": "fast"}, "learning_rate"),
-    ],
-)
-def test_impossible_scaling_is_rejected(change, name):
-    arguments = {"learning_rate": 0.1, "reference_batch_size": 8, "global_batch_size": 16, **change}
-    with pytest.raises(ValueError, match=f"`{name}`.*Received"):
-        optimizers.schedules.scaled(**arguments)
-
-
 # Means.
 
 
@@ -215,13 +182,6 @@ def test_weights_fit_values_of_more_axes(shape):
     assert float(global_mean(values, weight, reduction="mean_with_sample_weight")) == values.mean()
 
 
-def test_weights_of_another_shape_are_rejected():
-    with pytest.raises(ValueError, match="`sample_weight` of shape"):
-        global_mean(np.ones((2, 3)), np.ones(5))
-    with pytest.raises(ValueError, match=r"`reduction`.*Received: 'sum'"):
-        global_mean(np.ones(2), reduction="sum")
-
-
 def test_empty_batch_has_mean_zero_and_half_precision_is_summed_in_single():
     assert float(global_mean(tf.zeros([0]))) == 0.0
     mean = global_mean(tf.fill([5000], tf.constant(30.0, tf.float16)))
@@ -236,9 +196,6 @@ def test_mean_inside_a_step_is_that_of_one_device():
 def test_global_batch_size_counts_replicas():
     assert global_batch_size(64) == 64
     assert distribute.global_batch_size(4, tf.distribute.get_strategy()) == 4
-    for wrong in (0, -1, 1.5, True):
-        with pytest.raises(ValueError, match="`per_replica`"):
-            global_batch_size(wrong)
 
 
 def test_pieces_are_frozen():

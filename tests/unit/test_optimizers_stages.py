@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from unisono import optimizers
 from unisono.optimizers.stages.call_options import CallOptions, call_options
-from unisono.optimizers.stages.run_stages import run_stages
 
 
 def two_variables():
@@ -101,19 +100,7 @@ def test_wrong_result_of_a_stage_is_rejected_by_name_and_changes_nothing(stage, 
 
     with pytest.raises(ValueError, match=rf"`{argument}`: {stage.__name__} .*{reason}"):
         (tf.function(apply) if in_graph else apply)()
-    for old, new in zip(before, [a, b, *optimizer.variables]):
-        np.testing.assert_array_equal(old, new.numpy())
-
-
-@pytest.mark.parametrize("argument", ["gradient_transformers", "gradient_aggregator"])
-def test_stage_that_is_no_function_is_rejected(argument):
-    with pytest.raises(ValueError, match=f"`{argument}` takes functions.*'clip'"):
-        optimizers.SGD(1.0, **{argument: ["clip"] if argument.endswith("s") else "clip"})
-
-
-def test_two_kinds_of_clipping_are_rejected():
-    with pytest.raises(ValueError, match="Only one of"):
-        optimizers.SGD(1.0, clipnorm=1.0, clipvalue=1.0)
+    helpers.assert_equal(before, [a, b, *optimizer.variables])
 
 
 def test_contradicting_names_of_one_argument_are_rejected():
@@ -135,12 +122,6 @@ def test_variables_without_gradient_are_named_in_one_warning():
         warnings.simplefilter("error")
         optimizer.apply_gradients([(tf.ones([2]), a), (None, b), (None, c)])
     assert (a.numpy().tolist(), b.numpy().tolist()) == ([-1.0, 0.0], [3.0])
-
-
-def test_no_gradient_at_all_is_rejected():
-    a, b = two_variables()
-    with pytest.raises(ValueError, match="No gradients provided for any variable"):
-        optimizers.SGD(1.0).apply_gradients([(None, a), (None, b)])
 
 
 def test_variable_given_twice_is_rejected():
@@ -183,11 +164,6 @@ def test_minimize_takes_tensor_with_tape_or_callable(in_graph, scale):
     np.testing.assert_allclose(results[0][0], [1 - 0.5 * (2 + 3), 2 - 0.5 * (4 + 3)])
     np.testing.assert_array_equal(results[0][0], results[1][0])
     np.testing.assert_array_equal(results[0][1], results[1][1])
-
-
-def test_minimize_of_a_tensor_without_tape_is_rejected():
-    with pytest.raises(ValueError, match="`tape` is missing"):
-        optimizers.SGD(0.5).minimize(tf.constant(1.0), [tf.Variable(1.0)])
 
 
 def test_grad_loss_multiplies_the_gradient():
@@ -238,8 +214,7 @@ def test_weights_make_the_round_trip():
     other = optimizers.Adam(0.1, gradient_accumulation_steps=3)
     other.build([a, b])
     other.set_weights(optimizer.get_weights())
-    for x, y in zip(optimizer.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_array_equal(x, y)
+    helpers.assert_equal(optimizer.get_weights(), other.get_weights())
 
 
 # Micro-batches of unequal size against one large batch: the sum of the gradients over all samples, divided once.
@@ -284,18 +259,6 @@ def test_gradient_that_is_there_in_some_micro_batches_only_is_still_counted():
     with pytest.warns(UserWarning, match="b"):
         optimizer.apply_gradients([(tf.ones([2]), a), (None, b)])
     assert (a.numpy().tolist(), b.numpy().tolist()) == ([0.0, 1.0], [2.5])
-
-
-def test_run_stages_skips_everything_when_a_gradient_is_not_finite():
-    v = keras.Variable([1.0, 2.0])
-    optimizer = optimizers.AdamW(0.1, use_ema=True, ema_overwrite_frequency=1)
-    optimizer.apply_gradients([(tf.ones([2]), v)])
-    before = [x.numpy() for x in [v, *optimizer.variables]]
-    all_finite = run_stages(optimizer, [(tf.constant([np.inf, 1.0]), v)], scale=8.0, check_finite=True)
-    assert not bool(all_finite)
-    for old, new in zip(before, [v, *optimizer.variables]):
-        np.testing.assert_array_equal(old, new.numpy())
-    assert bool(run_stages(optimizer, [(tf.ones([2]), v)], scale=8.0, check_finite=True))
 
 
 def test_write_collected_before_the_update_is_made_before_it():

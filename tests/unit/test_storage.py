@@ -12,7 +12,6 @@ import tensorflow as tf
 import unisono
 from unisono import callbacks
 from unisono.callbacks import output_paths
-from unisono.commands import main
 from unisono.distribute.storage import local_path, tensorflow_path
 from unisono.distribute.workers import records
 
@@ -100,24 +99,6 @@ def test_backup_of_a_log_in_a_bucket_is_rejected(tmp_path):
     output_paths.check_output_paths([logger], None)
     with pytest.raises(ValueError, match="`filename` of `CSVLogger` must be in a local"):
         output_paths.check_output_paths([logger, callbacks.BackupAndRestore(tmp_path / "b")], None)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["report", "gs://bucket/run"],
-        ["report", ".", "--output", "s3://bucket/a.html"],
-        ["backups", "gs://bucket/b"],
-        ["profile", "--service", "a:1", "--log-dir", "gs://bucket/logs"],
-        ["launch", "--log-dir", "gs://bucket/logs", "a.py"],
-    ],
-)
-def test_url_given_to_a_command_is_one_line(arguments, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    told = capsys.readouterr().err
-    assert ended.value.code == 2 and told.count("\n") == 1
-    assert "must be in a local or mounted file system" in told and "://bucket" in told
 
 
 def test_url_in_a_variable_is_rejected(monkeypatch):

@@ -23,9 +23,9 @@ Use = tuple[Callable[["Bench"], Any], tuple[str, ...]]
 class Bench:
     """One model of `keras` or `unisono`, and folders for the files of callbacks."""
 
-    def __init__(self, namespace: Any, folder: pathlib.Path) -> None:
+    def __init__(self, namespace: Any, folder: pathlib.Path, **options: Any) -> None:
         self.namespace, self.folder = namespace, folder
-        self.model = self.new()
+        self.model = self.new(**options)
         self.file = folder / "file"
         self.file.write_text("no folder")
 

@@ -86,6 +86,9 @@ PLACES |= {
     "BackupAndRestore nowhere": made(
         lambda b: callbacks.BackupAndRestore(None), "`directory`", "None", "give a directory"
     ),
+    "BackupAndRestore in a folder without a name": made(
+        lambda b: callbacks.BackupAndRestore(""), "Empty `backup_dir` argument", "give a directory"
+    ),
     "BackupAndRestore in two folders": made(
         lambda b: callbacks.BackupAndRestore(b.folder / "a", backup_dir=b.folder / "b"),
         "`directory`",
@@ -138,16 +141,22 @@ PLACES |= {
     "ModelCheckpoint of another suffix": made(
         lambda b: callbacks.ModelCheckpoint(b.folder / "m.ckpt"), "filepath", ".keras", "m.ckpt"
     ),
-    "ModelCheckpoint of whole weights": made(
-        lambda b: callbacks.ModelCheckpoint(b.folder / "m.keras", save_weights_only=True),
-        "filepath",
-        ".weights.h5",
-    ),
-    "ModelCheckpoint keeps one name": made(
-        lambda b: callbacks.ModelCheckpoint(b.folder / "m.keras", keep_best=2),
-        "`keep_best`",
-        r"put \{epoch\}",
-    ),
+    **{
+        f"ModelCheckpoint of weights in {name}": made(
+            lambda b, name=name: callbacks.ModelCheckpoint(b.folder / name, save_weights_only=True),
+            "filepath",
+            ".weights.h5",
+        )
+        for name in ("m.keras", "m.h5")
+    },
+    **{
+        f"ModelCheckpoint {argument} of one name": made(
+            lambda b, argument=argument: callbacks.ModelCheckpoint(b.folder / "m.keras", **{argument: 2}),
+            rf"`{argument}` \(2\) needs a name for each file",
+            r"put \{epoch\}",
+        )
+        for argument in ("keep_best", "keep_last")
+    },
     **{
         f"{name}(None)": (
             lambda b, n=name: getattr(callbacks, n)(None),
@@ -186,6 +195,8 @@ SETTINGS: dict[str, Use] = {
         "often",
         NAN,
         "0s",
+        "10",
+        0.15,
         True,
         [1],
         float("inf"),
@@ -214,7 +225,7 @@ SETTINGS: dict[str, Use] = {
     ),
     **_of("JSONLines", "every", "whole number", 0, "step", 1.5, True, None),
     **_of("JSONLines", "clock", "function", 3),
-    **_of("Profiler", "steps", "(first, last)|whole number", (20, 10), (0, 5), "10", 10, (1, 2, 3), ()),
+    **_of("Profiler", "steps", "(first, last)|whole number", (20, 10), (0, 5), "10", 10, (1.0, 2), (1,), ()),
     **_of("Profiler", "port", "port", 0, 70000, "6006", True),
     **_of("TensorBoard", "update_freq", "whole number", 0, -1, "step", 1.5, None),
     **_of("TensorBoard", "histogram_freq", "whole number", -1, "1", 1.5),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from helpers import Batches
+
 from uses.bench import COLUMN, NAN, Bench, Use, X, Y, keras, np, rows, tf
 
 CLASSES = "sparse_categorical_crossentropy"
@@ -45,22 +47,6 @@ def pixels(*words: str, method: str = "fit", loss: Any = CLASSES, label: int = 1
         return getattr(model, method)(np.ones((2, 2, 3)), np.full((2, 2), label), **arguments)
 
     return use, words
-
-
-class NoBatch(keras.utils.PyDataset):
-    def __len__(self) -> int:
-        return 0
-
-    def __getitem__(self, index: int) -> Any:
-        return X, Y
-
-
-class Labels(keras.utils.PyDataset):
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> Any:
-        return X, np.full(6, 2)
 
 
 DATA: dict[str, Use] = {
@@ -132,7 +118,7 @@ DATA: dict[str, Use] = {
     ),
     "a label too many for CTC": pixels("`y`", "the label 5", "from 0 to 1", loss=keras.losses.CTC(), label=5),
     "a label too many in a PyDataset": (
-        lambda b: b.new(loss=CLASSES).fit(Labels(), verbose=0),
+        lambda b: b.new(loss=CLASSES).fit(Batches([(X, np.full(6, 2))] * 2), verbose=0),
         ("Batch 0 of the PyDataset", "`y` holds the label 2", "0 to 1"),
     ),
     "class_weight of pixels": pixels(
@@ -161,7 +147,7 @@ DATA: dict[str, Use] = {
     "validation_data of no batch": validated(
         rows(X, Y).take(0).batch(2), "without any batch", "at least one"
     ),
-    "validation_data of an empty PyDataset": validated(NoBatch(), "0 batches", "at least one"),
+    "validation_data of an empty PyDataset": validated(Batches([]), "0 batches", "at least one"),
     "validation_data is a class": validated(tf.data.Dataset, "`x` must be an instance"),
     "validation_data is a function": validated(lambda: 3, "function without argument"),
     "validation_data gives four": validated(rows(X, Y, X, X).batch(2), "tuples of 4", "test_step"),

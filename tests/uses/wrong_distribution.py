@@ -14,6 +14,7 @@ from uses.bench import NAN, Bench, Use, X, Y, keras, tf, unisono
 distribute, precision = unisono.distribute, unisono.mixed_precision
 Servers = distribute.ParameterServerStrategy
 AB = ["CPU:0", "CPU:1"]
+KNOWN_POLICIES = "use one of 'mixed_float16', 'mixed_bfloat16', 'float32', 'float64'"
 
 
 def call(function: Callable[..., Any], *words: str, given: tuple[Any, ...] = (), **named: Any) -> Use:
@@ -151,6 +152,9 @@ PIPELINES: dict[str, Use] = {
         )
         for v in (3, "GPU:9", "nonsense", None, "")
     },
+    "Pipeline on another process": call(
+        distribute.Pipeline, "launch --stages K", given=(["/job:worker/task:1/device:CPU:0"], 2)
+    ),
     **_each(
         "Pipeline", lambda v: distribute.Pipeline(AB, v), "micro_batches", "whole number", 0, 1.5, "8", None
     ),
@@ -174,8 +178,18 @@ PIPELINES: dict[str, Use] = {
     ),
     "Pipeline of more layers": (_pipeline(_fit, AB, 2, partition=[1, 5]), ("partition", r"\[1, 5\]", "2")),
     "Pipeline of unknown layers": (_pipeline(_fit, AB, 2, partition=["zzz"]), ("partition", "zzz", "")),
-    "Pipeline of too many stages": (_pipeline(_fit, ["CPU:0"] * 4, 2), ("stages", "4", "2")),
-    "Pipeline in little memory": (_pipeline(_fit, AB, 2, memory_limit=1), ("memory", "1", "")),
+    "Pipeline of too many stages": (
+        _pipeline(_fit, ["CPU:0"] * 4, 2),
+        (r"devices \(4 stages\) must not be more than the layers of model .* \(2\)",),
+    ),
+    "Pipeline in little memory": (
+        _pipeline(_fit, AB, 2, memory_limit=1),
+        ("memory_limit", "1", "is too small for 2 stages"),
+    ),
+    "Pipeline of small batches": (
+        _pipeline(lambda _, model: model.fit(X, Y, batch_size=6), AB * 2, 4, replicas=2),
+        (r"`batch_size` \(6\) must be at least `micro_batches` \(4\) \* `replicas` \(2\)",),
+    ),
     "Pipeline summary of nothing": (
         lambda b: distribute.Pipeline(AB, 2).summary(),
         ("model", "None", "scope"),
@@ -194,16 +208,20 @@ PRECISION: dict[str, Use] = {
     **{
         f"policy {given}": call(precision.set_global_policy, *words, given=given)
         for given, words in (
-            (("mixed_float17",), ("'mixed_float17'", "use one of")),
+            *(((name,), (f"{name!r}", KNOWN_POLICIES)) for name in ("mixed_float8", "half", "", "float17")),
+            (("mixed_float32",), ("'mixed_float32'", KNOWN_POLICIES)),
             ((None,), ("name", "None", "'mixed_float16'")),
             ((tf.float16,), ("name", "float16", "'mixed_float16'")),
-            (("float16",), ("'float16'", "use 'mixed_float16'")),
-            (("int8",), ("'int8'", "use one of")),
-            (("mixed_float16", "static"), ("loss_scale", "'static'", "'dynamic'")),
-            (("mixed_float16", -1), ("loss_scale", "-1", "positive")),
-            (("mixed_float16", NAN), ("loss_scale", "nan", "positive")),
-            (("mixed_float16", True), ("loss_scale", "True", "positive")),
-            (("mixed_bfloat16", 8.0), ("loss_scale=8", "leave `loss_scale` out")),
+            (("float16",), ("'float16'", "lose small updates", "use 'mixed_float16'")),
+            (("int8",), ("'int8'", KNOWN_POLICIES)),
+            *(
+                (("mixed_float16", scale), ("loss_scale", re.escape(repr(scale)), "positive"))
+                for scale in (0, -1, NAN, float("inf"), "static", True, [1.0])
+            ),
+            *(
+                ((name, 8.0), (f"loss_scale=8.* '{name}'", "leave `loss_scale` out"))
+                for name in ("mixed_bfloat16", "float32", "float64")
+            ),
         )
     },
     "policy_scope of a number": (
@@ -231,7 +249,7 @@ ENVIRONMENT: dict[str, Use] = {
             _with_variable("UNISONO_TIMEOUT", text, peer_timeout),
             ("UNISONO_TIMEOUT", repr(text), "from 1 to"),
         )
-        for text in ("soon", "0", "-5", "nan")
+        for text in ("soon", "0", "-5", "nan", "inf", "1e300")
     },
     **{
         f"UNISONO_REPLICAS_PER_WORKER={text}": (
@@ -256,12 +274,24 @@ ENVIRONMENT: dict[str, Use] = {
     },
 }
 
-# Command lines, and what their output must say.
+MOUNTED = "must be in a local or mounted file system"
+PLAN = ["-b", "8", "-m", "1G"]
+# Command lines, and what their one line of output must say.
 COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "no script": (["launch"], ("script",)),
-    "missing script": (["launch", "nope.py"], ("nope.py", "no file")),
-    "no workers": (["launch", "--workers", "0", __file__], ("--workers", "at least 1", "0")),
-    "workers of text": (["launch", "--workers", "two", __file__], ("--workers", "whole number", "two")),
+    "no script": (["launch"], ("required: script",)),
+    "missing script": (
+        ["launch", "nope.py"],
+        ("unisono launch: there is no file 'nope.py' to run", "see `python -m unisono launch --help`"),
+    ),
+    "no workers": (["launch", "--workers", "0", __file__], ("--workers", "must be at least 1, received 0")),
+    "workers of text": (
+        ["launch", "--workers", "two", __file__],
+        ("--workers: invalid whole number value: 'two'",),
+    ),
+    "negative restarts": (
+        ["launch", "--restarts", "-1", __file__],
+        ("--restarts", "must be at least 0, received -1"),
+    ),
     "negative servers": (
         ["launch", "--parameter-servers", "-1", __file__],
         ("--parameter-servers", "at least 0"),
@@ -273,7 +303,46 @@ COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "no timeout": (["launch", "--timeout", "0", __file__], ("--timeout", "from 1 to", "0")),
     "timeout of NaN": (["launch", "--timeout", "nan", __file__], ("--timeout", "from 1 to", "nan")),
     "unknown option": (["launch", "--worker-count", "2", __file__], ("--worker-count",)),
-    "logs in a file": (["launch", "--log-dir", __file__, __file__], ("--log-dir", "folder")),
-    "unknown command": (["lanch"], ("lanch", "not a command")),
-    "report of nothing": (["report", "nope.jsonl"], ("nope.jsonl",)),
+    "logs in a file": (
+        ["launch", "--log-dir", __file__, __file__],
+        ("--log-dir must be a folder. Received the file",),
+    ),
+    "logs nowhere": (
+        ["launch", "--log-dir", "/proc/no/x", __file__],
+        (r"--log-dir: the folder '/proc/no/x' cannot be created \(No such",),
+    ),
+    "logs in a bucket": (["launch", "--log-dir", "gs://bucket/logs", "a.py"], (MOUNTED, "gs://bucket")),
+    "profile into a file": (
+        ["profile", "--service", "127.0.0.1:1", "--log-dir", __file__],
+        ("--log-dir must be a folder. Received the file",),
+    ),
+    "profile into a bucket": (
+        ["profile", "--service", "a:1", "--log-dir", "gs://bucket/logs"],
+        (MOUNTED, "gs://bucket"),
+    ),
+    "backups of nothing": (
+        ["backups"],
+        ("unisono backups: the following arguments are required: directory",),
+    ),
+    "backups in a bucket": (["backups", "gs://bucket/b"], (MOUNTED, "gs://bucket")),
+    "report of nothing": (["report", "nope.jsonl"], ("nope.jsonl does not exist",)),
+    "report of a bucket": (["report", "gs://bucket/run"], (MOUNTED, "gs://bucket")),
+    "report into a bucket": (["report", ".", "--output", "s3://bucket/a.html"], (MOUNTED, "s3://bucket")),
+    "explain a missing script": (["explain", "nope.py"], ("there is no file 'nope.py'",)),
+    **{
+        f"plan of {place}": (["plan", place, *PLAN], (words,))
+        for place, words in (
+            ("absent.keras", "there is no file 'absent.keras'"),
+            ("absent.py:make_model", "there is no file 'absent.py'"),
+            ("model", "FILE.py:FUNCTION"),
+            ("json:absent", "json has no function 'absent'"),
+            ("json:detect_encoding", "detect_encoding"),
+            ("tempfile:gettempdir", "must return a Keras model"),
+            ("no_such_module:make", "no_such_module"),
+        )
+    },
+    **{
+        f"plan with {option}": (["plan", "model.keras", *PLAN, *option], (option[1],))
+        for option in (("-m", "many"), ("-b", "0"), ("-n", "-1"))
+    },
 }

@@ -11,6 +11,10 @@ def fit(*words: str, **arguments: Any) -> Use:
     return lambda bench: bench.fit(**arguments), words
 
 
+def generator(*words: str, of: list[Any], y: Any = None) -> Use:
+    return lambda bench: bench.fit(x=(item for item in of), y=y), words
+
+
 class Batches(keras.utils.PyDataset):
     def __init__(self, count: Any = 1) -> None:
         super().__init__()
@@ -40,10 +44,15 @@ INPUTS: dict[str, Use] = {
     "x has other features": fit("`x`", r"\(None, 5\)", "takes in", x=np.ones((6, 5))),
     "x lacks an axis": fit("`x`", r"\(None,\)", "takes in", x=np.ones(6)),
     "x has an axis too many": fit("`x`", r"\(None, 3, 2\)", "takes in", x=np.ones((6, 3, 2))),
+    "x is a scalar": fit(r"x \(array\(3.*is a scalar", "its samples", x=np.float32(3)),
+    "x holds an object": fit(r"x\[1\] is a object", "arrays or tensors", x=[X, object()]),
+    "x has parts of other lengths": fit(
+        r"x\['p'\]: 6, x\['q'\]\[0\]: 4", "same number of samples", x={"p": X, "q": [X[:4]]}
+    ),
     "x is a class": fit("`?x`?", "Dataset", "instance", x=tf.data.Dataset, y=None),
     "x is symbolic": fit("`?x`?", "KerasTensor", "arrays", x=keras.Input((3,))),
     "x is a generator function": fit("`x` is a function", "pass the generator", x=lambda: iter([V]), y=None),
-    "x is used up": fit("generator yielded no batch", "create a new one", x=iter([]), y=None),
+    "x is used up": generator("generator yielded no batch", "create a new one", of=[]),
     "x is single rows": fit("dataset", BATCHED, x=rows(X, Y), y=None),
     "x is single numbers": fit(
         "x is a dataset of single samples", "batch it first", x=tf.data.Dataset.range(6), y=None
@@ -54,14 +63,24 @@ INPUTS: dict[str, Use] = {
     "x is empty": fit(
         "dataset without any batch", "at least one sample", x=rows(X, Y).take(0).batch(2), y=None
     ),
-    "x gives numbers": fit(
-        "Batch 0 of the generator is a int", "must be a tuple", x=(i for i in range(9)), y=None
+    "x is empty once it is filtered": fit(
+        "dataset that gave no batch",
+        "at least one sample",
+        x=rows(X, Y).filter(lambda x, y: False).batch(2),
+        y=None,
     ),
-    "x gives strings": fit("Batch 0 .* is a str", "must be a tuple", x=(i for i in ["a"]), y=None),
-    "x gives None": fit("Batch 0 .* is a NoneType", "must be a tuple", x=(None for _ in range(2)), y=None),
-    "x gives unequal rows": fit(
-        "x: 6, y: 2", "same number of samples", x=((X, Y[:2]) for _ in range(2)), y=None
+    "x is single rows with one-hot labels": fit(
+        r"different numbers of samples \(\[3, 10\]", BATCHED, x=rows(X, np.zeros((6, 10))), y=None
     ),
+    "x gives numbers": generator("Batch 0 of the generator is a int", "must be a tuple", of=[0, 1, 2]),
+    "x gives strings": generator("Batch 0 .* is a str", "must be a tuple", of=["a"]),
+    "x gives None": generator("Batch 0 .* is a NoneType", "must be a tuple", of=[None, None]),
+    "x gives unequal rows": generator("x: 6, y: 2", "same number of samples", of=[(X, Y[:2])] * 2),
+    "x gives another structure later": generator(
+        "Batch 1 of the generator", "but the first batch is", of=[(X,), (X, Y)]
+    ),
+    "x generator, with y": generator(r"y \(ndarray\) must not be given", "tuples", of=[(X,)], y=Y),
+    "x gives no dataset": fit(r"returned a ndarray", "tf.data.Dataset", x=lambda context: X, y=None),
     "x is a class of batches": fit("`?x`?", "Batches", "instance", x=Batches, y=None),
     "x has no batch": fit("PyDataset has 0 batches", "at least one", x=Batches(0), y=None),
     "x has a length of text": fit("PyDataset|__len__", "'3'|str", x=Batches("3"), y=None),
@@ -120,6 +139,22 @@ INPUTS: dict[str, Use] = {
         "class_weight", "both given", "product", class_weight={0: 1.0}, sample_weight=np.ones(6), y=COLUMN
     ),
     "class_weight, several outputs": fit("class_weight", "one output", class_weight={0: 1.0}, y={"out": Y}),
+    "class_weight without targets": fit("class_weight", "give y", class_weight={0: 2.0}, y=None),
+    "class_weight of strings": fit(
+        "class_weight", "strings", class_weight={0: 2.0}, y=np.array(list("ababab"))
+    ),
+    "class_weight of four": fit(
+        "class_weight", "tuples? of 4", x=rows(X, Y, Y, Y).batch(2), y=None, class_weight={0: 2.0}
+    ),
+    "class_weight and weights of a dataset": fit(
+        "both given", "product", x=rows(X, Y, X[:, 0]).batch(2), y=None, class_weight={0: 2.0}
+    ),
+    "sample_weight of one of two outputs": fit(
+        "sample_weight", "each output of y", y={"a": Y, "b": Y}, sample_weight={"a": X[:, 0]}
+    ),
+    "sample_weight with dimensions, for two outputs": fit(
+        "sample_weight", r"shape \(6, 3\)", y={"a": Y, "b": Y}, sample_weight=X
+    ),
 }
 
 
@@ -188,26 +223,15 @@ ARGUMENTS: dict[str, Use] = {
     "validation_data has no y": fit(VALID, "`y` is None", "give the targets", validation_data=(X, None)),
     "validation_data of four": fit(VALID, "of 4", r"\(x, y, sample_weight\)", validation_data=(X, Y, X, Y)),
     "validation_data is empty": fit(VALID, "of 0", r"\(x, y\)", validation_data=()),
-    "validation_data of unequal rows": fit(
-        "x: 6, y: 3", "same number of samples", validation_data=(X, Y[:3])
-    ),
     "validation_data of features": fit(
         VALID, r"\(None, 5\)", "takes in", validation_data=(np.ones((6, 5)), Y)
     ),
     "validation_data of columns": fit(VALID, r"\(None, 5\)", "outputs", validation_data=(X, np.ones((6, 5)))),
-    "validation_data of names": fit(
-        VALID, "holds strings", "encode", validation_data=(X, np.array(["a"] * 6))
-    ),
     "validation_data is a dict": fit(
         VALID, "`y` is None", "give the targets", validation_data={"x": X, "y": Y}
     ),
     "validation_data of weights": fit(
         VALID, "`sample_weight`", "numbers", validation_data=(X, Y, np.array(["a"] * 6))
-    ),
-    "validation_data of rows": fit("dataset", BATCHED, validation_data=rows(X, Y)),
-    "validation_data of no rows": fit("no samples", "at least one", validation_data=(X[:0], Y[:0])),
-    "validation_data of no batch": fit(
-        "without any batch", "at least one", validation_data=rows(X, Y).take(0).batch(2)
     ),
     "callbacks is a number": fit("`callbacks`", "instances", "Received: 3", callbacks=3),
     "callbacks is a text": fit("`callbacks`", "instances", "'early'", callbacks="early"),
@@ -250,6 +274,7 @@ METHODS: dict[str, Use] = {
     "evaluate names": method("evaluate", X, np.array(["a"] * 6), words=("`y` holds strings", "encode")),
     "evaluate columns": method("evaluate", X, np.ones((6, 5)), words=("`y`", r"\(None, 5\)", "outputs")),
     "evaluate rows": method("evaluate", X, Y[:2], words=("x: 6, y: 2", "same number")),
+    "evaluate no rows": method("evaluate", X[:0], Y[:0], words=("no samples", "at least one")),
     "evaluate forever": method("evaluate", DATASET.repeat(), words=("steps", "must be given")),
     "predict None": method("predict", None, words=("x is None", "give at least one")),
     "predict a file": method("predict", "img.png", words=("x is a str", "arrays")),
@@ -259,6 +284,13 @@ METHODS: dict[str, Use] = {
     "predict forever": method("predict", rows(X).batch(2).repeat(), words=("steps", "must be given")),
     "predict with y": method("predict", X, Y, words=("`batch_size`", "whole number")),
     "predict no rows": method("predict", X[:0], words=("no samples", "at least one")),
+    "predict no batch": method(
+        "predict", rows(X).take(0).batch(2), words=("without any batch", "at least one")
+    ),
+    "train_on_batch rows": method("train_on_batch", X, Y[:2], words=("x: 6, y: 2", "same number")),
+    "train_on_batch no rows": method("train_on_batch", X[:0], Y[:0], words=("no samples", "at least one")),
+    "test_on_batch rows": method("test_on_batch", X, Y[:2], words=("x: 6, y: 2", "same number")),
+    "predict_on_batch no rows": method("predict_on_batch", X[:0], words=("no samples", "at least one")),
     "train_on_batch None": method("train_on_batch", None, words=("x is None", "give at least one")),
     "train_on_batch without y": method("train_on_batch", X, words=("`y` is None", "give the targets")),
     "train_on_batch of a dataset": method("train_on_batch", DATASET, words=("`x`", "Dataset", "one batch")),

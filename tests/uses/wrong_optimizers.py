@@ -51,6 +51,7 @@ OPTIMIZERS: dict[str, Use] = {
     **_range("Muon", "ns_steps", "whole number", 2.5),
     **_range("ScheduleFreeAdamW", "warmup_steps", "whole number", -1),
     "learning rate too large": optimizer("SGD", "`learning_rate`", "at least 0", learning_rate=10**400),
+    "two kinds of clipping": optimizer("SGD", "Only one of", clipnorm=1.0, clipvalue=1.0),
     "lr": optimizer("SGD", "`lr`", "0.1", "did you mean `learning_rate`", lr=0.1),
     "beta1": optimizer("Adam", "`beta1`", "0.9", "did you mean `beta_1`", beta1=0.9),
     "schedule class": optimizer(
@@ -133,15 +134,36 @@ PIECES: dict[str, Use] = {
         "OptimizerMap", "default_optimizer", "3", "Optimizer instance", given=(3,)
     ),
     "LossScaleOptimizer of a text": made("LossScaleOptimizer", "inner_optimizer", "'sgd'", given=("sgd",)),
-    "LossScaleOptimizer scale": made(
-        "LossScaleOptimizer", "initial_scale", "0", "positive", given=(optimizers.SGD(), 0)
-    ),
-    "LossScaleOptimizer growth": made(
+    **{
+        f"LossScaleOptimizer scale {scale!r}": made(
+            "LossScaleOptimizer",
+            "initial_scale",
+            "positive",
+            received(scale),
+            given=(optimizers.SGD(), scale),
+        )
+        for scale in (0, -1.0, NAN, float("inf"), 1e39, "dynamic", True)
+    },
+    **{
+        f"LossScaleOptimizer {options}": made(
+            "LossScaleOptimizer", *words, given=(optimizers.SGD(),), **options
+        )
+        for options, *words in (
+            ({"dynamic_growth_steps": 1.5}, "`dynamic_growth_steps`", "whole number of at least 1", "1.5"),
+            ({"dynamic_growth_steps": 0}, "`dynamic_growth_steps`", "whole number of at least 1", "0"),
+            ({"min_scale": 0.0}, "`min_scale` must be positive", received(0.0)),
+            ({"max_scale": -1.0}, "`max_scale` must be positive", received(-1.0)),
+            ({"min_scale": 2.0**16}, r"`initial_scale` \(32768\) must be between `min_scale` \(65536\)"),
+            ({"max_scale": 2.0**14}, r"`initial_scale` \(32768\) must be between .* `max_scale` \(16384\)"),
+            ({"min_scale": 8.0, "max_scale": 4.0}, r"`min_scale` \(8\) and `max_scale` \(4\)"),
+            ({"clipnorm": 1.0}, "on the `inner_optimizer`"),
+            ({"dynamic": False}, "loss_scale_factor"),
+        )
+    },
+    "LossScaleOptimizer of one": made(
         "LossScaleOptimizer",
-        "`dynamic_growth_steps`",
-        "1.5",
-        "whole number",
-        given=(optimizers.SGD(), 1.0, 1.5),
+        "scales the loss itself",
+        given=(optimizers.LossScaleOptimizer(optimizers.SGD()),),
     ),
     **{
         f"scaled {given}": model(lambda b, given=given: schedules.scaled(*given), f"`{argument}`", cure)
