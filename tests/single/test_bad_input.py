@@ -41,7 +41,7 @@ def nothing():
 FIT = {
     "other lengths": (dict(y=Y[:5]), r"x: 6, y: 5"),
     "other lengths of weights": (dict(sample_weight=np.ones(4)), r"x: 6, y: 6, sample_weight: 4"),
-    "no rows": (dict(x=X[:0], y=Y[:0]), r"no samples"),
+    "no samples": (dict(x=X[:0], y=Y[:0]), r"no samples"),
     "no x": (dict(x=None, y=None), r"x is None"),
     "x an object": (dict(x=object()), r"x is a object"),
     "no y": (dict(y=None), r"`y` is None.*loss='mse'"),
@@ -58,7 +58,7 @@ FIT = {
         r"validation_split",
     ),
     "validation_data of other lengths": (dict(validation_data=(X, Y[:3])), r"x: 6, y: 3"),
-    "rows without batches": (dict(x=dataset(X, Y), y=None), r"batch (it|them) first"),
+    "samples without batches": (dict(x=dataset(X, Y), y=None), r"batch (it|them) first"),
     "empty dataset": (dict(x=dataset(X, Y).take(0).batch(2), y=None), r"no batch|empty|at least one"),
     "empty after filter": (
         dict(x=dataset(X, Y).filter(lambda x, y: False).batch(2), y=None),
@@ -85,9 +85,9 @@ def test_fit_rejects(case, model):
 OTHERS = {
     "evaluate, other lengths": (lambda m: m.evaluate(X, Y[:2], verbose=0), r"x: 6, y: 2"),
     "evaluate, batch_size": (lambda m: m.evaluate(X, Y, batch_size=0, verbose=0), r"batch_size.*0"),
-    "evaluate, no rows": (lambda m: m.evaluate(X[:0], Y[:0], verbose=0), r"no samples"),
+    "evaluate, no samples": (lambda m: m.evaluate(X[:0], Y[:0], verbose=0), r"no samples"),
     "evaluate, steps": (lambda m: m.evaluate(X, Y, steps=0, verbose=0), r"steps.*0"),
-    "predict, no rows": (lambda m: m.predict(X[:0], verbose=0), r"no samples"),
+    "predict, no samples": (lambda m: m.predict(X[:0], verbose=0), r"no samples"),
     "predict, batch_size": (lambda m: m.predict(X, batch_size=-1, verbose=0), r"batch_size.*-1"),
     "predict, features": (lambda m: m.predict(np.ones((2, 9), "float32"), verbose=0), r"shape.*9"),
     "predict, empty dataset": (
@@ -95,9 +95,9 @@ OTHERS = {
         r"no batch|at least one",
     ),
     "train_on_batch, other lengths": (lambda m: m.train_on_batch(X, Y[:2]), r"x: 6, y: 2"),
-    "train_on_batch, no rows": (lambda m: m.train_on_batch(X[:0], Y[:0]), r"no samples"),
+    "train_on_batch, no samples": (lambda m: m.train_on_batch(X[:0], Y[:0]), r"no samples"),
     "test_on_batch, other lengths": (lambda m: m.test_on_batch(X, Y[:2]), r"x: 6, y: 2"),
-    "predict_on_batch, no rows": (lambda m: m.predict_on_batch(X[:0]), r"no samples"),
+    "predict_on_batch, no samples": (lambda m: m.predict_on_batch(X[:0]), r"no samples"),
 }
 
 

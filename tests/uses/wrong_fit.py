@@ -31,7 +31,7 @@ INPUTS: dict[str, Use] = {
     "x is a file name": fit("x is a str", "tf.data.Dataset", x="data.csv", y=None),
     "x is a number": fit("x is a int", "arrays or tensors", x=3),
     "x is strings": fit("`x` holds strings", "StringLookup", x=np.array([["a", "b", "c"]] * 6)),
-    "x is rows of different lengths": fit("`x`", "RaggedTensor", x=[[1.0, 2.0, 3.0], [1.0]] * 3),
+    "x is lists of different lengths": fit("`x`", "RaggedTensor", x=[[1.0, 2.0, 3.0], [1.0]] * 3),
     "x is objects": fit("dtype object", "convert it first", x=np.array([{1}, 2, None, 3, 4, 5], object)),
     "x is dates": fit("datetime64", "convert it", x=np.array(["2020-01-01"] * 6, "datetime64[D]")),
     "x is None": fit("x is None", "give at least one array", x=None, y=None),
@@ -44,7 +44,7 @@ INPUTS: dict[str, Use] = {
     "x is symbolic": fit("`?x`?", "KerasTensor", "arrays", x=keras.Input((3,))),
     "x is a generator function": fit("`x` is a function", "pass the generator", x=lambda: iter([V]), y=None),
     "x is used up": fit("generator yielded no batch", "create a new one", x=iter([]), y=None),
-    "x is single rows": fit("dataset", BATCHED, x=rows(X, Y), y=None),
+    "x is single samples": fit("dataset", BATCHED, x=rows(X, Y), y=None),
     "x is single numbers": fit(
         "x is a dataset of single samples", "batch it first", x=tf.data.Dataset.range(6), y=None
     ),
@@ -59,7 +59,7 @@ INPUTS: dict[str, Use] = {
     ),
     "x gives strings": fit("Batch 0 .* is a str", "must be a tuple", x=(i for i in ["a"]), y=None),
     "x gives None": fit("Batch 0 .* is a NoneType", "must be a tuple", x=(None for _ in range(2)), y=None),
-    "x gives unequal rows": fit(
+    "x gives unequal lengths": fit(
         "x: 6, y: 2", "same number of samples", x=((X, Y[:2]) for _ in range(2)), y=None
     ),
     "x is a class of batches": fit("`?x`?", "Batches", "instance", x=Batches, y=None),
@@ -79,8 +79,8 @@ INPUTS: dict[str, Use] = {
     "y is names": fit("`y` holds strings", "StringLookup", y=np.array(["cat"] * 6)),
     "y is a list of names": fit("`y` holds strings", "StringLookup", y=["cat"] * 6),
     "y is a number": fit("y is a int", "arrays or tensors", y=1),
-    "y has more rows": fit("x: 6, y: 8", "same number of samples", y=np.ones((8, 2))),
-    "y has fewer rows": fit("x: 6, y: 3", "same number of samples", y=Y[:3]),
+    "y has more samples": fit("x: 6, y: 8", "same number of samples", y=np.ones((8, 2))),
+    "y has fewer samples": fit("x: 6, y: 3", "same number of samples", y=Y[:3]),
     "y has other columns": fit("`y`", r"\(None, 5\)", "shape of the outputs", y=np.ones((6, 5))),
     "y lacks an axis": fit("`y`", r"\(None,\)", "shape of the outputs", y=np.ones(6)),
     "y has an axis too many": fit("`y`", r"\(None, 2, 2\)", "shape of the outputs", y=np.ones((6, 2, 2))),
@@ -95,10 +95,10 @@ INPUTS: dict[str, Use] = {
     "sample_weight is too short": fit("sample_weight: 4", "same number of samples", sample_weight=np.ones(4)),
     "sample_weight is of classes": fit(r"sample_weight\[0\] is a float", "arrays", sample_weight={0: 1.0}),
     "sample_weight has a name": fit(
-        "`sample_weight`", "one weight for each (row|sample)", sample_weight={"out": np.ones(6)}
+        "`sample_weight`", "one weight for each sample", sample_weight={"out": np.ones(6)}
     ),
     "sample_weight has columns": fit(
-        "`sample_weight`", r"\(None, 3\)", "for each (row|sample)", sample_weight=np.ones((6, 3))
+        "`sample_weight`", r"\(None, 3\)", "for each sample", sample_weight=np.ones((6, 3))
     ),
     "class_weight is a list": fit(
         "class_weight", r"\[1.0\]", "must be a dict", class_weight=[1.0], y=np.ones(6)
@@ -188,7 +188,7 @@ ARGUMENTS: dict[str, Use] = {
     "validation_data has no y": fit(VALID, "`y` is None", "give the targets", validation_data=(X, None)),
     "validation_data of four": fit(VALID, "of 4", r"\(x, y, sample_weight\)", validation_data=(X, Y, X, Y)),
     "validation_data is empty": fit(VALID, "of 0", r"\(x, y\)", validation_data=()),
-    "validation_data of unequal rows": fit(
+    "validation_data of unequal lengths": fit(
         "x: 6, y: 3", "same number of samples", validation_data=(X, Y[:3])
     ),
     "validation_data of features": fit(
@@ -204,8 +204,8 @@ ARGUMENTS: dict[str, Use] = {
     "validation_data of weights": fit(
         VALID, "`sample_weight`", "numbers", validation_data=(X, Y, np.array(["a"] * 6))
     ),
-    "validation_data of rows": fit("dataset", BATCHED, validation_data=rows(X, Y)),
-    "validation_data of no rows": fit("no samples", "at least one", validation_data=(X[:0], Y[:0])),
+    "validation_data of samples": fit("dataset", BATCHED, validation_data=rows(X, Y)),
+    "validation_data of no samples": fit("no samples", "at least one", validation_data=(X[:0], Y[:0])),
     "validation_data of no batch": fit(
         "without any batch", "at least one", validation_data=rows(X, Y).take(0).batch(2)
     ),
@@ -249,16 +249,16 @@ METHODS: dict[str, Use] = {
     "evaluate without y": method("evaluate", X, words=("`y` is None", "give the targets")),
     "evaluate names": method("evaluate", X, np.array(["a"] * 6), words=("`y` holds strings", "encode")),
     "evaluate columns": method("evaluate", X, np.ones((6, 5)), words=("`y`", r"\(None, 5\)", "outputs")),
-    "evaluate rows": method("evaluate", X, Y[:2], words=("x: 6, y: 2", "same number")),
+    "evaluate samples": method("evaluate", X, Y[:2], words=("x: 6, y: 2", "same number")),
     "evaluate forever": method("evaluate", DATASET.repeat(), words=("steps", "must be given")),
     "predict None": method("predict", None, words=("x is None", "give at least one")),
     "predict a file": method("predict", "img.png", words=("x is a str", "arrays")),
     "predict names": method("predict", np.array([["a", "b", "c"]]), words=("`x` holds strings", "Encode")),
-    "predict one row": method("predict", X[0], words=("`x`", r"\(None,\)", "takes in")),
+    "predict one sample": method("predict", X[0], words=("`x`", r"\(None,\)", "takes in")),
     "predict features": method("predict", np.ones((6, 5)), words=("`x`", r"\(None, 5\)", "takes in")),
     "predict forever": method("predict", rows(X).batch(2).repeat(), words=("steps", "must be given")),
     "predict with y": method("predict", X, Y, words=("`batch_size`", "whole number")),
-    "predict no rows": method("predict", X[:0], words=("no samples", "at least one")),
+    "predict no samples": method("predict", X[:0], words=("no samples", "at least one")),
     "train_on_batch None": method("train_on_batch", None, words=("x is None", "give at least one")),
     "train_on_batch without y": method("train_on_batch", X, words=("`y` is None", "give the targets")),
     "train_on_batch of a dataset": method("train_on_batch", DATASET, words=("`x`", "Dataset", "one batch")),
