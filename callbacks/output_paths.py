@@ -79,12 +79,7 @@ def check_output_paths(callbacks: Sequence[Any], logs: Callable[[], set[str]] | 
 def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
     """Warns where a launcher started several processes, or TF_CONFIG names them, and each trains a separate model.
 
-    Args:
-        callbacks: of a fit.
-        strategy: that of the model.
-
-    Raises:
-        ClusterError: the processes would overwrite each other's files.
+    Raises a ClusterError if the processes would overwrite each other's files.
     """
     task = launched_task()
     if spans_workers(strategy):

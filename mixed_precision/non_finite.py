@@ -83,8 +83,7 @@ def diagnose(
 ) -> Diagnosis:
     """Finds the first layer whose output or gradient is not finite, by computing one step again, eagerly.
 
-    Nothing is written: no weight, no average and no state of a random generator. Dropout draws what the next step would
-    draw.
+    It changes no weight, no average and no random generator. Dropout draws the numbers of the next step.
 
     Args:
         model: `keras.Model`, built.
@@ -95,11 +94,12 @@ def diagnose(
     Returns:
         A `Diagnosis`; as a string it is one or a few sentences.
 
-    Context: host.
-
     Examples:
         >>> print(unisono.mixed_precision.diagnose(model, (x, y)))
         On this batch every output, the loss and every gradient is finite
+        >>> found = unisono.mixed_precision.diagnose(model, (x, y * np.inf))  # `first`: a `NonFinite`
+        >>> found.first.kind, found.inputs[0].name, found.inputs[0].infinite
+        ('loss', 'y', 64)
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"`model` must be a keras.Model. Received: {shown(model)}")
@@ -129,16 +129,11 @@ def diagnose(
 
 
 def batch_statistics(batch: Any) -> list[dict[str, Any]]:
-    """Numbers that describe a batch, for a report.
+    """A list of one dict for each tensor of a batch (as in `diagnose`); min, max and mean are those of finite values.
 
-    Args:
-        batch: as in `diagnose`.
-
-    Returns:
-        One dict for each tensor: name, shape, dtype, and for numbers min, max and mean of the finite values,
-        and the counts `nan` and `infinite`.
-
-    Context: host.
+    Examples:
+        >>> unisono.mixed_precision.batch_statistics(np.array([1.0, np.nan]))
+        [{'name': 'x', 'shape': (2,), 'dtype': 'float64', 'nan': 1, 'infinite': 0, 'min': 1.0, 'max': 1.0, 'mean': 1.0}]
     """
     parts = batch if isinstance(batch, tuple | list) else (batch,)
     names = ("x", "y", "sample_weight") if len(parts) <= 3 else [f"data[{i}]" for i in range(len(parts))]

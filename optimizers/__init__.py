@@ -64,7 +64,7 @@ __all__ = [
     "serialize",
     "updates_so_far",
 ]
-__all__ += list(_published)  # pyright: ignore[reportUnsupportedDunderAll]  (signatures.pyi names them)
+__all__ += _published  # pyright: ignore[reportUnsupportedDunderAll]  (signatures.pyi names them)
 
 
 def __dir__() -> list[str]:
@@ -72,13 +72,24 @@ def __dir__() -> list[str]:
 
 
 def get(identifier: _Any) -> _Any:
-    """`keras.optimizers.get`, with our stages."""
+    """`keras.optimizers.get`, with our stages.
+
+    Examples:
+        >>> isinstance(unisono.optimizers.get("adam"), unisono.optimizers.Adam)
+        True
+    """
     with _our_classes():
         return adopt(identifier)
 
 
 def serialize(optimizer: _Any) -> _Any:
-    """`keras.optimizers.serialize`."""
+    """`keras.optimizers.serialize`; `deserialize` reverses it.
+
+    Examples:
+        >>> config = unisono.optimizers.serialize(unisono.optimizers.SGD(momentum=0.9))
+        >>> unisono.optimizers.deserialize(config).momentum
+        0.9
+    """
     return _keras.optimizers.serialize(optimizer)
 
 

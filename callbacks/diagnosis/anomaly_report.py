@@ -23,7 +23,11 @@ from ..step_hooks import add_step_hook, remove_step_hook
 
 
 class AnomalyWarning(UserWarning):
-    """The loss or a gradient is not finite; training ends."""
+    """The loss or a gradient is not finite; training ends.
+
+    Examples:
+        >>> warnings.simplefilter("error", unisono.callbacks.AnomalyWarning)  # raise it
+    """
 
 
 class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):

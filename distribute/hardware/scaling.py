@@ -77,11 +77,12 @@ def simulate_scaling(
     Raises:
         ValueError: an argument is out of its range.
 
-    Example:
-        ```python
-        for step in unisono.distribute.simulate_scaling(0.23, 102e6, 1.25e9, replicas=[1, 8, 64], overlap=0.5):
-            print(step.replicas, f"{step.efficiency:.0%}")
-        ```
+    Examples:
+        >>> for step in unisono.distribute.simulate_scaling(0.23, 102e6, 1.25e9, replicas=[1, 8, 64], overlap=0.5):
+        ...     print(step.replicas, f"{step.efficiency:.0%}")
+        1 100%
+        8 89%
+        64 82%
     """
     number("step_seconds", step_seconds, above=0)
     number("gradient_bytes", gradient_bytes, least=0)

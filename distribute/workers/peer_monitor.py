@@ -147,6 +147,10 @@ def monitored_collective(ran_before: bool = True) -> Iterator[None]:
 
     Args:
         ran_before: whether this has run before, so that nothing is compiled now.
+
+    Examples:
+        >>> with unisono.distribute.monitored_collective(ran_before=False):
+        ...     total = tf.distribute.get_strategy().reduce("SUM", tf.ones([2]), axis=None)
     """
     if _monitor is None:
         yield

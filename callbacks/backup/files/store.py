@@ -25,7 +25,7 @@ _finished: collections.Counter[str] = collections.Counter()
 
 @dataclasses.dataclass(frozen=True)
 class BackupInfo:
-    """What is known about one backup without loading it. It can be used as a path."""
+    """What `latest_backup` and `list_backups` know about one backup without loading it. It can be used as a path."""
 
     path: Path
     status: str  # "good", "damaged" or "newer" (written by a newer version); every byte was checked
@@ -56,14 +56,22 @@ def backup_directory(directory: str | os.PathLike | None, backup_dir: str | os.P
 
 
 def list_backups(directory: str | os.PathLike) -> list[BackupInfo]:
-    """All backups in `directory`, the newest first, every byte checked; empty if there is no such directory."""
+    """All backups in `directory`, the newest first, every byte checked; empty if there is no such directory.
+
+    Examples:
+        >>> [(info.path.name, info.status) for info in unisono.callbacks.list_backups("run")]
+        [('backup-000002.unisono', 'good'), ('backup-000001.unisono', 'good')]
+    """
     return [_inspect(path) for path in backup_paths(local_path("directory", directory))]
 
 
 def latest_backup(directory: str | os.PathLike) -> BackupInfo | None:
-    """The newest good backup in the directory given to `BackupAndRestore`, or None.
+    """The `BackupInfo` of the newest good backup in the directory given to `BackupAndRestore`, or None.
 
-    It is a path, with the epoch, step, time and size as attributes.
+    Examples:
+        >>> info = unisono.callbacks.latest_backup("run")
+        >>> info.path.name, info.epoch, info.step
+        ('backup-000002.unisono', 2, 0)
     """
     paths = backup_paths(local_path("directory", directory))
     return next((info for info in map(_inspect, paths) if info.status == "good"), None)
@@ -75,6 +83,11 @@ def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
     Raises:
         DamagedFileError: the file is not as it was written.
         NewerFormatError: it was written by a newer version.
+
+    Examples:
+        >>> summary, content = unisono.callbacks.read_backup("run/backup-000002.unisono")
+        >>> summary["total_steps"], sorted(content)
+        (4, ['calendar', 'callbacks', 'counters', 'fingerprint', 'variables', 'workers'])
     """
     return read_checked(local_path("path", path))
 
@@ -116,8 +129,7 @@ class Found(NamedTuple):
 class BackupStore:
     """Writes and finds the backups of one run; owns the names in its directory. One process writes.
 
-    A script may have several fits in one directory. Each finds its own backups: those made after as many fits in that
-    directory were done in their process as in this one.
+    Each fit of a script has its own backups: those made after as many fits of their process in that directory.
     """
 
     def __init__(self, directory: str | os.PathLike, keep: int):
