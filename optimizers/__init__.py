@@ -71,7 +71,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def get(identifier: _Any) -> _Any:
+def get(identifier: _Any) -> Optimizer:
     """`keras.optimizers.get`, with our stages.
 
     Examples:
