@@ -27,7 +27,7 @@ def on_page_content(html: str, **_: Any) -> str:
     """Breaks names in headings and cells, never `[1,449-1,482]`, and removes types that the signature has already."""
     html = _HEADING.sub(lambda found: found[1] + breakable(found[2]), html)
     html = _CELL.sub(lambda cell: _CELL_CODE.sub(lambda code: breakable(code[0]), cell[0]), html)
-    html = _TYPE.sub(r"\1", html)
+    html = _TYPE.sub(r"\1", html).replace("_Any", "Any")  # optimizers/__init__.py imports it as _Any
     return _QUARTILES.sub(lambda found: f'<span class="unbroken">{found[0]}</span>', html)
 
 

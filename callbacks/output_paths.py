@@ -50,11 +50,7 @@ _LOGGERS = frozenset({"aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptun
 
 
 def check_output_paths(callbacks: Sequence[Any], logs: Callable[[], set[str]] | None) -> None:
-    """Checks that callbacks can write to their paths. Context: the process that writes.
-
-    Args:
-        callbacks: of a fit.
-        logs: () -> the names of its logs; None where they are not known beforehand.
+    """Checks that callbacks of a fit can write to their paths. `logs` returns the names of its logs, if they are known.
 
     Raises:
         SaveError: (an OSError) a path cannot be created.

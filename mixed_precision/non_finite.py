@@ -24,15 +24,25 @@ _NO_BATCH = "`batch` must be one batch, as (x, y) or next(iter(dataset)). Receiv
 
 @dataclasses.dataclass(frozen=True)
 class NonFinite:
-    """A tensor with values that are not finite."""
+    """A tensor with values that are not finite.
 
-    kind: str  # "input", "weight", "output", "loss", "output gradient", "weight gradient" or "input gradient"
-    name: str  # path of the layer (outputs and gradients) or the variable (weights); part of the batch
+    Attributes:
+        kind: "input", "weight", "output", "loss", "output gradient", "weight gradient" or "input gradient".
+        name: path of the layer (outputs and gradients) or the variable (weights); part of the batch.
+        dtype: its dtype.
+        size: number of elements.
+        nan: how many of them are NaN.
+        infinite: how many are infinite.
+        layer: name of the layer; None for an input or the loss.
+    """
+
+    kind: str
+    name: str
     dtype: str
-    size: int  # number of elements
-    nan: int  # how many of them are NaN
-    infinite: int  # how many are infinite
-    layer: str | None = None  # name of the layer; None for an input or the loss
+    size: int
+    nan: int
+    infinite: int
+    layer: str | None = None
 
     def __str__(self) -> str:
         what = {

@@ -114,13 +114,8 @@ def loss_scale_of(policy: Policy) -> LossScale:
 def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None:
     """Raises `ValueError` if no layer of the model follows the mixed policy that was set after it was built.
 
-    A model that was built in a `policy_scope` or with `dtype="float32"`, or read from a file, is valid.
-
-    Args:
-        model: `keras.Model`.
-        unless_trained: whether a model that has been trained may go on as it is.
-
-    Context: host; called by `compile`, and by `fit` and `train_on_batch` with `unless_trained`.
+    A model that was built in a `policy_scope` or with `dtype="float32"`, or read from a file, is valid; so is a trained one
+    with `unless_trained`, as `fit` and `train_on_batch` call it.
     """
     current, own = keras.config.dtype_policy(), model.dtype_policy
     if current.compute_dtype == current.variable_dtype or own.name == current.name:
@@ -140,14 +135,9 @@ def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None
 
 
 def wrap_optimizer(optimizer: Any, model: keras.Model, auto_scale_loss: bool = True) -> Any:
-    """The optimizer that `compile` uses: `optimizer` itself, or a `LossScaleOptimizer` around it.
+    """The optimizer that `compile` uses: `optimizer` itself, or a `LossScaleOptimizer` around it if `auto_scale_loss`.
 
-    Args:
-        optimizer: a Keras optimizer, or None. An instance of Keras' own `LossScaleOptimizer` is converted in place.
-        model: the loss is scaled if it or any layer in it computes in float16; the first policy of these says how.
-        auto_scale_loss: False leaves the loss as it is.
-
-    Context: host, under the strategy of the model.
+    The loss is scaled if the model or a layer in it computes in float16, as the first policy of these says.
     """
     if optimizer is None:
         return None

@@ -93,7 +93,7 @@ def serialize(optimizer: _Any) -> _Any:
     return _keras.optimizers.serialize(optimizer)
 
 
-def deserialize(config: dict[str, _Any], custom_objects: dict[str, _Any] | None = None) -> _Any:
+def deserialize(config: dict[str, _Any], custom_objects: dict[str, _Any] | None = None) -> Optimizer:
     """`keras.optimizers.deserialize`, with our stages."""
     with _our_classes():
         return adopt(_keras.optimizers.deserialize(config, custom_objects))

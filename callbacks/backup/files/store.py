@@ -25,17 +25,29 @@ _finished: collections.Counter[str] = collections.Counter()
 
 @dataclasses.dataclass(frozen=True)
 class BackupInfo:
-    """What `latest_backup` and `list_backups` know about one backup without loading it. It can be used as a path."""
+    """What `latest_backup` and `list_backups` know about one backup without loading it. It can be used as a path.
+
+    Attributes:
+        path: the file.
+        status: "good", "damaged" or "newer" (written by a newer version); every byte was checked.
+        epoch: at which a run resumes, 0-based; None unless good, as the next three.
+        step: steps of that epoch that are done.
+        total_steps: optimizer steps since the beginning of training.
+        time: seconds since 1970, when it was taken.
+        size: bytes.
+        run: the same for all backups of a run, however often it was resumed.
+        problem: what is wrong with a file that is not good.
+    """
 
     path: Path
-    status: str  # "good", "damaged" or "newer" (written by a newer version); every byte was checked
-    epoch: int | None = None  # at which a run resumes, 0-based; None unless good, as the next three
-    step: int | None = None  # steps of that epoch that are done
-    total_steps: int | None = None  # optimizer steps since the beginning of training
-    time: float | None = None  # seconds since 1970, when it was taken
-    size: int = 0  # bytes
-    run: str | None = None  # the same for all backups of a run, however often it was resumed
-    problem: str | None = None  # what is wrong with a file that is not good
+    status: str
+    epoch: int | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    time: float | None = None
+    size: int = 0
+    run: str | None = None
+    problem: str | None = None
 
     def __fspath__(self) -> str:
         return str(self.path)
