@@ -41,7 +41,7 @@ OLD = {
 }
 # A sentence with one of these may say "row": of a matrix, a table, a sparse gradient, or a table of text.
 MATRIX = re.compile(r"matri|table|sparse|IndexedSlices|embedding|slices|unique|CSV|Parquet", re.IGNORECASE)
-FILE_NAMES = r"room|house|verdict|meeting|accusation|wake|travel|misfit|words|unison-rule|see-training"
+FILE_NAMES = r"room|house|verdict|meeting|accusation|wake|travel|misfit|words|unison-rule|see.training"
 
 
 def name_of(path):
