@@ -15,7 +15,7 @@ from .trained_model import CompiledModel
 
 
 class StochasticWeightAveraging(keras.callbacks.Callback):
-    """Averages the weights of the last epochs, each as much as the others, and sets the average when training ends.
+    """Averages the weights of the last epochs, and sets the average when training ends.
 
         average = (w_1 + ... + w_n) / n        of the weights after each epoch from `start_from_epoch` on
 

@@ -91,7 +91,7 @@ def diagnose(
     loss: Callable[..., Any] | None = None,
     loss_scale: float = 1.0,
 ) -> Diagnosis:
-    """Finds the first layer whose output or gradient is not finite, by computing one step again, eagerly.
+    """Finds the first layer whose output or gradient is not finite, by repeating one step eagerly.
 
     It changes no weight, no average and no random generator. Dropout draws the numbers of the next step.
 

@@ -72,7 +72,7 @@ def __dir__() -> list[str]:
 
 
 def get(identifier: _Any) -> Optimizer:
-    """`keras.optimizers.get`, with our stages.
+    """`keras.optimizers.get`; the result is a `unisono.optimizers.Optimizer`.
 
     Examples:
         >>> isinstance(unisono.optimizers.get("adam"), unisono.optimizers.Adam)
@@ -94,6 +94,6 @@ def serialize(optimizer: _Any) -> _Any:
 
 
 def deserialize(config: dict[str, _Any], custom_objects: dict[str, _Any] | None = None) -> Optimizer:
-    """`keras.optimizers.deserialize`, with our stages."""
+    """`keras.optimizers.deserialize`; the result is a `unisono.optimizers.Optimizer`."""
     with _our_classes():
         return adopt(_keras.optimizers.deserialize(config, custom_objects))

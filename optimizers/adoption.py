@@ -66,7 +66,7 @@ def publish(cls: type, module: str) -> type:
 
 
 def adopt(optimizer: Any) -> Any:
-    """Converts an instance of any Keras optimizer in place, so that it runs our stages; its state and settings are kept.
+    """Converts any Keras optimizer in place into a `unisono.optimizers.Optimizer`; its state and settings are kept.
 
     Args:
         optimizer: any `keras.optimizers.Optimizer`, also user-defined or built; or what `keras.optimizers.get` takes.

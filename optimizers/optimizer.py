@@ -34,8 +34,8 @@ Stage = Callable[[Pairs], Pairs]
 class Optimizer(SavedState, ReplicaRule, CheckedSettings):
     """A Keras optimizer whose gradients pass through the stages of `optimizers.stages`.
 
-    A subclass writes `build` and `update_step`, as for Keras; both get what they get on one device. This class owns the
-    stages between gradients and `update_step`; the rule, its state and its configuration are Keras' or the subclass's.
+    A subclass writes `build` and `update_step`, as for Keras, which get the same arguments as on one device. This class owns
+    the stages between gradients and `update_step`; the rule, its state and its configuration are Keras' or the subclass's.
 
     Args:
         learning_rate: float, schedule or callable without arguments.

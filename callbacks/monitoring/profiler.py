@@ -33,7 +33,7 @@ from ..custom_loop import CustomLoopSupport
 
 
 class Profiler(CustomLoopSupport, keras.callbacks.Callback):
-    """Captures what all workers do during a range of steps as one profile for TensorBoard's or XProf's profile plugin.
+    """Captures a range of steps on all workers as one profile, for the profile plugin of TensorBoard or XProf.
 
     All workers begin and end after the same steps. Each writes its part to
     `log_dir/plugins/profile/<time>/worker-<number>.xplane.pb`; where workers share no directory, copy these into one.

@@ -29,15 +29,15 @@ from ..trained_model import CompiledModel
 
 
 class PredictionWriter(keras.callbacks.Callback):
-    """Writes what `predict` computes to disk, batch by batch, as arrays that `np.load` opens.
+    """Writes the outputs of `predict` to disk, batch by batch, as arrays that `np.load` opens.
 
     `predict` then keeps no outputs in memory, and returns the same structure of memory-mapped arrays. The files are complete
     or absent. With several workers, the chief writes all samples in order, and `predict` returns None on the others.
 
     Args:
         path: with the suffix `.npy`: the file of a model's one output. Any other: a folder with one file for each output,
-            named for its place in the structure: `left.npy`, `0.npy`, `boxes.1.npy`. What this callback has written is
-            replaced: its files end in a line that says so. Any other file, or a folder that holds one, is rejected.
+            named for its place in the structure: `left.npy`, `0.npy`, `boxes.1.npy`. Files of this
+            callback, known by their last line, are replaced. Any other file, or a folder with one, is rejected.
 
     Raises:
         ValueError, TypeError: the path or the model is invalid, or an output is text or has samples of different lengths.

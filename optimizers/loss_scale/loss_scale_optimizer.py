@@ -37,14 +37,14 @@ LIMITS = "dynamic"
 
 
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
-    """Multiplies the loss by a scale, divides the gradients by it, and moves the scale.
+    """Multiplies the loss by a scale, divides the gradients by it, and adjusts the scale.
 
         scaled gradient = gradient of (S * loss)             no longer underflows in float16
         gradient        = sum over replicas / S              in float32
         finite check    = is all of it finite?               one answer for every replica, after the sum
 
     If it is not, the step is skipped: no bit of the weights, state or counts of the inner optimizer changes.
-    `scale_rule.next_state` says how S moves. With `gradient_accumulation_steps` of the inner optimizer the k calls of one
+    `scale_rule.next_state` adjusts S. With `gradient_accumulation_steps` of the inner optimizer the k calls of one
     update are one step: if any of them overflows, the whole update is skipped and the scale halved once.
 
     It owns the scale and its counters. Aggregation, transformers, clipping and the update belong to the inner optimizer.

@@ -60,7 +60,7 @@ def frozen_count(optimizer: Any) -> Any:
 
 
 def updates_so_far() -> Any:
-    """How many updates the optimizer at work has applied before this one: int64 scalar tensor.
+    """The number of updates that the optimizer has applied before this one: int64 scalar tensor.
 
     Raises:
         RuntimeError: called outside of a gradient transformer or a clipping method.

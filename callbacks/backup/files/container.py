@@ -45,7 +45,7 @@ class DamagedFileError(OSError):
 
 
 class NewerFormatError(RuntimeError):
-    """A good file in a format that this version does not know."""
+    """The file is good, but a newer version wrote it, in a format that this one does not know."""
 
 
 class BackupMismatchError(ValueError):
