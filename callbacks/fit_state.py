@@ -54,8 +54,7 @@ class FitState:
         source: the input (`trainer.inputs.Source`): `state()` and `restore(state)` are its position.
         validation: the input of validation; None without one.
         callbacks: list of the callbacks of this `fit`, History included.
-        plan: dict of JSON values; the choices of the loop (steps per compiled call, how it is compiled) that a resumed run
-            must repeat.
+        plan: dict of JSON values; the choices of the loop (steps per compiled call, backend) that a resumed run must repeat.
         step_logs: dict; the logs of the last step of this epoch that is done.
         epoch_logs: dict; the logs of the training steps of this epoch, for a validation that was interrupted.
         after_epoch_begin: callable or None; run once, right after the next `on_epoch_begin`: a resume within an epoch

@@ -50,11 +50,7 @@ _LOGGERS = frozenset({"aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptun
 
 
 def check_output_paths(callbacks: Sequence[Any], logs: Callable[[], set[str]] | None) -> None:
-    """Checks that callbacks can write to their paths. Context: the process that writes.
-
-    Args:
-        callbacks: of a fit.
-        logs: () -> the names of its logs; None where they are not known beforehand.
+    """Checks that callbacks of a fit can write to their paths. `logs` returns the names of its logs, if they are known.
 
     Raises:
         SaveError: (an OSError) a path cannot be created.
@@ -79,12 +75,7 @@ def check_output_paths(callbacks: Sequence[Any], logs: Callable[[], set[str]] | 
 def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
     """Warns where a launcher started several processes, or TF_CONFIG names them, and each trains a separate model.
 
-    Args:
-        callbacks: of a fit.
-        strategy: that of the model.
-
-    Raises:
-        ClusterError: the processes would overwrite each other's files.
+    Raises a ClusterError if the processes would overwrite each other's files.
     """
     task = launched_task()
     if spans_workers(strategy):

@@ -23,7 +23,13 @@ _MOST_OWNER_BYTES = 1 << 20  # of a file that are read to find out who wrote it
 
 
 class SaveError(OSError):
-    """A save failed. Earlier files are unchanged."""
+    """A save failed. Earlier files are unchanged.
+
+    Examples:
+        >>> model.fit(x, y, verbose=0, callbacks=[unisono.callbacks.BackupAndRestore("/proc/backup")])
+        Traceback (most recent call last):
+        SaveError: Saving in /proc failed ...
+    """
 
 
 def write_safely(
@@ -99,15 +105,9 @@ def save_error(directory: Path, error: OSError) -> SaveError:
 
 
 def check_overwrite(argument: str, path: Path, is_own: Callable[[Path], bool]) -> None:
-    """Rejects a path whose file has content that the callback did not write.
+    """Raises a SaveError that names the `argument`, if the file at `path` has content that the callback did not write.
 
-    Args:
-        argument: and the callback that it belongs to, for the message.
-        path: of the file.
-        is_own: whether the callback has written a plain file; a `ValueError` or an `OSError` means no.
-
-    Raises:
-        SaveError: (an OSError) see above.
+    `is_own(path)`: whether the callback wrote a plain file; a `ValueError` or an `OSError` means no.
     """
     try:
         found = path.stat()

@@ -15,7 +15,7 @@ from .trained_model import CompiledModel
 
 
 class StochasticWeightAveraging(keras.callbacks.Callback):
-    """Averages the weights of the last epochs, each as much as the others, and sets the average when training ends.
+    """Averages the weights of the last epochs, and sets the average when training ends.
 
         average = (w_1 + ... + w_n) / n        of the weights after each epoch from `start_from_epoch` on
 
@@ -35,8 +35,7 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
         count: int; the weights that were averaged.
 
     Raises:
-        ValueError: an argument is wrong; the optimizer has `use_ema=True`, which sets other weights when training ends; or
-            layers need a pass over data that cannot be read again.
+        ValueError: an argument is wrong, the optimizer has `use_ema=True`, or layers need data that cannot be read again.
 
     Source: Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization", algorithm 1.
 

@@ -38,8 +38,7 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
         communication_options: `tf.distribute.experimental.CommunicationOptions`, for several workers.
 
     Raises:
-        ClusterError: TF_CONFIG or Slurm's variables are wrong, or mpirun or torchrun started several processes without
-            TF_CONFIG.
+        ClusterError: TF_CONFIG or Slurm's variables are wrong, or mpirun or torchrun started the processes without them.
         TimeoutError: a worker did not start within UNISONO_TIMEOUT seconds (60).
 
     Examples:

@@ -40,7 +40,7 @@ def gather(values: Any) -> Any:
     Context: replica, or no strategy; while Keras infers the shapes of a layer's outputs, it returns `values`.
 
     Examples:
-        >>> gather(tf.ones([2, 3])).shape
+        >>> unisono.distribute.gather(tf.ones([2, 3])).shape
         TensorShape([2, 3])
     """
     if values is None or isinstance(values, str | bytes):

@@ -26,7 +26,7 @@ def global_batch_size(per_replica: int, strategy: tf.distribute.Strategy | None 
         ValueError: `per_replica` is not a positive whole number.
 
     Examples:
-        >>> global_batch_size(64)
+        >>> unisono.distribute.global_batch_size(64)
         64
     """
     if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
@@ -58,11 +58,10 @@ def global_mean(
     Raises:
         ValueError: unknown `reduction`, or weights that do not fit the values.
 
-    Context: replica; or no strategy, where it is the plain mean. In a step of `unisono.Model` and of
-        `replica_step`, which run like on a single device, it is the plain mean, too.
+    Context: replica. Without a strategy, and in steps of `unisono.Model` and `replica_step`, it is the plain mean.
 
     Examples:
-        >>> float(global_mean([1.0, 3.0], sample_weight=[1.0, 0.5]))
+        >>> float(unisono.distribute.global_mean([1.0, 3.0], sample_weight=[1.0, 0.5]))
         1.25
     """
     if not isinstance(reduction, str) or reduction not in get_args(Reduction):

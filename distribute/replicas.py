@@ -45,10 +45,7 @@ def in_replica_context() -> bool:
 
 
 def replica_id() -> Any:
-    """This replica's number over all workers: 0 to `num_replicas() - 1`; int or int32 scalar tensor.
-
-    Context: replica.
-    """
+    """This replica's number over all workers: 0 to `num_replicas() - 1`; int or int32 scalar tensor. Context: replica."""
     return tf.distribute.get_replica_context().replica_id_in_sync_group
 
 
@@ -128,10 +125,7 @@ def _on_this_device(tensor: Any) -> Any:
 
 
 def all_reduce_sum_packed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """`all_reduce_sum` for many small dense tensors: one collective for each dtype.
-
-    Context: replica.
-    """
+    """`all_reduce_sum` for many small dense tensors: one collective for each dtype. Context: replica."""
     tensors = list(tensors)
     if len(tensors) < 2 or num_replicas() == 1:
         return all_reduce_sum(tensors)

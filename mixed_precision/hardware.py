@@ -23,7 +23,11 @@ _warned: set[str] = set()
 
 
 class SlowPrecisionWarning(UserWarning):
-    """The policy is not faster on this machine."""
+    """The policy is not faster on this machine; `set_global_policy` and `policy_scope` warn.
+
+    Examples:
+        >>> warnings.simplefilter("ignore", unisono.mixed_precision.SlowPrecisionWarning)  # memory matters, not speed
+    """
 
 
 def warn_if_slow(dtype: str, stacklevel: int = 2) -> None:
@@ -88,16 +92,14 @@ def gpu_capabilities() -> list[tuple[int, int] | None]:
 def enable_tensor_float_32(enabled: bool) -> None:
     """Allows or forbids TensorFloat-32 inside float32 matrix products and convolutions.
 
-    It matters on NVIDIA GPUs of compute capability 8.0 or more, where TensorFlow allows it by default: inputs of such
-    products are rounded to 10 bits of mantissa (about three digits), sums are kept in float32, and the product is several
-    times faster. Forbid it where full float32 is needed: when comparing with a CPU or another number of replicas, in
-    scientific computing, or with gradients that are small differences of large numbers. It changes nothing on a CPU, or
-    in float16, bfloat16 or float64.
+    On NVIDIA GPUs of compute capability 8.0 or more, TensorFlow allows it by default: inputs of such products are rounded
+    to 10 bits of mantissa (about three digits), sums are in float32, and the product is several times faster. Forbid it
+    where you need full float32: to compare with a CPU or another number of replicas, or for gradients that are small
+    differences of large numbers. It changes nothing on a CPU. Call it before the first step is compiled.
 
-    Raises:
-        TypeError: `enabled` is not a bool.
-
-    Context: host, before the first step is compiled.
+    Examples:
+        >>> unisono.mixed_precision.enable_tensor_float_32(False)
+        >>> unisono.mixed_precision.enable_tensor_float_32(True)  # TensorFlow's default
     """
     if not isinstance(enabled, bool):
         raise TypeError(

@@ -24,15 +24,25 @@ _NO_BATCH = "`batch` must be one batch, as (x, y) or next(iter(dataset)). Receiv
 
 @dataclasses.dataclass(frozen=True)
 class NonFinite:
-    """A tensor with values that are not finite."""
+    """A tensor with values that are not finite.
 
-    kind: str  # "input", "weight", "output", "loss", "output gradient", "weight gradient" or "input gradient"
-    name: str  # path of the layer (outputs and gradients) or the variable (weights); part of the batch
+    Attributes:
+        kind: "input", "weight", "output", "loss", "output gradient", "weight gradient" or "input gradient".
+        name: path of the layer (outputs and gradients) or the variable (weights); part of the batch.
+        dtype: its dtype.
+        size: number of elements.
+        nan: how many of them are NaN.
+        infinite: how many are infinite.
+        layer: name of the layer; None for an input or the loss.
+    """
+
+    kind: str
+    name: str
     dtype: str
-    size: int  # number of elements
-    nan: int  # how many of them are NaN
-    infinite: int  # how many are infinite
-    layer: str | None = None  # name of the layer; None for an input or the loss
+    size: int
+    nan: int
+    infinite: int
+    layer: str | None = None
 
     def __str__(self) -> str:
         what = {
@@ -81,10 +91,9 @@ def diagnose(
     loss: Callable[..., Any] | None = None,
     loss_scale: float = 1.0,
 ) -> Diagnosis:
-    """Finds the first layer whose output or gradient is not finite, by computing one step again, eagerly.
+    """Finds the first layer whose output or gradient is not finite, by repeating one step eagerly.
 
-    Nothing is written: no weight, no average and no state of a random generator. Dropout draws what the next step would
-    draw.
+    It changes no weight, no average and no random generator. Dropout draws the numbers of the next step.
 
     Args:
         model: `keras.Model`, built.
@@ -95,11 +104,12 @@ def diagnose(
     Returns:
         A `Diagnosis`; as a string it is one or a few sentences.
 
-    Context: host.
-
     Examples:
         >>> print(unisono.mixed_precision.diagnose(model, (x, y)))
         On this batch every output, the loss and every gradient is finite
+        >>> found = unisono.mixed_precision.diagnose(model, (x, y * np.inf))  # `first`: a `NonFinite`
+        >>> found.first.kind, found.inputs[0].name, found.inputs[0].infinite
+        ('loss', 'y', 64)
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"`model` must be a keras.Model. Received: {shown(model)}")
@@ -129,16 +139,11 @@ def diagnose(
 
 
 def batch_statistics(batch: Any) -> list[dict[str, Any]]:
-    """Numbers that describe a batch, for a report.
+    """A list of one dict for each tensor of a batch (as in `diagnose`); min, max and mean are those of finite values.
 
-    Args:
-        batch: as in `diagnose`.
-
-    Returns:
-        One dict for each tensor: name, shape, dtype, and for numbers min, max and mean of the finite values,
-        and the counts `nan` and `infinite`.
-
-    Context: host.
+    Examples:
+        >>> unisono.mixed_precision.batch_statistics(np.array([1.0, np.nan]))
+        [{'name': 'x', 'shape': (2,), 'dtype': 'float64', 'nan': 1, 'infinite': 0, 'min': 1.0, 'max': 1.0, 'mean': 1.0}]
     """
     parts = batch if isinstance(batch, tuple | list) else (batch,)
     names = ("x", "y", "sample_weight") if len(parts) <= 3 else [f"data[{i}]" for i in range(len(parts))]

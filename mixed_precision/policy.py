@@ -40,22 +40,19 @@ def set_global_policy(name: str | Policy, loss_scale: LossScale = "dynamic") -> 
     | `"float32"`, `"float64"` | that dtype | that dtype | as it is |
 
     Args:
-        name: one of the names above, the name of any other policy that Keras knows (a quantized one, say), or a
-            `keras.DTypePolicy`.
+        name: one of the names above, that of any other policy of Keras, or a `keras.DTypePolicy`.
         loss_scale: how `compile` scales the loss of a model that computes in float16. `"dynamic"`: see
-            `LossScaleOptimizer`. A number above 0: always that scale. None: not at all. A number is invalid with a policy
-            that needs no scale.
+            `LossScaleOptimizer`. A number above 0, for float16 policies only: always that scale. None: not at all.
 
     Raises:
-        ValueError: the policy is unknown, is not for training (`"float16"`: updates vanish in float16 variables), or does
-            not go with `loss_scale`; or `loss_scale` is not positive.
+        ValueError: the policy is unknown or not for training (`"float16"`), or `loss_scale` is invalid.
         TypeError: `name` or `loss_scale` has a wrong type.
 
     Context: host, before the model is built; `compile` raises for a model that was built before.
 
     Examples:
         >>> unisono.mixed_precision.set_global_policy("mixed_bfloat16")
-        >>> unisono.mixed_precision.global_policy().compute_dtype
+        >>> keras.layers.Dense(1).compute_dtype
         'bfloat16'
         >>> unisono.mixed_precision.set_global_policy("float32")
     """
@@ -67,7 +64,12 @@ def set_global_policy(name: str | Policy, loss_scale: LossScale = "dynamic") -> 
 
 
 def global_policy() -> Policy:
-    """The policy that layers built now follow: Keras' global dtype policy."""
+    """The policy that layers built now follow: Keras' global dtype policy.
+
+    Examples:
+        >>> unisono.mixed_precision.global_policy().name
+        'float32'
+    """
     return keras.config.dtype_policy()
 
 
@@ -75,12 +77,15 @@ def global_policy() -> Policy:
 def policy_scope(name: str | Policy, loss_scale: LossScale = "dynamic") -> Iterator[Policy]:
     """Makes `name` the global policy for a block, for instance to build one part of a model in float32.
 
-    Args:
-        name: as in `set_global_policy`.
-        loss_scale: as in `set_global_policy`.
+    Its arguments are those of `set_global_policy`. The previous policy is restored after the block, also after an error.
 
     Yields:
-        The policy of the block. The previous policy is restored after the block, also after an error in it.
+        The policy of the block.
+
+    Examples:
+        >>> with unisono.mixed_precision.policy_scope("float64"):
+        ...     keras.layers.Dense(1).compute_dtype
+        'float64'
     """
     policy = _make_policy(name, loss_scale)
     outer = keras.config.dtype_policy()
@@ -95,9 +100,8 @@ def policy_scope(name: str | Policy, loss_scale: LossScale = "dynamic") -> Itera
 def loss_scale_of(policy: Policy) -> LossScale:
     """The loss scale that goes with `policy`: `"dynamic"`, a float, or None for no scaling.
 
-    A policy that did not come from `set_global_policy` or `policy_scope` (one set through Keras, a layer's own, one
-    read from a file) follows the global policy of the same name; if there is none, it is dynamic where it computes in
-    float16.
+    A policy that did not come from `set_global_policy` or `policy_scope` (set through Keras, or read from a file) follows
+    the global policy of the same name; if there is none, it is dynamic where it computes in float16.
     """
     if policy.compute_dtype != "float16":
         return None
@@ -110,14 +114,8 @@ def loss_scale_of(policy: Policy) -> LossScale:
 def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None:
     """Raises `ValueError` if no layer of the model follows the mixed policy that was set after it was built.
 
-    A model that computes in float32 because it says so itself is valid: one built in a `policy_scope`, with
-    `dtype="float32"`, or read from a file.
-
-    Args:
-        model: `keras.Model`.
-        unless_trained: whether a model that has been trained may go on as it is.
-
-    Context: host; called by `compile`, and by `fit` and `train_on_batch` with `unless_trained`.
+    A model that was built in a `policy_scope` or with `dtype="float32"`, or read from a file, is valid; so is a trained one
+    with `unless_trained`, as `fit` and `train_on_batch` call it.
     """
     current, own = keras.config.dtype_policy(), model.dtype_policy
     if current.compute_dtype == current.variable_dtype or own.name == current.name:
@@ -137,14 +135,9 @@ def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None
 
 
 def wrap_optimizer(optimizer: Any, model: keras.Model, auto_scale_loss: bool = True) -> Any:
-    """The optimizer that `compile` uses: `optimizer` itself, or a `LossScaleOptimizer` around it.
+    """The optimizer that `compile` uses: `optimizer` itself, or a `LossScaleOptimizer` around it if `auto_scale_loss`.
 
-    Args:
-        optimizer: a Keras optimizer, or None. An instance of Keras' own `LossScaleOptimizer` is converted in place.
-        model: the loss is scaled if it or any layer in it computes in float16; the first policy of these says how.
-        auto_scale_loss: False leaves the loss as it is.
-
-    Context: host, under the strategy of the model.
+    The loss is scaled if the model or a layer in it computes in float16, as the first policy of these says.
     """
     if optimizer is None:
         return None

@@ -21,8 +21,7 @@ class LossScaleError(RuntimeError):
 def step_logs(optimizer: Any) -> dict[str, float | int]:
     """`loss_scale` (of the next step) and `skipped_steps` (since the start of training), for the logs.
 
-    Empty without a loss scale. `optimizer` is one, several or None; with several that have a scale, each name begins with
-    the optimizer's: `generator_loss_scale`.
+    Empty without a loss scale. `optimizer` is one, several or None; of several, each name begins with the optimizer's.
     """
     return {name: value.numpy().item() for name, value in _logged(optimizer).items()}
 
@@ -48,13 +47,14 @@ def check_progress(optimizer: Any, diagnose: Callable[[float], Any] | None = Non
 
     Args:
         optimizer: any optimizer, several, or None.
-        diagnose: `diagnose(loss_scale)` says what is not finite on the last batch, at the scale of its step; called only
-            for the error.
+        diagnose: `diagnose(loss_scale)` is called for the error: it reports what is not finite on the last batch.
 
     Raises:
         LossScaleError: `MAX_SKIPPED_IN_A_ROW` consecutive steps were skipped, or the scale has fallen to its floor.
 
-    Context: host, after a compiled call.
+    Examples:
+        >>> optimizer = unisono.mixed_precision.LossScaleOptimizer(unisono.optimizers.Adam())
+        >>> unisono.mixed_precision.check_progress(optimizer)  # in a custom loop, once per epoch
     """
     for each in _scaled(optimizer):
         in_a_row, scale = int(each.skipped_in_a_row.numpy()), float(each.dynamic_scale.numpy())

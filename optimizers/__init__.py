@@ -64,25 +64,36 @@ __all__ = [
     "serialize",
     "updates_so_far",
 ]
-__all__ += list(_published)  # pyright: ignore[reportUnsupportedDunderAll]  (signatures.pyi names them)
+__all__ += _published  # pyright: ignore[reportUnsupportedDunderAll]  (signatures.pyi names them)
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def get(identifier: _Any) -> _Any:
-    """`keras.optimizers.get`, with our stages."""
+def get(identifier: _Any) -> Optimizer:
+    """`keras.optimizers.get`; the result is a `unisono.optimizers.Optimizer`.
+
+    Examples:
+        >>> isinstance(unisono.optimizers.get("adam"), unisono.optimizers.Adam)
+        True
+    """
     with _our_classes():
         return adopt(identifier)
 
 
 def serialize(optimizer: _Any) -> _Any:
-    """`keras.optimizers.serialize`."""
+    """`keras.optimizers.serialize`; `deserialize` reverses it.
+
+    Examples:
+        >>> config = unisono.optimizers.serialize(unisono.optimizers.SGD(momentum=0.9))
+        >>> unisono.optimizers.deserialize(config).momentum
+        0.9
+    """
     return _keras.optimizers.serialize(optimizer)
 
 
-def deserialize(config: dict[str, _Any], custom_objects: dict[str, _Any] | None = None) -> _Any:
-    """`keras.optimizers.deserialize`, with our stages."""
+def deserialize(config: dict[str, _Any], custom_objects: dict[str, _Any] | None = None) -> Optimizer:
+    """`keras.optimizers.deserialize`; the result is a `unisono.optimizers.Optimizer`."""
     with _our_classes():
         return adopt(_keras.optimizers.deserialize(config, custom_objects))

@@ -5,6 +5,7 @@ Hand-written classes register themselves here, so this module imports none of th
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import keras
@@ -16,6 +17,14 @@ from ..distribute.variables import prepare_variables
 from .settings import check_optimizer, with_checked_arguments
 
 _classes: dict[type, type] = {}
+_ARGS = "\n    Args:\n"
+_ARGUMENTS = """\
+        gradient_transformers: List of callables that take and return a list of
+            (gradient, variable) pairs; called in order on the aggregated,
+            unscaled gradients, before clipping.
+        gradient_aggregator: Callable that takes and returns such a list in replica
+            context; the default sums over all replicas.
+"""
 
 
 def class_for(cls: type) -> type:
@@ -31,11 +40,7 @@ def class_for(cls: type) -> type:
         return cls
     if cls not in _classes:
         parent = next(base for base in cls.__mro__[1:] if issubclass(base, keras.optimizers.Optimizer))
-        names: dict[str, Any] = {
-            "__doc__": cls.__doc__,
-            "__module__": cls.__module__,
-            "__qualname__": cls.__qualname__,
-        }
+        names = {name: getattr(cls, name) for name in ("__doc__", "__module__", "__qualname__")}
         if cls.__module__.startswith("keras.") and "__init__" in vars(cls):
             names["__init__"] = with_checked_arguments(cls)
         register_class(cls, type(cls.__name__, (cls, class_for(parent)), names))
@@ -56,7 +61,7 @@ def publish(cls: type, module: str) -> type:
     """
     own = class_for(cls)
     own.__module__ = module
-    own.__doc__ = _with_arguments(cls.__doc__)
+    own.__doc__ = _public_docstring(cls)
     names = {"__doc__": own.__doc__, "__module__": module, "_unisono_extended_class": None}
     extended = keras.saving.register_keras_serializable("unisono")(type(own.__name__, (own,), names))
     own._unisono_extended_class = staticmethod(lambda: extended)
@@ -64,19 +69,16 @@ def publish(cls: type, module: str) -> type:
 
 
 def adopt(optimizer: Any) -> Any:
-    """Converts an instance of any Keras optimizer in place, so that it runs our stages; its state and settings are kept.
+    """Converts any Keras optimizer in place into a `unisono.optimizers.Optimizer`; its state and settings are kept.
 
     Args:
-        optimizer: any `keras.optimizers.Optimizer`, including user-defined subclasses and built instances; or what
-            `keras.optimizers.get` takes.
+        optimizer: any `keras.optimizers.Optimizer`, also user-defined or built; or what `keras.optimizers.get` takes.
 
     Returns:
         The same instance, now a `unisono.optimizers.Optimizer`.
 
     Raises:
         ValueError: it is not an optimizer.
-
-    Context: host.
 
     Examples:
         >>> optimizer = unisono.optimizers.adopt(keras.optimizers.Adam(1e-3))
@@ -108,14 +110,15 @@ def rebuild(content: Any, read: Any = None) -> Any:
         return adopt(unpickle(content, read))
 
 
-def _with_arguments(doc: str | None) -> str | None:
-    if not doc or "\n    Args:\n" not in doc:
-        return doc
-    extra = (
-        "        gradient_transformers: List of callables that take and return a list of\n"
-        "            (gradient, variable) pairs; called in order on the aggregated,\n"
-        "            unscaled gradients, before clipping.\n"
-        "        gradient_aggregator: Callable that takes and returns such a list in replica\n"
-        "            context; the default sums over all replicas.\n"
-    )
-    return doc.replace("\n    Args:\n", "\n    Args:\n" + extra, 1)
+def _public_docstring(cls: type) -> str:
+    """Keras' docstring with our arguments, and an example that runs instead of Keras'."""
+    doc = re.sub(r"\n    Example:\n(\n?(    >>>|     ).*\n(    .+\n)*)+", "", cls.__doc__ or "")
+    argument = "lambda variable: unisono.optimizers.SGD()" if cls.__name__ == "MultiOptimizer" else "0.01"
+    return f"""{doc.replace(_ARGS, _ARGS + _ARGUMENTS).rstrip()}
+
+    Examples:
+        >>> optimizer, weight = unisono.optimizers.{cls.__name__}({argument}), keras.Variable(1.0)
+        >>> count = optimizer.apply_gradients([(tf.constant(0.5), weight)])
+        >>> float(weight) < 1.0
+        True
+    """

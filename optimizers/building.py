@@ -60,10 +60,7 @@ def inner_optimizers(optimizer: Any) -> list[Any]:
 
 
 def move_to_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
-    """Moves the counters of an optimizer that is not built yet and was created outside of `strategy.scope()`.
-
-    Context: cross-replica, in that scope.
-    """
+    """Moves the counters of an optimizer that is not built yet into `strategy.scope()`. Context: in that scope."""
     if not optimizer.built:
         set_strategy(optimizer, strategy)
         if tf.distribute.has_strategy():

@@ -13,10 +13,7 @@ from ..distribute.parameter_servers.shards import gradient
 def compute_gradients(
     optimizer: Any, loss: Any, var_list: Any, grad_loss: Any, tape: Any
 ) -> list[tuple[Any, Any]]:
-    """The gradients of `optimizer.scale_loss(loss)`; arguments as `Optimizer.minimize`.
-
-    Context: replica.
-    """
+    """The gradients of `optimizer.scale_loss(loss)`; arguments as `Optimizer.minimize`. Context: replica."""
     if tape is None and not callable(loss):
         raise ValueError(
             "`tape` is missing: if `loss` is a tensor, pass the tf.GradientTape that recorded it, "

@@ -33,8 +33,8 @@ Stage = Callable[[Pairs], Pairs]
 class Optimizer(SavedState, ReplicaRule, CheckedSettings):
     """A Keras optimizer whose gradients pass through the stages of `optimizers.stages`.
 
-    A subclass writes `build` and `update_step`, as for Keras; both get what they get on one device. This class owns the
-    stages between gradients and `update_step`; the rule, its state and its configuration are Keras' or the subclass's.
+    A subclass writes `build` and `update_step`, as for Keras, which get the same arguments as on one device. This class owns
+    the stages between gradients and `update_step`; the rule, its state and its configuration are Keras' or the subclass's.
 
     Args:
         learning_rate: float, schedule or callable without arguments.
@@ -42,6 +42,10 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
             aggregated, unscaled gradients, before clipping. None: none.
         gradient_aggregator: callable that takes and returns such a list in replica context; the default sums over replicas.
         **kwargs: those of `keras.optimizers.Optimizer`.
+
+    Examples:
+        >>> halve = lambda pairs: [(gradient / 2, variable) for gradient, variable in pairs]
+        >>> optimizer = unisono.optimizers.SGD(0.1, gradient_transformers=[halve])
     """
 
     def __init__(
@@ -108,8 +112,7 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
             grads_and_vars: (gradient, variable) pairs of this replica; a gradient may be `tf.IndexedSlices`. Variables
                 without gradient (None) are listed in one warning and not changed.
             name: accepted for compatibility; unused.
-            skip_gradients_aggregation: True if the gradients come from `aggregate_gradients`, or are the same on every
-                replica already.
+            skip_gradients_aggregation: True if the gradients are the same on every replica, as from `aggregate_gradients`.
             experimental_aggregate_gradients: the old name of its opposite.
             weight_total: scalar, only with `gradient_accumulation_steps`: what this micro-batch's loss was divided by over
                 all replicas, where micro-batches are unequal. None: the samples of the step in `fit`, else 1 for each.

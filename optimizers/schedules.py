@@ -54,7 +54,7 @@ def scaled(
     Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks", section 5 (square root).
 
     Examples:
-        >>> scaled(0.1, reference_batch_size=256, global_batch_size=1024)
+        >>> unisono.optimizers.schedules.scaled(0.1, reference_batch_size=256, global_batch_size=1024)
         0.4
     """
     whole_number("reference_batch_size", reference_batch_size)

@@ -103,11 +103,7 @@ class Transfer:
 
 
 class Placed:
-    """A graph in which TensorFlow has placed every operation.
-
-    Attributes:
-        nodes: name -> NodeDef, with functions inlined; `device` is where it runs.
-    """
+    """A graph in which TensorFlow has placed every operation: `nodes` by name, with functions inlined."""
 
     def __init__(self, graph_def: Any) -> None:
         for node in graph_def.node:  # TensorFlow adds names that cannot be imported

@@ -41,11 +41,7 @@ class Child:
         return self._forked.statuses.get(self._number)
 
     def wait(self, timeout: float = float("inf")) -> int:
-        """Waits for the end.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not ended in time.
-        """
+        """Waits for the end; subprocess.TimeoutExpired if it does not come in time."""
         until = time.monotonic() + timeout
         while self._number not in self._forked.statuses:
             left = until - time.monotonic()
@@ -61,11 +57,7 @@ class Child:
 
 
 class Forks:
-    """Owns a process that imports everything once, and forks one forking process for each `Forked` that connects.
-
-    Attributes:
-        address: the path of a Unix socket.
-    """
+    """Owns a process that imports everything once, and forks one for each `Forked` that connects to its Unix socket."""
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="unisono-forks-")
@@ -92,12 +84,7 @@ def _started(*arguments: Any, stdin: int) -> subprocess.Popen[bytes]:
 
 
 class Forked:
-    """Owns the process that forks. Use as a context manager.
-
-    Args:
-        here: fork that process from this one, which has not used TensorFlow yet.
-        forks: the address of `Forks`; that process is then forked from the one there.
-    """
+    """A context manager that owns the process that forks: itself forked from here, or from `Forks` at an address."""
 
     def __init__(self, here: bool = False, forks: str | None = None) -> None:
         self._here, self._forks = here, forks
@@ -158,11 +145,7 @@ class Forked:
         return Child(self, self._count, self._pids[self._count])
 
     def run(self, program: pathlib.Path, *arguments: Any, folder: pathlib.Path) -> str:
-        """Runs a program in `folder` to its end; returns its output.
-
-        Raises:
-            AssertionError: it failed.
-        """
+        """Runs a program in `folder` to its end; returns its output. An AssertionError if it failed."""
         output = folder / "printed.txt"
         child = self.start(program, *arguments, folder=folder, out=output)
         status = child.wait()

@@ -191,7 +191,7 @@ def cases(two, one):
     yield "fit on 1", lambda: step_of(compiled(one))
     yield "XLA on 1", lambda: step_of(compiled(one), way=XLA)
     yield "tf.data on 2", lambda: step_of(compiled(two), x=dataset(), y=None)
-    yield "tf.data of any rows on 2", lambda: step_of(compiled(two), x=dataset(equal=False), y=None)
+    yield "tf.data of any size on 2", lambda: step_of(compiled(two), x=dataset(equal=False), y=None)
     yield "generator on 2", lambda: step_of(compiled(two), x=rows(), y=None)
 
     def in_stages():
@@ -213,12 +213,12 @@ def cases(two, one):
     yield "text of many words on 2", lambda: step_of(text(two, rows=1000), x=TOKENS)
     yield "text of many words under XLA on 2", lambda: step_of(text(two, rows=1000), x=TOKENS, way=XLA)
     any_tokens, any_images = dataset(equal=False, x=TOKENS), dataset(equal=False, x=IMAGES)
-    yield "text of any rows on 2", lambda: step_of(text(two, rows=1000), x=any_tokens, y=None)
+    yield "text of any size on 2", lambda: step_of(text(two, rows=1000), x=any_tokens, y=None)
     yield "evaluate text on 2", lambda: step_of(text(two), training=False, x=TOKENS)
-    yield "step of one's own on 2", lambda: step_of(text(two, cls=LogsNorm), x=TOKENS)
+    yield "custom step on 2", lambda: step_of(text(two, cls=LogsNorm), x=TOKENS)
     averaged = {"use_ema": True, "ema_overwrite_frequency": 3}
     yield (
-        "averaged pictures of any rows on 2",
+        "averaged pictures of any size on 2",
         lambda: step_of(pictures(two, **averaged), x=any_images, y=None),
     )
     keep_data_on("host")

@@ -85,12 +85,7 @@ class Kill:
 
 
 class Driver:
-    """Starts training runs one after another.
-
-    Args:
-        forked: the process that forks them.
-        folder: for the pipe and their output.
-    """
+    """Starts training runs one after another; the pipe and their output are in `folder`."""
 
     def __init__(self, forked: Forked, folder: Path) -> None:
         self._forked, self._folder = forked, folder

@@ -44,12 +44,7 @@ class Parts:
         ]
 
     def on_replicas(self, samples, known=True):
-        """The outputs of each replica.
-
-        Args:
-            samples: how many each replica has.
-            known: whether that number is static while tracing.
-        """
+        """The outputs of replicas with so many samples each; `known`: whether these numbers are static while tracing."""
         total, starts = sum(samples), np.cumsum([0, *samples])
 
         @tf.function(autograph=False)

@@ -31,7 +31,7 @@ class Model(Trainer, keras.Model):
 
     Examples:
         >>> inputs = keras.Input((4,))
-        >>> model = Model(inputs, keras.layers.Dense(2)(inputs))
+        >>> model = unisono.Model(inputs, keras.layers.Dense(2)(inputs))
         >>> isinstance(model, keras.Model)
         True
     """
@@ -75,7 +75,7 @@ class Sequential(keras.Sequential, Model):
     layers. `trainable` is whether their weights are trained, and `name` a str.
 
     Examples:
-        >>> model = Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        >>> model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
         >>> model.output_shape
         (None, 2)
     """

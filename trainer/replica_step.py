@@ -48,15 +48,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def replica_step(fn: Function) -> Function:
     """Makes a step of a custom training loop exact: wraps the function that you pass to `strategy.run`.
 
-        @unisono.replica_step
-        def train_step(x, y):
-            with tf.GradientTape() as tape:
-                loss = loss_fn(y, model(x, training=True))
-            optimizer.minimize(loss, model.trainable_variables, tape=tape)
-            return loss
-
-        loss = strategy.reduce("SUM", strategy.run(train_step, args=batch), axis=None)
-
     The function is a single-device program: traced once, for the samples of all replicas, and partitioned. On any number of
     replicas with any numbers of samples:
 
@@ -80,6 +71,16 @@ def replica_step(fn: Function) -> Function:
 
     Raises:
         TypeError: `fn` is not a function, or was made by `tf.function`.
+
+    Examples:
+        >>> @unisono.replica_step
+        ... def train_step(x, y):
+        ...     with tf.GradientTape() as tape:
+        ...         loss = tf.reduce_mean((y - model(x, training=True)) ** 2)
+        ...     model.optimizer.minimize(loss, model.trainable_variables, tape=tape)
+        ...     return loss
+        >>> strategy = tf.distribute.get_strategy()  # the one in whose scope `model` was built
+        >>> loss = strategy.reduce("SUM", strategy.run(train_step, args=(x, y)), axis=None)
     """
     if isinstance(fn, tf.types.experimental.PolymorphicFunction):
         raise TypeError(

@@ -37,8 +37,8 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
     `fit` in the restarted script continues at the step after the last save.
 
     In a custom loop with a `keras.callbacks.CallbackList`, and in plain Keras, a backup holds the model, its optimizers,
-    the random generators, the epoch and the step. The loop continues at `initial_epoch` and `initial_step`, skips the
-    batches before, and keeps any other state itself.
+    the random generators, the epoch and the step. The loop continues at `initial_epoch` and `initial_step`,
+    skips the batches before, and keeps any other state itself.
 
     Args:
         directory: where backups are stored; created if missing. Use a separate directory for each run: one that another
@@ -46,8 +46,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         save_freq: "epoch"; or an int: every so many steps; or seconds as a float, a `datetime.timedelta` or a string
             such as "30s" or "10min"; or False: only before preemption.
         keep: int; number of backups to keep. The newest good one is used; the others are there in case it is damaged.
-        save_before_preemption: on SIGTERM, save at the next step and exit with status 143; on Ctrl-C, save and raise
-            `KeyboardInterrupt`. In the main thread only.
+        save_before_preemption: save at the next step on SIGTERM (then exit with status 143) and on Ctrl-C; main thread only.
         delete_when_done: remove the backups when `fit` has finished.
         background: write in a thread while training goes on. A save first waits for the previous one. Errors are raised
             at the next step at which the callback is called, at the latest at the end of `fit`.
@@ -62,10 +61,9 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         initial_step: int; the steps of that epoch that were done.
 
     Raises:
-        ValueError: an argument is wrong; or, as `BackupMismatchError` when `fit` begins, the backup belongs to another
-            model, optimizer or data set.
-        SaveError: (an `OSError`) the directory cannot be written; earlier backups are unchanged. As `FolderInUseError`:
-            another run uses it.
+        ValueError: an argument is wrong.
+        BackupMismatchError: (a `ValueError`) when `fit` begins: the backup belongs to another model, optimizer or data set.
+        SaveError: (an `OSError`) the directory cannot be written, or another run uses it; earlier backups are unchanged.
         NewerFormatError: a newer version of unisono wrote the newest backup.
 
     Examples:

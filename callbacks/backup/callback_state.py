@@ -51,8 +51,7 @@ def capture(callbacks: list[Any]) -> list[dict[str, Any]]:
 def restore(callbacks: list[Any], saved: list[dict[str, Any]]) -> list[str]:
     """Restores the state of every callback. Returns the names of saved states for which there is none, or no certain one.
 
-    `set_state` is called after `on_train_begin` and, when a run resumes within an epoch, again after that epoch's
-    `on_epoch_begin`, because these hooks may reset the state.
+    `set_state` is called after `on_train_begin` and, within an epoch, again after `on_epoch_begin`, which may reset it.
     """
     setters = {id(callback): _state_methods(callback)[1] for callback in callbacks}
     pairs = matched(saved, [callback for callback in callbacks if setters[id(callback)] is not None])
@@ -101,10 +100,6 @@ def matched(saved: Sequence[dict[str, Any]], callbacks: Sequence[Any]) -> dict[i
 
     A state goes to a callback of the same class that monitors the same. Among several of them those with the same paths
     belong together, then those whose files have the same names; the others go in order, if there are as many as before.
-
-    Args:
-        saved: the states with their class and purpose.
-        callbacks: those of this fit.
     """
     found: dict[int, Any] = {}
     for part in _SAME_PURPOSE:

@@ -69,7 +69,7 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     found = found or of_variables("optimizer", "metrics")
     found += _known_differences("data", saved["data"], now["data"])
     if len(found) > _MOST_LISTED:
-        found = found[:_MOST_LISTED] + [f"and {len(found) - _MOST_LISTED} more"]
+        found[_MOST_LISTED:] = [f"and {len(found) - _MOST_LISTED} more"]
     return found
 
 
@@ -92,7 +92,8 @@ def _known_differences(what: str, saved: Any, now: Any, same_versions: bool = Tr
     """What differs and is known on both sides. A graph may have another checksum in another version of TensorFlow."""
     names = [name for name in saved or {} if name in (now or {}) and (same_versions or name != "pipeline")]
     return [
-        f"{what} {name}: {saved[name]} in the backup, {now[name]} now"
+        f"{what} {name.replace('batch_rows', 'batch size').replace('rows', 'samples')}: "
+        f"{saved[name]} in the backup, {now[name]} now"
         for name in names
         if saved[name] != now[name] and None not in (saved[name], now[name])
     ]

@@ -18,12 +18,7 @@ class InterruptionHandlers:
     """Owns the handlers of SIGTERM and SIGINT from `install` to `remove`.
 
     The first signal sets `fit_state.asked_to_exit`, and with one worker `save_and_exit`. A second one has its usual
-    effect at once, and so has one after the loop has ended without saying so.
-
-    Args:
-        runs: () -> whether the loop still runs.
-
-    Context: main thread; elsewhere it does nothing.
+    effect at once, and so has one after the loop has ended (`runs` returns False). It does nothing outside the main thread.
     """
 
     def __init__(self, runs: Callable[[], bool] = lambda: True) -> None:

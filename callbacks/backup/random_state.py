@@ -45,14 +45,9 @@ def is_state_of_python(state: dict[str, Any]) -> bool:
 
 
 def restore(state: dict[str, Any], held: Mapping[str, Any] | None = None, owned: Sequence[Any] = ()) -> None:
-    """Restores the state of every generator that `capture` found.
+    """Restores the `state` of every generator that `capture` found, except for those that the input has restored (`owned`).
 
-    Args:
-        state: what it gave.
-        held: as for `capture`; those that have no saved state, and those that are gone, are left.
-        owned: generators and variables that the input has restored.
-
-    Context: host.
+    Generators that have no saved state, and those that are gone, are left.
     """
     kept = {id(raw_value(each)) for each in owned}
     if "keras" in state:

@@ -74,13 +74,9 @@ def config_of(value: Any) -> dict[str, Any]:
 
 
 def differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> Iterator[str]:
-    """One phrase for each setting that differs.
+    """One phrase for each setting of `what` that differs: `plain` or `settings_of`, in the backup and now.
 
-    Args:
-        what: the settings are of, for the phrases.
-        saved: what `plain` or `settings_of` gave then.
-        now: what it gives now.
-        same_versions: whether Python and Keras are the same; otherwise settings that only one knows are no difference.
+    With other versions of Python or Keras, settings that only one of them knows are no difference.
     """
     if isinstance(saved, Mapping) and isinstance(now, Mapping) and saved.get("class") == now.get("class"):
         for key in {**saved, **now}:

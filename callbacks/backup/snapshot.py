@@ -38,16 +38,9 @@ def capture(
     The content has all variables, the random generators, the position in the data and in `fit`, the choices of the loop,
     the state of the callbacks, and a fingerprint of the program and its data.
 
-    Args:
-        model: in `fit`.
-        fit_state: its `FitState`.
-        epoch: int; the epoch at which a resumed run continues, 0-based.
-        step: int; steps of that epoch that are done.
-        buffers: host memory; no write from it may be in progress.
-        who: the `fingerprint.identity` of this training.
-        before_validation: what `validation_start` returned: a resumed run repeats only the validation.
-
-    Context: host, between steps; on every worker at the same step.
+    A resumed run continues at `epoch`, 0-based, of which `step` steps are done. No write from `buffers` may be in progress.
+    `who` is the `fingerprint.identity`. With `before_validation` (of `validation_start`), a resumed run repeats the
+    validation alone. Context: host, between steps; on every worker at the same step.
     """
     variables = _captured_variables(model, fit_state, buffers)
     source = fit_state.source.state()

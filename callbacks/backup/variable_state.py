@@ -98,8 +98,7 @@ def capture(
         variable: `keras.Variable` or `tf.Variable`.
         strategy: of the model.
         keep: `keep(copy number, array)` returns an array that does not change while training goes on.
-        equal: whether the copies are known to be equal (weights and optimizer state are, by construction); others are
-            compared.
+        equal: whether the copies are known to be equal, as of weights and optimizer state; others are compared.
         num_workers: int; workers that capture together: with several, even a single part of a sum is kept as a copy.
     """
     value = raw_value(variable)

@@ -23,7 +23,11 @@ from ..step_hooks import add_step_hook, remove_step_hook
 
 
 class AnomalyWarning(UserWarning):
-    """The loss or a gradient is not finite; training ends."""
+    """The loss or a gradient is not finite; training ends.
+
+    Examples:
+        >>> warnings.simplefilter("error", unisono.callbacks.AnomalyWarning)  # raise it
+    """
 
 
 class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
@@ -31,7 +35,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
 
     The step is skipped before it changes anything, so the model keeps the state of the step before. The step then
     runs once more, eagerly, on the same batch, which shows the first layer whose output or gradient is not finite.
-    Every batch is copied once, and gradients are read once more: use it to find an anomaly, not in every training. Under
+    Every batch is copied once, and gradients are read once more: use it to find an anomaly, not in every run. Under
     a dynamic loss scale gradients that overflow are normal and not reported. With parameter servers the report names the
     gradients, and the step in the order of updates, but neither the layer nor the batch.
 

@@ -17,7 +17,12 @@ from ..fit_state import FitState
 
 
 class DiagnosisWarning(UserWarning):
-    """Training works, but slower than it could."""
+    """Training works, but slower than it could: the base class of the warnings of `Diagnosis`.
+
+    Examples:
+        >>> warnings.simplefilter("error", unisono.callbacks.DiagnosisWarning)  # all kinds
+        >>> warnings.simplefilter("ignore", unisono.callbacks.SlowInputWarning)  # or RetracingWarning, StragglerWarning
+    """
 
 
 class SlowInputWarning(DiagnosisWarning):

@@ -82,8 +82,7 @@ def jsonable(value: Any) -> Any:
 class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
     """Writes the logs as JSON lines: `{"epoch": 0, "step": 100, "time": ..., "loss": ...}`.
 
-    With several workers the chief writes. After a resume by `BackupAndRestore` the lines after the backup are dropped, so
-    that no step appears twice.
+    With several workers the chief writes. When `BackupAndRestore` resumes, the lines after the backup are dropped.
 
     Args:
         path: of the file; one that an earlier run wrote is overwritten, any other is rejected.

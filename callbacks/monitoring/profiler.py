@@ -32,19 +32,17 @@ from ..custom_loop import CustomLoopSupport
 
 
 class Profiler(CustomLoopSupport, keras.callbacks.Callback):
-    """Captures what all workers do during a range of steps as one profile for TensorBoard's or XProf's profile plugin.
+    """Captures a range of steps on all workers as one profile, for the profile plugin of TensorBoard or XProf.
 
     All workers begin and end after the same steps. Each writes its part to
-    `log_dir/plugins/profile/<time>/worker-<number>.xplane.pb`; where the workers share no directory, copy these files
-    into one to see them together.
+    `log_dir/plugins/profile/<time>/worker-<number>.xplane.pb`; where workers share no directory, copy these into one.
 
     It owns the profiling session from its first step to its last, and the server for profiles on demand. Only one of
     this callback and the traces of `keras.callbacks.TensorBoard(profile_batch=...)` can run at a time.
 
     Args:
         log_dir: directory; the one that TensorBoard is started with.
-        steps: (first, last), both included and counted from 1 over the whole training, like TensorBoard's
-            `profile_batch`; None: only on demand.
+        steps: (first, last), both included and counted from 1 over the whole run; None: only on demand.
         port: int or None; with a port, worker `i` listens at `port + i` while `fit` runs, and
             `python -m unisono profile --service HOST:PORT,...` captures a profile. TensorFlow always opens the port on
             all interfaces: keep it behind a firewall. Under `launch` give `--network host`.
@@ -53,8 +51,7 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
         ValueError: `steps` is not such a pair.
 
     Examples:
-        >>> Profiler("logs", steps=(10, 20)).steps
-        (10, 20)
+        >>> profiler = unisono.callbacks.Profiler("logs", steps=(10, 20))  # an argument of `fit(callbacks=[...])`
     """
 
     def __init__(

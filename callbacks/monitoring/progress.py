@@ -56,13 +56,17 @@ class Rate:
 class ProgressBar(keras.callbacks.ProgbarLogger):
     """Prints the progress of training: steps, time left, samples per second, metrics, the loss scale and skipped steps.
 
-    `fit`, `evaluate` and `predict` add it when `verbose` is not 0; pass one of your own to change it. On a terminal and in
-    a notebook the line is redrawn in place; to a file, whole lines without control characters are written, at most one
-    every 30 seconds and one at the end of the epoch. With several workers only the chief prints.
+    `fit`, `evaluate` and `predict` add it unless `verbose` is 0. On a terminal and in a notebook it redraws one line. To a
+    file it writes whole lines, at most one every 30 seconds, and one per epoch. With several workers only the chief prints.
 
     Args:
         stream: file to write to; None: `sys.stdout` at the time when a line is printed.
         clock: () -> float; seconds.
+
+    Examples:
+        >>> bar = unisono.callbacks.ProgressBar(stream=sys.stdout)
+        >>> history = model.fit(x, y, batch_size=32, callbacks=[bar])
+        2/2 ━━━━━━━━━━━━━━━━━━━━ ... samples/s - loss: ...
     """
 
     waits_for_compiled_calls = True

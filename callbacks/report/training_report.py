@@ -32,13 +32,10 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
     chief writes both; every worker must have the callback, because they exchange their times at the end of each epoch.
 
     Args:
-        path: of the page; the numbers are written under the same name with `.jsonl`. Files of these names that no
-            `TrainingReport` wrote are rejected.
+        path: of the page; the data has the same name with `.jsonl`. Files that no `TrainingReport` wrote are rejected.
         title: str; None: the model's name.
-        refresh_seconds: float; the page is written at most this often while training runs, and at its end. It is
-            written less often where writing it would take more than a hundredth of the time.
-        gradient_norm: bool; measure the norm of the gradients (and on CPUs how long replicas wait for the sums), which
-            costs a pass over the gradients in each step.
+        refresh_seconds: float; the page is written at most this often, in at most 1 % of the time, and at the end.
+        gradient_norm: bool; measure the norm of the gradients, and on CPUs the wait for all-reduces, in each step.
         clock: () -> float; seconds since 1970.
 
     Examples:

@@ -43,6 +43,11 @@ def verify_checkpoint(path: str | Path) -> bool | None:
     """Whether `path` has the bytes that `ModelCheckpoint` wrote; None where it carries no checksum.
 
     A `.keras` or `.h5` file whose end is missing is False, whoever wrote it.
+
+    Examples:
+        >>> history = model.fit(x, y, verbose=0, callbacks=[unisono.callbacks.ModelCheckpoint("checked.keras")])
+        >>> unisono.callbacks.verify_checkpoint("checked.keras")
+        True
     """
     digest, end = _stored(local_path("path", path))
     return None if digest is None else digest != "" and _blake2b(path, end) == digest

@@ -32,8 +32,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
 
     - a file is written under another name, flushed to disk and renamed, so that it is complete or absent; it
       carries its checksum (`verify_checkpoint`), and nothing else is left in the folder;
-    - `keep_best` and `keep_last` remove other files that this callback has made in its present folder; with both, a file is
-      kept that meets either condition;
+    - `keep_best` and `keep_last` remove its other files in its present folder; a file that meets either condition is kept;
     - with an int `save_freq` the count is exact, however many steps run in one compiled call, and across epochs; it may be
       a time too, which is checked whenever a compiled call ends (about every 0.1 s), by one clock for all workers;
     - the best value, the counts and the list of files are part of a backup, so a resumed run remembers them;
@@ -51,8 +50,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         save_freq: "epoch"; or an int: every so many steps; or seconds as a float, a `datetime.timedelta` or a string
             such as "30s" or "10min", counted since the last save. The time that a killed run had waited counts too.
         initial_value_threshold: float or None; the value that the first save must beat.
-        keep_best: int or None; keep the k files of this training with the best monitored values. Without `keep_last`, a
-            model that is not among the best k is not even written.
+        keep_best: int or None; keep the k files of this run with the best values. Without `keep_last`, no other is written.
         keep_last: int or None; keep the n newest.
 
     Raises:

@@ -29,28 +29,26 @@ from ..trained_model import CompiledModel
 
 
 class PredictionWriter(keras.callbacks.Callback):
-    """Writes what `predict` computes to disk, batch by batch, as arrays that `np.load` opens.
+    """Writes the outputs of `predict` to disk, batch by batch, as arrays that `np.load` opens.
 
-    `predict` then keeps no outputs in memory. It returns the same structure with arrays that are mapped to the files: NumPy
-    reads them where they are used.
-
-    >>> writer = unisono.callbacks.PredictionWriter("predictions.npy")
-    >>> predictions = model.predict(x, verbose=0, callbacks=[writer])
-
-    The files are written under another name, flushed to disk and renamed when all samples are there, so that they are
-    complete or absent. With several workers, the chief writes the samples of all, in order, and on the others `predict`
-    returns None.
+    `predict` then keeps no outputs in memory, and returns the same structure of memory-mapped arrays. The files are complete
+    or absent. With several workers, the chief writes all samples in order, and `predict` returns None on the others.
 
     Args:
         path: with the suffix `.npy`: the file of a model's one output. Any other: a folder with one file for each output,
-            named for its place in the structure: `left.npy`, `0.npy`, `boxes.1.npy`. What this callback has written is
-            replaced: its files end in a line that says so. Any other file, or a folder that holds one, is rejected.
+            named for its place in the structure: `left.npy`, `0.npy`, `boxes.1.npy`. Files of this
+            callback, known by their last line, are replaced. Any other file, or a folder with one, is rejected.
 
     Raises:
-        ValueError, TypeError: the path, the model or an output cannot be used: text, and samples of different
-            lengths, are not arrays of numbers. Types that NumPy cannot store, as bfloat16, are written as float32, which
-            holds them exactly.
+        ValueError, TypeError: the path or the model is invalid, or an output is text or has samples of different lengths.
+            Types that NumPy cannot store, such as bfloat16, are written as float32, without loss.
         SaveError: (an OSError) the place cannot be written; what was there is unchanged.
+
+    Examples:
+        >>> writer = unisono.callbacks.PredictionWriter("predictions.npy")
+        >>> predictions = model.predict(x, verbose=0, callbacks=[writer])
+        >>> predictions.shape, np.load("predictions.npy").shape
+        ((64, 1), (64, 1))
     """
 
     model: CompiledModel
@@ -170,8 +168,7 @@ class PredictionWriter(keras.callbacks.Callback):
 class _ArrayFile:
     """An `.npy` file that grows by samples, with the line `end` after them. Owns its stream.
 
-    NumPy leaves space in the header for the number of samples, which is written again at the end. Its readers take as many
-    as the header says, and ignore what follows.
+    NumPy leaves space in the header for the number of samples, which is written at the end. Readers ignore what follows.
     """
 
     def __init__(self, path: Path, like: np.ndarray, end: bytes) -> None:

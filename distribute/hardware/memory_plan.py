@@ -65,7 +65,11 @@ class MemoryPlan:
         half_precision: bool; whether it needs a half-precision policy that the model does not have yet.
         stages: int; devices over which each copy of the model is split; 1: no pipeline.
         samples: int; samples that a device processes at once.
-        weights, gradients, optimizer_state, accumulators, activations: int; bytes.
+        weights: int; bytes of the weights.
+        gradients: int; bytes of the gradients.
+        optimizer_state: int; bytes of the optimizer state.
+        accumulators: int; bytes of the sums of gradients, with accumulation.
+        activations: int; bytes of the activations.
         fits: bool; whether they are at most nine tenths of the device's memory.
     """
 

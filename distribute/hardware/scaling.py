@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from ..arguments import number, one_of, shown, whole_number
 
 ALGORITHMS = ("ring", "tree", "hierarchical")
-_POWERS = tuple(2**n for n in range(13))
+POWERS_OF_TWO = tuple(2**n for n in range(13))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +18,7 @@ class ScaledStep:
     """A step on a number of replicas, each with as many samples as the measured replica.
 
     Attributes:
-        replicas: int.
+        replicas: int; the number of replicas.
         step_seconds: float; the whole step.
         sum_seconds: float; the all-reduce of the gradients, including the part that overlaps with the backward pass.
         speedup: float; samples a second, relative to one replica.
@@ -40,7 +40,7 @@ def simulate_scaling(
     step_seconds: float,
     gradient_bytes: float,
     link_bytes_per_second: float,
-    replicas: Iterable[int] = _POWERS,
+    replicas: Iterable[int] = POWERS_OF_TWO,
     *,
     algorithm: str = "ring",
     latency: float = 50e-6,
@@ -60,7 +60,7 @@ def simulate_scaling(
         step_seconds: float; the measured step of one replica alone, on its own device.
         gradient_bytes: float; bytes of all gradients: 4 times the number of weights in float32.
         link_bytes_per_second: float; bandwidth between machines. A network of 10 Gbit/s has 1.25e9 at best.
-        replicas: ints; numbers of replicas. Beyond `replicas_per_worker`, machines are filled one after the other.
+        replicas: ints, 1 to 4,096 by default. Machines of `replicas_per_worker` replicas are filled one after the other.
         algorithm: "ring", "tree" or "hierarchical"; the all-reduce algorithm. TensorFlow's collectives are rings.
         latency: float; seconds for one message.
         replicas_per_worker: int; devices in one machine.
@@ -77,11 +77,12 @@ def simulate_scaling(
     Raises:
         ValueError: an argument is out of its range.
 
-    Example:
-        ```python
-        for step in unisono.distribute.simulate_scaling(0.23, 102e6, 1.25e9, replicas=[1, 8, 64], overlap=0.5):
-            print(step.replicas, f"{step.efficiency:.0%}")
-        ```
+    Examples:
+        >>> for step in unisono.distribute.simulate_scaling(0.23, 102e6, 1.25e9, replicas=[1, 8, 64], overlap=0.5):
+        ...     print(step.replicas, f"{step.efficiency:.0%}")
+        1 100%
+        8 89%
+        64 82%
     """
     number("step_seconds", step_seconds, above=0)
     number("gradient_bytes", gradient_bytes, least=0)

@@ -44,8 +44,7 @@ class Launcher:
         layout: the cluster to start.
         restarts: int; how often all processes are restarted after a failure.
         log_dir: directory for the output of each task, or None: the output is only printed.
-        grace: float; seconds that workers get to end after a signal that the launcher passes on, before they are
-            killed.
+        grace: float; seconds after a signal that the launcher passes on, until the workers are killed.
         network: "own": the processes get a private network where the kernel allows it; "host": that of this machine.
     """
 

@@ -29,9 +29,14 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         timeout: float; seconds after which a lost cluster is an error. None: the launcher's value, else 60.
 
     Raises:
-        ValueError: the cluster or an argument is wrong; the message names the fix.
+        ValueError: the cluster or an argument is wrong. Training raises a `ParameterServerError` if it loses a server.
 
     Context: host, on the coordinator alone. Workers and servers run `python -m unisono.distribute.server`.
+
+    Examples:
+        >>> strategy = unisono.distribute.ParameterServerStrategy(max_staleness=8)
+        Traceback (most recent call last):
+        ClusterError: `cluster_resolver` is missing and TF_CONFIG is not set: start the script with `python -m unisono ...
     """
 
     def __init__(

@@ -71,9 +71,7 @@ def send_to_servers(gradients: Sequence[Any], variables: Sequence[Any]) -> list[
     """Each gradient on the server of its variable, so that it is sent before the lock is taken.
 
     The dense gradients for one server are sent as one message for each dtype. The gradient of a sharded variable is not
-    moved here: its parts are sent to their servers one by one.
-
-    Context: replica.
+    moved here: its parts are sent to their servers one by one. Context: replica.
     """
     if tf.executing_eagerly() or not on_parameter_servers():
         return list(gradients)

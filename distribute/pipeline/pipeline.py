@@ -48,18 +48,23 @@ class Pipeline:
     """Trains one model over several devices: consecutive layers on each, micro-batch after micro-batch.
 
     The result does not depend on the number of stages, on the schedule, or on rematerialization. Micro-batches have two
-    effects: batch normalization normalizes with the micro-batch's statistics (the averages for inference are those of the
-    whole batch), and every micro-batch has separate dropout masks.
+    effects: batch normalization uses the statistics of the micro-batch (for inference: averages over the whole batch), and
+    every micro-batch has separate dropout masks. Training raises a `StageError` if the process of a stage ends or hangs.
 
-    Example:
-    ```python
-    pipeline = unisono.distribute.Pipeline(["GPU:0", "GPU:1"], micro_batches=8, schedule="1f1b")
-    with pipeline.scope():
-        model = unisono.Sequential([...])
-        model.compile("adam", "mse")
-    model.fit(x, y, batch_size=256)
-    print(pipeline.summary())
-    ```
+    Args:
+        devices: one name for each stage, such as "GPU:0" or "/job:worker/task:1/device:GPU:0"; with replicas the
+            first replica's stages, then the second's. A device may stand for several stages.
+        micro_batches: int; M, the number of parts of a replica's batch. 4 for each stage keep the bubble below a fifth.
+        schedule: "gpipe": all forward passes, then all backward ones; "1f1b": one forward and one backward pass in
+            turn, which keeps the activations of at most K micro-batches instead of M.
+        partition: "auto": so that the slowest stage is as fast as possible; or K layer counts; or the K - 1 names of
+            the first layers of all stages but the first.
+        cost: the cost for "auto": "estimated", from the operations in the graph; "measured", from a short run of each
+            layer on the first device.
+        rematerialize: bool; keep only the tensors at the cuts, and rerun a stage's forward pass before its backward
+            pass. Less memory, about a third more computation, the same numbers.
+        memory_limit: maximum bytes of a stage (estimated), or None.
+        replicas: int; R, copies of the pipeline, each of which trains on its part of the samples.
 
     Attributes:
         devices: the full name of each device, those of the first replica's stages first.
@@ -68,7 +73,20 @@ class Pipeline:
 
     The other arguments are attributes of the same names.
 
+    Raises:
+        ValueError: a value is invalid; the message names it.
+
     Source: Huang et al. 2019, arXiv 1811.06965.
+
+    Examples:
+        >>> pipeline = unisono.distribute.Pipeline(["CPU:0", "CPU:0"], micro_batches=8, schedule="1f1b")
+        >>> with pipeline.scope():  # on GPUs: ["GPU:0", "GPU:1"]
+        ...     model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+        ...     model.compile("adam", "mse")
+        >>> history = model.fit(x, y, batch_size=64, verbose=0)
+        >>> print(pipeline.summary())
+        stage  device  layers      parameters  cost (operations)  share  memory
+        0      CPU:0   1: dense... 40 ...
     """
 
     def __init__(
@@ -82,27 +100,6 @@ class Pipeline:
         memory_limit: float | None = None,
         replicas: int = 1,
     ) -> None:
-        """Checks all conditions that need no model.
-
-        Args:
-            devices: one name for each stage, such as "GPU:0" or "/job:worker/task:1/device:GPU:0"; with replicas the
-                first replica's stages, then the second's. A device may stand for several stages.
-            micro_batches: int; M, the number of parts of a (replica's part of a) global batch. 4 for each stage keep the
-                bubble below a fifth.
-            schedule: "gpipe": all forward passes, then all backward ones; "1f1b": one forward and one backward pass in
-                turn, which keeps the activations of at most K micro-batches instead of M.
-            partition: "auto": so that the slowest stage is as fast as possible; or K layer counts; or the K - 1 names of
-                the first layers of all stages but the first.
-            cost: the cost for "auto": "estimated", from the operations in the graph; "measured", from a short run of each
-                layer on the first device.
-            rematerialize: bool; keep only the tensors at the cuts, and rerun a stage's forward pass before its backward
-                pass. Less memory, about a third more computation, the same numbers.
-            memory_limit: maximum bytes of a stage (estimated), or None.
-            replicas: int; R, copies of the pipeline, each of which trains on its part of the samples.
-
-        Raises:
-            ValueError: a value is invalid; the message names it.
-        """
         self.micro_batches = whole_number("micro_batches", micro_batches)
         self.replicas = whole_number("replicas", replicas)
         remote.connect_if_launched(devices)

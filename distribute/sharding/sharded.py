@@ -27,12 +27,12 @@ from .sharded_value import ShardedValue, sharded_weight
 
 LEVELS = ("optimizer", "gradients", "weights")
 SHARDABLE = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
-_Target = TypeVar("_Target", bound=tf.distribute.Strategy | Pipeline)
+Strategy = TypeVar("Strategy", bound=tf.distribute.Strategy | Pipeline)
 _levels: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
-def sharded(strategy: _Target, level: str = "optimizer") -> _Target:
-    """Lets each replica of a strategy hold a part of the training state instead of all of it; the numbers stay the same.
+def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
+    """Shards the training state over the replicas of a strategy; the results stay the same.
 
     Bytes for each float32 parameter of Adam with N replicas, on each of them: 16 without, `4 + 4 + 8 / N` with the level
     "optimizer", `4 + 12 / N` with "gradients", `16 / N` with "weights", and the transient full-size tensors.

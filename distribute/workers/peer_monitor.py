@@ -140,13 +140,17 @@ def begin(cluster: Cluster, timeout: float) -> None:
 
 @contextlib.contextmanager
 def monitored_collective(ran_before: bool = True) -> Iterator[None]:
-    """Entered around a collective of all workers: a compiled call, an agreement, a custom collective.
+    """A context manager around a collective of all workers, which reports a worker that does not reach it.
 
-    After UNISONO_TIMEOUT seconds, a worker that does not reach it becomes an error on the others, which names it. Every
-    worker must enter the same collectives in the same order. With one worker this does nothing.
+    The other workers raise an error that names it after UNISONO_TIMEOUT seconds. Every worker must enter the same
+    collectives in the same order. With one worker this does nothing.
 
     Args:
         ran_before: whether this has run before, so that nothing is compiled now.
+
+    Examples:
+        >>> with unisono.distribute.monitored_collective(ran_before=False):
+        ...     total = tf.distribute.get_strategy().reduce("SUM", tf.ones([2]), axis=None)
     """
     if _monitor is None:
         yield

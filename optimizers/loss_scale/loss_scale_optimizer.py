@@ -37,23 +37,18 @@ LIMITS = "dynamic"
 
 
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
-    """Multiplies the loss by a scale, divides the gradients by it, and moves the scale.
+    """Multiplies the loss by a scale, divides the gradients by it, and adjusts the scale.
 
         scaled gradient = gradient of (S * loss)             no longer underflows in float16
         gradient        = sum over replicas / S              in float32
         finite check    = is all of it finite?               one answer for every replica, after the sum
 
     If it is not, the step is skipped: no bit of the weights, state or counts of the inner optimizer changes.
-    `scale_rule.next_state` says how S moves. With `gradient_accumulation_steps` of the inner optimizer the k calls of one
+    `scale_rule.next_state` adjusts S. With `gradient_accumulation_steps` of the inner optimizer the k calls of one
     update are one step: if any of them overflows, the whole update is skipped and the scale halved once.
 
     It owns the scale and its counters. Aggregation, transformers, clipping and the update belong to the inner optimizer.
-    `compile` wraps the optimizer of a model with the policy "mixed_float16" automatically; in a custom loop wrap yours:
-
-        optimizer = unisono.mixed_precision.LossScaleOptimizer(unisono.optimizers.Adam(1e-3))
-        with tf.GradientTape() as tape:
-            loss = ...
-        optimizer.minimize(loss, model.trainable_variables, tape=tape)
+    `compile` wraps the optimizer of a model with the policy "mixed_float16" automatically; in a custom loop wrap yours.
 
     Args:
         inner_optimizer: any Keras optimizer; it is converted in place (`adopt`).
@@ -69,6 +64,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         TypeError: `inner_optimizer` is not an optimizer, or scales the loss itself.
 
     Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2.
+
+    Examples:
+        >>> optimizer = unisono.mixed_precision.LossScaleOptimizer(unisono.optimizers.Adam(1e-3))
+        >>> with tf.GradientTape() as tape:
+        ...     loss = tf.reduce_mean((model(x) - y) ** 2)
+        >>> count = optimizer.minimize(loss, model.trainable_variables, tape=tape)
     """
 
     def __init__(
@@ -117,10 +118,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         return [*own_variables(self), *self.inner_optimizer.variables]
 
     def scale_loss(self, loss: Any) -> tf.Tensor:
-        """`loss * scale`, of any shape; in float32 if the loss is narrower, since the scaled loss would not fit.
-
-        Context: replica; inside the tape.
-        """
+        """`loss * scale`, of any shape; in float32 if the loss is narrower. Context: replica; inside the tape."""
         scale_variables.move_to_current_strategy(self)
         forget_applied(self)
         loss = _widen(tf.convert_to_tensor(loss))

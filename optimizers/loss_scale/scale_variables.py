@@ -63,7 +63,7 @@ def move_to_current_strategy(optimizer: Any) -> None:
 def note(optimizer: Any, scale: tf.Tensor) -> None:
     """Remembers, for the step or else for the graph being built, the scale that a loss was multiplied with.
 
-    Until its gradients arrive the variable may have moved: by another optimizer call of the same step, or, with parameter
+    Until its gradients arrive the variable may have moved: by another call in the same step, or, with parameter
     servers, by another worker.
     """
     step = current_step()

@@ -40,10 +40,7 @@ from ..update_rules.replica_rule import ReplicaRule
 
 
 def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
-    """Stages 4 and 5, as `run_stages.Stages.transform_and_apply`, of gradients whose dense ones are shards.
-
-    Context: replica.
-    """
+    """Stages 4 and 5, as `run_stages.Stages.transform_and_apply`, of sharded gradients. Context: replica."""
     with frozen_iterations(optimizer, tf.identity(tf.convert_to_tensor(optimizer.iterations))):
         pairs, overwriting = without_overwriting(pairs)
         for gradient, variable in overwriting:

@@ -143,10 +143,7 @@ class CallsOnHost:
 
 
 def update_is_due(optimizer: Any) -> tf.Tensor:
-    """Whether this call is the k-th since the last update; bool scalar, on the host where it is known there.
-
-    Context: replica.
-    """
+    """Whether this call is the k-th since the last update; bool scalar, on the host if known. Context: replica."""
     step = current_step()
     calls = None if step is None else step.calls.get(id(optimizer))
     if calls is None:

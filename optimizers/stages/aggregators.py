@@ -98,7 +98,8 @@ def all_reduce_sum_pairs(grads_and_vars: Iterable[tuple[Any, Any]], pack_below: 
     Dense gradients with fewer than `pack_below` elements share one collective for each dtype; the sum of each number is
     the same as it would be alone. With one replica, the pairs as they are.
 
-    Context: replica.
+    Examples:
+        >>> optimizer = unisono.optimizers.Adam(gradient_aggregator=unisono.optimizers.all_reduce_sum_pairs)
     """
     pairs = as_pairs(grads_and_vars)
     whole_number("pack_below", pack_below, least=0)
@@ -110,10 +111,7 @@ def all_reduce_sum_pairs(grads_and_vars: Iterable[tuple[Any, Any]], pack_below: 
 
 @made_once()
 def reduce_packed(gradients: Sequence[Any], pack_below: int) -> list[Any]:
-    """Sums over replicas; dense gradients of fewer than `pack_below` elements share one collective for each dtype.
-
-    Context: replica.
-    """
+    """Sums over replicas; small dense gradients share one collective for each dtype. Context: replica."""
     groups: dict[Any, list[int]] = {}
     alone: list[int] = []
     for index, gradient in enumerate(gradients):
@@ -156,7 +154,11 @@ def piece(cls: type[_Piece]) -> type[_Piece]:
 
 @keras.saving.register_keras_serializable("unisono")
 def no_aggregation(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
-    """For gradients that are already the same on every replica, because the caller has reduced them."""
+    """For gradients that are already the same on every replica, because the caller has reduced them.
+
+    Examples:
+        >>> optimizer = unisono.optimizers.Adam(gradient_aggregator=unisono.optimizers.no_aggregation)
+    """
     return as_pairs(grads_and_vars)
 
 
@@ -196,8 +198,7 @@ class HalfPrecisionAggregation(Piece):
     of the next step. Then the sum over all steps of what was sent differs from the exact one by one step's rounding alone:
     at most half a unit in the last place (2**-9 of a number in bfloat16, 2**-12 in float16) for each replica. The additions
     of the sum are in 16 bits too, and what they round is not carried. It takes memory for one more float32 copy of the
-    weights on each replica. Backups hold the errors; files of a model do not, so training that goes on from one begins
-    without.
+    weights on each replica. Backups contain the errors; saved models do not.
 
     Source: Jia et al. 2018, "Highly Scalable Deep Learning Training System with Mixed-Precision", section 3; Karimireddy
     et al. 2019, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", algorithm 2.

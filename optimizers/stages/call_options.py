@@ -60,14 +60,16 @@ def frozen_count(optimizer: Any) -> Any:
 
 
 def updates_so_far() -> Any:
-    """How many updates the optimizer at work has applied before this one: int64 scalar tensor.
-
-    For gradient transformers that change with time (a noise that fades, say).
+    """The number of updates that the optimizer has applied before this one: int64 scalar tensor.
 
     Raises:
-        RuntimeError: called outside of a transformer.
+        RuntimeError: called outside of a gradient transformer or a clipping method.
 
-    Context: inside a gradient transformer or a clipping method.
+    Examples:
+        >>> def fade(pairs):  # a gradient transformer that changes with time
+        ...     scale = 1 / (1 + tf.cast(unisono.optimizers.updates_so_far(), tf.float32))
+        ...     return [(scale * gradient, variable) for gradient, variable in pairs]
+        >>> optimizer = unisono.optimizers.SGD(0.1, gradient_transformers=[fade])
     """
     if not _counts.value:
         raise RuntimeError(

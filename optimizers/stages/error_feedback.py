@@ -65,12 +65,10 @@ def with_errors(
 ) -> tuple[Pairs, Callable[..., None]]:
     """Adds to this replica's pairs what it carries.
 
-    Replica r sends c_r = g_r + e_r in 16 bits: sent_r = round(c_r), e_r = c_r - sent_r, g = sum_r sent_r. The sums of
-    all steps so far differ from the exact ones by the carried errors. The roundings of the sum's own additions are not
-    carried.
+    Replica r sends c_r = g_r + e_r in 16 bits: sent_r = round(c_r), e_r = c_r - sent_r, g = sum_r sent_r. The sums of all
+    steps so far differ from the exact ones by the carried errors. The roundings of the sum's own additions are not carried.
 
-    Source: Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; Karimireddy et al. 2019, "Error Feedback Fixes
-    SignSGD", algorithm 2.
+    Source: Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; Karimireddy et al. 2019, arXiv 1901.09847, algorithm 2.
 
     Args:
         optimizer: built.

@@ -49,9 +49,8 @@ def run_stages(
     5  apply        weight decay, the update rule, moving averages, constraints, the count
 
     Stages 1 to 3 run in replica context. From there on every replica holds the same bits: stages 4 and 5 may be in a
-    conditional, in a loop, under XLA. Where all replicas share one copy they run once
-    (`distribute.replicas.once_per_copy`); with accumulation, at every k-th call, on the weighted mean of the k
-    gradients.
+    conditional, in a loop, under XLA. Where all replicas share one copy they run once (`distribute.replicas.once_per_copy`);
+    with accumulation, at every k-th call, on the weighted mean of the k gradients.
 
     Args:
         optimizer: `unisono.optimizers.Optimizer`; built here if it is not.

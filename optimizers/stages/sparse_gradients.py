@@ -69,8 +69,7 @@ def assign_add(variable: tf.Variable, gradient: Gradient) -> None:
 def shorter(gradient: Gradient, shape: Sequence[int], ratio: int) -> Gradient:
     """Slices as one tensor if it has at most `ratio` times the rows that they name; else unchanged.
 
-    The tensor then has fewer bytes to send, and no row of it has to be searched: the table of a feature that has fewer
-    values than a batch has samples.
+    The tensor then has fewer bytes, and no row of it is searched: the table of a feature with fewer values than samples.
     """
     named = _rows_named(gradient)
     if named is None or shape[0] > ratio * named:

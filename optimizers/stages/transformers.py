@@ -100,8 +100,7 @@ class AdaptiveClip(_AboveZero):
 
         g_i = g_i * f max(|w_i|, eps) / |g_i|     where |g_i| / max(|w_i|, eps) > f
 
-    A unit is what one output sees: the last axis of a kernel numbers the units, and the norm goes over the other axes; a
-    vector or a scalar is one unit.
+    The last axis of a kernel numbers its units, and the norm goes over the other axes. A vector or a scalar is one unit.
 
     Source: Brock et al. 2021, "High-Performance Large-Scale Image Recognition Without Normalization", equation 3.
 
@@ -204,8 +203,7 @@ class GradientNoise(Piece):
 
         g = g + N(0, eta / (1 + t)^gamma)
 
-    The noise depends only on the seed, the update and the position of the variable in the list: it is the same on every
-    replica and in a resumed run.
+    The noise depends only on the seed, the update and the variable: it is the same on every replica and in a resumed run.
 
     Source: Neelakantan et al. 2015, "Adding Gradient Noise Improves Learning for Very Deep Networks", equation 1.
 

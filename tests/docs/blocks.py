@@ -49,7 +49,6 @@ NOT_RUN = {
     "docs/guides/several-machines.md": {
         "TPUClusterResolver": "needs a TPU",
         "model.fit(...": "an ellipsis stands for the reader's arguments",
-        "simulate_devices(4)": "must stand at the top of a program",
         "monitored_collective()": "needs the reader's dataset",
     },
 }

@@ -101,4 +101,4 @@ def test_site_builds_strictly(tmp_path):
     assert "Unisono" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     reference = (tmp_path / "site" / "reference" / "models" / "index.html").read_text(encoding="utf-8")
     assert 'id="unisono.Model.fit"' in reference
-    assert "global batch, over all replicas" in reference
+    assert "global batch, over all replicas" in reference and "load_<wbr>model" in reference

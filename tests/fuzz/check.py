@@ -20,15 +20,10 @@ from .tolerances import bounds
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A failure of a case.
+    """A failure of a case."""
 
-    Attributes:
-        kind: what was compared and what differs, in words that stay the same while the case shrinks.
-        details: lines with the numbers.
-    """
-
-    kind: str
-    details: str
+    kind: str  # what was compared and what differs, in words that stay the same while the case shrinks
+    details: str  # lines with the numbers
 
 
 def check(case: Case) -> Finding | None:

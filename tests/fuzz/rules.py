@@ -28,7 +28,7 @@ METRICS = {
 }
 # Losses with a selectable reduction.
 REDUCED = {
-    "MeanSquaredError", "CosineSimilarity over rows", "Loss.call", "Loss.call across",
+    "MeanSquaredError", "CosineSimilarity over samples", "Loss.call", "Loss.call across",
     "SparseCategoricalCrossentropy", "BinaryCrossentropy", "BinaryFocalCrossentropy", "Dice",
 }  # fmt: skip
 ADDED = {
@@ -36,9 +36,9 @@ ADDED = {
     "adds a sum of negative parts",
 }  # fmt: skip
 # Not possible with a vector of one value per sample: a Keras loss or metric that needs a second axis.
-NEEDS_AXIS = {"cosine_similarity", "CosineSimilarity", "R2Score", "CosineSimilarity over rows"} | {
-    "PearsonCorrelation over rows",
-    "ConcordanceCorrelation over rows",
+NEEDS_AXIS = {"cosine_similarity", "CosineSimilarity", "R2Score", "CosineSimilarity over samples"} | {
+    "PearsonCorrelation over samples",
+    "ConcordanceCorrelation over samples",
 }
 
 
@@ -178,7 +178,7 @@ IMPOSSIBLE: Rules = (
         lambda c: (
             (c.sample_weight != "none" or masked(c))
             and any(
-                "across" in name or "over rows" in name or name in ("scalar mean", "scalar sum", "scalar", "Dice")
+                "across" in name or "over samples" in name or name in ("scalar mean", "scalar sum", "scalar", "Dice")
                 for name in losses(c) | metrics(c)
             )
         ),

@@ -22,15 +22,10 @@ from .parts.models import compiled_model, input_names, output_names
 
 @dataclasses.dataclass
 class Numbers:
-    """The results of a program.
+    """The results of a program."""
 
-    Attributes:
-        shown: name -> array: history, weights, optimizer state, the results of `evaluate` and `predict`.
-        unequal: the paths of the variables whose copies differ.
-    """
-
-    shown: dict[str, np.ndarray]
-    unequal: list[str]
+    shown: dict[str, np.ndarray]  # history, weights, optimizer state, the results of `evaluate` and `predict`
+    unequal: list[str]  # the paths of the variables whose copies differ
 
 
 def strategy_of(name: str) -> Any:

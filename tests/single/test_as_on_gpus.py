@@ -23,7 +23,7 @@ L = keras.layers
 
 @pytest.fixture
 def as_on_gpus(monkeypatch):
-    """Traces steps as for GPUs; returns the gradients whose duplicate rows were merged."""
+    """Traces steps as for GPUs; returns the sparse gradients whose duplicate rows were merged."""
     for module in (devices, replicas, user_code):
         monkeypatch.setattr(module, "is_gpu", lambda device: True)
     merged, original = [], aggregators.merged_rows
@@ -49,8 +49,8 @@ def scaled(**options):
 
 
 CASES = {
-    "more rows than tokens": (lambda: text(1000), unisono.optimizers.Adam, {}),
-    "fewer rows than tokens": (lambda: text(9), unisono.optimizers.Adam, {}),
+    "more words than tokens": (lambda: text(1000), unisono.optimizers.Adam, {}),
+    "fewer words than tokens": (lambda: text(9), unisono.optimizers.Adam, {}),
     "slices clipped": (lambda: text(1000), unisono.optimizers.SGD, {"momentum": 0.9, "global_clipnorm": 0.1}),
     "scaled": (lambda: text(1000), scaled, {"gradient_accumulation_steps": 2}),
     "own logs": (lambda: text(1000, CustomStep), unisono.optimizers.Adam, {}),

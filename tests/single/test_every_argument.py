@@ -25,7 +25,7 @@ def table(tmp_path_factory):
 
 
 def outcome(subject: Subject, function: Any, argument: str, value: Any) -> str:
-    """ "taken" or "refused", or a description of a bad error message."""
+    """ "taken" or "rejected", or a description of a bad error message."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -36,7 +36,7 @@ def outcome(subject: Subject, function: Any, argument: str, value: Any) -> str:
         names_it = re.search(rf"\b{argument}\b", text) or missing_file
         names_it = names_it and "\n" not in text and len(text) <= LONGEST
         named = names_it and isinstance(error, ERRORS)
-        return "refused" if named else f"{type(error).__name__}: {text[:300]}"
+        return "rejected" if named else f"{type(error).__name__}: {text[:300]}"
     return "taken"
 
 
@@ -51,7 +51,7 @@ def test_every_value_means_what_the_table_says(table, monkeypatch, tmp_path, cap
                     ("return_dict", "array"),
                 ):  # lasts; NumPy's own wording
                     continue
-                expected = "taken" if label in KINDS[kind] else "refused"
+                expected = "taken" if label in KINDS[kind] else "rejected"
                 found = outcome(subject, subject.call, argument, value)
                 if found == expected:
                     continue

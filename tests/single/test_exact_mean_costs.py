@@ -52,7 +52,7 @@ def model(kind: str) -> Any:
         layers.insert(0, keras.layers.Masking())
     if kind == "batch normalization":
         layers.append(keras.layers.BatchNormalization())
-    if kind in ("own loss", "own loss by rows"):
+    if kind in ("own loss", "own loss by samples"):
         arguments["loss"] = own_loss if kind == "own loss" else unisono.rowwise(lambda y, p: own_loss(y, p))
     if kind == "own metric":
         arguments["metrics"] = [own_metric]
@@ -68,7 +68,7 @@ COSTS = {
     "mask": (2, 0),  # the number of valid entries, known before the backward pass
     "batch normalization": (3, 0),  # the moving mean and variance, packed together
     "own loss": (1, 0),  # a mean of squares needs a sum and a count
-    "own loss by rows": (1, 0),
+    "own loss by samples": (1, 0),
     "own metric": (1, 0),
     "own step": (4, 0),  # and, for the logs of metrics, their totals or counts, packed together
     "own log": (1, 0),  # a mean is carried as the replicas' parts to the end of the call

@@ -289,10 +289,10 @@ def stepping(base):
 # 11 samples: the last batch has one, and the first replica has none of it.
 @pytest.mark.short("mirrored3-11-True", "mirrored1-10-False")
 @pytest.mark.parametrize(
-    "name, rows, eager", [("mirrored1", 10, False), ("mirrored3", 11, True), ("central2", 10, True)]
+    "name, samples, eager", [("mirrored1", 10, False), ("mirrored3", 11, True), ("central2", 10, True)]
 )
-def test_metric_that_a_step_updates_has_its_value_of_one_device(name, rows, eager):
-    results, x, y = [], X[:rows], Y[:rows]
+def test_metric_that_a_step_updates_has_its_value_of_one_device(name, samples, eager):
+    results, x, y = [], X[:samples], Y[:samples]
     for base, strategy in ((keras.Model, None), (unisono.Model, helpers.strategy(name))):
         keras.utils.set_random_seed(1)
         with helpers.scope(strategy):

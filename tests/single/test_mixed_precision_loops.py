@@ -18,7 +18,7 @@ def number(variable):
 
 
 def loop(strategy, targets, make_optimizer, in_scope=True):
-    """Fits w to each replica's target in one graph, with one step for each row of `targets` [steps, replicas]."""
+    """Fits w to each replica's target in one graph, with one step for each row of the matrix `targets` [steps, replicas]."""
     with strategy.scope():
         w = keras.Variable([1.0, 2.0, 3.0], name="w")
         optimizer = make_optimizer() if in_scope else None

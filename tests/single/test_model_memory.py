@@ -107,7 +107,7 @@ def test_command_reads_a_file_without_its_weights(tmp_path, capsys):
     model = mlp(unisono.Sequential)
     model.save(tmp_path / "model.keras")
     assert main([str(tmp_path / "model.keras"), "--batch-size", "64", "--memory", "1G"]) == 0
-    assert "It fits as it is." in capsys.readouterr().out
+    assert "It fits without changes." in capsys.readouterr().out
 
 
 def test_command_without_a_gpu_asks_for_memory(capsys, tmp_path):

@@ -272,7 +272,7 @@ LAYERS = {
     "Lambda": lambda: chain(L.Lambda(lambda x: x - tf.reduce_mean(x, 0))),
     "an activation": lambda: chain(L.Dense(5, activation=centered)),
     "a partial activation": lambda: chain(L.Dense(5, activation=functools.partial(ops.flip, axis=0))),
-    "softmax over rows": lambda: chain(L.Softmax(axis=0), L.Lambda(lambda x: x * 1.0)),
+    "softmax over samples": lambda: chain(L.Softmax(axis=0), L.Lambda(lambda x: x * 1.0)),
     "an inner model": inner_model,
     "a function": lambda: chain(InFunction()),
     "a loop": lambda: chain(InLoop()),

@@ -1,4 +1,4 @@
-"""Every strategy with every execution mode matches the plain graph, or raises a one-sentence error."""
+"""Every strategy with every mode of `fit` matches the plain graph, or raises a one-sentence error."""
 
 import helpers
 import keras

@@ -38,7 +38,7 @@ OPTIONS = {
 
 
 def row_gradients(step, dtype):
-    """Each sample's gradient in a global batch: (ROWS, *shape) for each variable."""
+    """Each sample's gradient in a global batch: `(ROWS, *shape)` for each variable."""
     numbers = np.random.default_rng(step)
     return [numbers.normal(size=(ROWS, *shape)).astype(dtype) for shape in SHAPES]
 

@@ -205,7 +205,7 @@ def test_optimizer_that_was_built_before_is_sharded_at_its_first_step():
 
 
 def test_rule_that_reads_shapes_sees_those_of_parts():
-    """Keras updates possible biases differently; here a shard is as long as a row of the full-size optimizer state."""
+    """Keras updates possible biases differently; here a shard is as long as a row of the full-size matrix."""
 
     def program(strategy):
         with helpers.scope(strategy):

@@ -1,4 +1,4 @@
-"""Speed never costs exactness: results and callback calls are the same in every execution mode."""
+"""Speed never costs exactness: results and callback calls are the same in every mode of `fit`."""
 
 import keras
 import numpy as np
@@ -100,12 +100,12 @@ def fit(model, x, y, *callbacks, **options):
 
 RULES = {
     "adam": lambda: unisono.optimizers.Adam(0.01),
-    "rows only": lambda: unisono.optimizers.SGD(0.1),
+    "samples only": lambda: unisono.optimizers.SGD(0.1),
     "clipped": lambda: unisono.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.05),
 }
 
 
-@pytest.mark.parametrize("rule, table", [("adam", 20), ("clipped", 20), ("rows only", 5000)])
+@pytest.mark.parametrize("rule, table", [("adam", 20), ("clipped", 20), ("samples only", 5000)])
 def test_rows_of_a_table_under_xla(rule, table):
     """Embedding rows that are absent from the batch keep their bits, and repeated ones get the sum."""
     found = {}
@@ -120,7 +120,7 @@ def test_rows_of_a_table_under_xla(rule, table):
         found[jit] = fit(model, WORDS[FULL], LABELS[FULL])
         graph = model.train_function.graph().as_graph_def()
         sorts = any(node.op == "Unique" for f in graph.library.function for node in f.node_def)
-        densely = jit or rule == "adam"  # SGD updates single rows
+        densely = jit or rule == "adam"  # SGD updates single rows of the table
         assert sorts == (table == 5000 or not densely)
         assert np.array_equal(words.embeddings.numpy()[WORDS.max() + 1 :], before[WORDS.max() + 1 :])
     assert_close(found[True][1], found[False][1], FLOAT32, "variables")

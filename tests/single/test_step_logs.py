@@ -186,7 +186,7 @@ def test_readers_and_others_are_called_in_the_order_of_their_list():
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 def test_steps_before_an_error_are_reported(kind):
     def failing(x, y):
-        tf.debugging.assert_all_finite(x, "bad row")
+        tf.debugging.assert_all_finite(x, "bad sample")
         return x, y
 
     told, vectors = Told(), Vectors()
@@ -196,14 +196,14 @@ def test_steps_before_an_error_are_reported(kind):
 
         class Failing(unisono.Model):
             def compute_loss(self, x, *others, **more):
-                with tf.control_dependencies([tf.debugging.assert_all_finite(x, "bad row")]):
+                with tf.control_dependencies([tf.debugging.assert_all_finite(x, "bad sample")]):
                     return tf.identity(super().compute_loss(x, *others, **more))
 
         arguments = data(bad_row=ROWS * 21)
-        with pytest.raises(tf.errors.InvalidArgumentError, match="bad row"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="bad sample"):
             trained([told, vectors], arguments, model_class=Failing)
     else:
-        with pytest.raises(tf.errors.InvalidArgumentError, match="bad row"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="bad sample"):
             trained([told, vectors], arguments)
     assert [step for step, _ in told.seen] == list(range(21))
     assert told.seen == vectors.seen

@@ -308,36 +308,36 @@ STEPS = {
     "scaled by the global batch": scaled_by_batch,
     "a mean for each replica": lambda m, y, p: tf.nn.compute_average_loss(tf.reduce_mean((y - p) ** 2, -1)),
     "a loss object that sums": lambda m, y, p: MSE(reduction="sum")(y, p) + MSE(reduction="sum")(y, 2 * p),
-    "gathered rows": lambda m, y, p: (
+    "gathered samples": lambda m, y, p: (
         contrastive(gather(y), gather(p)) + 0.01 * tf.reduce_sum(m.first.kernel**2)
     ),
     "a sum with a penalty": lambda m, y, p: squares(y, p) + penalty(m),
     "a sum with a replica's part of a penalty": lambda m, y, p: (
         squares(y, p) + tf.nn.scale_regularization_loss(penalty(m))
     ),
-    "across rows from the fourth step on": lambda m, y, p: (
+    "across samples from the fourth step on": lambda m, y, p: (
         tf.reduce_mean((y - p) ** 2) + begun(m, 3) * contrastive(y, p)
     ),
 }
 LOSSES = {  # functions that create the losses, because a loss uses the current default dtype
     "an own sum": (own_loss(lambda m, y, p, rest: ops.sum((y - p) ** 2)), {}),
     "an own vector": (own_loss(lambda m, y, p, rest: MSE(reduction=None)(y, p)), {}),
-    "across rows, with weights of a layer": (
+    "across samples, with weights of a layer": (
         own_loss(lambda m, y, p, rest: contrastive(y, p) + 0.01 * ops.sum(m.first.kernel**2)),
         {},
     ),
-    "across rows from the second step on": (
+    "across samples from the second step on": (
         own_loss(lambda m, y, p, rest: ops.mean((y - p) ** 2) + begun(m, 0) * contrastive(y, p)),
         {},
     ),
-    "across rows, with Keras' own and added losses": (
+    "across samples, with Keras' own and added losses": (
         own_loss(lambda m, y, p, rest: contrastive(y, p) + rest()),
         {"loss": lambda: Squared(reduction="mean_with_sample_weight"), "between": AddsLosses},
     ),
-    "across rows, with metrics in it": (TracksInItsLoss, {}),
+    "across samples, with metrics in it": (TracksInItsLoss, {}),
     "a sum, with a metric that draws": (SumsBesideDraws, {}),
     "a mean, with state in it": (lambda: KeepsStateInItsLoss(across=False), {}),
-    "across rows, with state in it": (lambda: KeepsStateInItsLoss(across=True), {}),
+    "across samples, with state in it": (lambda: KeepsStateInItsLoss(across=True), {}),
     "a loss that overrides its call": (Net, {"loss": OwnCall}),
     "added losses": (Net, {"loss": MSE, "between": AddsLosses}),
     "an added loss that begins later": (Net, {"loss": MSE, "between": AddsALossLater}),
@@ -353,7 +353,7 @@ LOSSES = {  # functions that create the losses, because a loss uses the current 
         Net,
         {"loss": lambda: lambda y, p: ops.mean((y - p) ** 2), "optimizer": accumulating},
     ),
-    "no reduction beside a mean": (
+    "no reduction next to a mean": (
         two_outputs,
         {"loss": lambda: [MSE(reduction=None), "mse"], "y": [Y, Y + 1]},
     ),
@@ -398,7 +398,7 @@ def test_custom_train_step_gives_the_results_of_one_device(name):
 
 
 @pytest.mark.short(
-    "across rows, with [mw]*",
+    "across samples, with [mw]*",
     "states of frozen*",
     "outputs of*",
     "no reduction*",
@@ -692,18 +692,18 @@ OUTPUTS = {
     "norm of windows": (Windows, lambda y, outputs: ops.norm(outputs)),
     "sum with centers": (Centers, nearest(ops.sum)),
     "mean with centers": (Centers, nearest(ops.mean)),
-    "centers across rows": (Centers, assigned_alike),
+    "centers across samples": (Centers, assigned_alike),
 }
 
 
 @pytest.mark.short(
-    "last of one row-centers across rows",
-    "last of one row-norm of windows",
+    "last of one sample-centers across samples",
+    "last of one sample-norm of windows",
     "full-mean with centers",
     "full-sum of windows",
 )
 @pytest.mark.parametrize("case", OUTPUTS)
-@pytest.mark.parametrize("rows", [24, 17], ids=["full", "last of one row"])
+@pytest.mark.parametrize("rows", [24, 17], ids=["full", "last of one sample"])
 def test_losses_of_outputs_without_one_sample_for_each_input_are_those_of_one_device(case, rows):
     base, loss_of = OUTPUTS[case]
 

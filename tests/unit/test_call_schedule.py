@@ -103,7 +103,7 @@ class TakesVectors(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize(
-    "callback, told, alone",
+    "callback, steps, alone",
     [
         (Reader(), None, 1),
         (ReaderInThreads(), 1, 1),
@@ -113,8 +113,8 @@ class TakesVectors(keras.callbacks.Callback):
         (type("Both", (Reader, OwnAnswer), {})(), 7, 7),
     ],
 )
-def test_callbacks_that_only_read_are_called_each_step_and_end_no_compiled_call(callback, told, alone):
-    assert steps_until_call(callback, 3, records_logs=True) == told
+def test_callbacks_that_only_read_are_called_each_step_and_end_no_compiled_call(callback, steps, alone):
+    assert steps_until_call(callback, 3, records_logs=True) == steps
     assert steps_until_call(callback, 3) == alone
 
 

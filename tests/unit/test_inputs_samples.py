@@ -36,7 +36,7 @@ def leaf(kind, rows):
     if kind == "sparse":
         return tf.sparse.from_dense(np.where(np.arange(4) == numbers[:, None] % 4, numbers[:, None] + 1, 0))
     if kind == "string":
-        return np.array([f"row {r}" for r in numbers])
+        return np.array([f"sample {r}" for r in numbers])
     if kind == "bool":
         return numbers % 2 == 0
     if kind == "matrix":

@@ -1,4 +1,4 @@
-"""Parts that need no cluster: rejected setups, modes, summing rows of totals, splitting gradients."""
+"""Parts that need no cluster: rejected setups, modes, summing matrices of totals, splitting gradients."""
 
 import json
 

@@ -82,7 +82,7 @@ BOTH: dict[str, Callable[[Bench], Any]] = {
     "validation_split 0": fit(validation_split=0),
     "validation_data a list": fit(validation_data=[X, Y]),
     "validation_data with weights": fit(validation_data=(X, Y, np.ones(6))),
-    "validation_data of more rows": fit(validation_data=(np.ones((9, 3)), np.ones((9, 2)))),
+    "validation_data of more samples": fit(validation_data=(np.ones((9, 3)), np.ones((9, 2)))),
     "validation_data of integers": fit(validation_data=(np.ones((6, 3), int), np.ones((6, 2), int))),
     "validation_data a dataset": fit(validation_data=rows(X, Y).batch(2)),
     "validation_data a dataset of batches": fit(validation_data=rows(X, Y).batch(2, drop_remainder=True)),

@@ -208,7 +208,7 @@ SETTINGS: dict[str, Use] = {
     **_of("BackupAndRestore", "save_before_preemption", "True or False", "no"),
     **_of("StochasticWeightAveraging", "start_from_epoch", "whole number", -1, "1", 0.5, True, None),
     **_of("StochasticWeightAveraging", "every", "whole number", 0, "step", 1.5, True, None),
-    "StochasticWeightAveraging beside use_ema": (
+    "StochasticWeightAveraging with use_ema": (
         lambda b: b.new(optimizer=keras.optimizers.SGD(use_ema=True)).fit(
             X, Y, verbose=0, callbacks=[callbacks.StochasticWeightAveraging()]
         ),

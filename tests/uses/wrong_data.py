@@ -138,12 +138,12 @@ DATA: dict[str, Use] = {
     "validation_data never ends": validated(
         rows(X, Y).batch(2).repeat(), r"validation_steps \(None\) must be given"
     ),
-    "validation_data of unequal rows": validated((X, Y[:3]), "x: 6, y: 3", "same number of samples"),
+    "validation_data of unequal lengths": validated((X, Y[:3]), "x: 6, y: 3", "same number of samples"),
     "validation_data of a number": validated((3, Y), "x is a int", "arrays"),
     "validation_data of a text": validated((X, "a"), "y is a str", "arrays"),
     "validation_data of one weight": validated((X, Y, 3), "sample_weight is a int", "arrays"),
-    "validation_data of no rows": validated((X[:0], Y[:0]), "no samples", "at least one"),
-    "validation_data of rows": validated(rows(X, Y), "dataset", "batch them first"),
+    "validation_data of no samples": validated((X[:0], Y[:0]), "no samples", "at least one"),
+    "validation_data of samples": validated(rows(X, Y), "dataset", "batch them first"),
     "validation_data of no batch": validated(
         rows(X, Y).take(0).batch(2), "without any batch", "at least one"
     ),

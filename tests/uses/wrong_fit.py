@@ -35,7 +35,7 @@ INPUTS: dict[str, Use] = {
     "x is a file name": fit("x is a str", "tf.data.Dataset", x="data.csv", y=None),
     "x is a number": fit("x is a int", "arrays or tensors", x=3),
     "x is strings": fit("`x` holds strings", "StringLookup", x=np.array([["a", "b", "c"]] * 6)),
-    "x is rows of different lengths": fit("`x`", "RaggedTensor", x=[[1.0, 2.0, 3.0], [1.0]] * 3),
+    "x is lists of different lengths": fit("`x`", "RaggedTensor", x=[[1.0, 2.0, 3.0], [1.0]] * 3),
     "x is objects": fit("dtype object", "convert it first", x=np.array([{1}, 2, None, 3, 4, 5], object)),
     "x is dates": fit("datetime64", "convert it", x=np.array(["2020-01-01"] * 6, "datetime64[D]")),
     "x is None": fit("x is None", "give at least one array", x=None, y=None),
@@ -53,7 +53,7 @@ INPUTS: dict[str, Use] = {
     "x is symbolic": fit("`?x`?", "KerasTensor", "arrays", x=keras.Input((3,))),
     "x is a generator function": fit("`x` is a function", "pass the generator", x=lambda: iter([V]), y=None),
     "x is used up": generator("generator yielded no batch", "create a new one", of=[]),
-    "x is single rows": fit("dataset", BATCHED, x=rows(X, Y), y=None),
+    "x is single samples": fit("dataset", BATCHED, x=rows(X, Y), y=None),
     "x is single numbers": fit(
         "x is a dataset of single samples", "batch it first", x=tf.data.Dataset.range(6), y=None
     ),
@@ -69,13 +69,13 @@ INPUTS: dict[str, Use] = {
         x=rows(X, Y).filter(lambda x, y: False).batch(2),
         y=None,
     ),
-    "x is single rows with one-hot labels": fit(
+    "x is single samples with one-hot labels": fit(
         r"different numbers of samples \(\[3, 10\]", BATCHED, x=rows(X, np.zeros((6, 10))), y=None
     ),
     "x gives numbers": generator("Batch 0 of the generator is a int", "must be a tuple", of=[0, 1, 2]),
     "x gives strings": generator("Batch 0 .* is a str", "must be a tuple", of=["a"]),
     "x gives None": generator("Batch 0 .* is a NoneType", "must be a tuple", of=[None, None]),
-    "x gives unequal rows": generator("x: 6, y: 2", "same number of samples", of=[(X, Y[:2])] * 2),
+    "x gives unequal lengths": generator("x: 6, y: 2", "same number of samples", of=[(X, Y[:2])] * 2),
     "x gives another structure later": generator(
         "Batch 1 of the generator", "but the first batch is", of=[(X,), (X, Y)]
     ),
@@ -98,8 +98,8 @@ INPUTS: dict[str, Use] = {
     "y is names": fit("`y` holds strings", "StringLookup", y=np.array(["cat"] * 6)),
     "y is a list of names": fit("`y` holds strings", "StringLookup", y=["cat"] * 6),
     "y is a number": fit("y is a int", "arrays or tensors", y=1),
-    "y has more rows": fit("x: 6, y: 8", "same number of samples", y=np.ones((8, 2))),
-    "y has fewer rows": fit("x: 6, y: 3", "same number of samples", y=Y[:3]),
+    "y has more samples": fit("x: 6, y: 8", "same number of samples", y=np.ones((8, 2))),
+    "y has fewer samples": fit("x: 6, y: 3", "same number of samples", y=Y[:3]),
     "y has other columns": fit("`y`", r"\(None, 5\)", "shape of the outputs", y=np.ones((6, 5))),
     "y lacks an axis": fit("`y`", r"\(None,\)", "shape of the outputs", y=np.ones(6)),
     "y has an axis too many": fit("`y`", r"\(None, 2, 2\)", "shape of the outputs", y=np.ones((6, 2, 2))),
@@ -114,10 +114,10 @@ INPUTS: dict[str, Use] = {
     "sample_weight is too short": fit("sample_weight: 4", "same number of samples", sample_weight=np.ones(4)),
     "sample_weight is of classes": fit(r"sample_weight\[0\] is a float", "arrays", sample_weight={0: 1.0}),
     "sample_weight has a name": fit(
-        "`sample_weight`", "one weight for each (row|sample)", sample_weight={"out": np.ones(6)}
+        "`sample_weight`", "one weight for each sample", sample_weight={"out": np.ones(6)}
     ),
     "sample_weight has columns": fit(
-        "`sample_weight`", r"\(None, 3\)", "for each (row|sample)", sample_weight=np.ones((6, 3))
+        "`sample_weight`", r"\(None, 3\)", "for each sample", sample_weight=np.ones((6, 3))
     ),
     "class_weight is a list": fit(
         "class_weight", r"\[1.0\]", "must be a dict", class_weight=[1.0], y=np.ones(6)
@@ -279,7 +279,7 @@ METHODS: dict[str, Use] = {
     "predict None": method("predict", None, words=("x is None", "give at least one")),
     "predict a file": method("predict", "img.png", words=("x is a str", "arrays")),
     "predict names": method("predict", np.array([["a", "b", "c"]]), words=("`x` holds strings", "Encode")),
-    "predict one row": method("predict", X[0], words=("`x`", r"\(None,\)", "takes in")),
+    "predict one sample": method("predict", X[0], words=("`x`", r"\(None,\)", "takes in")),
     "predict features": method("predict", np.ones((6, 5)), words=("`x`", r"\(None, 5\)", "takes in")),
     "predict forever": method("predict", rows(X).batch(2).repeat(), words=("steps", "must be given")),
     "predict with y": method("predict", X, Y, words=("`batch_size`", "whole number")),

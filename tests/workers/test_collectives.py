@@ -34,7 +34,7 @@ def test_collectives_on_workers_equal_one_device(start_workers, caplog, workers=
         assert one["chief"].tolist() == [10.0, 0.1]
         assert one["cluster"].tolist() == [index == 0, workers, index, total]
         assert str(one["refused"]) == (
-            "rows must be the same on all workers for the arguments of fit. Received: 13 on worker 0, 14 on worker 1. "
+            "samples must be the same on all workers for the arguments of fit. Received: 13 on worker 0, 14 on worker 1. "
             "Run the same program with the same data everywhere."
         )
     weight, loss = train_on_one_device()

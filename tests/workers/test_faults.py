@@ -38,7 +38,7 @@ def test_workers_that_differ_are_rejected_with_a_sentence_on_each(start_workers)
     for index in range(2):
         printed = workers.printed(index)
         assert re.search(
-            r"rows: ValueError: the number of training samples must be the same on all workers for fit. "
+            r"samples: ValueError: the number of training samples must be the same on all workers for fit. "
             r"Received: 20 on worker 0, 21 on worker 1.",
             printed,
         ), printed
@@ -59,7 +59,7 @@ def test_workers_that_differ_are_rejected_with_a_sentence_on_each(start_workers)
             "silent: []",
             "orders: 4",
             "values: 2",
-            "told: ['`x` is another tf.data pipeline (data, files, constants or functions) on worker 1 than on worker 0",
+            "warned: ['`x` is another tf.data pipeline (data, files, constants or functions) on worker 1 than on worker 0",
         ):
             assert line in printed, printed
 

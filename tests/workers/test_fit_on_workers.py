@@ -99,13 +99,13 @@ def check_own_rows(found, replicas):
         history = model.fit(iter([(x[rows], y[rows]) for rows in steps]), verbose=0, shuffle=False)
         losses += history.history["loss"]
     for one in found:
-        np.testing.assert_allclose(one["own rows loss"], losses, RELATIVE)
-        np.testing.assert_allclose(one["own rows val_loss"][-1], model.evaluate(x, y, verbose=0)[0], RELATIVE)
+        np.testing.assert_allclose(one["own part loss"], losses, RELATIVE)
+        np.testing.assert_allclose(one["own part val_loss"][-1], model.evaluate(x, y, verbose=0)[0], RELATIVE)
         weights = np.concatenate([np.ravel(w) for w in model.get_weights()])
-        np.testing.assert_allclose(one["own rows weights"], weights, RELATIVE, ABSOLUTE)
+        np.testing.assert_allclose(one["own part weights"], weights, RELATIVE, ABSOLUTE)
         order = [row for rows in steps for row in rows]
         np.testing.assert_allclose(
-            one["own rows predict"], model.predict(x[order], verbose=0), RELATIVE, ABSOLUTE
+            one["own part predict"], model.predict(x[order], verbose=0), RELATIVE, ABSOLUTE
         )
 
 

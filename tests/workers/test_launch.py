@@ -115,7 +115,7 @@ def test_same_error_at_the_same_step_is_not_tried_a_third_time(launch, tmp_path)
     assert process.returncode == 1
     assert "starting all again in 1 s, restart 1 of 5" in err
     assert "the same error at the same step" in err and "restart 2" not in err
-    assert "raised ValueError: row " in err and ", at epoch 1, step 7. The others were ended." in err
+    assert "raised ValueError: file " in err and ", at epoch 1, step 7. The others were ended." in err
 
 
 def test_noise_of_a_worker_is_passed_on_without_what_commands_a_terminal(launch, tmp_path):

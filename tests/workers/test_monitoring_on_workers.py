@@ -8,7 +8,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 def test_report_names_both_workers_and_the_slow_one_and_all_stop_at_the_same_anomaly(start_workers):
-    run = start_workers("see_training", count=2)
+    run = start_workers("monitored", count=2)
     run.succeed()
     report = read_run(run.out / "report.jsonl")
     assert report.how == "finished" and report.facts["strategy"]["replicas"] == 2

@@ -68,8 +68,9 @@ def find_learning_rate(
 
     Source: Smith 2017, "Cyclical Learning Rates for Training Neural Networks", section 3.3.
 
-    >>> found = find_learning_rate(model, x, y)  # doctest: +SKIP
-    >>> model.optimizer.learning_rate = found.suggestion  # doctest: +SKIP
+    Examples:
+        >>> found = unisono.find_learning_rate(model, x, y)
+        >>> model.optimizer.learning_rate = found.suggestion
     """
     steps = whole_number("steps", steps, least=20)
     number("lowest", lowest, above=0)

@@ -192,7 +192,7 @@ def as_text(
     if best is None:
         lines.append(_nothing_fits(plans[0], devices))
     elif not best.changes:
-        lines.append("It fits as it is.")
+        lines.append("It fits without changes.")
     else:
         code = (f"    {line}" for line in code_of(best, samples, devices))
         lines += ["Put this into the program:", "", *code]
@@ -215,7 +215,7 @@ def _title(plan: MemoryPlan) -> str:
         f"accumulation of {plan.accumulation}" if plan.accumulation > 1 else "",
         "half precision" if plan.half_precision else "",
     ]
-    return ", ".join(filter(None, parts)) or "as it is"
+    return ", ".join(filter(None, parts)) or "unchanged"
 
 
 def _nothing_fits(plain: MemoryPlan, devices: int) -> str:

@@ -35,11 +35,17 @@ WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, Recu
 
 
 class DamagedFileError(OSError):
-    """The bytes of a file are not those that were written."""
+    """The bytes of a file are not those that were written.
+
+    Examples:
+        >>> unisono.callbacks.read_backup("damaged.unisono")
+        Traceback (most recent call last):
+        DamagedFileError: damaged.unisono ...
+    """
 
 
 class NewerFormatError(RuntimeError):
-    """A good file in a format that this version does not know."""
+    """The file is good, but a newer version wrote it, in a format that this one does not know."""
 
 
 class BackupMismatchError(ValueError):
@@ -62,8 +68,7 @@ def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> None:
     """Writes `content` and its `summary`, JSON values that a listing shows without reading the arrays.
 
     Raises:
-        TypeError: `content` is more than a nest of dicts, lists, tuples, None, bools, numbers, strings, bytes and NumPy
-            arrays or scalars; the message says where.
+        TypeError: `content` has another type than dict, list, tuple, None, bool, number, str, bytes and NumPy arrays.
         ValueError: the plain values in it are too long.
     """
     arrays: list[np.ndarray] = []
@@ -91,8 +96,7 @@ def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> None:
 def read(path: str | Path, outline: bool = False) -> tuple[dict[str, Any], Any]:
     """`(summary, content)` of a file, every byte of it checked. Arrays are views of one read-only buffer.
 
-    An `outline` takes little memory: arrays in the content hold zeros, and bytes are empty. Raises DamagedFileError,
-    NewerFormatError, or OSError where the file cannot be read.
+    An `outline` takes little memory: its arrays are zeros. Raises DamagedFileError, NewerFormatError or OSError.
     """
     with _opened(path) as (stream, size):
         return _load(path, stream, size, outline)

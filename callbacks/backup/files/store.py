@@ -25,17 +25,29 @@ _finished: collections.Counter[str] = collections.Counter()
 
 @dataclasses.dataclass(frozen=True)
 class BackupInfo:
-    """What is known about one backup without loading it. It can be used as a path."""
+    """What `latest_backup` and `list_backups` know about one backup without loading it. It can be used as a path.
+
+    Attributes:
+        path: the file.
+        status: "good", "damaged" or "newer" (written by a newer version); every byte was checked.
+        epoch: at which a run resumes, 0-based; None unless good, as the next three.
+        step: steps of that epoch that are done.
+        total_steps: optimizer steps since the beginning of training.
+        time: seconds since 1970, when it was taken.
+        size: bytes.
+        run: the same for all backups of a run, however often it was resumed.
+        problem: what is wrong with a file that is not good.
+    """
 
     path: Path
-    status: str  # "good", "damaged" or "newer" (written by a newer version); every byte was checked
-    epoch: int | None = None  # at which a run resumes, 0-based; None unless good, as the next three
-    step: int | None = None  # steps of that epoch that are done
-    total_steps: int | None = None  # optimizer steps since the beginning of training
-    time: float | None = None  # seconds since 1970, when it was taken
-    size: int = 0  # bytes
-    run: str | None = None  # the same for all backups of a run, however often it was resumed
-    problem: str | None = None  # what is wrong with a file that is not good
+    status: str
+    epoch: int | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    time: float | None = None
+    size: int = 0
+    run: str | None = None
+    problem: str | None = None
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -56,14 +68,22 @@ def backup_directory(directory: str | os.PathLike | None, backup_dir: str | os.P
 
 
 def list_backups(directory: str | os.PathLike) -> list[BackupInfo]:
-    """All backups in `directory`, the newest first, every byte checked; empty if there is no such directory."""
+    """All backups in `directory`, the newest first, every byte checked; empty if there is no such directory.
+
+    Examples:
+        >>> [(info.path.name, info.status) for info in unisono.callbacks.list_backups("run")]
+        [('backup-000002.unisono', 'good'), ('backup-000001.unisono', 'good')]
+    """
     return [_inspect(path) for path in backup_paths(local_path("directory", directory))]
 
 
 def latest_backup(directory: str | os.PathLike) -> BackupInfo | None:
-    """The newest good backup in the directory given to `BackupAndRestore`, or None.
+    """The `BackupInfo` of the newest good backup in the directory given to `BackupAndRestore`, or None.
 
-    It is a path, with the epoch, step, time and size as attributes.
+    Examples:
+        >>> info = unisono.callbacks.latest_backup("run")
+        >>> info.path.name, info.epoch, info.step
+        ('backup-000002.unisono', 2, 0)
     """
     paths = backup_paths(local_path("directory", directory))
     return next((info for info in map(_inspect, paths) if info.status == "good"), None)
@@ -75,6 +95,11 @@ def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
     Raises:
         DamagedFileError: the file is not as it was written.
         NewerFormatError: it was written by a newer version.
+
+    Examples:
+        >>> summary, content = unisono.callbacks.read_backup("run/backup-000002.unisono")
+        >>> summary["total_steps"], sorted(content)
+        (4, ['calendar', 'callbacks', 'counters', 'fingerprint', 'variables', 'workers'])
     """
     return read_checked(local_path("path", path))
 
@@ -116,8 +141,7 @@ class Found(NamedTuple):
 class BackupStore:
     """Writes and finds the backups of one run; owns the names in its directory. One process writes.
 
-    A script may have several fits in one directory. Each finds its own backups: those made after as many fits in that
-    directory were done in their process as in this one.
+    Each fit of a script has its own backups: those made after as many fits of their process in that directory.
     """
 
     def __init__(self, directory: str | os.PathLike, keep: int):

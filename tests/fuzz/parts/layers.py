@@ -105,7 +105,7 @@ LAYERS: dict[str, Callable[[], layers.Layer]] = {
         lambda x: 0.01 * ops.sum(ops.square(x)), only_in_training=True
     ),
     "adds a sum of negative parts": lambda: AddsLoss(lambda x: 0.01 * ops.sum(ops.relu(-x))),
-    "counts rows": lambda: KeepsState(_count, dtype="int32"),
+    "counts samples": lambda: KeepsState(_count, dtype="int32"),
     "counts calls": lambda: KeepsState(lambda state, x: state.assign_add(1), dtype="int32"),
     "sums": lambda: KeepsState(_sum, (WIDTH,)),
     "maximum": lambda: KeepsState(_maximum),

@@ -81,7 +81,7 @@ def _scalar_sum(y_true, y_pred):
 
 OWN: dict[str, Callable[..., Any]] = {
     "rows": lambda **_: _rows,
-    "rows of classes": lambda **_: _rows_of_classes,
+    "samples of classes": lambda **_: _rows_of_classes,
     "scalar mean": lambda **_: _scalar_mean,
     "scalar sum": lambda **_: _scalar_sum,
     "scalar across": lambda **_: across,
@@ -90,7 +90,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "Loss.__call__ mean": lambda **_: OwnDunder(ops.mean),
     "Loss.__call__ sum": lambda **_: OwnDunder(ops.sum),
     "Loss.__call__ across": lambda **_: OwnDunder(across),
-    "CosineSimilarity over rows": lambda **arguments: keras.losses.CosineSimilarity(axis=0, **arguments),
+    "CosineSimilarity over samples": lambda **arguments: keras.losses.CosineSimilarity(axis=0, **arguments),
     "SparseCategoricalCrossentropy": lambda **arguments: keras.losses.SparseCategoricalCrossentropy(
         from_logits=True, **arguments
     ),

@@ -73,9 +73,9 @@ class MetricWithLoss(keras.metrics.Mean):
 
 
 METRICS: dict[str, Callable[[], Any]] = {
-    "CosineSimilarity over rows": lambda: keras.metrics.CosineSimilarity(axis=0),
-    "PearsonCorrelation over rows": lambda: keras.metrics.PearsonCorrelation(axis=0),
-    "ConcordanceCorrelation over rows": lambda: keras.metrics.ConcordanceCorrelation(axis=0),
+    "CosineSimilarity over samples": lambda: keras.metrics.CosineSimilarity(axis=0),
+    "PearsonCorrelation over samples": lambda: keras.metrics.PearsonCorrelation(axis=0),
+    "ConcordanceCorrelation over samples": lambda: keras.metrics.ConcordanceCorrelation(axis=0),
     "Loss object": lambda: keras.losses.MeanSquaredError(name="loss_object"),
     "Loss object sum": lambda: keras.losses.MeanSquaredError(reduction="sum", name="loss_object_sum"),
     "rows": lambda: rows,

@@ -171,7 +171,7 @@ STEPPED: dict[str, Any] = {
     "compute_loss": None,
     "mean": lambda y, y_pred, batch: tf.reduce_mean(_squares(y, y_pred)),
     "sum": lambda y, y_pred, batch: tf.reduce_sum(_squares(y, y_pred)),
-    "rows": lambda y, y_pred, batch: _squares(y, y_pred),
+    "samples": lambda y, y_pred, batch: _squares(y, y_pred),
     "by global batch": lambda y, y_pred, batch: tf.reduce_sum(_squares(y, y_pred)) / batch,
     "by replicas": lambda y, y_pred, batch: (
         tf.reduce_mean(_squares(y, y_pred)) / tf.distribute.get_strategy().num_replicas_in_sync
@@ -183,7 +183,7 @@ STEPPED: dict[str, Any] = {
     "clips": lambda y, y_pred, batch: tf.reduce_mean(_squares(y, y_pred)),
     "clips its own": lambda y, y_pred, batch: tf.reduce_mean(_squares(y, y_pred)),
     "masked": lambda y, y_pred, batch: _masked(_squares(y, y_pred)),
-    "compares rows": lambda y, y_pred, batch: across(y, tf.cast(y_pred, y.dtype)),
+    "compares samples": lambda y, y_pred, batch: across(y, tf.cast(y_pred, y.dtype)),
     "tracks a mean": lambda y, y_pred, batch: tf.reduce_mean(_squares(y, y_pred)),
     "tracks a sum": lambda y, y_pred, batch: tf.reduce_sum(_squares(y, y_pred)),
     "Loss object": lambda y, y_pred, batch: keras.losses.MeanSquaredError()(y, y_pred),

@@ -100,9 +100,9 @@ found["loss"], found["weight"] = local(loss), local(weight)
 
 with strategy.scope():
     found["chief"] = from_chief([10.0 + worker_index(), 0.1])
-    check_same_everywhere({"rows": 13}, "the test")
+    check_same_everywhere({"samples": 13}, "the test")
     try:
-        check_same_everywhere({"rows": 13 + worker_index(), "same": "yes"}, "the arguments of fit")
+        check_same_everywhere({"samples": 13 + worker_index(), "same": "yes"}, "the arguments of fit")
         found["refused"] = ""
     except ValueError as error:
         found["refused"] = str(error)

@@ -31,7 +31,7 @@ def attempt(name, *arguments, **options):
         print(f"{name}: went through", flush=True)
 
 
-attempt("rows", np.ones((rows, 2), "float32"), np.ones((rows, 1), "float32"), batch_size=32)
+attempt("samples", np.ones((rows, 2), "float32"), np.ones((rows, 1), "float32"), batch_size=32)
 attempt("epochs", np.ones((8, 2), "float32"), np.ones((8, 1), "float32"), epochs=1 + worker_index())
 attempt("generator", batches(6 - worker_index()))
 
@@ -69,14 +69,14 @@ attempt("sharded", dataset(0, 16, [(2, me)]))
 any_order = tf.data.Options()
 any_order.deterministic = False
 attempt("sharded and distributed", strategy.experimental_distribute_dataset(dataset(0, 16, [(2, me)])))
-with warnings.catch_warnings(record=True) as told:
+with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     attempt("part for validation", dataset(0, 16, [(2, 1)]))
     attempt("seeded", dataset(0, 16).shuffle(4, seed=1))
     attempt("function", of_this_worker)
     kept = dataset(0, 16, [(2, me)]).with_options(off)
     attempt("sharding off", strategy.experimental_distribute_dataset(kept))
-    print("silent:", [str(each.message) for each in told if "on worker 1" in str(each.message)], flush=True)
+    print("silent:", [str(each.message) for each in seen if "on worker 1" in str(each.message)], flush=True)
     attempt("files", dataset(16 * me, 16 * me + 16))
     attempt("unseeded", dataset(0, 16).shuffle(4))
     attempt("seed of the worker", dataset(0, 16).shuffle(4, seed=1 + me))
@@ -85,10 +85,12 @@ with warnings.catch_warnings(record=True) as told:
         lambda i: dataset(4 * i, 4 * i + 4), num_parallel_calls=2, deterministic=False
     )
     attempt("interleaved in any order", several)
-    print("orders:", sum("another random order" in str(each.message) for each in told), flush=True)
+    print("orders:", sum("another random order" in str(each.message) for each in seen), flush=True)
     attempt("own values", np.full((8, 2), me, "float32"), np.ones((8, 1), "float32"))
     attempt("own generator", ((np.full((4, 2), me, "float32"), np.ones((4, 1), "float32")) for _ in range(2)))
-    print("values:", sum("has other values on worker 1" in str(each.message) for each in told), flush=True)
-    print("told:", [str(each.message) for each in told if "another tf.data" in str(each.message)], flush=True)
+    print("values:", sum("has other values on worker 1" in str(each.message) for each in seen), flush=True)
+    print(
+        "warned:", [str(each.message) for each in seen if "another tf.data" in str(each.message)], flush=True
+    )
 attempt("same", np.ones((8, 2), "float32"), np.ones((8, 1), "float32"))
 assert sys.argv[1]

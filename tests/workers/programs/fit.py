@@ -79,7 +79,7 @@ def arrays(strategy, out, found):
     written = model.predict(X, batch_size=16, verbose=0, callbacks=[writer])
     assert (written is not None) == is_chief()
     found["written"] = written if is_chief() else found["predict"]
-    found["one row"] = model.predict_on_batch(X[:1])
+    found["one sample"] = model.predict_on_batch(X[:1])
     found["on batch"] = [*model.train_on_batch(X[:5], Y[:5]), *model.test_on_batch(X[:2], Y[:2])]
     found["rate"] = model.optimizer.learning_rate.numpy()
     found.update({f"arrays weight {i}": w for i, w in enumerate(model.get_weights())})
@@ -138,10 +138,10 @@ def own_rows(strategy, out, found):
 
     model = classifier(strategy)
     history = model.fit(rows_of_worker, epochs=2, verbose=0, shuffle=False, validation_data=rows_of_worker)
-    found["own rows loss"] = history.history["loss"]
-    found["own rows val_loss"] = history.history["val_loss"]
-    found["own rows predict"] = model.predict(inputs_of_worker, verbose=0)
-    found["own rows weights"] = np.concatenate([np.ravel(w) for w in model.get_weights()])
+    found["own part loss"] = history.history["loss"]
+    found["own part val_loss"] = history.history["val_loss"]
+    found["own part predict"] = model.predict(inputs_of_worker, verbose=0)
+    found["own part weights"] = np.concatenate([np.ravel(w) for w in model.get_weights()])
 
 
 def rows_of_steps(parts, replicas):

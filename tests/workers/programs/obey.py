@@ -53,7 +53,7 @@ if order in ("lost", "same"):
     records.start(os.environ["UNISONO_RECORDS"], f"worker {worker}")
 if order == "same":
     with records.reporting_position(lambda: "epoch 1, step 7"):
-        raise ValueError(f"row {os.getpid()} is broken")
+        raise ValueError(f"file {os.getpid()} is broken")
 if order == "lost" and worker == "0":
     wait_until(lambda: os.path.exists(f"{out}/pid-1-0"))
     raise RuntimeError("aborted by: lost contact with worker 1: worker 0 has waited 11 s")

@@ -25,25 +25,25 @@ def say_what_determinism_costs(model: TrainedModel, x: Any) -> None:
     """
     if not operations_are_deterministic():
         return
-    line = f"Operations are deterministic (enable_op_determinism). It costs this fit: {'; '.join(_costs(model, x))}."
+    line = f"Deterministic operations (enable_op_determinism) make this fit slower: {'; '.join(_costs(model, x))}."
     if line not in _said:
         _said.add(line)
         print(line, flush=True)
 
 
 def _costs(model: TrainedModel, x: Any) -> Iterator[str]:
-    untried = ", chosen without trying which is fastest" if tf.config.list_logical_devices("GPU") else ""
-    yield f"slower kernels of some operations, such as the gradients of convolutions and scatters{untried}"
+    untried = ", and they are not chosen by speed" if tf.config.list_logical_devices("GPU") else ""
+    yield f"some kernels are slower, such as the gradients of convolutions and scatters{untried}"
     if model._auto_jit and not model.run_eagerly:
-        yield 'steps in the plain graph, where `jit_compile="auto"` would take XLA if that is faster: give True to have it'
+        yield "steps run in the plain graph (`jit_compile=True` selects XLA, which may be faster)"
     if not isinstance(x, tf.data.Dataset):
         return
     for step in transformations(x):
         if step.in_parallel and (step.keeps_state or step.draws or step.calls_python):
             what = "calls Python" if step.calls_python else "draws random numbers or writes a variable"
             yield (
-                f"the {step.name.strip('_')} of the input, which {what}, one element after another: draw with "
-                "tf.random.stateless_* functions to have it in parallel"
+                f"the {step.name.strip('_')} of the input {what}, so it is sequential: draw with tf.random.stateless_* "
+                "functions to run it in parallel"
             )
     if in_any_order(x):
-        yield "the order of the input, for which deterministic=False no longer counts"
+        yield "the input is read in order, because deterministic=False is ignored"

@@ -70,8 +70,7 @@ class CallLength:
     Where the overhead of a call is large (`call_seconds` of the function: thousands of variables), it is longer, up to 1 s.
 
     Args:
-        fixed: int or None; the steps of every compiled call when the user set them (then callbacks wait for its end, as
-            in Keras).
+        fixed: int or None; the steps of every compiled call if the user set them: callbacks then wait for its end.
         callbacks: the callbacks of the loop.
         phase: "train", "test" or "predict".
         step: int; the completed steps of the epoch.

@@ -22,8 +22,7 @@ class _ShapesVary(Exception):
 class PredictLoop:
     """The loop for one layout of input; decides when it pays.
 
-    The loop costs a second trace, so it is used once the calls have taken longer than the first one, which was mostly
-    tracing.
+    The loop costs a second trace, so it is used once the calls have taken longer than the first one with its trace.
 
     Args:
         step: `step(batch)`, the outputs for a batch, while tracing.

@@ -1,6 +1,6 @@
 """Reports: two training runs on two replicas with a report each, and one page that compares them.
 
-Run it with `python examples/see_training.py [FOLDER]`, then open FOLDER/report.html in a browser.
+Run it with `python examples/training_reports.py [FOLDER]`, then open FOLDER/report.html in a browser.
 """
 
 from __future__ import annotations
