@@ -48,7 +48,7 @@ def test_profile_of_steps_is_written_where_the_plugin_searches(tmp_path, steps):
 
 @pytest.fixture
 def profile_written_by(monkeypatch):
-    """A function that puts another function in place of the one with which TensorFlow writes a profile."""
+    """A function that replaces the one with which TensorFlow writes a profile."""
 
     def replace(write):
         session = types.SimpleNamespace(export_to_tb=write)
