@@ -18,7 +18,7 @@ def run(finite_checks, rule, initial):
     return [field.numpy().item() for field in state]
 
 
-# finite checks, rule, initial scale -> scale, finite steps since it changed, skipped steps, skipped steps in a row
+# finite checks, rule, initial scale -> scale, finite steps since it changed, skipped steps, consecutive skipped steps
 CASES = {
     "an overflow halves it and starts counting anew": (
         ([True, True, False], ls.ScaleRule(growth_steps=10), 2.0**15),
@@ -35,7 +35,7 @@ CASES = {
         ([True, True, False, True, True], ls.ScaleRule(growth_steps=3), 2.0**15),
         [2.0**14, 2, 1, 0],
     ),
-    "skips are counted in a row and in all": (
+    "consecutive and all skips are counted": (
         ([False, True, False, False], ls.ScaleRule(), 2.0**15),
         [2.0**12, 0, 3, 2],
     ),
