@@ -105,6 +105,12 @@ class ModelPartition:
             return self._partition.whole()
         return self._partition.of(batch_spec(batch), compiles)
 
+    @property
+    def local_replicas(self) -> int:
+        """How many replicas of this process share a batch; 1 where none do."""
+        model = self._model
+        return len(model.distribute_strategy.extended.worker_devices) if shared_by_replicas(model) else 1
+
     def _as_step(self) -> Step:
         model, training = self._model, self._name == "train_step"
         return Step(

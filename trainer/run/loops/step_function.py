@@ -24,7 +24,7 @@ from ....optimizers.held_optimizers import optimizers_of
 from ....optimizers.stages.accumulation import CallsOnHost
 from ...inputs.checks import check_equal_samples, check_samples
 from ...inputs.sources.source import Chunk
-from ...partition.steps.step_partition import ModelPartition, shared_by_replicas
+from ...partition.steps.step_partition import ModelPartition
 from ...partition.steps.whole_step import WholeStep
 from ...step.global_metrics import losses_count_samples
 from ...step.replica_slices import ReplicaSlices
@@ -84,7 +84,8 @@ class StepFunction:
         self._partition = ModelPartition(model, "train_step" if training else "test_step", step_fn)
         self._device = ""
         self._is_large: bool | None = None
-        self.carried = CarriedLogs(lambda: model._has_own_logs(training), self._shares)
+        shares = lambda: 1 if self.recorder is not None else self._partition.local_replicas  # noqa: E731
+        self.carried = CarriedLogs(lambda: model._has_own_logs(training), shares)
         self._calls = CallsOnHost(model.optimizer, training and not model._overrides_step("train_step"))
         with tf.device("CPU:0"):
             self.reached_steps = plain_variable(tf.constant(UNKNOWN))
@@ -209,11 +210,6 @@ class StepFunction:
             return done, self.logs(self.carried.end(logs))
 
         return run
-
-    def _shares(self) -> int:
-        """How many replicas of this process keep their part of the logs until a loop ends."""
-        whole = self.recorder is not None or not shared_by_replicas(self.model)
-        return 1 if whole else len(self.model.distribute_strategy.extended.worker_devices)
 
     def call_hooks(self, batch: Any) -> None:
         """Calls the hooks of callbacks before a step, on the global batch."""
