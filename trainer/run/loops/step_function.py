@@ -35,7 +35,7 @@ from ..logs.step_recorder import StepRecorder
 from .compiled import GRAPH, XLA, Compiled
 from .compiled_calls import UNKNOWN, CompiledCall, noted
 
-LARGE = 100  # variables: saved inputs slow down an MLP's step by 4 %, but not the steps of larger models
+LARGE = 100  # copies of variables: saved inputs slow down an MLP's step by 4 %, but not the steps of larger models
 _EACH_INPUT = 5e-6  # seconds for TensorFlow to pass one variable to a graph
 
 
@@ -125,7 +125,7 @@ class StepFunction:
         variables = len(self.model.variables)
         state = sum(len(each.variables) for each in optimizers_of(self.model)) if self.training else 0
         replicas = 1 if self.alone else len(self.model.distribute_strategy.extended.worker_devices)
-        self._is_large = variables >= LARGE
+        self._is_large = variables * replicas >= LARGE
         if not self.model.run_eagerly:
             self.call_seconds = _EACH_INPUT * (variables + state) * replicas
 
