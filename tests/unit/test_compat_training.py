@@ -7,10 +7,7 @@ import keras
 import pytest
 from keras.src.backend.common import global_state
 
-from unisono.compat.keras_private.random_state import (
-    global_seed_generator_state,
-    thread_state,
-)
+from unisono.compat.keras_private.random_state import global_seed_generator_state, thread_state
 from unisono.trainer.step import global_loss as exact_loss
 
 

@@ -208,16 +208,18 @@ PRECISION: dict[str, Use] = {
     **{
         f"policy {given}": call(precision.set_global_policy, *words, given=given)
         for given, words in (
-            *(((name,), (f"{name!r}", KNOWN_POLICIES)) for name in ("mixed_float8", "half", "", "float17")),
-            (("mixed_float32",), ("'mixed_float32'", KNOWN_POLICIES)),
+            *(
+                ((name,), (f"{name!r}", KNOWN_POLICIES))
+                for name in ("mixed_float8", "half", "", "float17", "mixed_float32", "int8", "int32")
+            ),
             ((None,), ("name", "None", "'mixed_float16'")),
             ((tf.float16,), ("name", "float16", "'mixed_float16'")),
             (("float16",), ("'float16'", "lose small updates", "use 'mixed_float16'")),
-            (("int8",), ("'int8'", KNOWN_POLICIES)),
             *(
                 (("mixed_float16", scale), ("loss_scale", re.escape(repr(scale)), "positive"))
-                for scale in (0, -1, NAN, float("inf"), "static", True, [1.0])
+                for scale in (0, -1, NAN, float("inf"), True, [1.0])
             ),
+            (("mixed_float16", "static"), ("`loss_scale` must be 'dynamic', a positive number", "'static'")),
             *(
                 ((name, 8.0), (f"loss_scale=8.* '{name}'", "leave `loss_scale` out"))
                 for name in ("mixed_bfloat16", "float32", "float64")
