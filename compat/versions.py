@@ -99,6 +99,7 @@ _ONCE = "ours are called once for each compiled call, which may run many steps"
 
 OVERRIDDEN = {
     "keras:optimizers.Optimizer": {
+        "_track_variable": "a scalar is a Python number under a strategy, too",
         "_apply_weight_decay": _COPIES,
         "_backend_update_step": _COPIES,
         "_overwrite_model_variables_with_average_value": _COPIES,

@@ -10,9 +10,9 @@ from typing import Any
 
 import keras
 
-from ..compat.keras_private.optimizers import call_count, own_learning_rate
+from ..compat.keras_private.optimizers import own_variables
 from ..compat.keras_private.serialization import our_classes, save_as, unpickle
-from ..compat.keras_private.variables import Scalar
+from ..compat.keras_private.variables import as_number
 from ..distribute.variables import prepare_variables
 from .settings import check_optimizer, with_checked_arguments
 
@@ -91,17 +91,11 @@ def adopt(optimizer: Any) -> Any:
     if optimizer is not None and type(optimizer) is not class_for(type(optimizer)):
         check_optimizer(optimizer)
         optimizer.__class__ = class_for(type(optimizer))
-        set_up(optimizer)
+        prepare_variables()
+        for variable in own_variables(optimizer):
+            as_number(variable)
         optimizer.on_adopted()
     return optimizer
-
-
-def set_up(optimizer: keras.optimizers.Optimizer) -> None:
-    """Prepares the variables of an optimizer that is created or adopted."""
-    prepare_variables()
-    for variable in (call_count(optimizer), own_learning_rate(optimizer)):
-        if isinstance(variable, keras.Variable):
-            variable.__class__ = Scalar
 
 
 def rebuild(content: Any, read: Any = None) -> Any:

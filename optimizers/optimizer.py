@@ -9,11 +9,13 @@ import keras
 import tensorflow as tf
 
 from ..compat.keras_private.optimizers import call_count, own_learning_rate
+from ..compat.keras_private.variables import as_number
 from ..distribute.parameter_servers.shards import created_colocated
 from ..distribute.replicas import local_copy
 from ..distribute.sharding.row_sharding import created_in_rows
+from ..distribute.variables import prepare_variables
 from . import checks
-from .adoption import register_class, set_up
+from .adoption import register_class
 from .gradients import compute_gradients
 from .saved_state import SavedState
 from .settings import CheckedSettings
@@ -57,7 +59,7 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate, *args, **kwargs)
-        set_up(self)
+        prepare_variables()
         self.gradient_transformers = gradient_transformers
         self.gradient_aggregator = gradient_aggregator
 
@@ -216,6 +218,9 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         """Called once on an instance that `adopt` has given this class."""
         if self.built and self.gradient_accumulation_steps:
             accumulation.create_weight(self)
+
+    def _track_variable(self, variable: Any) -> None:
+        super()._track_variable(as_number(variable))
 
     # What the stages ask for.
 

@@ -52,7 +52,7 @@ def direct_writes() -> Iterator[None]:
         global_state.set_global_attribute(_SCOPE, scope)
 
 
-class Scalar(keras.Variable):
+class _Scalar(keras.Variable):
     """A Keras variable that is a Python number by `int()` and `float()` also where a strategy holds copies of it."""
 
     def __int__(self) -> int:
@@ -60,6 +60,13 @@ class Scalar(keras.Variable):
 
     def __float__(self) -> float:
         return float(self.numpy())
+
+
+def as_number(variable: Any) -> Any:
+    """The same variable, for which `int()` and `float()` work under a strategy if it is a scalar."""
+    if type(variable) is keras.Variable and variable.ndim == 0:
+        variable.__class__ = _Scalar
+    return variable
 
 
 def make_again(variable: keras.Variable) -> None:

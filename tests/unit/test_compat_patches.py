@@ -175,8 +175,10 @@ def test_added_methods_are_ours_because_tensorflow_lacks_them(added):
 )
 def test_scalars_of_an_optimizer_are_numbers_under_a_strategy(kind):
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-        optimizer = kind(0.5)
+        optimizer = unisono.mixed_precision.LossScaleOptimizer(kind(0.5))
+        optimizer.build([keras.Variable([1.0])])
     assert (int(optimizer.iterations), float(optimizer.learning_rate)) == (0, 0.5)
+    assert (int(optimizer.skipped_steps), float(optimizer.dynamic_scale)) == (0, 2.0**15)
 
 
 class Elsewhere:
