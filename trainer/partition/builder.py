@@ -128,7 +128,7 @@ class Builder(Values):
             both = values[inputs[0]].elements
         given = [values[each].constant for each in inputs]
         if (
-            depends_on_sizes(given) and not holds_for_all_sizes(op.type, given, self.one_size)
+            depends_on_sizes(given) and not holds_for_all_sizes(op.type, given, self.program.one_size)
         ) or rounds_sizes(op):
             both = None
             shapes.forget(tensor)
@@ -233,7 +233,7 @@ class Builder(Values):
             raise NotPartitioned(f"the function {graph.name} was changed after it was traced")
         values = self.program.values
         builder = Builder(values, None, self.is_local, True, self.whole_ops, self.replicated)
-        builder.one_size, own = self.one_size, []
+        builder.program.one_size, own = self.program.one_size, []
         for number, given in enumerate(inputs):
             value = values[given]
             constants = None if number in changed else value.constant

@@ -79,7 +79,7 @@ def _one_pass(
     whole: set[str],
 ) -> Program:
     builder = Builder([], slices=slices, is_local=is_local, whole=whole)
-    builder.one_size = one_size
+    builder.program.one_size = one_size
     for number, tensor in enumerate(graph.inputs):
         shape = shape_of(tensor.shape)
         both = shape, shape

@@ -18,7 +18,7 @@ from ...compat.tensorflow_graphs.one_device import (
     subgraphs,
 )
 from .conversions import Exchange, Replica, after, exchanged, local, scaled_numbers, where
-from .labels import PARTIAL_SUM, Label, is_sharded
+from .labels import PARTIAL_SUM, REPLICATED, Label, is_sharded
 from .operation_labels import READS
 from .program import (
     BRANCHES,
@@ -71,6 +71,8 @@ def rebuilt(
                 (copier.value(e.source), labels[e.source].label, labels[e.target].label) for e in exchanges
             ]
             for node, tensor in zip(exchanges, (yield from exchanged(wanted, replica))):
+                if labels[node.target].label == REPLICATED and tensor.dtype != tf.variant:
+                    tensor.set_shape(program.shape_for(node.target, replica.total))
                 values[node.target] = tensor
     return [copier.value(number) for number in program.outputs]
 

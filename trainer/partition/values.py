@@ -40,7 +40,6 @@ class Values:
         made: the numbers of converted values, by the number of the original value and the label.
         again: the operations that can make a value whole once more, by its number.
         producers: the names of the operations that made lists, by the number of the list.
-        one_size: whether all inputs certainly have the same number of samples.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class Values:
         self.made: dict[Any, int] = {}
         self.again: dict[int, Copy] = {}
         self.producers: dict[int, str] = {}
-        self.one_size = True
 
     def add(self, value: Value) -> int:
         """The number of a new value."""
@@ -92,7 +90,9 @@ class Values:
         if value.dtype == tf.variant:
             raise ListIsGathered(self.producers.get(number, ""))
         numbers = (
-            of_one_sample(value.constant, want.axis) if want == sizes(want.axis) and self.one_size else None
+            of_one_sample(value.constant, want.axis)
+            if want == sizes(want.axis) and self.program.one_size
+            else None
         )
         key = (number, want) if numbers is None else (value.dtype, numbers, want)
         if key in self.made:
