@@ -310,6 +310,13 @@ PROGRAMS = {
         lambda x: (n := tf.shape_n([x, x[:, :2]]), tf.cast(n[0][0] * n[1][1], x.dtype) * mean(x))[1],
         X,
     ),
+    "slices that are longer than the batch": (
+        with_gradient(
+            lambda w, x: (z := tf.sort(x @ w, 0)[:9], total(z**2) / tf.cast(tf.shape(z)[0], x.dtype))[1]
+            + mean((x @ w)[-9:])
+        ),
+        X,
+    ),
     "sizes in quotients": (
         lambda x: [
             tf.reshape(x, [tf.size(x) // 4, 4]) * tf.cast(tf.size(x) // tf.shape(x)[0], x.dtype),
@@ -368,7 +375,8 @@ COMMUNICATED = {
     "softmax over samples": (1, 0, 0, 0), "top of features, of samples": (1, 0, 0, 1),
     "gather by sample": (0, 0, 0, 2), "gather in a table": (0, 0, 0, 1), "gather of positions": (0, 0, 0, 2),
     "segments": (0, 2, 0, 0), "largest of segments": (0, 0, 0, 1), "scatter": (0, 0, 0, 2), "counts": (3, 5, 0, 2),
-    "sizes": (0, 0, 0, 1), "sizes of two tensors": (0, 0, 0, 1), "filled": (0, 0, 0, 1),
+    "sizes": (0, 0, 0, 1), "sizes of two tensors": (0, 0, 0, 1), "slices that are longer than the batch": (2, 0, 0, 1),
+    "filled": (0, 0, 0, 1),
     "filled and compared": (0, 0, 0, 1), "tiled": (0, 1, 0, 1),
     "stacked": (0, 0, 0, 1), "split and padded": (0, 0, 0, 1), "padded samples": (1, 0, 0, 0),
     "linear in a sum": (0, 0, 0, 1), "cast": (0, 1, 0, 1), "chosen by a condition": (0, 1, 0, 1),

@@ -13,7 +13,18 @@ from . import control_flow
 from .constants import constant, depends_on_sizes, holds_for_all_sizes, rounds_sizes
 from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, is_sharded, same_samples
 from .operation_labels import has_effects, labels_of, settled
-from .program import BRANCHES, LOOPS, Apply, Copy, NeedsCollective, NotPartitioned, Read, Value, shape_of
+from .program import (
+    BRANCHES,
+    LOOPS,
+    Apply,
+    Copy,
+    NeedsCollective,
+    NotPartitioned,
+    Read,
+    Shape,
+    Value,
+    shape_of,
+)
 from .rules import View
 from .rules.lists import listed
 from .rules.rewritten import rewritten
@@ -113,6 +124,9 @@ class Builder(Values):
             for axis, extent in enumerate(traced or ()):
                 if shape is not None and shape[axis] is None:
                     shape[axis] = extent
+        if op.type == "StridedSlice" and (clamped := _clamped(traced, static)):
+            static = [[None if axis in clamped else n for axis, n in enumerate(s or ())] for s in static]
+            shapes.forget(tensor, static)
         values = self.program.values
         found = [
             constant(
@@ -240,6 +254,18 @@ class Builder(Values):
             own.append(builder.add(dataclasses.replace(value, constant=constants)))
         builder.program.inputs = own
         return builder, builder.walk(graph, own)
+
+
+def _clamped(traced: Shape, static: Sequence[Shape]) -> list[int]:
+    """The axes of a slice that has one length for large batches alone: `x[:3]` of two samples has two."""
+    if traced is None or None in static:
+        return []
+    extents = zip(traced, *(shape or () for shape in static))
+    return [
+        axis
+        for axis, (open_size, a, b) in enumerate(extents)
+        if open_size is None and a == b and (a or 0) > 1
+    ]
 
 
 def _needed(graph: Any) -> set[str]:

@@ -42,9 +42,9 @@ class StaticShapes:
             self._known |= better
             self._found = self._inferred()
 
-    def forget(self, tensor: Any) -> None:
-        """Marks everything computed from a tensor's value as unknown for other batch sizes."""
-        self._known[tensor.name] = tuple((shape, None) for shape in self.of(tensor))
+    def forget(self, tensor: Any, shapes: Sequence[Shape] | None = None) -> None:
+        """Marks what is computed from a tensor's value, or from its extents that `shapes` leaves open, as unknown."""
+        self._known[tensor.name] = tuple((shape, None) for shape in shapes or self.of(tensor))
         self._found = self._inferred()
 
     def _inferred(self) -> list[dict[str, Any]]:
