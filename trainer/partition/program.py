@@ -185,21 +185,6 @@ class Program:
     outputs: list[int] = dataclasses.field(default_factory=list)
     one_size: bool = True
 
-    def shape_for(self, number: int, samples: Any) -> list[int | None] | None:
-        """The static shape of a whole value for a global batch; open along axes that are not multiples of it.
-
-        A fixed extent may be that of a slice, such as the first three samples, which a small batch does not have.
-        """
-        one, other = self.values[number].shapes
-        if one is None or other is None or not self.one_size or not isinstance(samples, int):
-            return None
-        sizes: list[int | None] = []
-        for a, b in zip(one, other):
-            multiple = (a or 0) // PROBES[0]
-            of_batch = (a, b) == (multiple * PROBES[0], multiple * PROBES[1])
-            sizes.append(multiple * samples if multiple and of_batch else None)
-        return sizes
-
     def collectives(self) -> list[Convert]:
         """The conversions that communicate."""
         return [node for node in self.nodes if isinstance(node, Convert) and self.communicates(node)]

@@ -23,6 +23,7 @@ from .operation_labels import READS
 from .program import (
     BRANCHES,
     LOOPS,
+    PROBES,
     Apply,
     Convert,
     Copy,
@@ -72,9 +73,22 @@ def rebuilt(
             ]
             for node, tensor in zip(exchanges, (yield from exchanged(wanted, replica))):
                 if labels[node.target].label == REPLICATED and tensor.dtype != tf.variant:
-                    tensor.set_shape(program.shape_for(node.target, replica.total))
+                    tensor.set_shape(_whole_shape(program, node.target, replica.total))
                 values[node.target] = tensor
     return [copier.value(number) for number in program.outputs]
+
+
+def _whole_shape(program: Program, number: int, samples: Any) -> list[int | None] | None:
+    """The static shape of a whole value for a global batch; open along axes that are not multiples of it.
+
+    A fixed extent may be that of a slice, such as the first three samples, which a small batch does not have.
+    """
+    one, other = program.values[number].shapes
+    if one is None or other is None or not program.one_size or not isinstance(samples, int):
+        return None
+    multiples = [(a or 0) // PROBES[0] for a in one]
+    of_batch = [(m * PROBES[0], m * PROBES[1]) == pair for m, pair in zip(multiples, zip(one, other))]
+    return [m * samples if m and exact else None for m, exact in zip(multiples, of_batch)]
 
 
 _WITHOUT_EFFECTS = ("VariableShape", *LOOPS, *BRANCHES)  # no body of a program has side effects
