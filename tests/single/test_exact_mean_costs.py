@@ -96,5 +96,5 @@ def test_step_that_gathers_samples_runs_in_one_call_with_others():
     with helpers.mirrored(REPLICAS).scope():
         made = Contrastive([keras.Input((3,)), keras.layers.Dense(2)])
         made.compile("sgd")
-    made.fit(np.ones((24, 3), "float32"), batch_size=4, verbose=0)
+    made.fit(np.ones((24, 3), "float32"), np.ones((24, 2), "float32"), batch_size=4, verbose=0)
     assert not made.train_function.shapes_vary
