@@ -7,6 +7,8 @@ import tensorflow as tf
 from partition_in_parts import Parts
 from partition_programs import COMMUNICATED, PROGRAMS, SINGLE, S, X
 
+from unisono.trainer.partition.program import PROBES, Program, Value
+from unisono.trainer.partition.rebuild import whole_shape
 from unisono.trainer.partition.rules import RULES
 
 FLOAT64, FLOAT32 = 1e-12, 1e-5  # another summation order
@@ -33,3 +35,23 @@ def test_leaves_with_other_numbers_of_samples_are_not_taken_for_one_batch():
         return tf.reduce_mean(tf.concat([x, tf.reshape(s, [-1, 3])], 0) ** 2)
 
     Parts(compared, X[:, :3], S).check()
+
+
+P, Q = PROBES
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ((P, 2), (Q, 2), [6, None]),
+        ((2 * P, P), (2 * Q, Q), [12, 6]),
+        ((3, P - 1), (3, Q - 1), [None, None]),  # `x[:3]` and `x[1:]`
+        ((P * P, None), (Q * Q, None), [None, None]),
+    ],
+)
+def test_static_shape_of_a_whole_value_is_known_along_multiples_of_the_batch(one, other, expected):
+    program = Program([Value(tf.float32, (list(one), list(other)))])
+    assert whole_shape(program, 0, 6) == expected
+    assert whole_shape(program, 0, tf.constant(6)) is None
+    program.one_size = False
+    assert whole_shape(program, 0, 6) is None

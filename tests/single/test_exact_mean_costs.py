@@ -80,21 +80,3 @@ def test_collectives_of_a_step(kind):
     x, y = np.ones((5, 4, 3), "float32"), np.ones((5, 4, 3), "float32")
     kinds = Counter(each.kind for each in model(kind).explain_step(x, y).collectives)
     assert (kinds["all-reduce"], kinds["all-gather"]) == COSTS[kind]
-
-
-class Contrastive(unisono.Sequential):
-    def train_step(self, data):
-        with tf.GradientTape() as tape:
-            z = self(data[0], training=True)
-            loss = tf.reduce_logsumexp(tf.matmul(z, z, transpose_b=True))
-        variables = self.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
-        return {"loss": loss}
-
-
-def test_step_that_gathers_samples_runs_in_one_call_with_others():
-    with helpers.mirrored(REPLICAS).scope():
-        made = Contrastive([keras.Input((3,)), keras.layers.Dense(2)])
-        made.compile("sgd")
-    made.fit(np.ones((24, 3), "float32"), np.ones((24, 2), "float32"), batch_size=4, verbose=0)
-    assert not made.train_function.shapes_vary

@@ -73,12 +73,12 @@ def rebuilt(
             ]
             for node, tensor in zip(exchanges, (yield from exchanged(wanted, replica))):
                 if labels[node.target].label == REPLICATED and tensor.dtype != tf.variant:
-                    tensor.set_shape(_whole_shape(program, node.target, replica.total))
+                    tensor.set_shape(whole_shape(program, node.target, replica.total))
                 values[node.target] = tensor
     return [copier.value(number) for number in program.outputs]
 
 
-def _whole_shape(program: Program, number: int, samples: Any) -> list[int | None] | None:
+def whole_shape(program: Program, number: int, samples: Any) -> list[int | None] | None:
     """The static shape of a whole value for a global batch; open along axes that are not multiples of it.
 
     A fixed extent may be that of a slice, such as the first three samples, which a small batch does not have.
