@@ -317,6 +317,27 @@ PROGRAMS = {
         ),
         X,
     ),
+    "the smaller of two sizes": (
+        with_gradient(
+            lambda w, x: (
+                wide := tf.concat([x @ w, x, x**2], 1)[:, :9],
+                mean(tf.linalg.svd(wide, compute_uv=False))
+                + mean(tf.linalg.diag_part(wide) ** 2)
+                + mean(x @ w) * tf.cast(tf.size((x @ w)[8:9]) + tf.shape(tf.linalg.qr(wide)[1])[0], x.dtype)
+                + mean((x @ w - (x @ w)[:1]) ** 2),
+            )[1]
+        ),
+        X,
+    ),
+    "every other sample twice": (
+        with_gradient(
+            lambda w, x: (
+                z := tf.concat([(x @ w)[::2], (x @ w)[::2]], 0),
+                tf.reduce_logsumexp(z @ tf.transpose(x @ w)) * tf.cast(tf.shape(z)[0], x.dtype),
+            )[1]
+        ),
+        X,
+    ),
     "sizes in quotients": (
         lambda x: [
             tf.reshape(x, [tf.size(x) // 4, 4]) * tf.cast(tf.size(x) // tf.shape(x)[0], x.dtype),
@@ -376,6 +397,7 @@ COMMUNICATED = {
     "gather by sample": (0, 0, 0, 2), "gather in a table": (0, 0, 0, 1), "gather of positions": (0, 0, 0, 2),
     "segments": (0, 2, 0, 0), "largest of segments": (0, 0, 0, 1), "scatter": (0, 0, 0, 2), "counts": (3, 5, 0, 2),
     "sizes": (0, 0, 0, 1), "sizes of two tensors": (0, 0, 0, 1), "slices that are longer than the batch": (2, 0, 0, 1),
+    "the smaller of two sizes": (4, 1, 0, 2), "every other sample twice": (2, 4, 0, 1),
     "filled": (0, 0, 0, 1),
     "filled and compared": (0, 0, 0, 1), "tiled": (0, 1, 0, 1),
     "stacked": (0, 0, 0, 1), "split and padded": (0, 0, 0, 1), "padded samples": (1, 0, 0, 0),

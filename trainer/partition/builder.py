@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph
@@ -16,6 +17,7 @@ from .operation_labels import has_effects, labels_of, settled
 from .program import (
     BRANCHES,
     LOOPS,
+    PROBES,
     Apply,
     Copy,
     NeedsCollective,
@@ -124,7 +126,8 @@ class Builder(Values):
             for axis, extent in enumerate(traced or ()):
                 if shape is not None and shape[axis] is None:
                     shape[axis] = extent
-        if op.type == "StridedSlice" and (clamped := _clamped(traced, static)):
+        begin = self.program.values[inputs[1]].constant if op.type == "StridedSlice" else None
+        if clamped := _clamped(op, begin, traced, static):
             static = [[None if axis in clamped else n for axis, n in enumerate(s or ())] for s in static]
             shapes.forget(tensor, static)
         values = self.program.values
@@ -256,16 +259,26 @@ class Builder(Values):
         return builder, builder.walk(graph, own)
 
 
-def _clamped(traced: Shape, static: Sequence[Shape]) -> list[int]:
-    """The axes of a slice that has one length for large batches alone: `x[:3]` of two samples has two."""
-    if traced is None or None in static:
+_CLAMPING = ("StridedSlice", "MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3", "Svd", "Qr")
+"""Their results have the smaller of a size of the batch and another number."""
+
+
+def _clamped(op: tf.Operation, begin: Any, traced: Shape, static: Sequence[Shape]) -> list[int]:
+    """The axes that may be shorter for a small batch: `x[:3]` of two samples has two, `x[::2]` of five has three.
+
+    The first and the last sample, `x[:1]` and `x[-1:]`, are in every batch.
+    """
+    if op.type not in _CLAMPING or traced is None or None in static:
         return []
+    is_end = begin is not None and bool(np.all(np.isin(begin[0], (0, -1))))
+
+    def certain(one: int | None, other: int | None) -> bool:
+        if one is None or other is None or one == other:
+            return one is None or other is None or one == 0 or (one == 1 and is_end)
+        return (other - one) % (PROBES[1] - PROBES[0]) == 0
+
     extents = zip(traced, *(shape or () for shape in static))
-    return [
-        axis
-        for axis, (open_size, a, b) in enumerate(extents)
-        if open_size is None and a == b and (a or 0) > 1
-    ]
+    return [axis for axis, (size, *each) in enumerate(extents) if size is None and not certain(*each)]
 
 
 def _needed(graph: Any) -> set[str]:
