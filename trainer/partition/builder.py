@@ -27,7 +27,7 @@ from .program import (
     Value,
     shape_of,
 )
-from .rules import View
+from .rules import RULES, View
 from .rules.lists import listed
 from .rules.rewritten import rewritten
 from .static_shapes import StaticShapes
@@ -259,16 +259,16 @@ class Builder(Values):
         return builder, builder.walk(graph, own)
 
 
-_CLAMPING = ("StridedSlice", "MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3", "Svd", "Qr")
-"""Their results have the smaller of a size of the batch and another number."""
+_CLAMPING = ("StridedSlice", "MatrixDiagPartV3", "Qr")
+"""The operations with a rule whose results have the smaller of a size of the batch and another number."""
 
 
 def _clamped(op: tf.Operation, begin: Any, traced: Shape, static: Sequence[Shape]) -> list[int]:
     """The axes that may be shorter for a small batch: `x[:3]` of two samples has two, `x[::2]` of five has three.
 
-    The first and the last sample, `x[:1]` and `x[-1:]`, are in every batch.
+    The first and the last sample, `x[:1]` and `x[-1:]`, are in every batch. An operation without a rule may do the same.
     """
-    if op.type not in _CLAMPING or traced is None or None in static:
+    if (op.type in RULES and op.type not in _CLAMPING) or traced is None or None in static:
         return []
     is_end = begin is not None and bool(np.all(np.isin(begin[0], (0, -1))))
 
