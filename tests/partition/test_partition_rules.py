@@ -37,6 +37,14 @@ def test_leaves_with_other_numbers_of_samples_are_not_taken_for_one_batch():
     Parts(compared, X[:, :3], S).check()
 
 
+def test_array_that_is_not_read_does_not_open_the_size_of_the_others():
+    def of_pairs(x, s):
+        return tf.reduce_mean(tf.matmul(x, x, transpose_b=True) ** 2)
+
+    assert Parts(of_pairs, X, S).program.one_size
+    assert not Parts(lambda x, s: of_pairs(x, s) + tf.reduce_mean(s), X, S).program.one_size
+
+
 P, Q = PROBES
 
 

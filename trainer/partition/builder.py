@@ -78,7 +78,7 @@ class Builder(Values):
                     visit(tensor.op)
             self._operation(op, known, shapes)
 
-        needed = _needed(graph)
+        needed = needed_operations(graph)
         for op in graph.get_operations():
             if op.name in needed:
                 visit(op)
@@ -281,7 +281,7 @@ def _clamped(op: tf.Operation, begin: Any, traced: Shape, static: Sequence[Shape
     return [axis for axis, (size, *each) in enumerate(extents) if size is None and not certain(*each)]
 
 
-def _needed(graph: Any) -> set[str]:
+def needed_operations(graph: Any) -> set[str]:
     """The names of the operations that affect the results or side effects of a graph."""
     found: set[str] = set()
     ahead = [tensor.op for tensor in graph.outputs]

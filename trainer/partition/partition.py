@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .builder import Builder
+from .builder import Builder, needed_operations
 from .labels import MEAN_OF_STATISTICS, REPLICATED, Label, sharded
 from .program import PROBES, ListIsGathered, NotPartitioned, Program, Value, shape_of
 
@@ -36,7 +36,7 @@ def partitioned(
     Raises:
         NotPartitioned: the step cannot be partitioned.
     """
-    leaves = [n for n, tensor in enumerate(graph.inputs[:batch]) if tensor.shape.rank]
+    leaves = [n for n in read_inputs(graph, batch) if graph.inputs[n].shape.rank]
     one_pass = functools.partial(_one_pass, graph, batch, outputs, sums_on_read, slices or {}, is_local)
     try:  # without the same static size in all leaves, their sizes may differ
         multiples = dict(zip(leaves, _MULTIPLES)) if len(leaves) > 1 else {}
@@ -49,6 +49,12 @@ def partitioned(
         return _until_no_list_is_gathered(one_pass, {}, one_size)
     except ValueError as error:
         raise NotPartitioned(f"its shapes fit one size of the batch alone: {error}") from error
+
+
+def read_inputs(graph: Any, batch: int) -> list[int]:
+    """The numbers of the inputs among the first `batch` that the step reads; the others may have any size."""
+    needed = needed_operations(graph)
+    return [number for number, tensor in enumerate(graph.inputs[:batch]) if tensor.op.name in needed]
 
 
 def _until_no_list_is_gathered(

@@ -175,7 +175,7 @@ class Program:
         inputs: numbers of its input values.
         captures: captured tensors, each with the number of its value.
         outputs: numbers of its results.
-        one_size: whether all inputs certainly have the same number of samples.
+        one_size: whether all inputs that it reads certainly have the same number of samples.
     """
 
     values: list[Value]

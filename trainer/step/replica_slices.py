@@ -120,7 +120,8 @@ class ReplicaSlices:
                 first, last = tf.where(samples > 0, first, 0), tf.where(samples > 0, last, 1)
         if self._part is not None:
             here = context.replica_id_in_sync_group % len(self._strategy.extended.worker_devices)
-            return [leaf for leaf in keras.tree.flatten(self._part(here, first, last)) if leaf is not None]
+            parts = zip(keras.tree.flatten(self._part(here, first, last)), keras.tree.flatten(self._batch))
+            return [part for part, leaf in parts if leaf is not None]
         leaves = [leaf for leaf in keras.tree.flatten(self._batch) if leaf is not None]
         if self._in_units:
             return slice_units(leaves, first, last, self.global_samples, device="CPU:0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from ...step.collected_writes import CollectedWrites
 from ..builder import APPLY, READ
 from ..conversions import Replica
 from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, Label, is_sharded
-from ..partition import partitioned
+from ..partition import partitioned, read_inputs
 from ..program import NotPartitioned, Program, received
 from ..rebuild import rebuilt
 from .exchange import with_collectives
@@ -115,6 +116,7 @@ class TracedStep:
             _statistics_of(step.layers),
         )
         self._received = received(self.program)
+        self._read_inputs = read_inputs(graph, len(leaves)) or range(len(leaves))
 
     def _trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         rest = iter(tensors)
@@ -179,6 +181,13 @@ class TracedStep:
         variables = [each.variables for each in self._applications]
         return explained(self.program, samples, self._step.strategy.num_replicas_in_sync, names, variables)
 
+    def read_part(self, batch: Any) -> Any:
+        """The batch with None instead of the arrays that the step does not read: their sizes do not matter."""
+        numbers = itertools.count()
+        return tf.nest.map_structure(
+            lambda leaf: leaf if leaf is not None and next(numbers) in self._read_inputs else None, batch
+        )
+
     def __call__(self, data: Any) -> Any:
         """Runs the step on a replica's samples; returns its results, with the labels of `Step.exits`.
 
@@ -187,7 +196,8 @@ class TracedStep:
         Context: replica, inside of a step that collects writes.
         """
         step = this_step()
-        leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
+        given = zip(tf.nest.flatten(data), tf.nest.flatten(self._spec))
+        leaves = [leaf for leaf, spec in given if spec is not None]  # None for those that are not read
         own = step.samples
         held = max(own, 1) if isinstance(own, int) else tf.maximum(own, 1)  # at least a borrowed one
         replica = Replica(

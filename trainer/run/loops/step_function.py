@@ -255,6 +255,7 @@ class StepFunction:
             after = [*after, *check_equal_samples(batch)]
         own = self._partition.of(batch, compiles)
         on_one = isinstance(own, WholeStep)
+        batch = batch if own is None or on_one else own.read_part(batch)
         slices = ReplicaSlices(strategy, batch, samples, worker_samples, part, in_units=custom, whole=on_one)
         tracing = Tracing(self.training and accumulates(model.optimizer), in_xla, after)
         tracing.calls = {} if in_xla else self._calls.next()
