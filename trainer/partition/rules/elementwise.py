@@ -18,7 +18,7 @@ from ..labels import (
     sharded,
 )
 from ..program import varying_axes
-from .view import Ruling, View, Wants, rule
+from .view import Gather, Ruling, View, Wants, rule
 
 LINEAR = "linear"  # in all inputs together: a sum
 PRODUCT = "product"  # in each input alone
@@ -38,44 +38,26 @@ def elementwise(
         fixed: those among them in which it is not linear.
     """
     every = range(len(view.labels)) if inputs is None else inputs
-    rank = view.out_rank()
-    ranks = {number: view.rank(number) for number in every}
-    wants: Wants = [None] * len(view.labels)
-    if rank is None or None in ranks.values():
-        return (
-            view.gathered()
-            if view.sharded_inputs() or kind == OTHER
-            else _without_samples(view, kind, every, fixed)
-        )
-    leads = [
-        (bool(view.labels[n].counts), view.values[n].free, rank - (ranks[n] or 0) + view.labels[n].axis, n)
-        for n in every
-        if is_sharded(view.labels[n])
-    ]
-    if not leads:
+    samples = [number for number in every if is_sharded(view.labels[number])]
+    if not samples:
         return _without_samples(view, kind, every, fixed)
-    *_, axis, first = min(leads)
+    wants: Wants = [None] * len(view.labels)
+    before = {number: view.out_rank() - view.rank(number) for number in every}  # axes that an input lacks
+    leads = [(view.values[n].free, before[n] + view.labels[n].axis, n) for n in samples]
+    _, axis, first = min(leads)
     lead = view.labels[first]
     for number in every:
-        own_axis = axis - (rank - (ranks[number] or 0))
+        own_axis = axis - before[number]
         label = view.labels[number]
         if is_sharded(label) and label.axis == own_axis and same_samples(label, lead):
-            wants[number] = None if not label.counts else label
+            wants[number] = None
         elif own_axis >= 0 and own_axis in (varying_axes(view.shapes(number)) or ()):
             if lead.chosen:
-                return view.gathered()
+                raise Gather
             wants[number] = sharded(own_axis, lead.blocks)
         else:
             wants[number] = REPLICATED
-    if any(view.labels[n].counts for n in every):  # arithmetic needs positions in the batch
-        return _positions(view, every)
     return wants, [sharded(axis, lead.blocks, lead.chosen)] * len(view.op.outputs)
-
-
-def _positions(view: View, every: Sequence[int]) -> Ruling:
-    if view.type in ("Identity", "Cast") and len(every) == 1:
-        return [None], [view.labels[0]]
-    return view.gathered()
 
 
 def _without_samples(view: View, kind: str, every: Sequence[int], fixed: Collection[int]) -> Ruling:
@@ -126,12 +108,10 @@ def _linear(view: View) -> Ruling:
         return [None] * len(view.labels), list(view.labels)
     if view.type == "Neg" and view.labels[0] in (PARTIAL_MAX, PARTIAL_MIN):
         return [None], [PARTIAL_MIN if view.labels[0] == PARTIAL_MAX else PARTIAL_MAX]
-    if (
-        len(view.labels) == 1
-        and (is_partial(view.labels[0]) or view.labels[0].kind == "sizes")
-        and view.type != "Real"
-    ):
-        return [None], [view.labels[0]]
+    label = view.labels[0]
+    passes = is_partial(label) or label.kind == "sizes" or label.counts
+    if len(view.labels) == 1 and passes and view.type != "Real":
+        return [None], [label]
     return elementwise(view, LINEAR)
 
 
@@ -160,7 +140,7 @@ def _cast(view: View) -> Ruling:
 @rule("SelectV2", "Select")
 def _select(view: View) -> Ruling:
     if view.type == "Select" and view.rank(0) != view.rank(1):
-        return view.gathered()
+        raise Gather
     return elementwise(view, LINEAR, fixed=(0,))
 
 

@@ -42,7 +42,7 @@ def _holds_only(held: Value | None, constant: tuple[np.ndarray, np.ndarray] | No
 @rule("TensorListReserve", "EmptyTensorList")
 def _new(view: View) -> Ruling:
     wants: Wants = [None] * len(view.labels)
-    extents = view.constant(0)
+    extents = view.values[0].constant
     if extents is not None and not np.array_equal(*extents):
         wants[0] = _open(int(np.argmax(extents[0] != extents[1])))
     return wants, [EMPTY]
@@ -102,7 +102,7 @@ def _take(view: View) -> Ruling:
     element = REPLICATED if held == EMPTY else held
     shape = len(view.labels) - 1
     if is_sharded(element) and _SHAPED.get(view.type) == shape and view.rank(shape) == 1:
-        known = not element.chosen and of_one_sample(view.constant(shape), element.axis)
+        known = not element.chosen and of_one_sample(view.values[shape].constant, element.axis)
         wants[shape] = sizes(element.axis) if known else _open(element.axis)
     if view.type == "TensorListPopBack":
         return wants, [held, element]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, same_samples, sharded, sizes
+from ..labels import PARTIAL_SUM, REPLICATED, is_sharded, same_samples, sharded, sizes
 from ..program import varying_axes
 from .reductions import samples_together
-from .view import Ruling, View, Wants, rule
+from .view import Gather, Ruling, View, Wants, rule
 
 
 def contraction(view: View, terms: list[str], result: str) -> Ruling:
@@ -16,8 +16,6 @@ def contraction(view: View, terms: list[str], result: str) -> Ruling:
     at = [terms[n][label.axis] if is_sharded(label) else "" for n, label in enumerate(view.labels)]
     order = sorted(range(len(at)), key=lambda number: (view.values[number].free, at[number] not in result))
     kept = next((at[number] for number in order if at[number]), "")
-    if any(label.counts for label in view.labels):
-        return view.gathered()
     if not kept:
         sums = [n for n, label in enumerate(view.labels) if label == PARTIAL_SUM]
         wants: Wants = [PARTIAL_SUM if n in sums[:1] else REPLICATED for n in range(len(terms))]
@@ -30,12 +28,10 @@ def contraction(view: View, terms: list[str], result: str) -> Ruling:
             wants.append(REPLICATED)
         elif is_sharded(label) and label.axis == axis and same_samples(label, lead):
             wants.append(None)
-        elif lead.chosen:
-            return view.gathered()
-        elif axis in (varying_axes(view.shapes(number)) or ()):
+        elif not lead.chosen and axis in (varying_axes(view.shapes(number)) or ()):
             wants.append(sharded(axis, lead.blocks))
         else:
-            return view.gathered()
+            raise Gather
     made = lead._replace(axis=result.index(kept)) if kept in result else PARTIAL_SUM
     return wants, [made]
 
@@ -49,9 +45,7 @@ def _matrix_product(view: View) -> Ruling:
 
 @rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def _batched_product(view: View) -> Ruling:
-    shapes = [shape for shape in (view.shapes(0)[0], view.shapes(1)[0]) if shape is not None]
-    if len(shapes) < 2:
-        return view.gathered()
+    shapes = view.shape(0), view.shape(1)
     most = max(len(shapes[0]), len(shapes[1])) - 2
     letters = "abcdefgh"[:most]
     ends = ["ki" if view.attr("adj_x") else "ik", "jk" if view.attr("adj_y") else "kj"]
@@ -68,28 +62,23 @@ def _einsum(view: View) -> Ruling:
     left, _, result = view.attr("equation").replace(" ", "").partition("->")
     terms = left.split(",")
     if "..." in left:
-        ranks = [view.rank(number) for number in range(len(terms))]
-        if None in ranks:
-            return view.gathered()
-        hidden = [(rank or 0) - len(term) + 3 if "..." in term else 0 for rank, term in zip(ranks, terms)]
+        hidden = [view.rank(n) - len(term) + 3 if "..." in term else 0 for n, term in enumerate(terms)]
         names = "αβγδεζηθ"[: max(hidden)]
         terms = [term.replace("...", names[len(names) - count :]) for term, count in zip(terms, hidden)]
         result = result.replace("...", names)
     if any(len(set(term)) < len(term) for term in [*terms, result]):
-        return view.gathered()
+        raise Gather
     return contraction(view, terms, result)
 
 
 @rule("BiasAdd", "BiasAddGrad")
 def _bias(view: View) -> Ruling:
-    label, rank = view.labels[0], view.rank(0)
-    channels = 1 if view.attr("data_format") == "NCHW" else (rank or 0) - 1
-    of_gradient: Ruling = [None], [PARTIAL_SUM]
-    if view.type == "BiasAddGrad" and label == PARTIAL_SUM:
-        return of_gradient
-    if not is_sharded(label) or rank is None or label.axis == channels:
-        return view.gathered()
-    return of_gradient if view.type == "BiasAddGrad" else view.kept(label)
+    of_gradient = view.type == "BiasAddGrad"
+    if not (of_gradient and view.labels[0] == PARTIAL_SUM):
+        channels = 1 if view.attr("data_format") == "NCHW" else view.rank(0) - 1
+        if view.samples().axis == channels:
+            raise Gather
+    return view.kept(PARTIAL_SUM if of_gradient else view.labels[0])
 
 
 EACH_SAMPLE = {  # numbers of the inputs that have samples along axis 0
@@ -108,8 +97,8 @@ _SPATIAL = ("MatrixInverse", "Cholesky", "MatrixDeterminant", "Qr", "MatrixDiagP
 
 @rule(*" ".join(EACH_SAMPLE.values()).split())
 def _each_sample(view: View) -> Ruling:
-    if view.type in _SPATIAL and (view.rank(0) or 0) < 3:
-        return view.gathered()
+    if view.type in _SPATIAL and view.rank(0) < 3:
+        raise Gather
     return samples_together(view, next(n for n, types in EACH_SAMPLE.items() if view.type in types.split()))
 
 
@@ -122,12 +111,10 @@ def _projected(view: View) -> Ruling:
 
 @rule("SpaceToBatchND", "BatchToSpaceND")
 def _space_and_batch(view: View) -> Ruling:
-    label, extents = view.labels[0], view.fixed(1)
-    if not is_sharded(label) or label.axis != 0 or extents is None or label.chosen:
-        return view.gathered()
-    times = int(extents.prod())  # the batch comes once for each place in a block
-    if view.type == "BatchToSpaceND" and label.blocks % times:
-        return view.gathered()
+    label = view.samples()
+    times = int(view.fixed(1).prod())  # the batch comes once for each place in a block
+    if label.axis != 0 or label.chosen or (view.type == "BatchToSpaceND" and label.blocks % times):
+        raise Gather
     blocks = label.blocks * times if view.type == "SpaceToBatchND" else label.blocks // times
     return view.kept(label._replace(blocks=blocks))
 
@@ -144,7 +131,7 @@ def _input_gradient(view: View) -> Ruling:
     if is_sharded(made[0]):
         wants[0] = sizes(0)
         if made[0].chosen:
-            return view.gathered()
+            raise Gather
     return wants, made
 
 
@@ -161,7 +148,6 @@ def _filter_gradient(view: View) -> Ruling:
 @rule("FusedBatchNormV3")
 def _batch_normalization(view: View) -> Ruling:
     if view.attr("is_training"):
-        return view.gathered()
-    found = samples_together(view, (0,))
-    made: list[Label] = found[1]
-    return found[0], [made[0], *[REPLICATED] * (len(view.op.outputs) - 1)]
+        raise Gather
+    wants, made = samples_together(view, (0,))
+    return wants, [made[0], *[REPLICATED] * (len(view.op.outputs) - 1)]

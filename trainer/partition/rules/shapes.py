@@ -7,7 +7,7 @@ import math
 from ..labels import PARTIAL_SUM, REPLICATED, Label, is_partial, is_sharded, sharded, sizes
 from ..program import PROBES, Shape
 from .elementwise import LINEAR, elementwise
-from .view import Ruling, View, Wants, rule
+from .view import Gather, Ruling, View, Wants, rule
 
 
 @rule("Shape", "ShapeN", "Size", "Rank")
@@ -65,81 +65,68 @@ def _reshape(view: View) -> Ruling:
         return [None, sizes(0, label.chosen)], [label]
     found = reshaped(label, view.shapes(0), view.out_shapes[0])
     if found is None:
-        return view.gathered()
+        raise Gather
     return [None, sizes(found.axis, found.chosen)], [found]
 
 
 @rule("ExpandDims", linear_in=0)
 def _expand(view: View) -> Ruling:
-    label, rank, at = view.labels[0], view.rank(0), view.fixed(1)
-    if rank is None or at is None:
-        return view.gathered()
-    place = int(at.ravel()[0]) % (rank + 1)
+    label = view.labels[0]
+    place = int(view.fixed(1).ravel()[0]) % (view.rank(0) + 1)
     return view.kept(label._replace(axis=label.axis + (place <= label.axis)))
 
 
 @rule("Squeeze", linear_in=0)
 def _squeeze(view: View) -> Ruling:
-    label, shape = view.labels[0], view.shapes(0)[0]
-    if shape is None:
-        return view.gathered()
+    label, shape = view.labels[0], view.shape(0)
     dims = [dim % len(shape) for dim in view.attr("squeeze_dims")]
     if not dims and None in shape:
-        return view.gathered()
+        raise Gather
     dims = dims or [axis for axis, extent in enumerate(shape) if extent == 1]
     if label.axis in dims:
-        return view.gathered()
+        raise Gather
     return view.kept(label._replace(axis=label.axis - sum(dim < label.axis for dim in dims)))
 
 
 @rule("Transpose", linear_in=0)
 def _transpose(view: View) -> Ruling:
-    label, order = view.labels[0], view.fixed(1)
-    if order is None:
-        return view.gathered()
-    return view.kept(label._replace(axis=[int(axis) for axis in order].index(label.axis)))
+    label = view.labels[0]
+    return view.kept(label._replace(axis=view.fixed(1).tolist().index(label.axis)))
 
 
 @rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def _pad(view: View) -> Ruling:
-    label, amounts = view.labels[0], view.fixed(1)
-    if not is_sharded(label):
-        return view.gathered()
-    stays = _unchanged_axis(view, label.axis) if amounts is None else not amounts[label.axis].any()
-    return view.kept(label) if stays else view.gathered()
-
-
-def _unchanged_axis(view: View, axis: int) -> bool:
-    """Whether an axis has the same known extent in the first input and the output."""
-    before, after = view.shapes(0), view.out_shapes[0]
-    return all(
-        old is not None and new is not None and old[axis] is not None and old[axis] == new[axis]
-        for old, new in zip(before, after)
+    label = view.samples()
+    same = all(
+        old is not None
+        and new is not None
+        and old[label.axis] is not None
+        and old[label.axis] == new[label.axis]
+        for old, new in zip(view.shapes(0), view.out_shapes[0])
     )
+    if not same and view.fixed(1)[label.axis].any():
+        raise Gather
+    return view.kept(label)
 
 
 @rule("Tile")
 def _tile(view: View) -> Ruling:
-    label, times = view.labels[0], view.fixed(1)
+    label = view.labels[0]
     if label == PARTIAL_SUM:
         return view.kept(label)
     if not is_sharded(label):
         return broadcast(view, 0, 1)
-    if times is None or label.counts:
-        return view.gathered()
-    count = int(times[label.axis])
-    if count == 1:
-        return view.kept(label)
-    return (
-        view.kept(label._replace(blocks=count)) if label.blocks == 1 and not label.chosen else view.gathered()
-    )
+    count = int(view.fixed(1)[label.axis])
+    if count != 1 and (label.blocks > 1 or label.chosen):
+        raise Gather
+    return view.kept(label._replace(blocks=label.blocks * count))
 
 
 @rule("BroadcastTo")
 def _broadcast_to(view: View) -> Ruling:
-    label, rank, after = view.labels[0], view.rank(0), view.out_rank()
-    if is_sharded(label) and rank is not None and after is not None and not label.counts:
-        axis = label.axis + after - rank
+    label = view.labels[0]
+    if is_sharded(label):
+        axis = label.axis + view.out_rank() - view.rank(0)
         return [None, sizes(axis, label.chosen)], [label._replace(axis=axis)]
     return broadcast(view, 0, 1)
 
@@ -166,7 +153,7 @@ def broadcast(view: View, data: int, shape: int) -> Ruling:
         return wants, [sharded(label.axis, chosen=label.chosen)]
     axes = view.depends_on_batch()
     if len(axes) == 1 and given is not None and None not in (view.out_shapes[0][0] or [None]):
-        inner = axes[0] - ((view.out_rank() or 0) - len(given))
+        inner = axes[0] - (view.out_rank() - len(given))
         extents = [view.out_shapes[0][probe][axes[0]] for probe in (0, 1)]  # type: ignore[index]
         exact = all(extent % batch == 0 for extent, batch in zip(extents, PROBES))  # type: ignore[operator]
         if exact and (inner < 0 or given[inner] == 1):
@@ -180,20 +167,15 @@ def broadcast(view: View, data: int, shape: int) -> Ruling:
 
 @rule("ConcatV2")
 def _concat(view: View) -> Ruling:
-    parts, rank = view.labels[:-1], view.out_rank()
-    found = view.fixed(len(parts))
-    if rank is None or found is None:
-        return view.gathered()
-    axis = int(found) % max(rank, 1)
+    parts = view.labels[:-1]
+    axis = int(view.fixed(len(parts))) % max(view.out_rank(), 1)
     if any(is_sharded(label) and label.axis == axis for label in parts):
         first = parts[0]
-        alike = all(label == first for label in parts) and not first.chosen and not first.counts
+        alike = all(label == first for label in parts) and not first.chosen
         shapes = [view.shapes(number) for number in range(len(parts))]
         if alike and all(shape[0] is not None and shape[0][axis] == shapes[0][0][axis] for shape in shapes):  # type: ignore[index]
-            return [*[None] * len(parts), REPLICATED], [
-                first._replace(blocks=first.blocks * len(parts))
-            ] if first.blocks == 1 else [first._replace(blocks=sum(label.blocks for label in parts))]
-        return view.gathered()
+            return [*[None] * len(parts), REPLICATED], [first._replace(blocks=first.blocks * len(parts))]
+        raise Gather
     wants, made = elementwise(view, LINEAR, range(len(parts)))
     wants[-1] = REPLICATED
     return wants, made
@@ -201,42 +183,34 @@ def _concat(view: View) -> Ruling:
 
 @rule("Pack")
 def _pack(view: View) -> Ruling:
-    rank = view.out_rank()
     leads = [label for label in view.labels if is_sharded(label)]
     leads.sort(key=lambda label: view.values[view.labels.index(label)].free)
-    if rank is None or (leads and any(label.counts for label in leads)):
-        return view.gathered()
-    at = view.attr("axis") % rank
+    at = view.attr("axis") % view.out_rank()
     if not leads:
-        if all(label in (PARTIAL_SUM, REPLICATED) for label in view.labels) and PARTIAL_SUM in view.labels:
-            if view.op.outputs[0].dtype.is_integer:
-                return view.gathered()
-            return [PARTIAL_SUM] * len(view.labels), [PARTIAL_SUM]
-        return view.gathered()
+        if {*view.labels} - {PARTIAL_SUM, REPLICATED} or view.op.outputs[0].dtype.is_integer:
+            raise Gather
+        return [PARTIAL_SUM] * len(view.labels), [PARTIAL_SUM]
     if leads[0].chosen and any(label != leads[0] for label in view.labels):
-        return view.gathered()
+        raise Gather
     return [leads[0]] * len(view.labels), [leads[0]._replace(axis=leads[0].axis + (at <= leads[0].axis))]
 
 
 @rule("Unpack", linear_in=0)
 def _unpack(view: View) -> Ruling:
-    label, rank = view.labels[0], view.rank(0)
-    if rank is None or view.attr("axis") % rank == label.axis:
-        return view.gathered()
-    at = view.attr("axis") % rank
-    return view.kept(label._replace(axis=label.axis - (at < label.axis), counts=False))
+    label, at = view.labels[0], view.attr("axis") % view.rank(0)
+    if at == label.axis:
+        raise Gather
+    return view.kept(label._replace(axis=label.axis - (at < label.axis)))
 
 
 @rule("Split", "SplitV")
 def _split(view: View) -> Ruling:
     data, where = (1, 0) if view.type == "Split" else (0, 2)
-    label, axes, count = view.labels[data], view.axes(where, view.rank(data)), len(view.op.outputs)
-    if is_partial(label):
+    if is_partial(view.labels[data]):
+        return view.kept(view.labels[data], data)
+    label, count = view.samples(data), len(view.op.outputs)
+    if view.axes(where, data)[0] != label.axis:
         return view.kept(label, data)
-    if not is_sharded(label) or not axes or label.counts:
-        return view.gathered()
-    if axes[0] != label.axis:
-        return view.kept(label, data)
-    if view.type == "Split" and label.blocks % count == 0:
-        return view.kept(label._replace(blocks=label.blocks // count), data)
-    return view.gathered()
+    if view.type != "Split" or label.blocks % count:
+        raise Gather
+    return view.kept(label._replace(blocks=label.blocks // count), data)

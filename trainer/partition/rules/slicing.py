@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ..labels import REPLICATED, Label, is_partial, is_sharded, sizes
-from ..program import Shape
-from .view import Ruling, View, Wants, rule
+from collections.abc import Iterable
+
+from ..labels import PARTIAL_SUM, REPLICATED, Label, is_partial, sizes
+from .view import Extents, Gather, Ruling, View, Wants, extents_of, rule
 
 
 def _entries(view: View, count: int, rank: int) -> tuple[list[int | None], dict[int, tuple[int, bool]]]:
@@ -35,57 +36,57 @@ def _entries(view: View, count: int, rank: int) -> tuple[list[int | None], dict[
     return axes, named
 
 
-def _blocks(
-    view: View, label: Label, entry: int, whole: tuple[Shape, Shape], part: list[int | None]
-) -> int | None:
-    """The number of blocks in a slice with step 1 along the sharded axis; None where it cuts through one."""
-    masks = [view.op.get_attr(name) >> entry & 1 for name in ("begin_mask", "end_mask")]
-    first = 1
-    strides = view.fixed(first + 2)
-    if strides is None or int(strides[entry]) != 1:
-        return None
-    if all(masks):
+def _blocks(label: Label, starts: Iterable[int], whole: Extents, part: Extents) -> int:
+    """The number of blocks in a slice along the sharded axis, which must not cut through one."""
+    found = set()
+    for start, extent, length in zip(starts, whole, part):
+        if not extent or not length or length * label.blocks % extent or start * label.blocks % extent:
+            raise Gather
+        found.add(length * label.blocks // extent)
+    if len(found) > 1 or (label.chosen and found != {label.blocks}):
+        raise Gather
+    return found.pop()
+
+
+def _strided_blocks(view: View, label: Label, entry: int, whole: Extents, part: Extents) -> int:
+    """`_blocks` of the entry of a strided slice that names the sharded axis."""
+    from_begin, to_end = (view.op.get_attr(name) >> entry & 1 for name in ("begin_mask", "end_mask"))
+    if int(view.fixed(3)[entry]) != 1:
+        raise Gather
+    if from_begin and to_end:
         return label.blocks
-    begin = view.constant(first)
-    found = []
-    for probe in (0, 1):
-        shape = whole[probe]
-        extent = None if shape is None else shape[label.axis]
-        if extent is None or part[probe] is None or (not masks[0] and begin is None):
-            return None
-        start = 0 if masks[0] or begin is None else int(begin[probe][entry]) % extent
-        blocks = part[probe] * label.blocks / extent  # type: ignore[operator]
-        if start * label.blocks % extent or blocks != int(blocks) or blocks < 1:
-            return None
-        found.append(int(blocks))
-    return found[0] if found[0] == found[1] and (found[0] == label.blocks or not label.chosen) else None
+    starts = (0, 0) if from_begin else [int(begin[entry]) for begin in view.constant(1)]
+    return _blocks(label, starts, whole, part)
+
+
+def _number_of_entries(view: View) -> int:
+    (count,) = view.shape(1)
+    if count is None:
+        raise Gather
+    return count
 
 
 @rule("StridedSlice")
 def _strided_slice(view: View) -> Ruling:
-    label, rank, begin = view.labels[0], view.rank(0), view.shapes(1)[0]
+    label = view.labels[0]
     if label.kind == "sizes" and label.chosen:
-        entry, length = view.fixed(1), view.shapes(0)[0]
-        if entry is not None and length and length[0] and view.op.get_attr("shrink_axis_mask") & 1:
-            found = REPLICATED if int(entry[0]) % length[0] != label.axis else Label("partial sum")
-            return view.kept(found)
-        return view.gathered()
+        (length,) = view.shape(0)
+        if length is None or not view.op.get_attr("shrink_axis_mask") & 1:
+            raise Gather
+        return view.kept(PARTIAL_SUM if int(view.fixed(1)[0]) % length == label.axis else REPLICATED)
     if is_partial(label):
         return view.kept(label)
-    if not is_sharded(label) or rank is None or begin is None or begin[0] is None:
-        return view.gathered()
-    axes, named = _entries(view, begin[0], rank)
+    label = view.samples()
+    axes, named = _entries(view, _number_of_entries(view), view.rank(0))
     if label.axis not in axes:
-        return view.gathered()
+        raise Gather
     place = axes.index(label.axis)
     wants: Wants = [None, REPLICATED, REPLICATED, REPLICATED]
     if label.axis not in named:
         return wants, [label._replace(axis=place)]
     entry = named[label.axis][0]
-    extents = [None if shape is None else shape[place] for shape in view.out_shapes[0]]
-    blocks = _blocks(view, label, entry, view.shapes(0), extents)
-    if blocks is None:
-        return view.gathered()
+    whole, part = extents_of(view.shapes(0), label.axis), extents_of(view.out_shapes[0], place)
+    blocks = _strided_blocks(view, label, entry, whole, part)
     if not label.chosen:
         wants[1] = wants[2] = sizes(entry)
     return wants, [
@@ -95,48 +96,35 @@ def _strided_slice(view: View) -> Ruling:
 
 @rule("StridedSliceGrad", linear_in=4)
 def _strided_slice_gradient(view: View) -> Ruling:
-    label, count = view.labels[4], view.shapes(1)[0]
-    rank = view.out_rank()
-    if rank is None or count is None or count[0] is None:
-        return view.gathered()
-    axes, named = _entries(view, count[0], rank)
+    label = view.labels[4]
+    axes, named = _entries(view, _number_of_entries(view), view.out_rank())
     axis = axes[label.axis]
     if axis is None:
-        return view.gathered()
+        raise Gather
     wants: Wants = [sizes(axis, label.chosen), REPLICATED, REPLICATED, REPLICATED, None]
     if label.chosen:
         if view.labels[0] != wants[0]:
-            return view.gathered()
+            raise Gather
         return wants, [label._replace(axis=axis)]
     if axis not in named:
         return wants, [label._replace(axis=axis)]
     entry = named[axis][0]
-    whole, part = view.out_shapes[0], [None if s is None else s[label.axis] for s in view.shapes(4)]
-    extents = [None if shape is None else shape[axis] for shape in whole]
-    ratios = [None if not b or a is None or a % b else a // b for a, b in zip(extents, part)]
-    if ratios[0] is None or ratios[0] != ratios[1]:
-        return view.gathered()
-    blocks = label.blocks * ratios[0]
-    made = label._replace(axis=axis, blocks=blocks)
-    if _blocks(view, made, entry, whole, part) != label.blocks:
-        return view.gathered()
+    whole, part = extents_of(view.out_shapes[0], axis), extents_of(view.shapes(4), label.axis)
+    ratios = {None if not b or a is None or a % b else a // b for a, b in zip(whole, part)}
+    ratio = ratios.pop()
+    if ratios or ratio is None:
+        raise Gather
+    made = label._replace(axis=axis, blocks=label.blocks * ratio)
+    if _strided_blocks(view, made, entry, whole, part) != label.blocks:
+        raise Gather
     wants[1] = wants[2] = sizes(entry)
     return wants, [made]
 
 
 @rule("Slice", linear_in=0)
 def _slice(view: View) -> Ruling:
-    label, begin = view.labels[0], view.constant(1)
-    if begin is None or label.counts:
-        return view.gathered()
-    blocks = set()
-    for probe in (0, 1):
-        before, after = view.shapes(0)[probe], view.out_shapes[0][probe]
-        whole, part = (None if shape is None else shape[label.axis] for shape in (before, after))
-        first = int(begin[probe][label.axis])
-        if not whole or not part or part * label.blocks % whole or first * label.blocks % whole:
-            return view.gathered()
-        blocks.add(part * label.blocks // whole)
-    if len(blocks) > 1 or (label.chosen and blocks != {label.blocks}):
-        return view.gathered()
-    return [None, sizes(label.axis), sizes(label.axis)], [label._replace(blocks=blocks.pop())]
+    label = view.labels[0]
+    starts = [int(begin[label.axis]) for begin in view.constant(1)]
+    whole, part = (extents_of(shapes, label.axis) for shapes in (view.shapes(0), view.out_shapes[0]))
+    blocks = _blocks(label, starts, whole, part)
+    return [None, sizes(label.axis), sizes(label.axis)], [label._replace(blocks=blocks)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -21,11 +21,16 @@ PARTIAL_MEAN = Label("partial mean")
 RULES: dict[str, Rule] = {}
 
 
+class Gather(Exception):
+    """A rule needs whole inputs: a label or an unknown size does not allow anything else."""
+
+
 def rule(*types: str, linear_in: int | None = None) -> Callable[[Rule], Rule]:
     """Registers a rule for operations of these types.
 
     A rule is `fn(view) -> (wants, made)`: the labels with which the operation can compute, None where an input is used
-    unchanged, and the labels of its outputs. Every rule has a test that compares uneven parts with the whole.
+    unchanged, and the labels of its outputs. It raises `Gather` for whole inputs. Every rule has a test that compares uneven
+    parts with the whole.
 
     Args:
         types: of operations.
@@ -34,22 +39,44 @@ def rule(*types: str, linear_in: int | None = None) -> Callable[[Rule], Rule]:
     """
 
     def enter(function: Rule) -> Rule:
-        def linear(view: View) -> Ruling:
-            label = view.labels[linear_in or 0]
-            if is_partial(label):
-                return view.kept(label, linear_in or 0)
-            return function(view) if is_sharded(label) else view.gathered()
+        def checked(view: View) -> Ruling:
+            try:
+                if linear_in is not None and is_partial(view.labels[linear_in]):
+                    return view.kept(view.labels[linear_in], linear_in)
+                if linear_in is not None:
+                    view.samples(linear_in)
+                return function(view)
+            except Gather:
+                return view.gathered()
 
         for name in types:
             assert name not in RULES, name
-            RULES[name] = function if linear_in is None else linear
+            RULES[name] = checked
         return function
 
     return enter
 
 
+Known = TypeVar("Known")
+
+
+def _known(value: Known | None) -> Known:
+    if value is None:
+        raise Gather
+    return value
+
+
+Extents = tuple[int | None, int | None]
+
+
+def extents_of(shapes: tuple[Shape, Shape], axis: int) -> Extents:
+    """The extent of an axis for each of `PROBES`; None where it is not known."""
+    one, other = (None if shape is None else shape[axis] for shape in shapes)
+    return one, other
+
+
 class View:
-    """An operation, the labels of its inputs, and its known sizes.
+    """An operation, the labels of its inputs, and its known sizes. Methods raise `Gather` for what is not known.
 
     Args:
         op: the operation.
@@ -81,37 +108,42 @@ class View:
         found = self.op.get_attr(name)
         return found.decode() if isinstance(found, bytes) else found
 
-    def rank(self, number: int) -> int | None:
-        """The rank of an input."""
-        shape = self.values[number].shapes[0]
-        return None if shape is None else len(shape)
+    def samples(self, number: int = 0) -> Label:
+        """The label of an input that is SHARDED."""
+        if not is_sharded(self.labels[number]):
+            raise Gather
+        return self.labels[number]
 
-    def out_rank(self, number: int = 0) -> int | None:
-        """The rank of an output."""
-        shape = self.out_shapes[number][0]
-        return None if shape is None else len(shape)
+    def shape(self, number: int) -> list[int | None]:
+        """The shape of an input, for the first of `PROBES`."""
+        return _known(self.values[number].shapes[0])
+
+    def rank(self, number: int) -> int:
+        """The rank of an input."""
+        return len(self.shape(number))
+
+    def out_rank(self) -> int:
+        """The rank of the first output."""
+        return len(_known(self.out_shapes[0][0]))
 
     def shapes(self, number: int) -> tuple[Shape, Shape]:
         """The shapes of an input, for each of `PROBES`."""
         return self.values[number].shapes
 
-    def constant(self, number: int) -> tuple[np.ndarray, np.ndarray] | None:
+    def constant(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """The value of an input for each of `PROBES`."""
-        return self.values[number].constant
+        return _known(self.values[number].constant)
 
-    def fixed(self, number: int) -> np.ndarray | None:
-        """The value of an input, where it does not depend on the size of the batch."""
-        found = self.constant(number)
-        if found is None or found[0].shape != found[1].shape or not np.array_equal(*found):
-            return None
-        return found[0]
+    def fixed(self, number: int) -> np.ndarray:
+        """The value of an input that does not depend on the size of the batch."""
+        one, other = self.constant(number)
+        if not np.array_equal(one, other):
+            raise Gather
+        return one
 
-    def axes(self, number: int, rank: int | None) -> list[int] | None:
-        """The axes from an axis input, counted from 0."""
-        found = self.fixed(number)
-        if found is None or rank is None:
-            return None
-        return [int(axis) % max(rank, 1) for axis in np.ravel(found)]
+    def axes(self, number: int, data: int = 0) -> list[int]:
+        """The axes of the input `data` from an axis input, counted from 0."""
+        return [int(axis) % max(self.rank(data), 1) for axis in np.ravel(self.fixed(number))]
 
     def depends_on_batch(self, number: int = 0) -> list[int]:
         """The axes of an output whose extents depend on the size of the batch, as far as they are known."""
@@ -125,7 +157,3 @@ class View:
         """Takes the input `data` unchanged, and the others whole; all outputs have one label."""
         wants: Wants = [None if number == data else REPLICATED for number in range(len(self.labels))]
         return wants, [label] * len(self.op.outputs)
-
-    def sharded_inputs(self) -> list[int]:
-        """The numbers of the inputs that are SHARDED."""
-        return [number for number, label in enumerate(self.labels) if is_sharded(label)]
