@@ -50,13 +50,9 @@ def replica_id() -> Any:
 
 
 def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
-    """Sums each tensor over all replicas; every replica gets the same bits.
+    """Sums each tensor or `tf.IndexedSlices` over all replicas; every replica gets the same bits.
 
-    Args:
-        tensors: list of tensors or `tf.IndexedSlices`, the same dtypes and dense shapes on every replica.
-
-    Returns:
-        The sums, in order, each with the kind, dtype and shape of its input.
+    The dtypes and the dense shapes are the same on every replica; each sum has the kind, dtype and shape of its input.
 
     Context: replica. With one replica the graph stays unchanged.
     """
@@ -140,14 +136,9 @@ def all_reduce_sum_packed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def local_copy(variable: Any) -> tf.Variable:
-    """The copy of `variable` that this replica reads and may write.
+    """The copy of a Keras, TensorFlow or distributed variable that this replica reads and may write: a plain `tf.Variable`.
 
-    Args:
-        variable: `tf.Variable`, `keras.Variable` or a distributed variable of the current strategy.
-
-    Returns:
-        A plain `tf.Variable`; writes to it do not affect other replicas. Where all replicas share one copy
-        (`CentralStorageStrategy`) that copy.
+    Writes to it do not affect other replicas, except where all share one copy (`CentralStorageStrategy`).
 
     Context: replica.
     """

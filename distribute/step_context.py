@@ -79,9 +79,8 @@ NOT_AGGREGATED = "not aggregated"
 class WeightTotals:
     """The divisors of a step's losses that do not divide by the number of samples (masks, `mean_with_sample_weight`).
 
-    Attributes:
-        noted: scalar tensors, in the order of the losses; the recorded divisors, each summed over the replicas.
-        known: those of the whole batch, where the step computes a part of it; None: `noted` are those of the batch.
+    `noted` are the recorded ones, scalars summed over the replicas, in the order of the losses. `known` are those of the
+    whole batch, where the step computes a part of it; None: `noted` are those of the batch.
     """
 
     noted: list[Any] = dataclasses.field(default_factory=list)

@@ -15,11 +15,7 @@ Pairs = list[tuple[Any, Any]]
 
 
 def built_variables(optimizer: Any, count: int) -> list[Any]:
-    """The variables that an optimizer was built with, one for each of `count` gradients.
-
-    Raises:
-        ValueError: it is not built, or there are more or fewer.
-    """
+    """The variables that an optimizer was built with; a ValueError if it is not built, or they are not `count`."""
     if not optimizer.built:
         raise ValueError(
             "`trainable_variables` is missing and the optimizer is not built: give the variables, "
@@ -52,8 +48,7 @@ def as_pairs(grads_and_vars: Any) -> Pairs:
 def checked_pairs(grads_and_vars: Any) -> Pairs:
     """The argument as a list of pairs.
 
-    Raises:
-        ValueError: it is anything else, a variable is in it twice, or a gradient has another shape than its variable.
+    A ValueError if it is anything else, has a variable twice, or a gradient of another shape than its variable's.
     """
     pairs, seen = as_pairs(grads_and_vars), set()
     for gradient, variable in pairs:

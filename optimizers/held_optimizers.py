@@ -11,14 +11,10 @@ from ..compat.keras_private.layers import layers_of
 
 
 def optimizers_of(model: Any, of_layers: bool = False) -> list[Any]:
-    """The optimizers among the attributes of a model, each once, that of `compile` first.
+    """The optimizers among the attributes of any model, each once, that of `compile` first.
 
     Attributes may be lists, tuples and dicts of them, if their names are public. Where a custom step trains the model,
-    those of its layers and of models within it count too, since such a step may use them.
-
-    Args:
-        model: a model, of ours or not.
-        of_layers: whether those of layers count in any case.
+    those of its layers and of models within it count too, since such a step may use them; in any case with `of_layers`.
     """
     custom_step = getattr(model, "_overrides_step", lambda name: True)("train_step")
     holders = [model, *layers_of(model)[1:]] if custom_step or of_layers else [model]

@@ -59,11 +59,7 @@ class CheckedSettings(keras.optimizers.Optimizer):
 
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    """Rejects settings of an optimizer that was created as Keras' own, or by a user's class.
-
-    Raises:
-        ValueError: see `check_settings`.
-    """
+    """A ValueError for wrong settings of an optimizer that was created as Keras' own, or by a user's class."""
     settings = dict(vars(optimizer))
     if not type(optimizer).__module__.startswith("keras."):  # the meaning of the user's settings is unknown
         settings = {name: settings[name] for name in _OF_EVERY_OPTIMIZER if name in settings}
@@ -123,8 +119,7 @@ def _as_keras_says(error: ValueError, init: Any, optimizer: Any, *args: Any, **k
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Rejects settings of Keras' optimizers that are of a wrong kind or out of range; tensors are not checked.
 
-    Raises:
-        ValueError: one sentence with the setting, its value and the range.
+    The ValueError is one sentence with the setting, its value and the range.
     """
     for name, value in settings.items():
         value = value[()] if isinstance(value, np.ndarray) else value  # a number, where the array has no axis
@@ -133,11 +128,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def check_learning_rate(rate: Any) -> None:
-    """Rejects a rate that is negative, not finite or no rate at all.
-
-    Raises:
-        ValueError: see above; of a schedule, its rate at the first update.
-    """
+    """A ValueError for a rate that is negative, not finite or no rate; of a schedule, its rate at the first update."""
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         if type(rate).__module__.startswith(("keras.", "unisono.")) and tf.executing_eagerly():
             _check_schedule(rate)

@@ -47,11 +47,9 @@ def keep_data_on(place: str = "auto", memory_share: float = MEMORY_SHARE) -> Non
 
 @dataclasses.dataclass(frozen=True)
 class DataHome:
-    """The placement of the arrays.
+    """The placement of the arrays: the devices of this process's replicas, or none for the host.
 
-    Attributes:
-        devices: of each replica of this process, in order; none: the host.
-        sentence: describes the choice; empty where there was nothing to choose.
+    `sentence` describes the choice; it is empty where there was nothing to choose.
     """
 
     devices: tuple[str, ...] = ()
@@ -61,13 +59,10 @@ class DataHome:
 def data_home(
     size: int, devices: Sequence[str], dense: bool, free: Callable[[str], int | None] | None = None
 ) -> DataHome:
-    """Chooses the placement of the arrays.
+    """Chooses the placement of the arrays, of `size` bytes, for the replicas on `devices`.
 
-    Args:
-        size: bytes of the arrays, those of tensors included.
-        devices: of the replicas of this process.
-        dense: whether GPUs can hold all of them (no strings, ragged or sparse tensors).
-        free: device -> its free bytes, None where they are not known; None: `free_memory`.
+    `dense`: GPUs can hold all of them (no strings, ragged or sparse tensors). `free(device)`: its free bytes, None where
+    they are not known.
     """
     if not devices or not all(map(is_gpu, devices)):
         return DataHome()

@@ -83,13 +83,7 @@ def wait_for_accelerators() -> None:
 
 
 def resolve_devices(devices: Sequence[str]) -> list[str]:
-    """The full names of devices.
-
-    Args:
-        devices: names such as "GPU:0" (of this process) or "/job:worker/task:1/device:GPU:0".
-
-    Returns:
-        Names such as "/job:localhost/replica:0/task:0/device:GPU:0", in order.
+    """The full names of devices: "/job:localhost/replica:0/task:0/device:GPU:0" for "GPU:0" (of this process).
 
     Raises:
         ValueError: a device does not exist; the message lists the existing ones.
@@ -103,11 +97,7 @@ def resolve_devices(devices: Sequence[str]) -> list[str]:
 
 
 def check_exist(argument: str, devices: Sequence[str]) -> None:
-    """Rejects devices of this process that do not exist: TensorFlow would silently use the CPU instead.
-
-    Raises:
-        ValueError: names the device, and those that exist.
-    """
+    """A ValueError for devices of this process that do not exist: TensorFlow would silently use the CPU instead."""
     there = [device.name for device in tf.config.list_logical_devices()]
     existing = {_full(tf.DeviceSpec.from_string(name)) for name in there}
     for name in devices:

@@ -155,13 +155,8 @@ def less_memory(
 ) -> str:
     """The options that would save memory, with estimates, the most helpful first, in one paragraph.
 
-    Args:
-        model: its memory on one device.
-        samples: of one replica.
-        replicas: that may shard the state; 1: it cannot be sharded.
-        level: the present level of sharding; None: each replica holds all state.
-        accumulates: whether gradients are accumulated over several calls already.
-        stages: devices over which the model is split.
+    `samples` are those of one replica, and `level` is the present level of sharding. `accumulates`: gradients are
+    accumulated over several calls already.
     """
     state = dataclasses.replace(model, activations=0.0, always=0.0)
 

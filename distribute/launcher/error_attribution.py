@@ -197,14 +197,10 @@ def _same(error: str, record: Record) -> str:
 
 
 class Restarts:
-    """Counts restarts, with exponential backoff: 1, 2, 4, ... and at most 60 s.
+    """Counts restarts, at most `most`, with exponential backoff: 1, 2, 4, ... and at most 60 s.
 
-    Args:
-        most: int; the maximum number of restarts.
-
-    Attributes:
-        repeated: bool; whether two successive attempts failed at the same step with the same error. A further attempt would
-            fail there too, so there is none.
+    `repeated`: two successive attempts failed at the same step with the same error, so a further attempt would fail there
+    too.
 
     >>> restarts = Restarts(3)
     >>> restarts.next("ValueError: no | epoch 1, step 2"), restarts.next(None), restarts.next("other"), restarts.next(None)
@@ -217,11 +213,7 @@ class Restarts:
         self.repeated = False
 
     def next(self, error: str | None) -> float | None:
-        """The seconds before the next attempt; None: there is none.
-
-        Args:
-            error: the error of the last attempt and its step, or None for a cause outside of the program.
-        """
+        """The seconds before the next attempt, or None: no more; `error`: the last one and its step; None: from outside."""
         self.repeated = error is not None and error == self._error
         self._error = error
         if self._count >= self._most or self.repeated:

@@ -105,9 +105,7 @@ def parse(listing: str) -> list[Gpu]:
 def visible(gpus: Sequence[Gpu], environ: Mapping[str, str] | None = None) -> list[str]:
     """The CUDA_VISIBLE_DEVICES values of the usable GPUs, idle ones first; lost ones are left out.
 
-    Args:
-        gpus: of the machine.
-        environ: None: this process's. GPUs that its CUDA_VISIBLE_DEVICES names are used as given.
+    GPUs that the environment's own CUDA_VISIBLE_DEVICES names are used as given.
     """
     chosen = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:

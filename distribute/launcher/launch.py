@@ -34,7 +34,7 @@ _MOST_OTHERS = 8
 
 
 class Launcher:
-    """Runs a script on every worker until all are done.
+    """Runs a script, with its arguments, on every worker of a layout until all are done.
 
     It schedules the attempts: when one is over, whether another follows, how long ending may take. `Processes` starts and
     ends processes, `attribute` finds the one that failed first, `Restarts` decides whether to try again.
@@ -42,9 +42,9 @@ class Launcher:
     Args:
         script: path of the script and its arguments.
         layout: the cluster to start.
-        restarts: int; how often all processes are restarted after a failure.
+        restarts: how often all processes are restarted after a failure.
         log_dir: directory for the output of each task, or None: the output is only printed.
-        grace: float; seconds after a signal that the launcher passes on, until the workers are killed.
+        grace: seconds after a signal that the launcher passes on, until the workers are killed.
         network: "own": the processes get a private network where the kernel allows it; "host": that of this machine.
     """
 
@@ -67,12 +67,11 @@ class Launcher:
         self._records = Path()
 
     def run(self) -> int:
-        """Runs to the end. Context: no thread has been started.
+        """Runs to the end, and returns the exit status. Context: no thread has been started.
 
-        Returns:
-            0 when every script ended with 0; else the exit status of the process that failed first (128 + the signal
-            where a signal ended it, 1 where its status was 0), or 128 + the signal that ended the launcher; 2 if the
-            machine has too few GPUs.
+        It is 0 when every script ended with 0; else that of the process that failed first (128 + the signal where a signal
+        ended it, 1 where its status was 0), or 128 + the signal that ended the launcher; 2 if the machine has too few
+        GPUs.
         """
         adopt_orphans()
         if self._wanted_network == "own":

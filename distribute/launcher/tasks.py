@@ -57,11 +57,7 @@ class Task:
 
 
 def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
-    """The processes of one attempt, with fresh ports.
-
-    Args:
-        layout: the cluster.
-        script: the script and its arguments.
+    """The processes of one attempt, with fresh ports; `script` includes its arguments.
 
     Raises:
         ValueError: the machine has GPUs, but fewer than the layout needs.
@@ -137,11 +133,7 @@ def _tf_config(cluster: Mapping[str, Sequence[str]], kind: str, index: int) -> s
 
 
 def _gpus_of_processes(layout: Layout, processes: int) -> list[dict[str, str]]:
-    """The variables that make its GPUs visible to each computing process, worker after worker.
-
-    Raises:
-        ValueError: there are GPUs, but fewer than needed.
-    """
+    """The variables that make its GPUs visible to each computing process, worker after worker."""
     of_machine = gpus.read_gpus()
     names = gpus.visible(of_machine)
     if not names:

@@ -21,14 +21,9 @@ from .updates import colocated_with, on_parameter_servers, shards_of
 
 
 def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
-    """Entries of a table on parameter servers, gathered on the servers, so that only those are sent.
+    """Entries `[*indices.shape, ...]` of a table on parameter servers, gathered there, so that only those are sent.
 
-    Args:
-        variable: shape `(batch, ...)`.
-        indices: integer tensor of any shape; negative ones count from the end.
-
-    Returns:
-        `[*indices.shape, ...]`, or None where `variable` is not sharded like this.
+    `indices` are integers of any shape; negative ones count from the end. None where `variable` is not sharded like this.
     """
     value = raw_value(variable)
     if not on_parameter_servers() or (tf.executing_eagerly() and shards_of(variable) is None):
@@ -53,8 +48,7 @@ def gradient(
 ) -> list[Any]:
     """`tape.gradient(target, variables)`, with one gradient for each variable, sharded or not.
 
-    Returns:
-        One gradient for each variable: a tensor, `tf.IndexedSlices` of the whole variable, or None.
+    Each is a tensor, `tf.IndexedSlices` of the whole variable, or None.
     """
     parts = [shards_of(variable) for variable in variables]
     options = {"output_gradients": output_gradients, "unconnected_gradients": unconnected_gradients}

@@ -98,13 +98,7 @@ def connect_if_launched(devices: Any) -> None:
 
 
 def raise_if_lost(cause: Exception, devices: Sequence[str], stages: int) -> None:
-    """Raises a `StageError` that names the stage and its address, if one is lost; otherwise returns.
-
-    Args:
-        cause: the raised error.
-        devices: the names of the devices of a pipeline's K stages, replica after replica.
-        stages: int; K.
-    """
+    """Raises a `StageError` that names the stage and its address, if one of `stages` stages is lost; otherwise returns."""
     if _watch is None or not isinstance(cause, tf.errors.OpError):
         return
     stages_of: dict[int, list[int]] = {}

@@ -15,12 +15,8 @@ def if_all(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]
     """Runs `then` on every replica where `condition` is true, else `otherwise`; both write, and may contain collectives.
 
     TensorFlow rejects a collective in a conditional of one replica. So the conditional is created once, in cross-replica
-    context, and the replicas run again in its branches, like the steps of a loop.
-
-    Args:
-        condition: bool scalar tensor, the same on every replica.
-        then: without arguments; each replica has its own, which may hold its tensors.
-        otherwise: None: do nothing.
+    context, and the replicas run again in its branches, like the steps of a loop. The condition, a bool scalar, is the
+    same on every replica; each has its own functions, which may hold its tensors.
 
     Context: replica.
     """

@@ -28,15 +28,10 @@ def reduce_scatter(
     before: Callable[[Sequence[tf.Tensor]], None] | None = None,
     after: Callable[[Sequence[tf.Tensor], tf.Tensor], None] | None = None,
 ) -> list[tf.Tensor]:
-    """This replica's shard of the sum over all replicas of each tensor; terms are added in the order of the replicas.
+    """This replica's flat shards of the sums over all replicas; terms are added in the order of the replicas.
 
-    Args:
-        tensors: of known shapes, the same on every replica.
-        before: called with the tensors of a pack before it is sent. None: nothing.
-        after: called with the same, and a tensor that is ready with their sum. None: nothing.
-
-    Returns:
-        The shards, in order; flat.
+    The tensors have known shapes, the same on every replica. `before` is called with those of a pack before it is sent,
+    `after` with the same and a tensor that is ready with their sum.
 
     Context: replica.
     """
@@ -217,9 +212,7 @@ def as_shards(value: tf.Tensor, replicas: int) -> tf.Tensor:
 def own_shard(value: Any, shape: Sequence[int] | None = None) -> tf.Tensor:
     """This replica's shard of a tensor or of `tf.IndexedSlices` with unique rows: flat, of a static size.
 
-    Args:
-        value: of a known shape, if `shape` is not given.
-        shape: that of the variable, which its gradient shares; the static shape of `value` need not be known.
+    `shape` is that of the variable, needed where the static shape of `value` is not known.
 
     Context: replica.
     """

@@ -104,10 +104,9 @@ def level_of(strategy: Any = None) -> str | None:
 
 
 def _check_nothing_exists(strategy: tf.distribute.Strategy, level: str) -> None:
-    """Rejects a level that is set after its variables exist: compiled steps depend on their form.
+    """A ValueError for a level that is set after its variables exist: compiled steps depend on their form.
 
-    Raises:
-        ValueError: a live optimizer has unsharded state, or with "weights" a live variable is unsharded.
+    Those are the unsharded state of a live optimizer, and with "weights" a live unsharded variable.
     """
     if strategy.num_replicas_in_sync == 1:
         return

@@ -27,21 +27,14 @@ _stand_in = ThreadValue()  # a function of a `ShardedValue`
 
 
 class ShardedValue(VariableStandIn):
-    """The value of a `keras.Variable` that is sharded, with one shard on each replica.
+    """The value of a `keras.Variable` that is sharded, with one shard on each replica of a strategy.
 
     Reads and writes use the whole value: outside of replicas on all of them at once (over several workers every worker must
     read it), on a replica through an all-gather. Inside of `own_shards` it is this replica's shard, and `seen_through`
     replaces it with another stand-in.
 
-    Args:
-        strategy: whose replicas hold it.
-        shape: of the whole value.
-        dtype: of the elements.
-        name: of the variable.
-        fill: the initial value of all elements.
-
-    Attributes:
-        shards: the variables of the local replicas, flat, on their devices.
+    `shape` is that of the whole value, and `fill` the initial value of all elements. `shards` are the variables of the local
+    replicas, flat, on their devices.
 
     Context: eager.
     """
@@ -140,12 +133,7 @@ class ShardedWeight(ShardedValue):
 
 
 class TensorInPlace(VariableStandIn):
-    """A tensor that stands for a variable: an assigned value is its value from then on.
-
-    Args:
-        key: the key by which an optimizer knows the variable.
-        tensor: its value.
-        name: of the variable.
+    """A tensor that stands for the variable that an optimizer knows by `key`: an assigned value is its value from then on.
 
     Context: replica; assignments in a branch or loop of the graph are not allowed.
     """
@@ -252,12 +240,8 @@ def sharded_weight(
     """The value of a Keras variable that is being created under a strategy; None: as without sharding.
 
     Weights of rank two and more are sharded. A vector has a small part of a layer's bytes, and gathering it would take as
-    long.
-
-    Args:
-        strategy: whose weights are sharded.
-        variable: has a shape if `value` is called.
-        value: the initial value: an array, a tensor, or a function that makes it. Over several workers the chief's counts.
+    long. `value` is an array, a tensor, or a function that makes one of the variable's shape. Over several workers the
+    chief's counts.
 
     Context: eager, on every worker.
     """

@@ -35,13 +35,10 @@ def first_local_replica(strategy: tf.distribute.Strategy) -> int:
 
 
 def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[list[float]]:
-    """The values of each worker, in the order of the workers; every worker gets all of them.
+    """The float64 values of each worker, in the order of the workers; every worker gets all of them.
 
-    It costs one small all-reduce; with one worker nothing. All workers must call it, at the same point of the program.
-
-    Args:
-        values: float64 numbers; the same count on every worker.
-        strategy: whose workers. None: the current strategy's.
+    It costs one small all-reduce; with one worker nothing. All workers must call it, at the same point of the program,
+    with the same count of values.
 
     Context: host, cross-replica.
     """
@@ -63,11 +60,7 @@ def gather_bytes(payload: bytes, strategy: tf.distribute.Strategy, only_chief: b
     """The payload of each worker, in the order of the workers. All workers must call it.
 
     The workers send one after the other, a few megabytes at a time, so that memory is needed only for the kept payloads.
-
-    Args:
-        payload: any number of bytes, different on each worker.
-        strategy: whose workers.
-        only_chief: whether only the chief keeps the payloads of the others, and they get nothing.
+    With `only_chief` the chief alone keeps those of the others, and they get nothing.
     """
     if not spans_workers(strategy):
         return [payload]
@@ -134,15 +127,9 @@ def check_same_everywhere(
 
 
 def check_same_variable(strategy: tf.distribute.Strategy, name: str, kind: str) -> None:
-    """Rejects a variable that differs between workers: its initial value could not be the chief's.
+    """Rejects a variable whose `kind`, dtype and shape, differs between workers: its initial value could not be the chief's.
 
-    Args:
-        strategy: whose workers.
-        name: of the variable; it may differ, as Keras numbers layers.
-        kind: dtype and shape.
-
-    Raises:
-        ValueError, TimeoutError: as `check_same_everywhere`.
+    Names may differ, as Keras numbers layers. Raises as `check_same_everywhere`.
     """
     number = _created[strategy] = _created.get(strategy, 0) + 1
     try:

@@ -92,14 +92,7 @@ def cluster_of(resolver: Any) -> Cluster | None:
 
 
 def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
-    """The cluster that the environment describes, TF_CONFIG first, then Slurm; None where it describes none.
-
-    Args:
-        environ: variables to read; None: those of this process. Slurm's are always those of this process.
-
-    Raises:
-        ClusterError: the description is invalid.
-    """
+    """The cluster that the environment describes, TF_CONFIG first, then Slurm; None where it describes none."""
     environ = os.environ if environ is None else environ
     task = launched_task(environ)
     if task is not None and task.of_job_step:

@@ -40,12 +40,10 @@ _SOMEBODY = re.compile(
 
 
 class Blame(NamedTuple):
-    """The processes that a text blames.
+    """The names of the processes that a text blames.
 
-    Attributes:
-        lost: names of those with whom contact was lost: "worker 1", "ps 0", an address, or "leader" (the process that runs
-            TensorFlow's coordination service: the chief).
-        reported_by: names of those from which the error came.
+    `lost`: contact with them was lost: "worker 1", "ps 0", an address, or "leader" (the process that runs TensorFlow's
+    coordination service: the chief). `reported_by`: the error came from them.
     """
 
     lost: tuple[str, ...] = ()

@@ -97,11 +97,7 @@ def path_of(folder: Path, pid: int) -> Path:
 
 
 def write(folder: Path, record: Record) -> None:
-    """Replaces the record of this process.
-
-    Raises:
-        OSError: the file system does not allow it.
-    """
+    """Replaces the record of this process; an OSError where the file system does not allow it."""
     path = path_of(folder, record.pid)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(_bounded(dataclasses.asdict(record))), "utf-8")
@@ -158,12 +154,7 @@ class Recorder:
         self._ticker = Ticker("record", self.update, lambda: _PAUSE)
 
     def start(self, folder: str | None, task: str) -> None:
-        """Keeps a record from now on, in the folder of UNISONO_RECORDS; without a folder, none.
-
-        Args:
-            folder: value of the variable.
-            task: "worker 1", "ps 0", ...
-        """
+        """Keeps the record of a task ("worker 1", "ps 0") in the folder of UNISONO_RECORDS; without a folder, none."""
         if not folder or self._folder is not None:
             return
         from ..storage import local_path  # imports NumPy, which `--help` need not wait for

@@ -99,11 +99,7 @@ def _stays_whole(gradient: Any, variable: Any) -> bool:
 
 
 def created_as_shards(reference: Any, initializer: Any) -> contextlib.AbstractContextManager[Any]:
-    """Around the creation of a state variable of an optimizer: it is sharded if its strategy says so.
-
-    Args:
-        reference: the trained variable.
-        initializer: of the state variable.
+    """Around the creation of an optimizer's state for the trained variable `reference`: sharded if its strategy says so.
 
     Context: eager, in the scope of the strategy.
     """
