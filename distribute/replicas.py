@@ -125,14 +125,22 @@ def all_reduce_sum_packed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     tensors = list(tensors)
     if len(tensors) < 2 or num_replicas() == 1:
         return all_reduce_sum(tensors)
-    groups = _by_dtype(tensors)
+    return in_packs(tensors, _by_dtype(tensors), all_reduce_sum)
+
+
+def in_packs(
+    tensors: Sequence[Any], groups: Sequence[Sequence[int]], send: Callable[[list[Any]], list[Any]]
+) -> list[Any]:
+    """The results of `send`, which is given one flat tensor for each group of indices, and all others as they are."""
+    alone = sorted(set(range(len(tensors))).difference(*groups))
     flat = [tf.concat([tf.reshape(tensors[i], [-1]) for i in group], 0) for group in groups]
-    result: list[Any] = [None] * len(tensors)
-    for group, total in zip(groups, all_reduce_sum(flat)):
+    sent = send(flat + [tensors[i] for i in alone])
+    result: dict[int, Any] = dict(zip(alone, sent[len(groups) :]))
+    for group, total in zip(groups, sent):
         sizes = [tf.size(tensors[i]) for i in group]
         for i, part in zip(group, tf.split(total, sizes, num=len(group))):
             result[i] = tf.ensure_shape(tf.reshape(part, tf.shape(tensors[i])), tensors[i].shape)
-    return result
+    return [result[i] for i in range(len(tensors))]
 
 
 def local_copy(variable: Any) -> tf.Variable:

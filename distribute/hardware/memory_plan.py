@@ -42,17 +42,8 @@ class ModelMemory:
 
     def __post_init__(self) -> None:
         """Rejects values that are not numbers of bytes."""
-        for name in (
-            "weights",
-            "trained",
-            "optimizer_state",
-            "activations",
-            "always",
-            "largest_layer",
-            "vectors",
-        ):
-            number(name, getattr(self, name), least=0)
-        truth("half_precision", self.half_precision)
+        for name, value in vars(self).items():
+            truth(name, value) if name == "half_precision" else number(name, value, least=0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,7 @@ from ...compat.tensorflow_private.clusters import (
 )
 from .cluster import Cluster
 from .error_text import essence
-from .fatal_errors import at_fatal_error
-from .records import at_collective, short
+from .records import at_collective, at_fatal_error, short
 from .ticker import Ticker
 
 _SLOWER = 10.0

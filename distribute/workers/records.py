@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import inspect
 import json
 import os
 import socket
@@ -22,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from .error_text import Blame, blame_in, essence, is_own_file
-from .fatal_errors import at_fatal_error
 from .ticker import Ticker
 
 _PAUSE = 1.0
@@ -242,6 +242,28 @@ def error_record(error: BaseException) -> ErrorRecord:
         blame is not None,
         *(blame or Blame()),
     )
+
+
+def at_fatal_error(act: Callable[[BaseException], None]) -> None:
+    """Calls `act` with the error that ends the program, after it was printed."""
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        try:
+            previous(kind, error, trace)
+        finally:
+            if _ends_program(error):
+                with contextlib.suppress(Exception):
+                    act(error)
+
+    sys.excepthook = hook
+
+
+def _ends_program(error: BaseException) -> bool:
+    """Whether `sys.excepthook` is called because this error ends the program, not by code that continues afterwards."""
+    raised = {frame for frame, _ in traceback.walk_tb(error.__traceback__)}
+    called_by = {frame for frame, _ in traceback.walk_stack(inspect.currentframe())}
+    return raised.isdisjoint(called_by) and threading.current_thread() is threading.main_thread()
 
 
 def _place_of_main_thread() -> str:
