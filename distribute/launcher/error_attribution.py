@@ -23,25 +23,15 @@ _MOST_TEXT = 400
 
 @dataclasses.dataclass
 class ProcessState:
-    """The known state of one process. Times are those of `time.time()`.
+    """The known state of one process. Times are those of `time.time()`."""
 
-    Attributes:
-        task: its description, with the names that errors use for it.
-        process: `subprocess.Popen`; None: not needed.
-        code: int or None; its exit status as `subprocess` gives it; None while it runs.
-        ended: float; when its end was noticed.
-        stopped: float or None; since when it is stopped (SIGSTOP).
-        record: its last record, or None.
-        lines: the last lines that it printed.
-    """
-
-    task: Task
-    process: Any = None
-    code: int | None = None
-    ended: float = 0.0
-    stopped: float | None = None
-    record: Record | None = None
-    lines: Sequence[str] = ()
+    task: Task  # with the names that errors use for it
+    process: Any = None  # `subprocess.Popen`; None: not needed
+    code: int | None = None  # its exit status as `subprocess` gives it; None while it runs
+    ended: float = 0.0  # when its end was noticed
+    stopped: float | None = None  # since when it is stopped (SIGSTOP)
+    record: Record | None = None  # the last one
+    lines: Sequence[str] = ()  # the last ones that it printed
 
     @property
     def failed(self) -> bool:
@@ -51,26 +41,18 @@ class ProcessState:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """One process that failed.
+    """One process that failed."""
 
-    Attributes:
-        name: of the process.
-        what: str; the failure, as a predicate: "exited with status 3".
-        time: float; when.
-        status: int; the exit status for the launcher, never 0.
-        error: str or None; the error and its location, the same for every repetition; None for a cause outside of the
-            program (a signal from outside, a process that hangs).
-        hangs: bool; whether it still runs, and will not end on request.
-        sure: bool; False where more may be known in a moment: a process that seems to hang may be failing, and a process
-            that chose its exit status may have done so because it lost another.
-    """
-
-    name: str
-    what: str
+    name: str  # of the process
+    what: str  # the failure, as a predicate: "exited with status 3"
     time: float
-    status: int
+    status: int  # the exit status for the launcher, never 0
+    # The error and its location, the same for every repetition; None for a cause outside of the program (a signal from
+    # outside, a process that hangs).
     error: str | None = None
-    hangs: bool = False
+    hangs: bool = False  # whether it still runs, and will not end on request
+    # False where more may be known in a moment: a process that seems to hang may be failing, and a process that chose its
+    # exit status may have done so because it lost another.
     sure: bool = True
 
 

@@ -32,21 +32,15 @@ def if_all(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]
 
         def branch(index: int) -> Callable[[], tf.Tensor]:
             def on_replicas() -> tf.Tensor:
-                strategy.run(lambda pair: run(pair.branches[index]), args=(branches,))
+                strategy.run(lambda of_replica: run(of_replica(index)), args=(branches,))
                 return tf.constant(True)
 
             return on_replicas
 
         tf.cond(first, branch(0), branch(1))
 
-    own = _Branches((then, otherwise))
     with tf.device("CPU:0"):  # the host must know it, and may know it already
         known = tf.identity(condition)
-    tf.distribute.get_replica_context().merge_call(across, args=(known, own))
-
-
-class _Branches:
-    """The two branches of one replica, wrapped so that TensorFlow passes them unchanged."""
-
-    def __init__(self, branches: tuple[Callable[[], Any], Callable[[], Any] | None]) -> None:
-        self.branches = branches
+    tf.distribute.get_replica_context().merge_call(
+        across, args=(known, lambda index: (then, otherwise)[index])
+    )

@@ -29,17 +29,11 @@ class ClusterError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """All processes that train together, and the position of this process among them.
+    """All processes that train together, and the position of this process among them."""
 
-    Attributes:
-        jobs: task type -> addresses "host:port" in the order of the task indices.
-        task_type: "chief", "worker", "ps", "evaluator" or "stage".
-        task_index: int; counted from 0 within the task type.
-    """
-
-    jobs: Mapping[str, tuple[str, ...]]
-    task_type: str
-    task_index: int
+    jobs: Mapping[str, tuple[str, ...]]  # task type -> addresses "host:port" in the order of the task indices
+    task_type: str  # "chief", "worker", "ps", "evaluator" or "stage"
+    task_index: int  # counted from 0 within the task type
 
     @property
     def address(self) -> str:

@@ -33,50 +33,29 @@ _MOST_CAUSES = 20
 
 @dataclasses.dataclass(frozen=True)
 class ErrorRecord:
-    """An error that ended a process's program.
+    """An error that ended a process's program."""
 
-    Attributes:
-        kind: name of its class.
-        text: its message; a long one without its middle.
-        place: the innermost line of the user's code, "" where there is none.
-        time: float; `time.time()`.
-        consequence: whether it reports another process that was lost or failed.
-        lost: names of the processes that it reports as lost, see `Blame`.
-        reported_by: names of the processes from which it reports that the error came.
-    """
-
-    kind: str
-    text: str
-    place: str
-    time: float
-    consequence: bool = False
-    lost: tuple[str, ...] = ()
+    kind: str  # name of its class
+    text: str  # its message; a long one without its middle
+    place: str  # the innermost line of the user's code, "" where there is none
+    time: float  # `time.time()`
+    consequence: bool = False  # whether it reports another process that was lost or failed
+    lost: tuple[str, ...] = ()  # as in `Blame`
     reported_by: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The last record of a process.
+    """The last record of a process. Times are those of `time.time()`."""
 
-    Attributes:
-        task: "worker 1", "ps 0", ...; "" without a cluster.
-        pid: int.
-        alive: float; `time.time()` of this record; a live process writes one every second.
-        position: the position in training, for instance "epoch 2, step 17"; "" before the first `fit`.
-        collectives: int; the number of monitored collectives that it has reached.
-        since: float; `time.time()` when it last reached or left one of them.
-        place: the line of user code in which its main thread is; "" where that is not known.
-        error: the error that ended its program, or None.
-    """
-
-    task: str
+    task: str  # "worker 1", "ps 0", ...; "" without a cluster
     pid: int
-    alive: float
-    position: str = ""
-    collectives: int = 0
-    since: float = 0.0
-    place: str = ""
-    error: ErrorRecord | None = None
+    alive: float  # when it was written; a live process writes one every second
+    position: str = ""  # in training, for instance "epoch 2, step 17"; "" before the first `fit`
+    collectives: int = 0  # the number of monitored collectives that it has reached
+    since: float = 0.0  # when it last reached or left one of them
+    place: str = ""  # the line of user code in which its main thread is; "" where that is not known
+    error: ErrorRecord | None = None  # that ended its program
 
 
 _ANY = Record("", 0, 0.0, error=ErrorRecord("", "", "", 0.0))
