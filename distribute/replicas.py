@@ -59,8 +59,9 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     tensors, step = list(tensors), current_step()
     if not tensors or num_replicas() == 1:
         return tensors
-    if step is not None and any(_is_slices_of_unknown_number(t) for t in tensors):
-        step.shapes_vary = True  # slices are gathered
+    slices = [t for t in tensors if isinstance(t, tf.IndexedSlices)]  # which are gathered
+    if step is not None and any(t.indices.shape.num_elements() is None for t in slices):
+        step.shapes_vary = True
     context = tf.distribute.get_replica_context()
     give_collectives_a_group(context.strategy)
     result: list[Any] = [None] * len(tensors)
@@ -70,10 +71,6 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
         for i, total in zip(group, sums):
             result[i] = total
     return result
-
-
-def _is_slices_of_unknown_number(tensor: Any) -> bool:
-    return isinstance(tensor, tf.IndexedSlices) and tensor.indices.shape.num_elements() is None
 
 
 def _packs(tensors: Sequence[Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -20,14 +19,8 @@ def optimizers_of(model: Any, of_layers: bool = False) -> list[Any]:
     holders = [model, *layers_of(model)[1:]] if custom_step or of_layers else [model]
     found = [getattr(model, "optimizer", None)]
     for holder in holders:
-        found += _held_by(holder)
+        for name, value in vars(holder).items():
+            several = isinstance(value, list | tuple | dict) and not name.startswith("_")
+            values = [value] if not several else value.values() if isinstance(value, dict) else value
+            found += [each for each in values if isinstance(each, keras.optimizers.Optimizer)]
     return list({id(each): each for each in found if each is not None}.values())
-
-
-def _held_by(holder: Any) -> Iterator[Any]:
-    for name, value in vars(holder).items():
-        if isinstance(value, keras.optimizers.Optimizer):
-            yield value
-        elif isinstance(value, list | tuple | dict) and not name.startswith("_"):
-            items = value.values() if isinstance(value, dict) else value
-            yield from (each for each in items if isinstance(each, keras.optimizers.Optimizer))

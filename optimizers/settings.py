@@ -44,20 +44,6 @@ _OF_EVERY_OPTIMIZER = ("weight_decay", "clipnorm", "clipvalue", "global_clipnorm
 _OURS = ("gradient_transformers", "gradient_aggregator")
 
 
-class CheckedSettings(keras.optimizers.Optimizer):
-    """Rejects settings with which no training run is possible. A base of our optimizers; owns no state."""
-
-    @property
-    def learning_rate(self) -> Any:
-        """As `keras.optimizers.Optimizer.learning_rate`."""
-        return keras.optimizers.Optimizer.learning_rate.fget(self)  # type: ignore[attr-defined]
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        check_learning_rate(value)
-        keras.optimizers.Optimizer.learning_rate.fset(self, value)  # type: ignore[attr-defined]
-
-
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     """A ValueError for wrong settings of an optimizer that was created as Keras' own, or by a user's class."""
     settings = dict(vars(optimizer))

@@ -47,7 +47,8 @@ def balance(
         found = None
         for start in range(stage, stop) if stage else [0]:
             before = best(stage - 1, start) if stage else ((0.0, 0.0, 0.0), [])
-            if before is None or not _fits(memory_of, memory_limit, stage, start, stop):
+            needed = 0.0 if memory_of is None else memory_of(stage, start, stop)
+            if before is None or (memory_limit is not None and needed > memory_limit):
                 continue
             (slowest, sent, squares), sizes = before
             cost = sums[stop] - sums[start]
@@ -75,10 +76,6 @@ def _better(value: tuple[float, float, float], other: tuple[float, float, float]
         if not math.isclose(mine, theirs, rel_tol=1e-9):
             return mine < theirs
     return False
-
-
-def _fits(memory_of: MemoryOf | None, limit: float | None, stage: int, start: int, stop: int) -> bool:
-    return memory_of is None or limit is None or memory_of(stage, start, stop) <= limit
 
 
 def _too_little_memory(blocks: int, stages: int, memory_of: MemoryOf | None, limit: float | None) -> str:

@@ -51,10 +51,6 @@ class ShardedValue(VariableStandIn):
             with tf.device(device):
                 self.shards.append(plain_variable(tf.fill([size], tf.cast(fill, self.dtype))))
 
-    def is_seen_through(self) -> bool:
-        """Whether this thread sees a stand-in for it."""
-        return _stand_in.value is not None
-
     def own(self) -> tf.Variable:
         """This replica's shard. Context: replica."""
         return self.shards[local_replica_index()]
@@ -118,7 +114,7 @@ class ShardedWeight(ShardedValue):
 
     def read_value(self) -> tf.Tensor:
         """The whole weight, or its stand-in here."""
-        if self.is_seen_through() or not (in_replica_context() and tf.distribute.has_strategy()):
+        if _stand_in.value is not None or not (in_replica_context() and tf.distribute.has_strategy()):
             value = super().read_value()
         else:
             value = transient_weight(self.own().read_value, self.shape.as_list())

@@ -24,7 +24,7 @@ _sums: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDicti
 
 def spans_workers(strategy: tf.distribute.Strategy | None = None) -> bool:
     """Whether the replicas of `strategy` (None: the current one) live in several processes that train synchronously."""
-    return place_among_workers(tf.distribute.get_strategy() if strategy is None else strategy)[1] > 1
+    return place_among_workers(strategy)[1] > 1
 
 
 def first_local_replica(strategy: tf.distribute.Strategy) -> int:
@@ -43,9 +43,9 @@ def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = 
     Context: host, cross-replica.
     """
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
-    if not spans_workers(strategy):
-        return [[float(value) for value in values]]
     me, workers = place_among_workers(strategy)
+    if workers == 1:
+        return [[float(value) for value in values]]
     rows = np.zeros((workers, len(values)))
     rows[me] = values
     return _sum(strategy, rows).tolist()
@@ -62,9 +62,9 @@ def gather_bytes(payload: bytes, strategy: tf.distribute.Strategy, only_chief: b
     The workers send one after the other, a few megabytes at a time, so that memory is needed only for the kept payloads.
     With `only_chief` the chief alone keeps those of the others, and they get nothing.
     """
-    if not spans_workers(strategy):
-        return [payload]
     me, workers = place_among_workers(strategy)
+    if workers == 1:
+        return [payload]
     sizes = [int(row[0]) for row in exchange([float(len(payload))], strategy)]
     result = []
     for worker in range(workers):
@@ -106,10 +106,9 @@ def check_same_everywhere(
         ValueError: a value differs; the message names the workers, the value on each and the fix.
         TimeoutError: a worker did not reach this point in time.
     """
-    strategy = tf.distribute.get_strategy() if strategy is None else strategy
-    if not spans_workers(strategy):
-        return
     me, workers = place_among_workers(strategy)
+    if workers == 1:
+        return
     place, timeout = next(_numbers), peer_timeout()
     mine = json.loads(json.dumps(dict(values), default=repr))
     set_value(f"unisono/same/{place}/{me}", json.dumps({"what": what, "values": mine}))
@@ -155,8 +154,9 @@ def _compare(what: str, me: int, mine: dict[str, Any], other: int, theirs: dict[
             )
 
 
-def place_among_workers(strategy: Any) -> tuple[int, int]:
-    """This worker's number, and how many train together; (0, 1) for a strategy within one process."""
+def place_among_workers(strategy: Any = None) -> tuple[int, int]:
+    """This worker's number, and how many train together; (0, 1) for a strategy (None: the current) of one process."""
+    strategy = tf.distribute.get_strategy() if strategy is None else strategy
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return 0, 1
     cluster = cluster_of(strategy.cluster_resolver)

@@ -1,10 +1,12 @@
-"""Stages 4 and 5 on shards: each replica updates its shard of every weight, then the new weights are all-gathered.
+"""The stages on shards: each replica holds a part of the optimizer state and updates a part of the weights.
 
-In stage 4, operations on single numbers run on the shards; norms are partial sums of squares, all-reduced.
+Gradients are reduce-scattered in stage 1. In stage 4, operations on single numbers run on the shards; norms are partial sums
+of squares, all-reduced. In stage 5 each replica updates its shard of every weight, then the new weights are all-gathered.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -20,27 +22,130 @@ from ...compat.keras_private.optimizers import (
 )
 from ...compat.keras_private.variables import raw_value, with_shapes
 from ...distribute.replicas import function_of_its_own, local_copy
-from ...distribute.sharding.collectives import all_gather, own_shard
+from ...distribute.sharding.collectives import all_gather, if_all, own_shard, reduce_scatter
+from ...distribute.sharding.gradient_window import gradient_window
+from ...distribute.sharding.sharded import level_of, unsharded_state
 from ...distribute.sharding.sharded_value import (
     ShardedValue,
     TensorInPlace,
+    created_in_shards,
     own_copy,
     own_part,
     own_shards,
     seen_through,
+    shard_variable,
 )
-from ..stages.aggregators import without_overwriting
-from ..stages.call_options import frozen_iterations
+from ...distribute.sharding.transient_weights import BackwardPass
+from ..building import inner_optimizers, run_in_thread
+from ..stages.aggregators import aggregate, without_overwriting
+from ..stages.call_options import CallOptions, frozen_iterations
 from ..stages.clipping import norms_over_shards
-from ..stages.run_stages import clip, constrain, once_there_is_one, transform
-from ..stages.sparse_gradients import Pairs, is_sparse
+from ..stages.run_stages import Stages, clip, constrain, once_there_is_one, transform
+from ..stages.sparse_gradients import Pairs, fit_to_send, is_sparse
 from ..stages.transformers import AddDecayedWeights, ClipByGlobalNorm, ClipByNorm, ClipByValue
 from ..stages.user_code import has_user_code, is_elementwise
-from ..update_rules.replica_rule import ReplicaRule
+from .replica_rule import ReplicaRule
 
 
-def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
-    """Stages 4 and 5, as `run_stages.Stages.transform_and_apply`, of sharded gradients. Context: replica."""
+def stages_of(optimizer: Any, options: CallOptions) -> Stages:
+    """The stages of one call."""
+    if level_of() is None:
+        return _WHOLE
+    _shard_existing_state(optimizer)
+    return _SHARDED
+
+
+class ShardedStages(Stages):
+    """Each replica updates its shards: where the last bit of what it computes differs, no other replica has that shard.
+
+    After stage 1 each replica has its shards of dense gradients.
+    """
+
+    branch = staticmethod(if_all)
+    copy_of = staticmethod(own_copy)
+    once = staticmethod(lambda optimizer, variables, write: write)
+
+    def aggregate(self, optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
+        """Stage 1; new values are whole, and so are sparse gradients that are summed here and not accumulated.
+
+        An aggregator sums whole gradients, and so has the caller if aggregation is skipped: these are cut.
+        """
+        if options.skip_aggregation or optimizer.gradient_aggregator is not None:
+            BackwardPass().gather_until()
+            return _cut(aggregate(optimizer, pairs, options))
+        pairs = reduce_scattered(optimizer, pairs, options)
+        parts = [part for each, part in optimizer.split(pairs) if each.gradient_accumulation_steps]
+        accumulated = {id(v) for part in parts for _, v in part}
+        return [_cut([(g, v)])[0] if is_sparse(g) and id(v) in accumulated else (g, v) for g, v in pairs]
+
+    def transform_and_apply(self, optimizer: Any, pairs: Pairs) -> None:
+        """Stages 4 and 5 of sharded gradients. Context: replica."""
+        _transform_and_apply(optimizer, pairs)
+
+    def can_differ(self, optimizer: Any, options: CallOptions) -> bool:
+        """Shards differ."""
+        return True
+
+    def record(self, watch: Any, pairs: Pairs, finite: Any) -> Any:
+        """A `GradientWatch` records the shards of all replicas."""
+        shards = [(own_shard(g, list(v.shape)) if _stays_whole(g, v) else g, v) for g, v in pairs]
+        with norms_over_shards():
+            return watch.record(shards, finite)
+
+
+_WHOLE, _SHARDED = Stages(), ShardedStages()
+
+
+def reduce_scattered(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
+    """Stage 1 in shards: sums gradients as they come, and gathers sharded weights in between.
+
+    A window keeps the backward pass from running far ahead of the sums.
+    """
+    pairs = fit_to_send(pairs)
+    scattered = [g is not None and not _stays_whole(g, v) for g, v in pairs]
+    # Where the number of samples is unknown, a gradient's shape can be too: its variable's is known.
+    given = [tf.ensure_shape(g, v.shape) for (g, v), cut in zip(pairs, scattered) if cut]
+    backward, window = BackwardPass(), gradient_window()
+
+    def before(pack: Sequence[tf.Tensor]) -> None:
+        backward.gather_until(pack)
+        if window is not None:
+            window.before(pack)
+
+    shards = iter(reduce_scatter(given, before, None if window is None else window.after))
+    backward.gather_until()
+    rest = [pair for pair, cut in zip(pairs, scattered) if not cut]
+    summed = iter(aggregate(optimizer, rest, options))
+    return [(next(shards), v) if cut else next(summed) for (_, v), cut in zip(pairs, scattered)]
+
+
+def _stays_whole(gradient: Any, variable: Any) -> bool:
+    return is_sparse(gradient) or overwritten_by_gradient(variable)
+
+
+def created_as_shards(reference: Any, initializer: Any) -> contextlib.AbstractContextManager[Any]:
+    """Around the creation of an optimizer's state for the trained variable `reference`: sharded if its strategy says so.
+
+    Context: eager, in the scope of the strategy.
+    """
+    strategy = getattr(raw_value(reference), "distribute_strategy", None)
+    if strategy is None or level_of(strategy) is None or overwritten_by_gradient(reference):
+        return contextlib.nullcontext()
+    return created_in_shards(strategy, list(reference.shape), initializer)
+
+
+def _shard_existing_state(optimizer: Any) -> None:
+    """Shards the state that a built optimizer made before it was ours, or under another strategy.
+
+    Context: any; in a trace the variables are made in another thread.
+    """
+    strategy = tf.distribute.get_strategy()
+    late = [v for each in (optimizer, *inner_optimizers(optimizer)) for v in unsharded_state(each)]
+    if late:
+        run_in_thread(lambda: [shard_variable(variable, strategy) for variable in late])
+
+
+def _transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
     with frozen_iterations(optimizer, tf.identity(tf.convert_to_tensor(optimizer.iterations))):
         pairs, overwriting = without_overwriting(pairs)
         for gradient, variable in overwriting:
@@ -61,8 +166,8 @@ def _transformed(optimizer: Any, pairs: Pairs, to_shards: bool) -> Pairs:
     own_clipping = type(optimizer)._clip_gradients is not ReplicaRule._clip_gradients
     if own_clipping or any(type(t) not in _ON_SHARDS for t in optimizer.gradient_transformers):
         pairs = transform(optimizer, _gathered(pairs))
-        return cut(pairs) if to_shards else pairs
-    pairs = [pair if not is_sparse(pair[0]) else cut([pair])[0] for pair in pairs]
+        return _cut(pairs) if to_shards else pairs
+    pairs = [pair if not is_sparse(pair[0]) else _cut([pair])[0] for pair in pairs]
     with norms_over_shards():
         for transformer in optimizer.gradient_transformers:
             decays = type(transformer) is AddDecayedWeights
@@ -75,7 +180,7 @@ _ON_SHARDS = (ClipByGlobalNorm, ClipByNorm, ClipByValue, AddDecayedWeights)
 """The ready pieces that need no whole gradient."""
 
 
-def cut(pairs: Pairs) -> Pairs:
+def _cut(pairs: Pairs) -> Pairs:
     """This replica's shard of each whole gradient."""
     return [(g if overwritten_by_gradient(v) else own_shard(g, list(v.shape)), v) for g, v in pairs]
 
