@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 _FIELDS = (
     "index",
@@ -93,12 +93,12 @@ def parse(listing: str) -> list[Gpu]:
     return gpus
 
 
-def visible(gpus: Sequence[Gpu], environ: Mapping[str, str] | None = None) -> list[str]:
+def visible(gpus: Sequence[Gpu]) -> list[str]:
     """The CUDA_VISIBLE_DEVICES values of the usable GPUs, idle ones first; lost ones are left out.
 
-    GPUs that the environment's own CUDA_VISIBLE_DEVICES names are used as given.
+    GPUs that this process's own CUDA_VISIBLE_DEVICES names are used as given.
     """
-    chosen = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         names = [name.strip() for name in chosen.split(",")]
         seen = itertools.takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), names)
@@ -107,12 +107,11 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str] | None = None) -> li
     return [gpu.index for gpu in sorted(working, key=lambda gpu: (bool(gpu.busy), int(gpu.index)))]
 
 
-def environment_of(names: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment_of(names: Sequence[str]) -> dict[str, str]:
     """The environment variables of a worker with the GPUs `names`; the user's NCCL settings stay."""
-    environ = os.environ if environ is None else environ
     wanted = {"CUDA_VISIBLE_DEVICES": ",".join(names)}
-    if "CUDA_VISIBLE_DEVICES" not in environ:  # else the user may use CUDA's own numbers
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:  # else the user may use CUDA's own numbers
         wanted["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi counts
     # All workers are on this machine; errors say why.
     ours = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "WARN"}
-    return wanted | {name: value for name, value in ours.items() if name not in environ}
+    return wanted | {name: value for name, value in ours.items() if name not in os.environ}

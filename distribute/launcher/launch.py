@@ -5,12 +5,11 @@ Nothing here imports TensorFlow, so that the launcher starts quickly and uses no
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from .descendants import adopt_orphans
@@ -81,12 +80,18 @@ class Launcher:
             _say(sentence)
         with tempfile.TemporaryDirectory(prefix="unisono-records-") as records:
             self._records = Path(records)
+            old = {
+                each: signal.signal(each, lambda number, _: self._signals.append(number))
+                for each in PASSED_ON
+            }
             try:
-                with _signals_to(lambda number, _: self._signals.append(number)):
-                    return self._attempts()
+                return self._attempts()
             except ValueError as error:
                 print(f"unisono launch: {error}", file=sys.stderr)
                 return _WRONG_ARGUMENT
+            finally:
+                for number, previous in old.items():
+                    signal.signal(number, previous)
 
     def _attempts(self) -> int:
         attempt, port_retries = 0, _PORT_RETRIES
@@ -214,17 +219,6 @@ class Launcher:
         while self._stopping is None and time.monotonic() < until:
             time.sleep(0.05)
             self._stopping = next((number for number in self._take_signals() if number in _ENDING), None)
-
-
-@contextlib.contextmanager
-def _signals_to(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Gives the signals that are passed on to a handler, for a block."""
-    old = {number: signal.signal(number, handler) for number in PASSED_ON}
-    try:
-        yield
-    finally:
-        for number, previous in old.items():
-            signal.signal(number, previous)
 
 
 def _unwilling(processes: Processes, number: int) -> Failure:

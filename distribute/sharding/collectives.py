@@ -46,7 +46,8 @@ def reduce_scatter(
         total = _together(_OWN_SUM, rows)
         if after is not None:
             after([tensors[i] for i in pack], total)
-        for i, shard in zip(pack, tf.split(total, [_size(tensors[i], replicas) for i in pack])):
+        sizes = [shard_size(tensors[i].shape.num_elements() or 0, replicas) for i in pack]
+        for i, shard in zip(pack, tf.split(total, sizes)):
             result[i] = shard
     return result
 
@@ -187,10 +188,6 @@ def _packs(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
         packs[-1].append(index)
         left -= size
     return packs
-
-
-def _size(tensor: tf.Tensor, replicas: int) -> int:
-    return shard_size(tensor.shape.num_elements() or 0, replicas)
 
 
 def shard_size(numbers: int, replicas: int) -> int:

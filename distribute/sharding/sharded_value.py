@@ -230,20 +230,26 @@ def shard_variable(variable: keras.Variable, strategy: tf.distribute.Strategy) -
     put_inside(variable, value)
 
 
+def is_shardable(variable: keras.Variable, shape: Sequence[Any]) -> bool:
+    """Whether the level "weights" shards a variable: trained, of rank two and more.
+
+    A vector has a small part of a layer's bytes, and gathering it would take as long.
+    """
+    return bool(variable.trainable) and tf.as_dtype(variable.dtype).is_floating and len(shape) >= 2
+
+
 def sharded_weight(
     strategy: tf.distribute.Strategy, variable: keras.Variable, value: Any
 ) -> ShardedWeight | None:
     """The value of a Keras variable that is being created under a strategy; None: as without sharding.
 
-    Weights of rank two and more are sharded. A vector has a small part of a layer's bytes, and gathering it would take as
-    long. `value` is an array, a tensor, or a function that makes one of the variable's shape. Over several workers the
+    `value` is an array, a tensor, or a function that makes one of the variable's shape. Over several workers the
     chief's counts.
 
     Context: eager, on every worker.
     """
     shape = tuple(variable.shape) if callable(value) else tuple(np.shape(value))
-    trained = variable.trainable and tf.as_dtype(variable.dtype).is_floating
-    if len(shape) < 2 or not trained or isinstance(value, tf.Variable) or not tf.executing_eagerly():
+    if not is_shardable(variable, shape) or isinstance(value, tf.Variable) or not tf.executing_eagerly():
         return None
     weight = ShardedWeight(strategy, shape, variable.dtype, variable.name)
     first: Any = tf.cast(value() if callable(value) else value, weight.dtype)
