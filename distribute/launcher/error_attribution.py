@@ -94,7 +94,7 @@ def _blame(process: ProcessState, by_name: Mapping[str, ProcessState]) -> Blame 
     """A failed process's report about others, if it can be a cause: an error may name a process that passed it on."""
     error = process.record.error if process.record is not None else None
     if error is not None:
-        blame = Blame(error.lost, error.reported_by) if error.consequence else None
+        blame = error.blame
     elif process.code is not None and process.code < 0 and -process.code not in _OWN_FAULTS:
         return None  # killed from outside, whatever it has printed
     else:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 _JOB = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 _NAME = re.compile(r"worker \d+")
@@ -39,7 +39,8 @@ _SOMEBODY = re.compile(
 )
 
 
-class Blame(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Blame:
     """The names of the processes that a text blames.
 
     `lost`: contact with them was lost: "worker 1", "ps 0", an address, or "leader" (the process that runs TensorFlow's

@@ -39,12 +39,12 @@ class ErrorRecord:
     text: str  # its message; a long one without its middle
     place: str  # the innermost line of the user's code, "" where there is none
     time: float  # `time.time()`
-    consequence: bool = False  # whether it reports another process that was lost or failed
-    lost: tuple[str, ...] = ()  # as in `Blame`
-    reported_by: tuple[str, ...] = ()
+    blame: Blame | None = (
+        None  # where it is a consequence: it reports other processes that were lost or failed
+    )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Record:
     """The last record of a process. Times are those of `time.time()`."""
 
@@ -58,7 +58,7 @@ class Record:
     error: ErrorRecord | None = None  # that ended its program
 
 
-_ANY = Record("", 0, 0.0, error=ErrorRecord("", "", "", 0.0))
+_ANY = Record("", 0, 0.0, error=ErrorRecord("", "", "", 0.0, Blame()))
 
 
 def short(text: str, most: int = _MOST_TEXT) -> str:
@@ -113,7 +113,7 @@ def _like(example: Any, given: Any) -> Any:
             value = _like(like, value)
         elif isinstance(value, list) and all(isinstance(each, str) for each in value):
             value = tuple(value)
-        wrong = type(value) is not type(like) and not (name == "error" and value is None)
+        wrong = type(value) is not type(like) and not (name in ("error", "blame") and value is None)
         if wrong or (isinstance(value, float) and not isfinite(value)):
             raise TypeError(name)
         found[name] = value
@@ -125,10 +125,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self._folder: Path | None = None
-        self._task = ""
+        self._record = Record("", 0, 0.0, since=time.time())
         self._lock = threading.Lock()
-        self._error: ErrorRecord | None = None
-        self._collectives, self._since = 0, time.time()
         self._position: Callable[[], str] = str
         self._ticker = Ticker("record", self.update, lambda: _PAUSE)
 
@@ -139,7 +137,7 @@ class Recorder:
         from ..storage import local_path  # imports NumPy, which `--help` need not wait for
 
         path: Path = local_path("UNISONO_RECORDS", folder)
-        self._folder, self._task = path, task
+        self._folder, self._record.task = path, task
         with contextlib.suppress(OSError):
             path.mkdir(parents=True, exist_ok=True)
         self.update()
@@ -149,7 +147,7 @@ class Recorder:
 
     def at_collective(self, count: int) -> None:
         """Records that this process has reached its monitored collective `count`, or has left it."""
-        self._collectives, self._since = count, time.time()
+        self._record.collectives, self._record.since = count, time.time()
 
     @contextlib.contextmanager
     def reporting_position(self, position: Callable[[], str]) -> Iterator[None]:
@@ -165,33 +163,25 @@ class Recorder:
         """Writes the current record; always True, so that the ticker continues."""
         if self._folder is None:
             return True
+        record = self._record
         with self._lock, contextlib.suppress(OSError):  # a full disk must not end training
-            write(
-                self._folder,
-                Record(
-                    task=self._task,
-                    pid=os.getpid(),
-                    alive=time.time(),
-                    position=self._position(),
-                    collectives=self._collectives,
-                    since=self._since,
-                    place=_place_of_main_thread(),
-                    error=self._error,
-                ),
-            )
+            record.pid, record.alive = os.getpid(), time.time()
+            record.position, record.place = self._position(), _place_of_main_thread()
+            write(self._folder, record)
         return True
 
     def _failed(self, error: BaseException) -> None:
-        if self._error is None:
-            self._error = error_record(error)
+        if self._record.error is None:
+            self._record.error = error_record(error)
         self.update()
 
     def _end(self) -> None:
         self._ticker.stop(_PAUSE)
         error = getattr(sys, "last_value", None)  # where other code has replaced our hook
-        if self._error is None and isinstance(error, Exception):
-            self._error = error_record(error)
-        self.update()
+        if isinstance(error, Exception):
+            self._failed(error)
+        else:
+            self.update()
 
 
 _recorder = Recorder()
@@ -212,14 +202,12 @@ def error_record(error: BaseException) -> ErrorRecord:
             texts.append("")
         cause = cause.__cause__ or cause.__context__
     found = [each for each in map(blame_in, texts) if each is not None]
-    blame = next((each for each in found if each.lost), found[0] if found else None)
     return ErrorRecord(
         type(error).__qualname__,
         short(essence(texts[0])),
         _innermost(reversed(list(traceback.walk_tb(error.__traceback__)))),
         time.time(),
-        blame is not None,
-        *(blame or Blame()),
+        next((each for each in found if each.lost), found[0] if found else None),
     )
 
 
