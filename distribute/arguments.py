@@ -28,7 +28,7 @@ def whole_number(
 ) -> Any:
     """`value`, if it is an int of at least `least`; bool is rejected. NumPy's integers become int.
 
-    None is allowed too if `optional`, and the strings `words`. A ValueError for anything else.
+    None is allowed too if `optional`, and the strings `words`. Raises a ValueError for anything else.
     """
     if (value is None and optional) or (isinstance(value, str) and value in words):
         return value

@@ -23,7 +23,8 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)")
 def local_path(name: str, value: Any, optional: bool = False) -> Any:
     """`value` as a `pathlib.Path`, if it is a str or a path object, not empty, of a local or mounted file system.
 
-    `file:///folder/file` is the local path `/folder/file`. None is returned if `optional`. A ValueError for anything else.
+    `file:///folder/file` is the local path `/folder/file`. None is returned if `optional`.
+    Raises a ValueError for anything else.
     """
     if value is None and optional:
         return None
@@ -42,7 +43,7 @@ def local_path(name: str, value: Any, optional: bool = False) -> Any:
 def tensorflow_path(name: str, value: Any) -> str:
     """`value` as text, if TensorFlow can write there: a local path, or a URL whose scheme has a TensorFlow file system.
 
-    A ValueError for anything else.
+    Raises a ValueError for anything else.
     """
     text = path_text(name, value)
     found = _URL.match(text)

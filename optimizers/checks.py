@@ -48,7 +48,7 @@ def as_pairs(grads_and_vars: Any) -> Pairs:
 def checked_pairs(grads_and_vars: Any) -> Pairs:
     """The argument as a list of pairs.
 
-    A ValueError if it is anything else, has a variable twice, or a gradient of another shape than its variable's.
+    Raises a ValueError if it is anything else, has a variable twice, or a gradient of another shape than its variable's.
     """
     pairs, seen = as_pairs(grads_and_vars), set()
     for gradient, variable in pairs:
@@ -83,7 +83,7 @@ def skips_aggregation(
 
 
 def check_stage(stage: Any, argument: str) -> None:
-    """A ValueError if `stage` cannot be a stage."""
+    """Raises a ValueError if `stage` cannot be a stage."""
     if isinstance(stage, type):
         raise ValueError(
             f"`{argument}` takes an instance: give {stage.__name__}(...). Received: {shown(stage)}"
@@ -107,7 +107,7 @@ def checked_stages(stages: Any, argument: str) -> list[Any]:
 
 
 def with_gradients(optimizer: Any, pairs: Pairs) -> Pairs:
-    """The pairs that have a gradient; the others are listed in one warning. A ValueError if no pair has one."""
+    """The pairs that have a gradient; the others are listed in one warning. Raises a ValueError if no pair has one."""
     missing = [name_of(v) for g, v in pairs if g is None]
     if len(missing) == len(pairs):
         raise ValueError(

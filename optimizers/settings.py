@@ -45,7 +45,7 @@ _OURS = ("gradient_transformers", "gradient_aggregator")
 
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    """A ValueError for wrong settings of an optimizer that was created as Keras' own, or by a user's class."""
+    """Raises a ValueError for wrong settings of an optimizer that was created as Keras' own, or by a user's class."""
     settings = dict(vars(optimizer))
     if not type(optimizer).__module__.startswith("keras."):  # the meaning of the user's settings is unknown
         settings = {name: settings[name] for name in _OF_EVERY_OPTIMIZER if name in settings}
@@ -114,7 +114,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def check_learning_rate(rate: Any) -> None:
-    """A ValueError for a rate that is negative, not finite or no rate; of a schedule, its rate at the first update."""
+    """Raises a ValueError for a rate that is negative, not finite or no rate; for a schedule, the first rate."""
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         if type(rate).__module__.startswith(("keras.", "unisono.")) and tf.executing_eagerly():
             _check_schedule(rate)

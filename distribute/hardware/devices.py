@@ -108,7 +108,7 @@ def resolve_devices(devices: Sequence[str]) -> list[str]:
 
 
 def check_exist(argument: str, devices: Sequence[str]) -> None:
-    """A ValueError for devices of this process that do not exist: TensorFlow would silently use the CPU instead."""
+    """Raises a ValueError for devices of this process that do not exist: TensorFlow would silently use the CPU instead."""
     there = [device.name for device in tf.config.list_logical_devices()]
     existing = {_full(tf.DeviceSpec.from_string(name)) for name in there}
     for name in devices:

@@ -69,8 +69,10 @@ def timed(
         repeated: (stage, micro_batch) pairs whose backward pass first reruns the forward pass.
 
     Returns:
-        The jobs, sorted by start, then by stage: every job follows the jobs that it depends on. A ValueError if orders
-        wait for each other.
+        The jobs, sorted by start, then by stage: every job follows the jobs that it depends on.
+
+    Raises:
+        ValueError: the orders wait for each other.
     """
     stages = len(orders)
     costs = costs or {"forward": [1] * stages, "backward": [1] * stages}

@@ -104,7 +104,7 @@ def level_of(strategy: Any = None) -> str | None:
 
 
 def _check_nothing_exists(strategy: tf.distribute.Strategy, level: str) -> None:
-    """A ValueError for a level that is set after its variables exist: compiled steps depend on their form.
+    """Raises a ValueError for a level that is set after its variables exist: compiled steps depend on their form.
 
     Those are the unsharded state of a live optimizer, and with "weights" a live unsharded variable.
     """

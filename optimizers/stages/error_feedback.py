@@ -28,7 +28,7 @@ def create_errors(optimizer: Any, variables: Sequence[Any]) -> None:
 
     They have the variable's shape, begin at 0, and each replica has its own. They are among the state that backups hold,
     but not among the optimizer's `variables`: in the file of a model, which has one copy of each, they would be wrong. On
-    parameter servers, to which gradients are sent one by one, they are a ValueError.
+    parameter servers, to which gradients are sent one by one, they raise a ValueError.
     """
     if not _carries(optimizer):
         return
