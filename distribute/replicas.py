@@ -134,9 +134,11 @@ def in_packs(
     sent = send(flat + [tensors[i] for i in alone])
     result: dict[int, Any] = dict(zip(alone, sent[len(groups) :]))
     for group, total in zip(groups, sent):
-        sizes = [tf.size(tensors[i]) for i in group]
+        known = all(tensors[i].shape.is_fully_defined() for i in group)
+        sizes = [tensors[i].shape.num_elements() if known else tf.size(tensors[i]) for i in group]
         for i, part in zip(group, tf.split(total, sizes, num=len(group))):
-            result[i] = tf.ensure_shape(tf.reshape(part, tf.shape(tensors[i])), tensors[i].shape)
+            part = tf.reshape(part, tensors[i].shape if known else tf.shape(tensors[i]))
+            result[i] = part if known else tf.ensure_shape(part, tensors[i].shape)
     return [result[i] for i in range(len(tensors))]
 
 
