@@ -143,21 +143,22 @@ def same_variables(stage: Any, argument: str, before: Pairs, after: Any) -> Pair
         raise ValueError(f"{rule}. Received: {shown(after)}") from error
     if len(returned) != len(before):
         raise ValueError(f"{rule}. Given {len(before)} pairs, it returned {len(returned)}.")
-    gradients = {id(v): g for g, v in returned}
+    gradients, result = {id(v): g for g, v in returned}, []
     for _, variable in before:
         if id(variable) not in gradients:
             names = [name_of(v) for _, v in returned]
             raise ValueError(f"{rule}. It lost the variable {name_of(variable)} and returned {names}.")
-        gradient = gradients[id(variable)]
-        if gradient is None:
+        if gradients[id(variable)] is None:
             raise ValueError(f"{rule}. For the variable {name_of(variable)} it returned None as gradient.")
+        gradient = as_gradient(gradients[id(variable)])
         sparse = isinstance(gradient, tf.IndexedSlices)
-        if not sparse and not variable.shape.is_compatible_with(as_gradient(gradient).shape):
+        if not sparse and not variable.shape.is_compatible_with(gradient.shape):
             raise ValueError(
                 f"{rule}. For the variable {name_of(variable)} of shape {variable.shape} it returned "
-                f"a gradient of shape {as_gradient(gradient).shape}."
+                f"a gradient of shape {gradient.shape}."
             )
-    return [(as_gradient(gradients[id(v)]), v) for _, v in before]
+        result.append((gradient, variable))
+    return result
 
 
 def name_of(variable: Any) -> str:

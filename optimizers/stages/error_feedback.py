@@ -82,14 +82,8 @@ def with_errors(
     for each in (optimizer.loss_scale_factor, scale):
         if each is not None:
             factor *= tf.cast(each, tf.float32)
-    sent, errors = [], []
-    for gradient, variable in pairs:
-        error = None
-        if not overwritten_by_gradient(variable):
-            error = _error(optimizer, gradient, variable)
-            gradient = gradient if error is None else gradient + factor * error
-        sent.append((gradient, variable))
-        errors.append(error)
+    errors = [_error(optimizer, g, v) for g, v in pairs]
+    sent = [(g if error is None else g + factor * error, v) for (g, v), error in zip(pairs, errors)]
 
     def keep(finite: Any = True) -> None:
         for (gradient, _), error in zip(sent, errors):
@@ -105,7 +99,7 @@ def with_errors(
 
 def _error(optimizer: Any, gradient: Any, variable: Any) -> Any:
     """This replica's error of a variable; None where its gradient carries none."""
-    if is_sparse(gradient) or gradient.dtype != tf.float32:
+    if overwritten_by_gradient(variable) or is_sparse(gradient) or gradient.dtype != tf.float32:
         return None
     errors = optimizer.__dict__.get("carried_errors")
     if errors is None:
