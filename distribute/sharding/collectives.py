@@ -27,7 +27,7 @@ _compiled: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDicti
 
 def reduce_scatter(
     tensors: Sequence[tf.Tensor],
-    before: Callable[[Sequence[tf.Tensor]], None] | None = None,
+    before: Callable[[Sequence[tf.Tensor]], None],
     after: Callable[[Sequence[tf.Tensor], tf.Tensor], None] | None = None,
 ) -> list[tf.Tensor]:
     """This replica's flat shards of the sums over all replicas; terms are added in the order of the replicas.
@@ -40,8 +40,7 @@ def reduce_scatter(
     replicas = num_replicas()
     result: list[Any] = [None] * len(tensors)
     for pack in _packs(tensors)[::-1]:  # the gradients of the last layers are ready first
-        if before is not None:
-            before([tensors[i] for i in pack])
+        before([tensors[i] for i in pack])
         rows = tf.concat([as_shards(tensors[i], replicas) for i in pack], 1)
         total = _together(_OWN_SUM, rows)
         if after is not None:

@@ -73,14 +73,26 @@ class ShardedStages(Stages):
         if options.skip_aggregation or optimizer.gradient_aggregator is not None:
             BackwardPass().gather_until()
             return _cut(aggregate(optimizer, pairs, options))
-        pairs = reduce_scattered(optimizer, pairs, options)
+        pairs = _reduce_scattered(optimizer, pairs, options)
         parts = [part for each, part in optimizer.split(pairs) if each.gradient_accumulation_steps]
         accumulated = {id(v) for part in parts for _, v in part}
         return [_cut([(g, v)])[0] if is_sparse(g) and id(v) in accumulated else (g, v) for g, v in pairs]
 
     def transform_and_apply(self, optimizer: Any, pairs: Pairs) -> None:
         """Stages 4 and 5 of sharded gradients. Context: replica."""
-        _transform_and_apply(optimizer, pairs)
+        with frozen_iterations(optimizer, tf.identity(tf.convert_to_tensor(optimizer.iterations))):
+            pairs, overwriting = without_overwriting(pairs)
+            for gradient, variable in overwriting:
+                optimizer.assign(variable, gradient)
+            elementwise = is_elementwise(optimizer)
+            pairs = _transformed(optimizer, pairs, elementwise)
+            with once_there_is_one(pairs):
+                optimizer.decay_weights([v for _, v in pairs])
+            shards = (_updated_shards if elementwise else _updated_by_whole)(optimizer, pairs)
+            _average(optimizer, shards)
+            variables = [v for v in trained_variables(optimizer) if id(v) in shards]
+            _write_weights(variables, [shards[id(v)].tensor for v in variables])
+            _constrain(optimizer, [v for _, v in pairs if v.constraint is not None])
 
     def can_differ(self, optimizer: Any, options: CallOptions) -> bool:
         """Shards differ."""
@@ -96,7 +108,7 @@ class ShardedStages(Stages):
 _WHOLE, _SHARDED = Stages(), ShardedStages()
 
 
-def reduce_scattered(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
+def _reduce_scattered(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
     """Stage 1 in shards: sums gradients as they come, and gathers sharded weights in between.
 
     A window keeps the backward pass from running far ahead of the sums.
@@ -143,22 +155,6 @@ def _shard_existing_state(optimizer: Any) -> None:
     late = [v for each in (optimizer, *inner_optimizers(optimizer)) for v in unsharded_state(each)]
     if late:
         run_in_thread(lambda: [shard_variable(variable, strategy) for variable in late])
-
-
-def _transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
-    with frozen_iterations(optimizer, tf.identity(tf.convert_to_tensor(optimizer.iterations))):
-        pairs, overwriting = without_overwriting(pairs)
-        for gradient, variable in overwriting:
-            optimizer.assign(variable, gradient)
-        elementwise = is_elementwise(optimizer)
-        pairs = _transformed(optimizer, pairs, elementwise)
-        with once_there_is_one(pairs):
-            optimizer.decay_weights([v for _, v in pairs])
-        shards = (_updated_shards if elementwise else _updated_by_whole)(optimizer, pairs)
-        _average(optimizer, shards)
-        variables = [v for v in trained_variables(optimizer) if id(v) in shards]
-        _write_weights(variables, [shards[id(v)].tensor for v in variables])
-        _constrain(optimizer, [v for _, v in pairs if v.constraint is not None])
 
 
 def _transformed(optimizer: Any, pairs: Pairs, to_shards: bool) -> Pairs:
