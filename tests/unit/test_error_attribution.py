@@ -25,10 +25,9 @@ def recorded(error=None, position="epoch 1, step 20", alive=NOW, since=0.0, plac
 
 
 def error(
-    text, time=NOW, lost=(), reported_by=(), consequence=None, kind="ValueError", place="f (train.py:3)"
+    text, time=NOW, lost=(), reported_by=(), consequence=False, kind="ValueError", place="f (train.py:3)"
 ):
-    about_others = bool(lost or reported_by) if consequence is None else consequence
-    blame = Blame(tuple(lost), tuple(reported_by)) if about_others else None
+    blame = Blame(tuple(lost), tuple(reported_by)) if lost or reported_by or consequence else None
     return ErrorRecord(kind, text, place, time, blame)
 
 
