@@ -3,6 +3,7 @@
 The names are imported on first use: the launcher is part of this package and must not load TensorFlow.
 """
 
+# ruff: noqa: F401  (type checkers read the imports)
 from __future__ import annotations
 
 import importlib
@@ -23,32 +24,6 @@ if TYPE_CHECKING:
     from .workers.cluster import is_chief, num_workers, worker_index
     from .workers.peer_monitor import meeting, monitored_collective
 
-__all__ = [
-    "MemoryPlan",
-    "ModelMemory",
-    "ParameterServerError",
-    "ParameterServerStrategy",
-    "Pipeline",
-    "ScaledStep",
-    "StageError",
-    "auto_strategy",
-    "cluster_resolver",
-    "gather",
-    "global_batch_size",
-    "global_mean",
-    "grow_gpu_memory",
-    "is_chief",
-    "keep_data_on",
-    "meeting",
-    "memory_plans",
-    "monitored_collective",
-    "num_workers",
-    "sharded",
-    "simulate_devices",
-    "simulate_scaling",
-    "worker_index",
-]
-
 _NAMES_OF = {
     "automatic": ("auto_strategy", "cluster_resolver"),
     "hardware.data_placement": ("keep_data_on",),
@@ -64,7 +39,7 @@ _NAMES_OF = {
     "workers.cluster": ("is_chief", "num_workers", "worker_index"),
     "workers.peer_monitor": ("meeting", "monitored_collective"),
 }
-
+__all__ = sorted(name for names in _NAMES_OF.values() for name in names)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if not TYPE_CHECKING:  # a type checker would accept every name
 

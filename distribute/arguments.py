@@ -28,15 +28,7 @@ def whole_number(
 ) -> Any:
     """`value`, if it is an int of at least `least`; bool is rejected. NumPy's integers become int.
 
-    Args:
-        name: of the argument, for the message.
-        value: the given value.
-        least: int; the smallest valid value.
-        optional: whether None is allowed too, and returned.
-        words: str values that are allowed too, and returned.
-
-    Raises:
-        ValueError: `value` is invalid.
+    None is allowed too if `optional`, and the strings `words`. Raises a ValueError for anything else.
     """
     if (value is None and optional) or (isinstance(value, str) and value in words):
         return value
@@ -63,20 +55,9 @@ def number(
     finite: bool = True,
     optional: bool = False,
 ) -> Any:
-    """`value` unchanged, if it is a number in a range: not a bool, a str or NaN.
+    """`value` unchanged, if it is a Python or NumPy number in a range; a ValueError for a bool, a str, NaN or anything else.
 
-    Args:
-        name: of the argument, for the message.
-        value: the given value: a Python or NumPy number.
-        least: the smallest valid value.
-        above: a lower limit that is not valid itself.
-        most: the largest valid value.
-        below: an upper limit that is not valid itself.
-        finite: whether infinity is rejected.
-        optional: whether None is allowed too, and returned.
-
-    Raises:
-        ValueError: `value` is invalid.
+    `above` and `below` are limits that are not valid themselves. Infinity is allowed unless `finite`, None if `optional`.
     """
     if value is None and optional:
         return None
@@ -98,22 +79,14 @@ def number(
 
 
 def truth(name: str, value: Any) -> bool:
-    """`value` as a bool, if it is one, or 0 or 1; a str such as "no" would count as true.
-
-    Raises:
-        ValueError: `value` is invalid.
-    """
+    """`value` as a bool, if it is one, or 0 or 1; else a ValueError: a str such as "no" would count as true."""
     if not isinstance(value, bool | np.bool_ | int | np.integer) or value not in (0, 1):
         raise ValueError(f"`{name}` must be True or False. Received: {shown(value)}")
     return bool(value)
 
 
 def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
-    """`value`, if it is one of the strings `choices`.
-
-    Raises:
-        ValueError: `value` is invalid.
-    """
+    """`value`, if it is one of the strings `choices`; else a ValueError."""
     if not isinstance(value, str) or value not in choices:
         *first, last = (f'"{choice}"' for choice in choices)
         raise ValueError(f"`{name}` must be {', '.join(first)} or {last}. Received: {shown(value)}")
@@ -121,11 +94,7 @@ def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
 
 
 def function(name: str, value: Any, optional: bool = False) -> Any:
-    """`value`, if it can be called.
-
-    Raises:
-        TypeError: `value` is not callable.
-    """
+    """`value`, if it can be called; else a TypeError."""
     if not callable(value) and not (value is None and optional):
         raise TypeError(f"`{name}` must be a function. Received: {shown(value)}")
     return value

@@ -61,7 +61,7 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
     simulate_replicas()
     if cluster is not None and cluster.num_workers > 1:
         return _multi_worker(cluster, communication_options)
-    if _has_tpu():
+    if any(map(os.environ.get, ("TPU_NAME", "COLAB_TPU_ADDR", "TPU_WORKER_ID"))):
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect()
         return tf.distribute.TPUStrategy(resolver)
     gpus = tf.config.list_logical_devices("GPU")
@@ -120,9 +120,3 @@ def _take_gpus_of_slurm_task(cluster: Cluster) -> int:
         gpus = gpus[mine * each : (mine + 1) * each]
         tf.config.set_visible_devices(gpus, "GPU")
     return len(gpus)
-
-
-def _has_tpu() -> bool:
-    return bool(
-        os.environ.get("TPU_NAME") or os.environ.get("COLAB_TPU_ADDR") or os.environ.get("TPU_WORKER_ID")
-    )

@@ -68,11 +68,7 @@ class LaunchedTask(NamedTuple):
 
 
 def peer_timeout() -> float:
-    """Seconds after which a peer that died, hangs or never came is an error: UNISONO_TIMEOUT, or 60.
-
-    Raises:
-        ValueError: the variable is not a number from 1 to 1,000,000.
-    """
+    """Seconds after which a peer that died, hangs or never came is an error: UNISONO_TIMEOUT, or 60; checked."""
     text = os.environ.get(TIMEOUT) or str(DEFAULT_TIMEOUT)
     try:
         seconds = float(text)
@@ -87,11 +83,7 @@ def peer_timeout() -> float:
 
 
 def replicas_per_worker() -> int:
-    """Replicas that a worker without accelerators has: UNISONO_REPLICAS_PER_WORKER, or 1.
-
-    Raises:
-        ValueError: the variable is not a whole number of at least 1.
-    """
+    """Replicas that a worker without accelerators has: UNISONO_REPLICAS_PER_WORKER, or 1; checked."""
     text = os.environ.get(REPLICAS_PER_WORKER) or "1"
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{REPLICAS_PER_WORKER} must be a whole number of at least 1. Received: {text!r}")
@@ -121,9 +113,6 @@ def launched_task(environ: Mapping[str, str] | None = None) -> LaunchedTask | No
     """The launcher that started this process as one of several without TF_CONFIG; None: it was started alone.
 
     `srun` counts only where no other launcher is found, or with other numbers.
-
-    Args:
-        environ: variables to read; None: those of this process.
     """
     environ = os.environ if environ is None else environ
     if "TF_CONFIG" in environ:

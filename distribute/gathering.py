@@ -70,14 +70,9 @@ def gather(values: Any) -> Any:
 
 
 def gather_for_step(structure: Any) -> Any:
-    """Gathers every tensor of a batch over the replicas, along the samples, in the order of the replicas.
+    """Gathers every tensor of a batch, which needs no gradient, over the replicas: `(samples of the global batch, ...)`.
 
-    Args:
-        structure: nest of tensors `(samples, ...)`, which need no gradient; None stays None, scalars stay unchanged.
-            Keras masks are gathered as well.
-
-    Returns:
-        The same nest with `(samples of the global batch, ...)` instead of each tensor.
+    The samples are in the order of the replicas. None and scalars stay unchanged; Keras masks are gathered as well.
 
     Context: replica, inside a `StepContext` with several replicas.
     """
@@ -134,11 +129,7 @@ def _with_gradient_of_all(own: tf.Tensor, first: tf.Tensor) -> Any:
 
 
 def gather_outputs(outputs: Any, step: StepContext) -> Any:
-    """The samples of all replicas, in order, on every replica.
-
-    Args:
-        outputs: nest of dense, ragged or sparse tensors `(step.samples, ...)` of any dtype.
-        step: this replica's part of the batch.
+    """The samples of all replicas, in order, on every replica: of a nest of dense, ragged or sparse tensors of any dtype.
 
     Context: replica, with several workers.
     """

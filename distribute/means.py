@@ -91,11 +91,7 @@ def global_mean(
 
 
 def numeric_tensor(name: str, value: Any) -> tf.Tensor:
-    """`value` as a tensor of numbers.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """`value` as a tensor of numbers; else a ValueError."""
     with contextlib.suppress(TypeError, ValueError):
         tensor = tf.convert_to_tensor(value)
         if tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool:

@@ -50,21 +50,18 @@ def replica_id() -> Any:
 
 
 def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
-    """Sums each tensor over all replicas; every replica gets the same bits.
+    """Sums each tensor or `tf.IndexedSlices` over all replicas; every replica gets the same bits.
 
-    Args:
-        tensors: list of tensors or `tf.IndexedSlices`, the same dtypes and dense shapes on every replica.
-
-    Returns:
-        The sums, in order, each with the kind, dtype and shape of its input.
+    The dtypes and the dense shapes are the same on every replica; each sum has the kind, dtype and shape of its input.
 
     Context: replica. With one replica the graph stays unchanged.
     """
     tensors, step = list(tensors), current_step()
     if not tensors or num_replicas() == 1:
         return tensors
-    if step is not None and any(_is_slices_of_unknown_number(t) for t in tensors):
-        step.shapes_vary = True  # slices are gathered
+    slices = [t for t in tensors if isinstance(t, tf.IndexedSlices)]  # which are gathered
+    if step is not None and any(t.indices.shape.num_elements() is None for t in slices):
+        step.shapes_vary = True
     context = tf.distribute.get_replica_context()
     give_collectives_a_group(context.strategy)
     result: list[Any] = [None] * len(tensors)
@@ -74,10 +71,6 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
         for i, total in zip(group, sums):
             result[i] = total
     return result
-
-
-def _is_slices_of_unknown_number(tensor: Any) -> bool:
-    return isinstance(tensor, tf.IndexedSlices) and tensor.indices.shape.num_elements() is None
 
 
 def _packs(tensors: Sequence[Any]) -> Any:
@@ -129,25 +122,30 @@ def all_reduce_sum_packed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     tensors = list(tensors)
     if len(tensors) < 2 or num_replicas() == 1:
         return all_reduce_sum(tensors)
-    groups = _by_dtype(tensors)
+    return in_packs(tensors, _by_dtype(tensors), all_reduce_sum)
+
+
+def in_packs(
+    tensors: Sequence[Any], groups: Sequence[Sequence[int]], send: Callable[[list[Any]], list[Any]]
+) -> list[Any]:
+    """The results of `send`, which is given one flat tensor for each group of indices, and all others as they are."""
+    alone = sorted(set(range(len(tensors))).difference(*groups))
     flat = [tf.concat([tf.reshape(tensors[i], [-1]) for i in group], 0) for group in groups]
-    result: list[Any] = [None] * len(tensors)
-    for group, total in zip(groups, all_reduce_sum(flat)):
-        sizes = [tf.size(tensors[i]) for i in group]
+    sent = send(flat + [tensors[i] for i in alone])
+    result: dict[int, Any] = dict(zip(alone, sent[len(groups) :]))
+    for group, total in zip(groups, sent):
+        known = all(tensors[i].shape.is_fully_defined() for i in group)
+        sizes = [tensors[i].shape.num_elements() if known else tf.size(tensors[i]) for i in group]
         for i, part in zip(group, tf.split(total, sizes, num=len(group))):
-            result[i] = tf.ensure_shape(tf.reshape(part, tf.shape(tensors[i])), tensors[i].shape)
-    return result
+            part = tf.reshape(part, tensors[i].shape if known else tf.shape(tensors[i]))
+            result[i] = part if known else tf.ensure_shape(part, tensors[i].shape)
+    return [result[i] for i in range(len(tensors))]
 
 
 def local_copy(variable: Any) -> tf.Variable:
-    """The copy of `variable` that this replica reads and may write.
+    """The copy of a Keras, TensorFlow or distributed variable that this replica reads and may write: a plain `tf.Variable`.
 
-    Args:
-        variable: `tf.Variable`, `keras.Variable` or a distributed variable of the current strategy.
-
-    Returns:
-        A plain `tf.Variable`; writes to it do not affect other replicas. Where all replicas share one copy
-        (`CentralStorageStrategy`) that copy.
+    Writes to it do not affect other replicas, except where all share one copy (`CentralStorageStrategy`).
 
     Context: replica.
     """

@@ -13,11 +13,7 @@ from .workers.cluster import ClusterError, read_tf_config
 
 
 def main() -> int:
-    """Serves until a signal ends the process.
-
-    Returns:
-        2 if TF_CONFIG is missing or wrong, or if another process uses the port; otherwise it does not return.
-    """
+    """Serves until a signal ends the process; returns 2 if TF_CONFIG is missing or wrong, or the port is in use."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would wait for the server to return
     try:
         cluster = read_tf_config(os.environ)

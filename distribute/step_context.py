@@ -18,24 +18,18 @@ from ..compat.thread_value import ThreadValue
 
 @dataclasses.dataclass
 class ReplicaSamples:
-    """One replica's samples of the global batch.
+    """One replica's samples of the global batch. Counts are ints, or int32 scalar tensors."""
 
-    Attributes:
-        replica_id: int or int32 scalar tensor; 0 to `num_replicas - 1` over all workers. Random layers mix it into
-            their seeds, so that replicas draw different numbers. Asynchronous workers, which read the same random
-            state, also have distinct numbers, though each of their steps has one replica.
-        num_replicas: int; replicas in sync.
-        samples: int or int32 scalar tensor; samples of the global batch that this replica holds. Can be 0: the replica then
-            computes on one borrowed sample, whose effects are dropped (`alive` is false).
-        global_samples: int or int32 scalar tensor; samples of the global batch.
-        first_sample: int or int32 scalar tensor or None; the position of this replica's first sample in the global batch.
-            None: the samples are split evenly, in the order of the replicas.
-    """
-
+    # 0 to `num_replicas - 1` over all workers. Random layers mix it into their seeds, so that replicas draw different
+    # numbers. Asynchronous workers, which read the same random state, also have distinct numbers, though each of their steps
+    # has one replica.
     replica_id: Any
-    num_replicas: int
+    num_replicas: int  # in sync
+    # Samples of the global batch that this replica holds. Can be 0: the replica then computes on one borrowed sample, whose
+    # effects are dropped (`alive` is false).
     samples: Any
     global_samples: Any
+    # The position of this replica's first sample in the global batch. None: split evenly, in the order of the replicas.
     first_sample: Any = None
 
     @property
@@ -79,9 +73,8 @@ NOT_AGGREGATED = "not aggregated"
 class WeightTotals:
     """The divisors of a step's losses that do not divide by the number of samples (masks, `mean_with_sample_weight`).
 
-    Attributes:
-        noted: scalar tensors, in the order of the losses; the recorded divisors, each summed over the replicas.
-        known: those of the whole batch, where the step computes a part of it; None: `noted` are those of the batch.
+    `noted` are the recorded ones, scalars summed over the replicas, in the order of the losses. `known` are those of the
+    whole batch, where the step computes a part of it; None: `noted` are those of the batch.
     """
 
     noted: list[Any] = dataclasses.field(default_factory=list)
@@ -97,34 +90,29 @@ class WeightTotals:
 
 @dataclasses.dataclass
 class StepContext(ReplicaSamples):
-    """A replica's samples, and the state that code inside of Keras leaves for the surrounding step.
+    """A replica's samples, and the state that code inside of Keras leaves for the surrounding step."""
 
-    Attributes:
-        compute: the function that computes loss, gradients and outputs in `Model.train_step`; None: Keras' own.
-        in_xla: bool; whether XLA compiles this part of the step, where collectives are not supported.
-        totals: the total sample weights of its losses, where they are needed (to accumulate gradients, to combine the
-            parts of a batch); else None.
-        writes: the scope that collects the writes of Keras variables in this step.
-        finite_checks: bool scalar tensors of the finite checks, one for each optimizer that was to update: true if it did.
-        notes: state of other objects for the rest of this step, under separate keys.
-        shapes_vary: bool; set while the step is traced: a collective in it may have another shape in another step.
-            TensorFlow keeps the shape of a collective for a whole call, so such steps cannot run in one loop.
-        builds_under: None or the strategy under which layers that have no variables yet are built.
-        take_gradients: None or `fn(optimizer, pairs)`; called with the gradients instead of applying them.
-        calls: for an optimizer, by its id: its calls since its last update before this step; int32 scalar on the host.
-            For a missing optimizer only the device knows the number.
-        of_custom_loop: bool; whether it is a step of a custom loop.
-    """
-
-    compute: Any = None
-    in_xla: bool = False
+    compute: Any = (
+        None  # computes loss, gradients and outputs in `Model.train_step`; None: Keras' own function
+    )
+    in_xla: bool = False  # whether XLA compiles this part of the step, where collectives are not supported
+    # Of its losses, where they are needed (to accumulate gradients, to combine the parts of a batch).
     totals: WeightTotals | None = None
-    writes: Any = None
+    writes: Any = None  # the scope that collects the writes of Keras variables in this step
+    # Bool scalar tensors, one for each optimizer that was to update: true if it did.
     finite_checks: list[Any] = dataclasses.field(default_factory=list)
-    notes: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    notes: dict[Any, Any] = dataclasses.field(
+        default_factory=dict
+    )  # of other objects for the rest of this step
+    # Set while the step is traced: a collective in it may have another shape in another step. TensorFlow keeps the shape of
+    # a collective for a whole call, so such steps cannot run in one loop.
     shapes_vary: bool = False
-    builds_under: Any = None
-    take_gradients: Any = None
+    builds_under: Any = None  # None or the strategy under which layers that have no variables yet are built
+    take_gradients: Any = (
+        None  # None or `fn(optimizer, pairs)`; called with the gradients instead of applying them
+    )
+    # An optimizer's calls since its last update before this step, by its id; int32 scalar on the host. For a missing
+    # optimizer only the device knows the number.
     calls: dict[int, Any] = dataclasses.field(default_factory=dict)
     of_custom_loop: bool = False
 

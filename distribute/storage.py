@@ -23,15 +23,8 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)")
 def local_path(name: str, value: Any, optional: bool = False) -> Any:
     """`value` as a `pathlib.Path`, if it is a str or a path object, not empty, of a local or mounted file system.
 
-    `file:///folder/file` is the local path `/folder/file`.
-
-    Args:
-        name: of the argument, for the message.
-        value: the given value.
-        optional: whether None is allowed too, and returned.
-
-    Raises:
-        ValueError: `value` is invalid.
+    `file:///folder/file` is the local path `/folder/file`. None is returned if `optional`.
+    Raises a ValueError for anything else.
     """
     if value is None and optional:
         return None
@@ -50,12 +43,7 @@ def local_path(name: str, value: Any, optional: bool = False) -> Any:
 def tensorflow_path(name: str, value: Any) -> str:
     """`value` as text, if TensorFlow can write there: a local path, or a URL whose scheme has a TensorFlow file system.
 
-    Args:
-        name: of the argument, for the message.
-        value: the given value.
-
-    Raises:
-        ValueError: `value` is invalid.
+    Raises a ValueError for anything else.
     """
     text = path_text(name, value)
     found = _URL.match(text)
@@ -95,11 +83,7 @@ def path_text(name: str, value: Any) -> str:
 
 
 def open_plain(path: str | Path) -> io.BufferedReader:
-    """Opens a plain file for reading; rejects FIFOs, devices and folders without waiting for them.
-
-    Raises:
-        OSError: it cannot be opened, or is not a plain file.
-    """
+    """Opens a plain file for reading; an OSError for FIFOs, devices and folders, without waiting for them."""
     _reject_unless_plain(os.stat(path), path)  # opening a device can have effects
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:

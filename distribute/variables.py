@@ -17,10 +17,8 @@ from .replicas import in_replica_context, shares_variables
 def move_variables(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> bool:
     """Recreates the TensorFlow variable inside each Keras variable under `strategy`, unless it belongs to it already.
 
-    The Keras variables stay the same objects and keep their values. Other objects are ignored.
-
-    Returns:
-        Whether a variable was recreated.
+    The Keras variables stay the same objects and keep their values. Other objects are ignored. Returns whether one was
+    recreated.
 
     Context: eager; cross-replica.
     """

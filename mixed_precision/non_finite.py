@@ -214,14 +214,13 @@ def _is_float(value: Any) -> bool:
 def _tensors(batch: Any) -> Any:
     """The batch in tensors, of which one has an axis for samples at least."""
     try:
-        tensors = tf.nest.map_structure(_to_tensor, batch)
+        tensors = tf.nest.map_structure(
+            lambda value: value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value),
+            batch,
+        )
         ranks = [each.shape.rank for each in tf.nest.flatten(tensors) if each is not None]
     except (AttributeError, TypeError, ValueError, tf.errors.OpError) as error:
         raise ValueError(_NO_BATCH.format(shown(batch))) from error
     if all(rank == 0 for rank in ranks):
         raise ValueError(_NO_BATCH.format(shown(batch)))
     return tensors
-
-
-def _to_tensor(value: Any) -> Any:
-    return value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value)

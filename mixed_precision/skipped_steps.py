@@ -62,18 +62,14 @@ def check_progress(optimizer: Any, diagnose: Callable[[float], Any] | None = Non
         if in_a_row < MAX_SKIPPED_IN_A_ROW and not at_floor:
             continue
         reason = f"its floor is {each.min_scale:g}" if at_floor else f"the limit is {MAX_SKIPPED_IN_A_ROW}"
-        last_scale = scale if each.rule.fixed else 2 * scale
+        where = "Call unisono.mixed_precision.diagnose(model, batch) to see where they stop being finite"
+        if diagnose is not None:
+            where = str(diagnose(scale if each.rule.fixed else 2 * scale)).rstrip(".")
         raise LossScaleError(
             f"The last {in_a_row} steps were skipped because their gradients are not finite, and the loss scale of "
-            f"optimizer {each.name!r} is {scale:g} ({reason}). {_explained(diagnose, last_scale)}. Look for a "
+            f"optimizer {each.name!r} is {scale:g} ({reason}). {where}. Look for a "
             "learning rate that is too high, data out of range or a division by zero, or set dtype='float32' in that layer."
         )
-
-
-def _explained(diagnose: Callable[[float], Any] | None, scale: float) -> str:
-    if diagnose is None:
-        return "Call unisono.mixed_precision.diagnose(model, batch) to see where they stop being finite"
-    return str(diagnose(scale)).rstrip(".")
 
 
 def _scaled(optimizer: Any) -> list[LossScaleOptimizer]:

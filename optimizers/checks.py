@@ -15,11 +15,7 @@ Pairs = list[tuple[Any, Any]]
 
 
 def built_variables(optimizer: Any, count: int) -> list[Any]:
-    """The variables that an optimizer was built with, one for each of `count` gradients.
-
-    Raises:
-        ValueError: it is not built, or there are more or fewer.
-    """
+    """The variables that an optimizer was built with; a ValueError if it is not built, or they are not `count`."""
     if not optimizer.built:
         raise ValueError(
             "`trainable_variables` is missing and the optimizer is not built: give the variables, "
@@ -52,8 +48,7 @@ def as_pairs(grads_and_vars: Any) -> Pairs:
 def checked_pairs(grads_and_vars: Any) -> Pairs:
     """The argument as a list of pairs.
 
-    Raises:
-        ValueError: it is anything else, a variable is in it twice, or a gradient has another shape than its variable.
+    Raises a ValueError if it is anything else, has a variable twice, or a gradient of another shape than its variable's.
     """
     pairs, seen = as_pairs(grads_and_vars), set()
     for gradient, variable in pairs:
@@ -88,7 +83,7 @@ def skips_aggregation(
 
 
 def check_stage(stage: Any, argument: str) -> None:
-    """A ValueError if `stage` cannot be a stage."""
+    """Raises a ValueError if `stage` cannot be a stage."""
     if isinstance(stage, type):
         raise ValueError(
             f"`{argument}` takes an instance: give {stage.__name__}(...). Received: {shown(stage)}"
@@ -112,7 +107,7 @@ def checked_stages(stages: Any, argument: str) -> list[Any]:
 
 
 def with_gradients(optimizer: Any, pairs: Pairs) -> Pairs:
-    """The pairs that have a gradient; the others are listed in one warning. A ValueError if no pair has one."""
+    """The pairs that have a gradient; the others are listed in one warning. Raises a ValueError if no pair has one."""
     missing = [name_of(v) for g, v in pairs if g is None]
     if len(missing) == len(pairs):
         raise ValueError(
@@ -148,21 +143,22 @@ def same_variables(stage: Any, argument: str, before: Pairs, after: Any) -> Pair
         raise ValueError(f"{rule}. Received: {shown(after)}") from error
     if len(returned) != len(before):
         raise ValueError(f"{rule}. Given {len(before)} pairs, it returned {len(returned)}.")
-    gradients = {id(v): g for g, v in returned}
+    gradients, result = {id(v): g for g, v in returned}, []
     for _, variable in before:
         if id(variable) not in gradients:
             names = [name_of(v) for _, v in returned]
             raise ValueError(f"{rule}. It lost the variable {name_of(variable)} and returned {names}.")
-        gradient = gradients[id(variable)]
-        if gradient is None:
+        if gradients[id(variable)] is None:
             raise ValueError(f"{rule}. For the variable {name_of(variable)} it returned None as gradient.")
+        gradient = as_gradient(gradients[id(variable)])
         sparse = isinstance(gradient, tf.IndexedSlices)
-        if not sparse and not variable.shape.is_compatible_with(as_gradient(gradient).shape):
+        if not sparse and not variable.shape.is_compatible_with(gradient.shape):
             raise ValueError(
                 f"{rule}. For the variable {name_of(variable)} of shape {variable.shape} it returned "
-                f"a gradient of shape {as_gradient(gradient).shape}."
+                f"a gradient of shape {gradient.shape}."
             )
-    return [(as_gradient(gradients[id(v)]), v) for _, v in before]
+        result.append((gradient, variable))
+    return result
 
 
 def name_of(variable: Any) -> str:

@@ -30,15 +30,10 @@ def compute_gradients(
             value = optimizer.scale_loss(loss())
     else:
         value = loss
-        if scales_loss(optimizer):
+        plain = type(optimizer).scale_loss is keras.optimizers.Optimizer.scale_loss
+        if not plain or optimizer.loss_scale_factor is not None:
             with tape:
                 value = optimizer.scale_loss(loss)
     variables = tf.nest.flatten(var_list() if callable(var_list) else var_list)
     gradients = gradient(tape, value, variables, grad_loss)
     return list(zip(gradients, variables))
-
-
-def scales_loss(optimizer: Any) -> bool:
-    """Whether `scale_loss` does anything: not with the plain method and no factor."""
-    plain = type(optimizer).scale_loss is keras.optimizers.Optimizer.scale_loss
-    return not plain or optimizer.loss_scale_factor is not None

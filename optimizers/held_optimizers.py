@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -11,27 +10,17 @@ from ..compat.keras_private.layers import layers_of
 
 
 def optimizers_of(model: Any, of_layers: bool = False) -> list[Any]:
-    """The optimizers among the attributes of a model, each once, that of `compile` first.
+    """The optimizers among the attributes of any model, each once, that of `compile` first.
 
     Attributes may be lists, tuples and dicts of them, if their names are public. Where a custom step trains the model,
-    those of its layers and of models within it count too, since such a step may use them.
-
-    Args:
-        model: a model, of ours or not.
-        of_layers: whether those of layers count in any case.
+    those of its layers and of models within it count too, since such a step may use them; in any case with `of_layers`.
     """
     custom_step = getattr(model, "_overrides_step", lambda name: True)("train_step")
     holders = [model, *layers_of(model)[1:]] if custom_step or of_layers else [model]
     found = [getattr(model, "optimizer", None)]
     for holder in holders:
-        found += _held_by(holder)
+        for name, value in vars(holder).items():
+            several = isinstance(value, list | tuple | dict) and not name.startswith("_")
+            values = [value] if not several else value.values() if isinstance(value, dict) else value
+            found += [each for each in values if isinstance(each, keras.optimizers.Optimizer)]
     return list({id(each): each for each in found if each is not None}.values())
-
-
-def _held_by(holder: Any) -> Iterator[Any]:
-    for name, value in vars(holder).items():
-        if isinstance(value, keras.optimizers.Optimizer):
-            yield value
-        elif isinstance(value, list | tuple | dict) and not name.startswith("_"):
-            items = value.values() if isinstance(value, dict) else value
-            yield from (each for each in items if isinstance(each, keras.optimizers.Optimizer))

@@ -18,21 +18,20 @@ from . import checks
 from .adoption import register_class
 from .gradients import compute_gradients
 from .saved_state import SavedState
-from .settings import CheckedSettings
-from .sharding.stages import created_as_shards, stages_of
+from .settings import check_learning_rate
 from .stages import accumulation
 from .stages.aggregated_gradients import after_aggregation, aggregate_alone
 from .stages.call_options import CallOptions, call_options, current_options, frozen_count, gradients_are_taken
 from .stages.error_feedback import create_errors
 from .stages.run_stages import run_stages
-from .update_rules.replica_rule import ReplicaRule
-from .update_rules.shard_updates import register_shards
+from .update_rules.replica_rule import ReplicaRule, register_shards
+from .update_rules.sharded import created_as_shards, stages_of
 
 Pairs = list[tuple[Any, Any]]
 Stage = Callable[[Pairs], Pairs]
 
 
-class Optimizer(SavedState, ReplicaRule, CheckedSettings):
+class Optimizer(SavedState, ReplicaRule):
     """A Keras optimizer whose gradients pass through the stages of `optimizers.stages`.
 
     A subclass writes `build` and `update_step`, as for Keras, which get the same arguments as on one device. This class owns
@@ -277,6 +276,16 @@ class Optimizer(SavedState, ReplicaRule, CheckedSettings):
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             return rate(self.iterations)
         return super()._get_current_learning_rate()
+
+    @property
+    def learning_rate(self) -> Any:
+        """As `keras.optimizers.Optimizer.learning_rate`."""
+        return keras.optimizers.Optimizer.learning_rate.fget(self)  # type: ignore[attr-defined]
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        check_learning_rate(value)
+        keras.optimizers.Optimizer.learning_rate.fset(self, value)  # type: ignore[attr-defined]
 
     def learning_rate_for(self, variables: Sequence[Any]) -> Any:
         """The learning rate of this update; read once where no variable needs another dtype."""

@@ -28,13 +28,9 @@ _KEPT = ("Const", "Placeholder", "ReadVariableOp")  # they take little or no mem
 
 @dataclasses.dataclass(eq=False)
 class _Call:
-    """One call under `keras.remat`.
+    """One call under `keras.remat`, with its tensors, in a graph.
 
-    Attributes:
-        graph: that of its operations.
-        first, last: its operations have numbers from `first` to before `last`.
-        results: its tensors.
-        of_model: whether a model was called.
+    Its operations have numbers from `first` to before `last`. `of_model`: a model was called.
     """
 
     graph: Any

@@ -44,26 +44,8 @@ _OF_EVERY_OPTIMIZER = ("weight_decay", "clipnorm", "clipvalue", "global_clipnorm
 _OURS = ("gradient_transformers", "gradient_aggregator")
 
 
-class CheckedSettings(keras.optimizers.Optimizer):
-    """Rejects settings with which no training run is possible. A base of our optimizers; owns no state."""
-
-    @property
-    def learning_rate(self) -> Any:
-        """As `keras.optimizers.Optimizer.learning_rate`."""
-        return keras.optimizers.Optimizer.learning_rate.fget(self)  # type: ignore[attr-defined]
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        check_learning_rate(value)
-        keras.optimizers.Optimizer.learning_rate.fset(self, value)  # type: ignore[attr-defined]
-
-
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    """Rejects settings of an optimizer that was created as Keras' own, or by a user's class.
-
-    Raises:
-        ValueError: see `check_settings`.
-    """
+    """Raises a ValueError for wrong settings of an optimizer that was created as Keras' own, or by a user's class."""
     settings = dict(vars(optimizer))
     if not type(optimizer).__module__.startswith("keras."):  # the meaning of the user's settings is unknown
         settings = {name: settings[name] for name in _OF_EVERY_OPTIMIZER if name in settings}
@@ -123,8 +105,7 @@ def _as_keras_says(error: ValueError, init: Any, optimizer: Any, *args: Any, **k
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Rejects settings of Keras' optimizers that are of a wrong kind or out of range; tensors are not checked.
 
-    Raises:
-        ValueError: one sentence with the setting, its value and the range.
+    The ValueError is one sentence with the setting, its value and the range.
     """
     for name, value in settings.items():
         value = value[()] if isinstance(value, np.ndarray) else value  # a number, where the array has no axis
@@ -133,11 +114,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def check_learning_rate(rate: Any) -> None:
-    """Rejects a rate that is negative, not finite or no rate at all.
-
-    Raises:
-        ValueError: see above; of a schedule, its rate at the first update.
-    """
+    """Raises a ValueError for a rate that is negative, not finite or no rate; for a schedule, the first rate."""
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         if type(rate).__module__.startswith(("keras.", "unisono.")) and tf.executing_eagerly():
             _check_schedule(rate)

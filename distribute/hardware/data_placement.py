@@ -13,13 +13,7 @@ MEMORY_SHARE = 0.25
 """The default share of a GPU's free memory for arrays: weights, state and activations need the rest."""
 
 
-@dataclasses.dataclass
-class _Setting:
-    place: str = "auto"
-    share: float = MEMORY_SHARE
-
-
-_setting = _Setting()
+_setting = ("auto", MEMORY_SHARE)
 
 
 def keep_data_on(place: str = "auto", memory_share: float = MEMORY_SHARE) -> None:
@@ -40,18 +34,16 @@ def keep_data_on(place: str = "auto", memory_share: float = MEMORY_SHARE) -> Non
     Examples:
         >>> unisono.distribute.keep_data_on("auto")
     """
+    global _setting
     one_of("place", place, ("auto", "device", "host"))
-    _setting.share = float(number("memory_share", memory_share, above=0, most=1))
-    _setting.place = place
+    _setting = place, float(number("memory_share", memory_share, above=0, most=1))
 
 
 @dataclasses.dataclass(frozen=True)
 class DataHome:
-    """The placement of the arrays.
+    """The placement of the arrays: the devices of this process's replicas, or none for the host.
 
-    Attributes:
-        devices: of each replica of this process, in order; none: the host.
-        sentence: describes the choice; empty where there was nothing to choose.
+    `sentence` describes the choice; it is empty where there was nothing to choose.
     """
 
     devices: tuple[str, ...] = ()
@@ -61,30 +53,28 @@ class DataHome:
 def data_home(
     size: int, devices: Sequence[str], dense: bool, free: Callable[[str], int | None] | None = None
 ) -> DataHome:
-    """Chooses the placement of the arrays.
+    """Chooses the placement of the arrays, of `size` bytes, for the replicas on `devices`.
 
-    Args:
-        size: bytes of the arrays, those of tensors included.
-        devices: of the replicas of this process.
-        dense: whether GPUs can hold all of them (no strings, ragged or sparse tensors).
-        free: device -> its free bytes, None where they are not known; None: `free_memory`.
+    `dense`: GPUs can hold all of them (no strings, ragged or sparse tensors). `free(device)`: its free bytes, None where
+    they are not known.
     """
     if not devices or not all(map(is_gpu, devices)):
         return DataHome()
+    place, share = _setting
     on_host = f"The arrays ({in_words(size)}) stay on the host, and batches are copied ahead"
     where = f"{len(devices)} GPUs" if len(devices) > 1 else "the GPU"
     on_devices = f"The arrays ({in_words(size)}) are on {where}"
     if not dense:
         return DataHome((), f"{on_host}: strings, ragged and sparse tensors cannot be on a GPU.")
-    if _setting.place == "host":
+    if place == "host":
         return DataHome((), f"{on_host}, as keep_data_on says.")
-    if _setting.place == "device":
+    if place == "device":
         return DataHome(tuple(devices), f"{on_devices}, as keep_data_on says.")
     left = [(free or free_memory)(device) for device in devices]
     known = [amount for amount in left if amount is not None]
     if len(known) < len(left):
         return DataHome((), f"{on_host}: the free memory of {where} is not known.")
-    limit = f"{100 * _setting.share:.0f} % of the {in_words(min(known))} that are free on {where}"
-    if size > _setting.share * min(known):
+    limit = f"{100 * share:.0f} % of the {in_words(min(known))} that are free on {where}"
+    if size > share * min(known):
         return DataHome((), f"{on_host}: they need more than {limit}.")
     return DataHome(tuple(devices), f"{on_devices}: they need less than {limit}.")

@@ -58,13 +58,9 @@ def free_memory(device: str) -> int | None:
 
 
 class PeakMemory:
-    """The peak memory of one device. All CPUs count as one device, with the memory of the process.
+    """The peak memory of one device of this process. All CPUs count as one device, with the memory of the process.
 
-    Args:
-        devices: names, of this process.
-
-    Raises:
-        RuntimeError: the operating system does not report a process's memory.
+    A RuntimeError where the operating system does not report a process's memory.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:

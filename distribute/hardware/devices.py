@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -83,13 +82,7 @@ def wait_for_accelerators() -> None:
 
 
 def resolve_devices(devices: Sequence[str]) -> list[str]:
-    """The full names of devices.
-
-    Args:
-        devices: names such as "GPU:0" (of this process) or "/job:worker/task:1/device:GPU:0".
-
-    Returns:
-        Names such as "/job:localhost/replica:0/task:0/device:GPU:0", in order.
+    """The full names of devices: "/job:localhost/replica:0/task:0/device:GPU:0" for "GPU:0" (of this process).
 
     Raises:
         ValueError: a device does not exist; the message lists the existing ones.
@@ -99,15 +92,23 @@ def resolve_devices(devices: Sequence[str]) -> list[str]:
             f'`devices` must be a list of at least one name such as "GPU:0". Received: {shown(devices)}'
         )
     existing = [_full(tf.DeviceSpec.from_string(device.name)) for device in tf.config.list_logical_devices()]
-    return [_resolve(name, existing) for name in devices]
+    found = []
+    for name in devices:
+        try:
+            wanted = _full(tf.DeviceSpec.from_string(name))
+        except (ValueError, AttributeError, TypeError):
+            wanted = None
+        if wanted is None or wanted not in existing:
+            raise ValueError(
+                f"`devices` names {shown(name)}, which does not exist: there are {[e.to_string() for e in existing]}; for "
+                "devices of other processes, start them with `python -m unisono launch --stages K`."
+            )
+        found.append(wanted.to_string())
+    return found
 
 
 def check_exist(argument: str, devices: Sequence[str]) -> None:
-    """Rejects devices of this process that do not exist: TensorFlow would silently use the CPU instead.
-
-    Raises:
-        ValueError: names the device, and those that exist.
-    """
+    """Raises a ValueError for devices of this process that do not exist: TensorFlow would silently use the CPU instead."""
     there = [device.name for device in tf.config.list_logical_devices()]
     existing = {_full(tf.DeviceSpec.from_string(name)) for name in there}
     for name in devices:
@@ -116,19 +117,6 @@ def check_exist(argument: str, devices: Sequence[str]) -> None:
             raise ValueError(
                 f"`{argument}` has the device {name!r}, which does not exist: there are {', '.join(there)}."
             )
-
-
-def _resolve(name: Any, existing: list[tf.DeviceSpec]) -> str:
-    try:
-        wanted = _full(tf.DeviceSpec.from_string(name))
-    except (ValueError, AttributeError, TypeError):
-        wanted = None
-    if wanted is None or wanted not in existing:
-        raise ValueError(
-            f"`devices` names {shown(name)}, which does not exist: there are {[spec.to_string() for spec in existing]}; for "
-            "devices of other processes, start them with `python -m unisono launch --stages K`."
-        )
-    return wanted.to_string()
 
 
 def _full(spec: tf.DeviceSpec) -> tf.DeviceSpec:

@@ -13,6 +13,7 @@ from ..sharding.sharded import LEVELS
 from .device_memory import in_words
 
 _WORKSPACE = 0.9  # usable share of the memory: kernels need some, and the allocator loses some
+_LEVELS = (None, *LEVELS)
 _MICRO_BATCHES = 4  # for each stage of a pipeline: the bubble stays below a fifth
 
 
@@ -42,17 +43,8 @@ class ModelMemory:
 
     def __post_init__(self) -> None:
         """Rejects values that are not numbers of bytes."""
-        for name in (
-            "weights",
-            "trained",
-            "optimizer_state",
-            "activations",
-            "always",
-            "largest_layer",
-            "vectors",
-        ):
-            number(name, getattr(self, name), least=0)
-        truth("half_precision", self.half_precision)
+        for name, value in vars(self).items():
+            truth(name, value) if name == "half_precision" else number(name, value, least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,13 +147,8 @@ def less_memory(
 ) -> str:
     """The options that would save memory, with estimates, the most helpful first, in one paragraph.
 
-    Args:
-        model: its memory on one device.
-        samples: of one replica.
-        replicas: that may shard the state; 1: it cannot be sharded.
-        level: the present level of sharding; None: each replica holds all state.
-        accumulates: whether gradients are accumulated over several calls already.
-        stages: devices over which the model is split.
+    `samples` are those of one replica, and `level` is the present level of sharding. `accumulates`: gradients are
+    accumulated over several calls already.
     """
     state = dataclasses.replace(model, activations=0.0, always=0.0)
 
@@ -203,7 +190,7 @@ def _candidates(model: ModelMemory, memory: float, samples: int, replicas: int) 
     plan = functools.partial(_plan, model, memory, samples, replicas)
     of_replica = -(-samples // replicas)
     steps = [2**n for n in range(of_replica.bit_length())]
-    levels = (None, *LEVELS) if replicas > 1 else (None,)
+    levels = _LEVELS if replicas > 1 else (None,)
     for half in (False,) if model.half_precision else (False, True):
         for level, accumulation in itertools.product(levels, steps):
             yield plan(sharded=level, accumulation=accumulation, half_precision=half)
@@ -241,7 +228,7 @@ def _plan(
     and the activations of one micro-batch. L: the weights of the largest layer, of which two are full-size at a time.
     Weights of rank one are never sharded. Source: Rajbhandari et al. 2020, arXiv 1910.02054.
     """
-    level = 0 if sharded is None else LEVELS.index(sharded) + 1
+    level = _LEVELS.index(sharded)
     shard = {
         kind: replicas // stages if level >= least else 1
         for kind, least in (("optimizer_state", 1), ("gradients", 2), ("weights", 3))
@@ -289,5 +276,5 @@ def micro_batches(plan: MemoryPlan, global_batch_size: int, replicas: int) -> in
 
 def _cost(plan: MemoryPlan) -> tuple[Any, ...]:
     """Sort key: the same numbers first, then no idle devices, little traffic, few micro-batches."""
-    level = 0 if plan.sharded is None else LEVELS.index(plan.sharded) + 1
+    level = _LEVELS.index(plan.sharded)
     return plan.stages, plan.half_precision, level == 3, len(plan.changes), level, plan.accumulation

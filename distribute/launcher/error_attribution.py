@@ -23,25 +23,15 @@ _MOST_TEXT = 400
 
 @dataclasses.dataclass
 class ProcessState:
-    """The known state of one process. Times are those of `time.time()`.
+    """The known state of one process. Times are those of `time.time()`."""
 
-    Attributes:
-        task: its description, with the names that errors use for it.
-        process: `subprocess.Popen`; None: not needed.
-        code: int or None; its exit status as `subprocess` gives it; None while it runs.
-        ended: float; when its end was noticed.
-        stopped: float or None; since when it is stopped (SIGSTOP).
-        record: its last record, or None.
-        lines: the last lines that it printed.
-    """
-
-    task: Task
-    process: Any = None
-    code: int | None = None
-    ended: float = 0.0
-    stopped: float | None = None
-    record: Record | None = None
-    lines: Sequence[str] = ()
+    task: Task  # with the names that errors use for it
+    process: Any = None  # `subprocess.Popen`; None: not needed
+    code: int | None = None  # its exit status as `subprocess` gives it; None while it runs
+    ended: float = 0.0  # when its end was noticed
+    stopped: float | None = None  # since when it is stopped (SIGSTOP)
+    record: Record | None = None  # the last one
+    lines: Sequence[str] = ()  # the last ones that it printed
 
     @property
     def failed(self) -> bool:
@@ -51,26 +41,18 @@ class ProcessState:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """One process that failed.
+    """One process that failed."""
 
-    Attributes:
-        name: of the process.
-        what: str; the failure, as a predicate: "exited with status 3".
-        time: float; when.
-        status: int; the exit status for the launcher, never 0.
-        error: str or None; the error and its location, the same for every repetition; None for a cause outside of the
-            program (a signal from outside, a process that hangs).
-        hangs: bool; whether it still runs, and will not end on request.
-        sure: bool; False where more may be known in a moment: a process that seems to hang may be failing, and a process
-            that chose its exit status may have done so because it lost another.
-    """
-
-    name: str
-    what: str
+    name: str  # of the process
+    what: str  # the failure, as a predicate: "exited with status 3"
     time: float
-    status: int
+    status: int  # the exit status for the launcher, never 0
+    # The error and its location, the same for every repetition; None for a cause outside of the program (a signal from
+    # outside, a process that hangs).
     error: str | None = None
-    hangs: bool = False
+    hangs: bool = False  # whether it still runs, and will not end on request
+    # False where more may be known in a moment: a process that seems to hang may be failing, and a process that chose its
+    # exit status may have done so because it lost another.
     sure: bool = True
 
 
@@ -112,7 +94,7 @@ def _blame(process: ProcessState, by_name: Mapping[str, ProcessState]) -> Blame 
     """A failed process's report about others, if it can be a cause: an error may name a process that passed it on."""
     error = process.record.error if process.record is not None else None
     if error is not None:
-        blame = Blame(error.lost, error.reported_by) if error.consequence else None
+        blame = error.blame
     elif process.code is not None and process.code < 0 and -process.code not in _OWN_FAULTS:
         return None  # killed from outside, whatever it has printed
     else:
@@ -197,14 +179,10 @@ def _same(error: str, record: Record) -> str:
 
 
 class Restarts:
-    """Counts restarts, with exponential backoff: 1, 2, 4, ... and at most 60 s.
+    """Counts restarts, at most `most`, with exponential backoff: 1, 2, 4, ... and at most 60 s.
 
-    Args:
-        most: int; the maximum number of restarts.
-
-    Attributes:
-        repeated: bool; whether two successive attempts failed at the same step with the same error. A further attempt would
-            fail there too, so there is none.
+    `repeated`: two successive attempts failed at the same step with the same error, so a further attempt would fail there
+    too.
 
     >>> restarts = Restarts(3)
     >>> restarts.next("ValueError: no | epoch 1, step 2"), restarts.next(None), restarts.next("other"), restarts.next(None)
@@ -217,11 +195,7 @@ class Restarts:
         self.repeated = False
 
     def next(self, error: str | None) -> float | None:
-        """The seconds before the next attempt; None: there is none.
-
-        Args:
-            error: the error of the last attempt and its step, or None for a cause outside of the program.
-        """
+        """The seconds before the next attempt, or None: no more; `error`: the last one and its step; None: from outside."""
         self.repeated = error is not None and error == self._error
         self._error = error
         if self._count >= self._most or self.repeated:

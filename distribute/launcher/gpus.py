@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 _FIELDS = (
     "index",
@@ -29,28 +29,17 @@ _BUSY_PERCENT = 20
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """One GPU.
+    """One GPU."""
 
-    Attributes:
-        index: its number in `nvidia-smi` and, with CUDA_DEVICE_ORDER=PCI_BUS_ID, in CUDA.
-        uuid: its name for CUDA_VISIBLE_DEVICES in any order.
-        name: its model.
-        total, used: MiB of memory; None: not known.
-        percent: its utilization in the last second; None: not known.
-        capability: "9.0", or empty.
-        bus: "00000000:3B:00.0", or empty.
-        lost: the message of `nvidia-smi` for a failed GPU; empty: it works.
-    """
-
-    index: str
-    uuid: str = ""
-    name: str = ""
-    total: int | None = None
-    used: int | None = None
-    percent: int | None = None
-    capability: str = ""
-    bus: str = ""
-    lost: str = ""
+    index: str  # in `nvidia-smi` and, with CUDA_DEVICE_ORDER=PCI_BUS_ID, in CUDA
+    uuid: str = ""  # its name for CUDA_VISIBLE_DEVICES in any order
+    name: str = ""  # its model
+    total: int | None = None  # MiB of memory; None: not known
+    used: int | None = None  # MiB
+    percent: int | None = None  # its utilization in the last second
+    capability: str = ""  # "9.0"
+    bus: str = ""  # "00000000:3B:00.0"
+    lost: str = ""  # the message of `nvidia-smi` for a failed GPU; empty: it works
 
     @property
     def busy(self) -> str:
@@ -63,26 +52,28 @@ class Gpu:
 
 def read_gpus() -> list[Gpu]:
     """All GPUs of the machine, regardless of CUDA_VISIBLE_DEVICES; [] without an NVIDIA driver."""
-    tool = shutil.which("nvidia-smi")
-    return [] if tool is None else parse(_asked(tool))
+    return parse(_nvidia_smi() or "")
 
 
 def complaint() -> str:
     """The message of `nvidia-smi` where it exists and lists no GPU, as with a driver of another version; else empty."""
-    tool = shutil.which("nvidia-smi")
-    said = "" if tool is None else _asked(tool).strip()
-    if tool is None or parse(said) or "no devices" in said.lower():
+    said = _nvidia_smi()
+    if said is None or parse(said) or "no devices" in said.lower():
         return ""
     return said.partition("\n")[0] or f"no answer within {_SECONDS} s"
 
 
-def _asked(tool: str) -> str:
+def _nvidia_smi() -> str | None:
+    """Its output about all GPUs; None where it is not installed, "" without an answer."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
     command = [tool, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout + done.stderr
+    return (done.stdout + done.stderr).strip()
 
 
 def parse(listing: str) -> list[Gpu]:
@@ -102,14 +93,12 @@ def parse(listing: str) -> list[Gpu]:
     return gpus
 
 
-def visible(gpus: Sequence[Gpu], environ: Mapping[str, str] | None = None) -> list[str]:
+def visible(gpus: Sequence[Gpu]) -> list[str]:
     """The CUDA_VISIBLE_DEVICES values of the usable GPUs, idle ones first; lost ones are left out.
 
-    Args:
-        gpus: of the machine.
-        environ: None: this process's. GPUs that its CUDA_VISIBLE_DEVICES names are used as given.
+    GPUs that this process's own CUDA_VISIBLE_DEVICES names are used as given.
     """
-    chosen = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         names = [name.strip() for name in chosen.split(",")]
         seen = itertools.takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), names)
@@ -118,12 +107,11 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str] | None = None) -> li
     return [gpu.index for gpu in sorted(working, key=lambda gpu: (bool(gpu.busy), int(gpu.index)))]
 
 
-def environment_of(names: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment_of(names: Sequence[str]) -> dict[str, str]:
     """The environment variables of a worker with the GPUs `names`; the user's NCCL settings stay."""
-    environ = os.environ if environ is None else environ
     wanted = {"CUDA_VISIBLE_DEVICES": ",".join(names)}
-    if "CUDA_VISIBLE_DEVICES" not in environ:  # else the user may use CUDA's own numbers
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:  # else the user may use CUDA's own numbers
         wanted["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi counts
     # All workers are on this machine; errors say why.
     ours = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "WARN"}
-    return wanted | {name: value for name, value in ours.items() if name not in environ}
+    return wanted | {name: value for name, value in ours.items() if name not in os.environ}

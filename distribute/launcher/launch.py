@@ -5,12 +5,11 @@ Nothing here imports TensorFlow, so that the launcher starts quickly and uses no
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from .descendants import adopt_orphans
@@ -34,7 +33,7 @@ _MOST_OTHERS = 8
 
 
 class Launcher:
-    """Runs a script on every worker until all are done.
+    """Runs a script, with its arguments, on every worker of a layout until all are done.
 
     It schedules the attempts: when one is over, whether another follows, how long ending may take. `Processes` starts and
     ends processes, `attribute` finds the one that failed first, `Restarts` decides whether to try again.
@@ -42,9 +41,9 @@ class Launcher:
     Args:
         script: path of the script and its arguments.
         layout: the cluster to start.
-        restarts: int; how often all processes are restarted after a failure.
+        restarts: how often all processes are restarted after a failure.
         log_dir: directory for the output of each task, or None: the output is only printed.
-        grace: float; seconds after a signal that the launcher passes on, until the workers are killed.
+        grace: seconds after a signal that the launcher passes on, until the workers are killed.
         network: "own": the processes get a private network where the kernel allows it; "host": that of this machine.
     """
 
@@ -67,12 +66,11 @@ class Launcher:
         self._records = Path()
 
     def run(self) -> int:
-        """Runs to the end. Context: no thread has been started.
+        """Runs to the end, and returns the exit status. Context: no thread has been started.
 
-        Returns:
-            0 when every script ended with 0; else the exit status of the process that failed first (128 + the signal
-            where a signal ended it, 1 where its status was 0), or 128 + the signal that ended the launcher; 2 if the
-            machine has too few GPUs.
+        It is 0 when every script ended with 0; else that of the process that failed first (128 + the signal where a signal
+        ended it, 1 where its status was 0), or 128 + the signal that ended the launcher; 2 if the machine has too few
+        GPUs.
         """
         adopt_orphans()
         if self._wanted_network == "own":
@@ -82,12 +80,18 @@ class Launcher:
             _say(sentence)
         with tempfile.TemporaryDirectory(prefix="unisono-records-") as records:
             self._records = Path(records)
+            old = {
+                each: signal.signal(each, lambda number, _: self._signals.append(number))
+                for each in PASSED_ON
+            }
             try:
-                with _signals_to(lambda number, _: self._signals.append(number)):
-                    return self._attempts()
+                return self._attempts()
             except ValueError as error:
                 print(f"unisono launch: {error}", file=sys.stderr)
                 return _WRONG_ARGUMENT
+            finally:
+                for number, previous in old.items():
+                    signal.signal(number, previous)
 
     def _attempts(self) -> int:
         attempt, port_retries = 0, _PORT_RETRIES
@@ -215,17 +219,6 @@ class Launcher:
         while self._stopping is None and time.monotonic() < until:
             time.sleep(0.05)
             self._stopping = next((number for number in self._take_signals() if number in _ENDING), None)
-
-
-@contextlib.contextmanager
-def _signals_to(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Gives the signals that are passed on to a handler, for a block."""
-    old = {number: signal.signal(number, handler) for number in PASSED_ON}
-    try:
-        yield
-    finally:
-        for number, previous in old.items():
-            signal.signal(number, previous)
 
 
 def _unwilling(processes: Processes, number: int) -> Failure:

@@ -40,14 +40,10 @@ def plain(text: str) -> str:
 
 
 class Output:
-    """Reads the pipes of all processes of one attempt and writes their output, in whole lines.
+    """Reads the pipes of all processes of one attempt and writes their output, in whole lines, also to files in `log_dir`.
 
-    It never blocks and has no thread: the launcher calls `pump` in its loop.
-
-    Args:
-        names: of the tasks; they set the width of the prefix and the colours.
-        log_dir: directory for one file for each task, or None.
-        attempt: int; 0, or the number of the restart, which is part of the files' names.
+    It never blocks and has no thread: the launcher calls `pump` in its loop. The names of the tasks set the width of the
+    prefix and the colours; a restart's number is part of the files' names.
     """
 
     def __init__(self, names: list[str], log_dir: Path | None, attempt: int) -> None:

@@ -26,11 +26,8 @@ _LAST_LINES = 20
 class Processes:
     """Owns the processes of one attempt and their output. Knows nothing of restarts or failure attribution.
 
-    Args:
-        tasks: the tasks to start, in this order.
-        records: folder for the records that the processes write.
-        log_dir: see `Output`.
-        attempt: int; 0, or the number of the restart; the tasks see it as `UNISONO_RESTART`.
+    It starts the tasks in their order; they see the number of the attempt, 0 at first, as `UNISONO_RESTART`, and write their
+    records to a folder.
     """
 
     def __init__(

@@ -19,54 +19,36 @@ _SERVER = (sys.executable, "-u", "-m", "unisono.distribute.server")
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The requested cluster.
+    """The requested cluster."""
 
-    Attributes:
-        workers: int >= 1; training processes.
-        replicas_per_worker: int or None; replicas of each worker. None: one for each GPU of the worker, else one.
-        parameter_servers: int; with any, the script runs on the coordinator alone, which sends steps to the workers.
-        stages: int >= 1; stages of the pipeline. Each process that runs the script gets `stages - 1` helpers.
-        timeout: float; seconds after which a lost peer is an error.
-    """
-
-    workers: int = 1
-    replicas_per_worker: int | None = None
-    parameter_servers: int = 0
-    stages: int = 1
-    timeout: float = environment.DEFAULT_TIMEOUT
+    workers: int = 1  # training processes
+    replicas_per_worker: int | None = None  # None: one for each GPU of the worker, else one
+    parameter_servers: int = (
+        0  # with any, the script runs on the coordinator alone, which sends steps to the workers
+    )
+    stages: int = 1  # of the pipeline; each process that runs the script gets `stages - 1` helpers
+    timeout: float = environment.DEFAULT_TIMEOUT  # seconds after which a lost peer is an error
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One process to start.
+    """One process to start."""
 
-    Attributes:
-        name: as in logs, for instance `worker-0`.
-        command: program and arguments.
-        env: variables set in addition to those of the launcher.
-        role: "script": the cluster is done when all of these are. "server": ends with the scripts, not before.
-                "spare": a server that the scripts can lose; it is restarted alone.
-        aliases: its names in the errors of others: its address, "worker 0".
-    """
-
-    name: str
-    command: tuple[str, ...]
-    env: Mapping[str, str]
+    name: str  # as in logs, for instance `worker-0`
+    command: tuple[str, ...]  # program and arguments
+    env: Mapping[str, str]  # variables set in addition to those of the launcher
+    # "script": the cluster is done when all of these are. "server": ends with the scripts, not before. "spare": a server
+    # that the scripts can lose; it is restarted alone.
     role: str = "script"
-    aliases: frozenset[str] = frozenset()
+    aliases: frozenset[str] = frozenset()  # its names in the errors of others: its address, "worker 0"
 
 
 def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
-    """The processes of one attempt, with fresh ports.
-
-    Args:
-        layout: the cluster.
-        script: the script and its arguments.
+    """The processes of one attempt, with fresh ports; `script` includes its arguments.
 
     Raises:
         ValueError: the machine has GPUs, but fewer than the layout needs.
     """
-    command = (sys.executable, "-u", *script)
     common = {
         "PYTHONUNBUFFERED": "1",
         environment.TIMEOUT: f"{layout.timeout:g}",
@@ -75,27 +57,22 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
     if layout.replicas_per_worker is not None:
         common[environment.REPLICAS_PER_WORKER] = str(layout.replicas_per_worker)
     workers, stages = layout.workers, layout.stages
-    no_gpu = {"CUDA_VISIBLE_DEVICES": ""}
     addresses = _addresses(workers + (1 + layout.parameter_servers if layout.parameter_servers else 0))
     cluster = {"worker": addresses[:workers]}
 
-    def task(
-        name: str,
-        kind: str,
-        index: int,
-        variables: Mapping[str, str],
-        role: str,
-        runs: tuple[str, ...] = _SERVER,
-        aliases: Sequence[str] = (),
-    ) -> Task:
+    def task(name: str, kind: str, index: int, variables: Mapping[str, str], role: str) -> Task:
+        runs_script = role == "script"
         env = {**common, **variables, "TF_CONFIG": _tf_config(cluster, kind, index)}
-        names = frozenset({cluster[kind][index], f"{kind} {index}", *aliases})
-        return Task(name, runs, env, role, names)
+        aliases = {cluster[kind][index], f"{kind} {index}"}
+        if runs_script and kind == "worker" and index == 0:
+            aliases.add(LEADER)
+        command = (sys.executable, "-u", *script) if runs_script else _SERVER
+        return Task(name, command, env, role, frozenset(aliases))
 
     if layout.parameter_servers:
         cluster |= {"chief": addresses[workers : workers + 1], "ps": addresses[workers + 1 :]}
-        places = _gpus_of_processes(layout, workers)
-        chief = task("chief", "chief", 0, no_gpu, "script", command)
+        no_gpu, places = {"CUDA_VISIBLE_DEVICES": ""}, _gpus_of_processes(layout, workers)
+        chief = task("chief", "chief", 0, no_gpu, "script")
         return [
             *(task(f"ps-{i}", "ps", i, no_gpu, "server") for i in range(layout.parameter_servers)),
             *(task(f"worker-{i}", "worker", i, place, "spare") for i, place in enumerate(places)),
@@ -104,8 +81,7 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
     places, tasks = _gpus_of_processes(layout, workers * stages), []
     for i in range(workers):
         own, *of_stages = places[i * stages : (i + 1) * stages]
-        aliases = [LEADER] if i == 0 else []
-        tasks += _with_stages(task(f"worker-{i}", "worker", i, own, "script", command, aliases), of_stages)
+        tasks += _with_stages(task(f"worker-{i}", "worker", i, own, "script"), of_stages)
     return tasks
 
 
@@ -137,11 +113,7 @@ def _tf_config(cluster: Mapping[str, Sequence[str]], kind: str, index: int) -> s
 
 
 def _gpus_of_processes(layout: Layout, processes: int) -> list[dict[str, str]]:
-    """The variables that make its GPUs visible to each computing process, worker after worker.
-
-    Raises:
-        ValueError: there are GPUs, but fewer than needed.
-    """
+    """The variables that make its GPUs visible to each computing process, worker after worker."""
     of_machine = gpus.read_gpus()
     names = gpus.visible(of_machine)
     if not names:

@@ -6,7 +6,7 @@ In every `run` of the strategy `keras.ops.take` and `tape.gradient` do the same.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -21,14 +21,9 @@ from .updates import colocated_with, on_parameter_servers, shards_of
 
 
 def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
-    """Entries of a table on parameter servers, gathered on the servers, so that only those are sent.
+    """Entries `[*indices.shape, ...]` of a table on parameter servers, gathered there, so that only those are sent.
 
-    Args:
-        variable: shape `(batch, ...)`.
-        indices: integer tensor of any shape; negative ones count from the end.
-
-    Returns:
-        `[*indices.shape, ...]`, or None where `variable` is not sharded like this.
+    `indices` are integers of any shape; negative ones count from the end. None where `variable` is not sharded like this.
     """
     value = raw_value(variable)
     if not on_parameter_servers() or (tf.executing_eagerly() and shards_of(variable) is None):
@@ -53,8 +48,7 @@ def gradient(
 ) -> list[Any]:
     """`tape.gradient(target, variables)`, with one gradient for each variable, sharded or not.
 
-    Returns:
-        One gradient for each variable: a tensor, `tf.IndexedSlices` of the whole variable, or None.
+    Each is a tensor, `tf.IndexedSlices` of the whole variable, or None.
     """
     parts = [shards_of(variable) for variable in variables]
     options = {"output_gradients": output_gradients, "unconnected_gradients": unconnected_gradients}
@@ -108,21 +102,28 @@ def created_colocated(variable: Any) -> Iterator[None]:
             yield
         return
 
-    def create(next_creator: Any, **kwargs: Any) -> Any:
-        initial: Any = kwargs["initial_value"]
-        made: Any = initial() if callable(initial) else initial
-        initial = tf.convert_to_tensor(made, kwargs.get("dtype"))
-        if initial.shape != value.shape:
-            return next_creator(**kwargs)
-        sizes = [rows_of(shard) for shard in shards]
+    def create(initial: tf.Tensor, next_creator: Any, kwargs: Any) -> Any:
         parts = []
-        for index, (shard, part) in enumerate(zip(shards, tf.split(initial, sizes))):
+        for index, (shard, part) in enumerate(zip(shards, tf.split(initial, list(map(rows_of, shards))))):
             own = {"initial_value": part, "shape": part.shape, "colocate_with": shard}
             parts.append(next_creator(**{**kwargs, **own, "name": f"{kwargs.get('name')}/part_{index}"}))
         return ShardedVariable(parts)
 
-    with tf.variable_creator_scope(create):
+    with creating(value.shape, create):
         yield
+
+
+def creating(
+    shape: Any, create: Callable[[tf.Tensor, Any, dict[str, Any]], Any]
+) -> contextlib.AbstractContextManager[Any]:
+    """Inside, variables of this shape are what `create(initial value, next creator, its arguments)` makes."""
+
+    def creator(next_creator: Any, **kwargs: Any) -> Any:
+        initial: Any = kwargs["initial_value"]
+        value = tf.convert_to_tensor(initial() if callable(initial) else initial, kwargs.get("dtype"))
+        return create(value, next_creator, kwargs) if value.shape == shape else next_creator(**kwargs)
+
+    return tf.variable_creator_scope(creator)
 
 
 def _take(original: Any) -> Any:

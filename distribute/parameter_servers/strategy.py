@@ -79,15 +79,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
 
 
 def check_cluster(jobs: Mapping[str, Any], task_type: str | None) -> None:
-    """Rejects a cluster that cannot train with parameter servers.
-
-    Args:
-        jobs: task type -> addresses.
-        task_type: of this process.
-
-    Raises:
-        ClusterError: (a ValueError) the cluster is not valid.
-    """
+    """Raises a ClusterError for a cluster (task type -> addresses) that cannot train with parameter servers."""
     for kind, word in (("worker", "worker"), ("ps", "parameter server")):
         if not jobs.get(kind):
             raise ClusterError(

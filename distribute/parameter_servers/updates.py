@@ -28,14 +28,10 @@ def update_on_servers(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Runs `fn(*args)`, which writes variables, while no other worker writes.
 
     The servers apply the writes of one step after another: otherwise a read-modify-write (a momentum, a moving average,
-    a loss scale) could lose the writes of another worker.
+    a loss scale) could lose the writes of another worker. So `fn` must be a pure function of the variables and of `args`.
 
     The lock is taken when all of `args` have arrived and released when the last operation of `fn` is done. A worker
     that dies while it holds the lock releases it, because the lock is a tensor of its step.
-
-    Args:
-        fn: creates the writes; a pure function of the variables and of `args`.
-        args: nest of tensors.
 
     Context: replica. Eager code runs on one worker at a time already and takes no lock.
     """

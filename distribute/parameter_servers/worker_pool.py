@@ -36,12 +36,7 @@ class ParameterServerError(RuntimeError):
 
 
 class WorkerPool:
-    """The workers of one `ParameterServerStrategy`.
-
-    Args:
-        strategy: a `tf.distribute.ParameterServerStrategy`.
-        timeout: float; seconds without an answer from any worker after which an error is raised.
-    """
+    """The workers of one `ParameterServerStrategy`; no answer from any for `timeout` seconds is an error."""
 
     def __init__(self, strategy: Any, timeout: float) -> None:
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -79,11 +74,10 @@ class WorkerPool:
             run: `run(worker, piece)` computes a piece on that worker and returns its result on the host. Called in the
                 worker's thread, and again on any worker if one was lost in the middle.
             forget: `forget(worker)`: the memory of the worker is lost.
-            max_staleness: int or None; how many steps a worker may be ahead of the slowest.
+            max_staleness: how many steps a worker may be ahead of the slowest.
 
-        Raises:
-            ParameterServerError: a server, or every worker, is lost.
-            Exception: the error of `run`, unless a lost worker was the cause.
+        A lost server, or the loss of every worker, is a `ParameterServerError`; an error of `run` is raised unless a lost
+        worker caused it.
         """
         phase = Phase(self, run, forget, max_staleness)
         for _ in range(self.num_workers):
@@ -136,11 +130,7 @@ class Phase:
             self._changed.notify_all()
 
     def get(self) -> tuple[Any, Any]:
-        """(piece, result) of the next finished piece; waits for it.
-
-        Raises:
-            ParameterServerError, Exception: as `WorkerPool.phase`.
-        """
+        """(piece, result) of the next finished piece; waits for it. Raises as `WorkerPool.phase`."""
         quiet_since = time.monotonic()
         next_probe = quiet_since + _QUIET
         while True:

@@ -17,20 +17,17 @@ def balance(
     memory_of: MemoryOf | None = None,
     memory_limit: float | None = None,
 ) -> list[int]:
-    """Splits a chain into consecutive stages, none empty, so that the largest cost of a stage is smallest.
+    """The number of blocks in each of consecutive stages, none empty, so that the largest cost of a stage is smallest.
 
     Among cuts with the same slowest stage it chooses the one with the least communication, then the most even one.
     Dynamic programming over (stages, blocks): K N^2 / 2 comparisons.
 
     Args:
-        costs: N numbers; the cost of each block, in any unit, not negative.
-        stages: int; K, 1 to N.
-        cut_costs: N - 1 numbers or None; the communication of a cut after block i, in any unit; None: 0 everywhere.
-        memory_of: callable or None; `memory_of(stage, start, stop)`: the memory of blocks start to stop - 1 as that stage.
-        memory_limit: number or None; the maximum memory of one stage, in the same unit.
-
-    Returns:
-        The number of blocks in each stage; K ints that sum to N.
+        costs: of each of the N blocks, in any unit, not negative.
+        stages: K, 1 to N.
+        cut_costs: N - 1 numbers; the communication of a cut after block i, in any unit; None: 0 everywhere.
+        memory_of: `memory_of(stage, start, stop)`: the memory of blocks start to stop - 1 as that stage.
+        memory_limit: the maximum memory of one stage, in the same unit.
 
     Raises:
         ValueError: if there are fewer blocks than stages, or no cut keeps every stage within `memory_limit`.
@@ -47,7 +44,8 @@ def balance(
         found = None
         for start in range(stage, stop) if stage else [0]:
             before = best(stage - 1, start) if stage else ((0.0, 0.0, 0.0), [])
-            if before is None or not _fits(memory_of, memory_limit, stage, start, stop):
+            needed = 0.0 if memory_of is None else memory_of(stage, start, stop)
+            if before is None or (memory_limit is not None and needed > memory_limit):
                 continue
             (slowest, sent, squares), sizes = before
             cost = sums[stop] - sums[start]
@@ -75,10 +73,6 @@ def _better(value: tuple[float, float, float], other: tuple[float, float, float]
         if not math.isclose(mine, theirs, rel_tol=1e-9):
             return mine < theirs
     return False
-
-
-def _fits(memory_of: MemoryOf | None, limit: float | None, stage: int, start: int, stop: int) -> bool:
-    return memory_of is None or limit is None or memory_of(stage, start, stop) <= limit
 
 
 def _too_little_memory(blocks: int, stages: int, memory_of: MemoryOf | None, limit: float | None) -> str:

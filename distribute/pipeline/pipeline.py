@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
 
+from ...compat.thread_value import ThreadValue
 from ..arguments import number, one_of, shown, truth, whole_number
 from ..hardware.devices import resolve_devices
 from . import remote
 from .schedule import SCHEDULES
 from .timeline import Timeline
 
-
-class _Scopes(threading.local):
-    """The pipelines whose scopes a thread is in, the innermost last."""
-
-    def __init__(self) -> None:
-        self.entered: list[Pipeline] = []
-
-
-_scopes = _Scopes()
+_current = ThreadValue()
 
 
 class PlannedModel(Protocol):
@@ -130,12 +122,8 @@ class Pipeline:
                 "The scope of a Pipeline must not be entered inside of a strategy's scope: "
                 "for data parallelism use Pipeline(..., replicas=R)."
             )
-        _scopes.entered.append(self)
-        try:
-            with tf.device("CPU:0"):
-                yield self
-        finally:
-            _scopes.entered.pop()
+        with _current.set_to(self), tf.device("CPU:0"):
+            yield self
 
     def plan(self, model: Any, batch_size: int | None = None) -> PlannedModel:
         """The model's plan, the same on every call: the first call splits it and moves its variables to their stages.
@@ -229,4 +217,4 @@ def _checked_partition(parts: Any, stages: int) -> str | Sequence[Any]:
 
 def current_pipeline() -> Pipeline | None:
     """The pipeline in whose scope this thread is, or None."""
-    return _scopes.entered[-1] if _scopes.entered else None
+    return _current.value

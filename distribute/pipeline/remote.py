@@ -69,7 +69,7 @@ def connect(addresses: Sequence[str] | None = None, timeout: float | None = None
         atexit.register(watch.stop)
         _join(watch, given)
         _watch = watch
-    return [_best_device(None)] + [_best_device(task) for task in range(1, len(given) + 1)]
+    return [_best_device(task) for task in range(len(given) + 1)]
 
 
 def _join(watch: ServerWatch, addresses: Sequence[str]) -> None:
@@ -98,13 +98,7 @@ def connect_if_launched(devices: Any) -> None:
 
 
 def raise_if_lost(cause: Exception, devices: Sequence[str], stages: int) -> None:
-    """Raises a `StageError` that names the stage and its address, if one is lost; otherwise returns.
-
-    Args:
-        cause: the raised error.
-        devices: the names of the devices of a pipeline's K stages, replica after replica.
-        stages: int; K.
-    """
+    """Raises a `StageError` that names the stage and its address, if one of `stages` stages is lost; otherwise returns."""
     if _watch is None or not isinstance(cause, tf.errors.OpError):
         return
     stages_of: dict[int, list[int]] = {}
@@ -159,11 +153,9 @@ def _wait_for(address: str, deadline: float, timeout: float) -> None:
         time.sleep(0.1)
 
 
-def _best_device(task: int | None) -> str:
+def _best_device(task: int) -> str:
+    """The GPU of a task, else its CPU; task 0 is this process."""
     specs = [tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices()]
-    if task is None:
-        mine = [spec for spec in specs if spec.job in (None, "localhost")]
-    else:
-        mine = [spec for spec in specs if spec.job == JOB and spec.task == task]
+    mine = [s for s in specs if (s.job == JOB and s.task == task if task else s.job in (None, _LOCAL))]
     best = sorted(mine, key=lambda spec: (spec.device_type != "GPU", spec.device_type != "CPU"))[0]
     return best.to_string()

@@ -15,21 +15,13 @@ Order = list[tuple[Kind, int]]  # the (kind, micro-batch) pairs of one stage, in
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One pass of one micro-batch through one stage.
+    """One pass of one micro-batch through one stage."""
 
-    Attributes:
-        stage: int; 0 to K - 1.
-        micro_batch: int; 0 to M - 1.
-        kind: "forward" or "backward".
-        start: float; when the stage begins the job: in passes in a schedule, in the unit of the costs in a simulation.
-        stop: float; when its result is ready on the stage (before it is sent).
-    """
-
-    stage: int
-    micro_batch: int
+    stage: int  # 0 to K - 1
+    micro_batch: int  # 0 to M - 1
     kind: Kind
-    start: float
-    stop: float
+    start: float  # when the stage begins the job: in passes in a schedule, in the unit of the costs in a simulation
+    stop: float  # when its result is ready on the stage (before it is sent)
 
 
 def gpipe(stages: int, micro_batches: int) -> list[Job]:

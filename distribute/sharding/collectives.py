@@ -1,6 +1,7 @@
 """Collectives of shards: reduce-scatter, which gives each replica its shard of a sum, and all-gather.
 
-They work on packs, so that one is sent while the next is computed. Each replica sends (N-1)/N of the bytes.
+They work on packs, so that one is sent while the next is computed. Each replica sends (N-1)/N of the bytes. Branches of a
+step may contain them with `if_all`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.graphs import graph_function
+from ...compat.tensorflow_graphs.guarded_writes import writes_only_where_here
 from ...compat.tensorflow_private.collectives import all_gather as gather_on
 from ...compat.tensorflow_private.collectives import all_to_all, launchers_of, per_replica
 from ..hardware.devices import computes_on_gpu
 from ..replicas import bytes_of_packs, num_replicas, replica_id
-from ..step_context import current_step
+from ..step_context import current_step, step_scope
 from ..workers.agreement import place_among_workers
 
 _compiled: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
@@ -25,31 +27,26 @@ _compiled: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDicti
 
 def reduce_scatter(
     tensors: Sequence[tf.Tensor],
-    before: Callable[[Sequence[tf.Tensor]], None] | None = None,
+    before: Callable[[Sequence[tf.Tensor]], None],
     after: Callable[[Sequence[tf.Tensor], tf.Tensor], None] | None = None,
 ) -> list[tf.Tensor]:
-    """This replica's shard of the sum over all replicas of each tensor; terms are added in the order of the replicas.
+    """This replica's flat shards of the sums over all replicas; terms are added in the order of the replicas.
 
-    Args:
-        tensors: of known shapes, the same on every replica.
-        before: called with the tensors of a pack before it is sent. None: nothing.
-        after: called with the same, and a tensor that is ready with their sum. None: nothing.
-
-    Returns:
-        The shards, in order; flat.
+    The tensors have known shapes, the same on every replica. `before` is called with those of a pack before it is sent,
+    `after` with the same and a tensor that is ready with their sum.
 
     Context: replica.
     """
     replicas = num_replicas()
     result: list[Any] = [None] * len(tensors)
     for pack in _packs(tensors)[::-1]:  # the gradients of the last layers are ready first
-        if before is not None:
-            before([tensors[i] for i in pack])
+        before([tensors[i] for i in pack])
         rows = tf.concat([as_shards(tensors[i], replicas) for i in pack], 1)
         total = _together(_OWN_SUM, rows)
         if after is not None:
             after([tensors[i] for i in pack], total)
-        for i, shard in zip(pack, tf.split(total, [_size(tensors[i], replicas) for i in pack])):
+        sizes = [shard_size(tensors[i].shape.num_elements() or 0, replicas) for i in pack]
+        for i, shard in zip(pack, tf.split(total, sizes)):
             result[i] = shard
     return result
 
@@ -192,10 +189,6 @@ def _packs(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
     return packs
 
 
-def _size(tensor: tf.Tensor, replicas: int) -> int:
-    return shard_size(tensor.shape.num_elements() or 0, replicas)
-
-
 def shard_size(numbers: int, replicas: int) -> int:
     """The elements of one shard: `ceil(elements / replicas)`."""
     return -(-numbers // replicas)
@@ -217,9 +210,7 @@ def as_shards(value: tf.Tensor, replicas: int) -> tf.Tensor:
 def own_shard(value: Any, shape: Sequence[int] | None = None) -> tf.Tensor:
     """This replica's shard of a tensor or of `tf.IndexedSlices` with unique rows: flat, of a static size.
 
-    Args:
-        value: of a known shape, if `shape` is not given.
-        shape: that of the variable, which its gradient shares; the static shape of `value` need not be known.
+    `shape` is that of the variable, needed where the static shape of `value` is not known.
 
     Context: replica.
     """
@@ -257,3 +248,38 @@ def _shard_of_slices(slices: tf.IndexedSlices, shape: Sequence[int]) -> tf.Tenso
     skipped = begin - first * width
     flat = tf.pad(tf.reshape(dense, [-1]), [[0, size]])
     return tf.ensure_shape(tf.slice(flat, [skipped], [size]), [size])
+
+
+def if_all(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> None:
+    """Runs `then` on every replica where `condition` is true, else `otherwise`; both write, and may contain collectives.
+
+    TensorFlow rejects a collective in a conditional of one replica. So the conditional is created once, in cross-replica
+    context, and the replicas run again in its branches, like the steps of a loop. The condition, a bool scalar, is the
+    same on every replica; each has its own functions, which may hold its tensors.
+
+    Context: replica.
+    """
+    step, guarded = current_step(), writes_only_where_here()
+
+    def run(branch: Callable[[], Any] | None) -> None:
+        if branch is not None:
+            with step_scope(step), guarded():  # it may run in another thread
+                branch()
+
+    def across(strategy: tf.distribute.Strategy, conditions: Any, branches: Any) -> None:
+        first = strategy.experimental_local_results(conditions)[0]
+
+        def branch(index: int) -> Callable[[], tf.Tensor]:
+            def on_replicas() -> tf.Tensor:
+                strategy.run(lambda of_replica: run(of_replica(index)), args=(branches,))
+                return tf.constant(True)
+
+            return on_replicas
+
+        tf.cond(first, branch(0), branch(1))
+
+    with tf.device("CPU:0"):  # the host must know it, and may know it already
+        known = tf.identity(condition)
+    tf.distribute.get_replica_context().merge_call(
+        across, args=(known, lambda index: (then, otherwise)[index])
+    )

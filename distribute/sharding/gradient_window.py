@@ -29,9 +29,6 @@ class Window:
     No cycle can arise. An operation that waits for a sum is needed only for a later pack: not for any earlier sum, on any
     replica of this process. Over several workers collectives run in one order everywhere, and an operation that a collective
     needs never waits for a later one.
-
-    Args:
-        graph: of the replicas.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -42,11 +39,7 @@ class Window:
         self._sent: dict[int, list[tuple[int, tf.Operation]]] = {}
 
     def before(self, tensors: Sequence[tf.Tensor]) -> None:
-        """Makes these gradients wait for the sum of earlier gradients, if there is one.
-
-        Args:
-            tensors: of the next pack.
-        """
+        """Makes these gradients, of the next pack, wait for the sum of earlier gradients, if there is one."""
         needed = self._newly_needed(tensor.op for tensor in tensors)
         sum_before = self._last_to_come()
         if sum_before is None:
@@ -61,12 +54,7 @@ class Window:
                 waiting.add(op.name)
 
     def after(self, tensors: Sequence[tf.Tensor], total: tf.Tensor) -> None:
-        """Records a sent pack; its sum is ready after the earlier ones, as over several workers in any case.
-
-        Args:
-            tensors: of the pack.
-            total: a tensor that is ready with their sum.
-        """
+        """Records a sent pack and a tensor that is ready with its sum, after earlier ones, as over several workers."""
         self._newly_needed([total.op])
         size = sum((tensor.shape.num_elements() or 0) * tensor.dtype.size for tensor in tensors)
         sent = self._sent.setdefault(local_replica_index(), [])

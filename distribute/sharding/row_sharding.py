@@ -6,7 +6,7 @@ The weight is on the stage's first device. The update rule runs for each shard, 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from ...compat.keras_private.variables import is_plain, put_inside, raw_value
 from ...compat.tensorflow_private.parameter_servers import ShardedVariable, save_as_whole_ones
+from ..parameter_servers.shards import creating
 
 _DEVICES = "state_devices"  # attribute of a Keras variable
 
@@ -38,24 +39,15 @@ def rows_per_shard(variable: Any) -> list[int]:
     return [rows // count + (part < rows % count) for part in range(count)]
 
 
-@contextlib.contextmanager
-def created_in_rows(reference: Any) -> Iterator[None]:
+def created_in_rows(reference: Any) -> contextlib.AbstractContextManager[Any]:
     """A variable of the shape of `reference`, created here eagerly, is sharded if that one's optimizer state is."""
-    devices = state_devices(reference)
-    if not devices:
-        yield
-        return
-    shape = tuple(reference.shape)
+    if not state_devices(reference):
+        return contextlib.nullcontext()
 
-    def create(next_creator: Any, **kwargs: Any) -> Any:
-        initial: Any = kwargs["initial_value"]
-        value = tf.convert_to_tensor(initial() if callable(initial) else initial, kwargs.get("dtype"))
-        if tuple(value.shape) != shape:
-            return next_creator(**kwargs)
+    def create(value: tf.Tensor, next_creator: Any, kwargs: Any) -> Any:
         return _in_rows(value, reference, kwargs.get("name") or "slot")
 
-    with tf.variable_creator_scope(create):
-        yield
+    return creating(tuple(reference.shape), create)
 
 
 def move_rows(slot: keras.Variable, reference: Any) -> None:

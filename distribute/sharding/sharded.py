@@ -23,7 +23,7 @@ from ...compat.patches import wrap
 from ...compat.thread_value import ThreadValue
 from ..arguments import one_of, shown
 from ..pipeline.pipeline import Pipeline
-from .sharded_value import ShardedValue, sharded_weight
+from .sharded_value import ShardedValue, is_shardable, sharded_weight
 
 LEVELS = ("optimizer", "gradients", "weights")
 SHARDABLE = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -104,10 +104,9 @@ def level_of(strategy: Any = None) -> str | None:
 
 
 def _check_nothing_exists(strategy: tf.distribute.Strategy, level: str) -> None:
-    """Rejects a level that is set after its variables exist: compiled steps depend on their form.
+    """Raises a ValueError for a level that is set after its variables exist: compiled steps depend on their form.
 
-    Raises:
-        ValueError: a live optimizer has unsharded state, or with "weights" a live variable is unsharded.
+    Those are the unsharded state of a live optimizer, and with "weights" a live unsharded variable.
     """
     if strategy.num_replicas_in_sync == 1:
         return
@@ -127,16 +126,13 @@ def _whole_under(strategy: tf.distribute.Strategy, owner: Any, level: str) -> It
     found: list[keras.Variable] = []
     if issubclass(kind, keras.optimizers.Optimizer) and vars(owner).get("built"):
         found = unsharded_state(owner)
-    elif level == "weights" and issubclass(kind, keras.Variable) and _is_shardable(owner):
-        found = [owner]
+    elif level == "weights" and issubclass(kind, keras.Variable):
+        found = [owner] if is_shardable(owner, owner.shape or ()) and not _is_sharded(owner) else []
     return (v for v in found if getattr(raw_value(v), "distribute_strategy", None) is strategy)
 
 
-def _is_shardable(variable: keras.Variable) -> bool:
-    """Whether the level "weights" shards a variable: vectors are excluded, as they have a small part of a layer's bytes."""
-    sharded = isinstance(raw_value(variable), ShardedValue)
-    floating = tf.as_dtype(variable.dtype).is_floating
-    return bool(variable.trainable) and floating and len(variable.shape or ()) >= 2 and not sharded
+def _is_sharded(variable: keras.Variable) -> bool:
+    return isinstance(raw_value(variable), ShardedValue)
 
 
 def unsharded_state(optimizer: Any) -> list[keras.Variable]:
@@ -146,7 +142,7 @@ def unsharded_state(optimizer: Any) -> list[keras.Variable]:
     return [
         v
         for v in own_variables(optimizer)
-        if tuple(v.shape) in shapes and id(v) not in others and not isinstance(raw_value(v), ShardedValue)
+        if tuple(v.shape) in shapes and id(v) not in others and not _is_sharded(v)
     ]
 
 

@@ -27,21 +27,14 @@ _stand_in = ThreadValue()  # a function of a `ShardedValue`
 
 
 class ShardedValue(VariableStandIn):
-    """The value of a `keras.Variable` that is sharded, with one shard on each replica.
+    """The value of a `keras.Variable` that is sharded, with one shard on each replica of a strategy.
 
     Reads and writes use the whole value: outside of replicas on all of them at once (over several workers every worker must
     read it), on a replica through an all-gather. Inside of `own_shards` it is this replica's shard, and `seen_through`
     replaces it with another stand-in.
 
-    Args:
-        strategy: whose replicas hold it.
-        shape: of the whole value.
-        dtype: of the elements.
-        name: of the variable.
-        fill: the initial value of all elements.
-
-    Attributes:
-        shards: the variables of the local replicas, flat, on their devices.
+    `shape` is that of the whole value, and `fill` the initial value of all elements. `shards` are the variables of the local
+    replicas, flat, on their devices.
 
     Context: eager.
     """
@@ -57,10 +50,6 @@ class ShardedValue(VariableStandIn):
         for device in strategy.extended.worker_devices:
             with tf.device(device):
                 self.shards.append(plain_variable(tf.fill([size], tf.cast(fill, self.dtype))))
-
-    def is_seen_through(self) -> bool:
-        """Whether this thread sees a stand-in for it."""
-        return _stand_in.value is not None
 
     def own(self) -> tf.Variable:
         """This replica's shard. Context: replica."""
@@ -125,7 +114,7 @@ class ShardedWeight(ShardedValue):
 
     def read_value(self) -> tf.Tensor:
         """The whole weight, or its stand-in here."""
-        if self.is_seen_through() or not (in_replica_context() and tf.distribute.has_strategy()):
+        if _stand_in.value is not None or not (in_replica_context() and tf.distribute.has_strategy()):
             value = super().read_value()
         else:
             value = transient_weight(self.own().read_value, self.shape.as_list())
@@ -140,12 +129,7 @@ class ShardedWeight(ShardedValue):
 
 
 class TensorInPlace(VariableStandIn):
-    """A tensor that stands for a variable: an assigned value is its value from then on.
-
-    Args:
-        key: the key by which an optimizer knows the variable.
-        tensor: its value.
-        name: of the variable.
+    """A tensor that stands for the variable that an optimizer knows by `key`: an assigned value is its value from then on.
 
     Context: replica; assignments in a branch or loop of the graph are not allowed.
     """
@@ -246,24 +230,26 @@ def shard_variable(variable: keras.Variable, strategy: tf.distribute.Strategy) -
     put_inside(variable, value)
 
 
+def is_shardable(variable: keras.Variable, shape: Sequence[Any]) -> bool:
+    """Whether the level "weights" shards a variable: trained, of rank two and more.
+
+    A vector has a small part of a layer's bytes, and gathering it would take as long.
+    """
+    return bool(variable.trainable) and tf.as_dtype(variable.dtype).is_floating and len(shape) >= 2
+
+
 def sharded_weight(
     strategy: tf.distribute.Strategy, variable: keras.Variable, value: Any
 ) -> ShardedWeight | None:
     """The value of a Keras variable that is being created under a strategy; None: as without sharding.
 
-    Weights of rank two and more are sharded. A vector has a small part of a layer's bytes, and gathering it would take as
-    long.
-
-    Args:
-        strategy: whose weights are sharded.
-        variable: has a shape if `value` is called.
-        value: the initial value: an array, a tensor, or a function that makes it. Over several workers the chief's counts.
+    `value` is an array, a tensor, or a function that makes one of the variable's shape. Over several workers the
+    chief's counts.
 
     Context: eager, on every worker.
     """
     shape = tuple(variable.shape) if callable(value) else tuple(np.shape(value))
-    trained = variable.trainable and tf.as_dtype(variable.dtype).is_floating
-    if len(shape) < 2 or not trained or isinstance(value, tf.Variable) or not tf.executing_eagerly():
+    if not is_shardable(variable, shape) or isinstance(value, tf.Variable) or not tf.executing_eagerly():
         return None
     weight = ShardedWeight(strategy, shape, variable.dtype, variable.name)
     first: Any = tf.cast(value() if callable(value) else value, weight.dtype)

@@ -26,13 +26,9 @@ KEPT = ("Const", "ReadVariableOp")  # operations without memory for their result
 
 @dataclasses.dataclass(eq=False)
 class _Gather:
-    """One all-gather of a weight.
+    """One all-gather of a weight: from this replica's shard at the time of the read to the tensor that the step reads.
 
-    Attributes:
-        shard: this replica's shard at the time of the read.
-        shape: of the whole weight.
-        whole: the tensor that the step reads.
-        awaited: the dependencies that it waits for.
+    `shape` is that of the whole weight, and `awaited` are the dependencies that the gather waits for.
     """
 
     shard: tf.Tensor
@@ -42,17 +38,13 @@ class _Gather:
 
 
 def transient_weight(shard: Callable[[], tf.Tensor], shape: Sequence[int]) -> tf.Tensor:
-    """The whole weight, gathered just before its first use in the step.
+    """The whole weight of this shape, gathered from what `shard()` reads just before its first use in the step.
 
     A tensor in a graph lives until its last use, so the backward pass reads a second tensor, gathered then: the graph
     is changed after the gradient was taken. Each gather waits for the first use of the previous weight: at most two
     have their full size.
 
     In a function, branch or loop that the replica's code traces, it is gathered before that begins.
-
-    Args:
-        shard: reads this replica's shard.
-        shape: of the whole weight.
 
     Context: replica.
     """
@@ -89,11 +81,9 @@ def held_by(graph: Any, name: str, make: Callable[[Any], Any]) -> Any:
 
 
 class _Weights:
-    """The weights that one replica has gathered in a graph, and tensors that depend on weights alone, such as casts.
+    """The weights that one replica has gathered in a graph, in the order of the reads; in eager mode (`graph` None) none.
 
-    Attributes:
-        graph: None: there are none, in eager mode.
-        gathers: in the order of the reads.
+    It also knows tensors that depend on weights alone, such as casts.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -199,8 +189,7 @@ class BackwardPass:
     def gather_until(self, tensors: Sequence[tf.Tensor] | None = None) -> None:
         """Gathers, in the order of the backward pass, the weights used until the last of `tensors` is ready, and one more.
 
-        Args:
-            tensors: of the backward pass, or computed from it. None: all remaining weights are gathered.
+        They are of the backward pass, or computed from it. None: all remaining weights are gathered.
         """
         if not self._reads:
             return

@@ -20,11 +20,7 @@ _LATE = 0.01
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """The host, without the brackets of IPv6, and the port of "host:port".
-
-    Raises:
-        ValueError: it does not have that form.
-    """
+    """The host, without the brackets of IPv6, and the port of "host:port"; a ValueError for any other form."""
     host, _, port = address.rpartition(":")
     if not host or "@" in host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"an address must be 'host:port' with a port from 1 to 65535. Received: {address!r}")
@@ -37,11 +33,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def connect(address: str, seconds: float) -> socket.socket:
-    """A connection to an address; `seconds` is also the timeout of every later operation on it.
-
-    Raises:
-        OSError: no process listens there.
-    """
+    """A connection to an address, else an OSError; `seconds` is also the timeout of every later operation on it."""
     return socket.create_connection(split_address(address), seconds)
 
 
@@ -60,14 +52,9 @@ def first_words(address: str, seconds: float) -> bytes:
 
 
 def read_line(connection: socket.socket, until: float) -> bytes:
-    """The peer's data, up to the end of a line or the greeting of gRPC.
+    """The peer's data, up to the end of a line or the greeting of gRPC; a TimeoutError if it sends nothing in time.
 
-    Args:
-        connection: to the peer.
-        until: `time.monotonic()`; data that has arrived is read even later, because this process may be late itself.
-
-    Raises:
-        TimeoutError: the peer sends nothing in time.
+    Data that has arrived is read even after `until`, a time of `time.monotonic()`, because this process may be late itself.
     """
     data, left = b"", 1.0
     while left > 0 and not data.endswith(b"\n") and not is_grpc(data) and len(data) < _LONGEST_LINE:

@@ -24,7 +24,7 @@ _sums: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDicti
 
 def spans_workers(strategy: tf.distribute.Strategy | None = None) -> bool:
     """Whether the replicas of `strategy` (None: the current one) live in several processes that train synchronously."""
-    return place_among_workers(tf.distribute.get_strategy() if strategy is None else strategy)[1] > 1
+    return place_among_workers(strategy)[1] > 1
 
 
 def first_local_replica(strategy: tf.distribute.Strategy) -> int:
@@ -35,20 +35,17 @@ def first_local_replica(strategy: tf.distribute.Strategy) -> int:
 
 
 def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[list[float]]:
-    """The values of each worker, in the order of the workers; every worker gets all of them.
+    """The float64 values of each worker, in the order of the workers; every worker gets all of them.
 
-    It costs one small all-reduce; with one worker nothing. All workers must call it, at the same point of the program.
-
-    Args:
-        values: float64 numbers; the same count on every worker.
-        strategy: whose workers. None: the current strategy's.
+    It costs one small all-reduce; with one worker nothing. All workers must call it, at the same point of the program,
+    with the same count of values.
 
     Context: host, cross-replica.
     """
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
-    if not spans_workers(strategy):
-        return [[float(value) for value in values]]
     me, workers = place_among_workers(strategy)
+    if workers == 1:
+        return [[float(value) for value in values]]
     rows = np.zeros((workers, len(values)))
     rows[me] = values
     return _sum(strategy, rows).tolist()
@@ -63,15 +60,11 @@ def gather_bytes(payload: bytes, strategy: tf.distribute.Strategy, only_chief: b
     """The payload of each worker, in the order of the workers. All workers must call it.
 
     The workers send one after the other, a few megabytes at a time, so that memory is needed only for the kept payloads.
-
-    Args:
-        payload: any number of bytes, different on each worker.
-        strategy: whose workers.
-        only_chief: whether only the chief keeps the payloads of the others, and they get nothing.
+    With `only_chief` the chief alone keeps those of the others, and they get nothing.
     """
-    if not spans_workers(strategy):
-        return [payload]
     me, workers = place_among_workers(strategy)
+    if workers == 1:
+        return [payload]
     sizes = [int(row[0]) for row in exchange([float(len(payload))], strategy)]
     result = []
     for worker in range(workers):
@@ -113,10 +106,9 @@ def check_same_everywhere(
         ValueError: a value differs; the message names the workers, the value on each and the fix.
         TimeoutError: a worker did not reach this point in time.
     """
-    strategy = tf.distribute.get_strategy() if strategy is None else strategy
-    if not spans_workers(strategy):
-        return
     me, workers = place_among_workers(strategy)
+    if workers == 1:
+        return
     place, timeout = next(_numbers), peer_timeout()
     mine = json.loads(json.dumps(dict(values), default=repr))
     set_value(f"unisono/same/{place}/{me}", json.dumps({"what": what, "values": mine}))
@@ -134,15 +126,9 @@ def check_same_everywhere(
 
 
 def check_same_variable(strategy: tf.distribute.Strategy, name: str, kind: str) -> None:
-    """Rejects a variable that differs between workers: its initial value could not be the chief's.
+    """Rejects a variable whose `kind`, dtype and shape, differs between workers: its initial value could not be the chief's.
 
-    Args:
-        strategy: whose workers.
-        name: of the variable; it may differ, as Keras numbers layers.
-        kind: dtype and shape.
-
-    Raises:
-        ValueError, TimeoutError: as `check_same_everywhere`.
+    Names may differ, as Keras numbers layers. Raises as `check_same_everywhere`.
     """
     number = _created[strategy] = _created.get(strategy, 0) + 1
     try:
@@ -168,8 +154,9 @@ def _compare(what: str, me: int, mine: dict[str, Any], other: int, theirs: dict[
             )
 
 
-def place_among_workers(strategy: Any) -> tuple[int, int]:
-    """This worker's number, and how many train together; (0, 1) for a strategy within one process."""
+def place_among_workers(strategy: Any = None) -> tuple[int, int]:
+    """This worker's number, and how many train together; (0, 1) for a strategy (None: the current) of one process."""
+    strategy = tf.distribute.get_strategy() if strategy is None else strategy
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return 0, 1
     cluster = cluster_of(strategy.cluster_resolver)

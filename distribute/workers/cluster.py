@@ -29,17 +29,11 @@ class ClusterError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """All processes that train together, and the position of this process among them.
+    """All processes that train together, and the position of this process among them."""
 
-    Attributes:
-        jobs: task type -> addresses "host:port" in the order of the task indices.
-        task_type: "chief", "worker", "ps", "evaluator" or "stage".
-        task_index: int; counted from 0 within the task type.
-    """
-
-    jobs: Mapping[str, tuple[str, ...]]
-    task_type: str
-    task_index: int
+    jobs: Mapping[str, tuple[str, ...]]  # task type -> addresses "host:port" in the order of the task indices
+    task_type: str  # "chief", "worker", "ps", "evaluator" or "stage"
+    task_index: int  # counted from 0 within the task type
 
     @property
     def address(self) -> str:
@@ -92,14 +86,7 @@ def cluster_of(resolver: Any) -> Cluster | None:
 
 
 def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
-    """The cluster that the environment describes, TF_CONFIG first, then Slurm; None where it describes none.
-
-    Args:
-        environ: variables to read; None: those of this process. Slurm's are always those of this process.
-
-    Raises:
-        ClusterError: the description is invalid.
-    """
+    """The cluster that the environment describes, TF_CONFIG first, then Slurm; None where it describes none."""
     environ = os.environ if environ is None else environ
     task = launched_task(environ)
     if task is not None and task.of_job_step:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -36,7 +37,11 @@ _joined = False
 
 def install() -> None:
     """Guards every MultiWorkerMirroredStrategy that is created from now on; a second call does nothing."""
-    records.start(os.environ.get(RECORDS), _task())
+    task = ""  # without a cluster
+    with contextlib.suppress(ClusterError):  # creating a strategy raises the error
+        if (cluster := read_tf_config(os.environ)) is not None:
+            task = f"{cluster.task_type} {cluster.task_index}"
+    records.start(os.environ.get(RECORDS), task)
     guard_multi_worker_strategies(
         lambda: read_tf_config(os.environ),
         _join,
@@ -44,15 +49,6 @@ def install() -> None:
         peer_monitor.monitored_collective,
         check_same_variable,
     )
-
-
-def _task() -> str:
-    """The task of this process in the cluster of TF_CONFIG, for its record; "" without a cluster, or with a wrong one."""
-    try:
-        cluster = read_tf_config(os.environ)
-    except ClusterError:
-        return ""  # creating a strategy raises the error
-    return "" if cluster is None else f"{cluster.task_type} {cluster.task_index}"
 
 
 def _join(resolver: Any, start: Callable[[], None]) -> None:

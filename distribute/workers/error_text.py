@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 _JOB = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
 _NAME = re.compile(r"worker \d+")
@@ -39,13 +39,12 @@ _SOMEBODY = re.compile(
 )
 
 
-class Blame(NamedTuple):
-    """The processes that a text blames.
+@dataclasses.dataclass(frozen=True)
+class Blame:
+    """The names of the processes that a text blames.
 
-    Attributes:
-        lost: names of those with whom contact was lost: "worker 1", "ps 0", an address, or "leader" (the process that runs
-            TensorFlow's coordination service: the chief).
-        reported_by: names of those from which the error came.
+    `lost`: contact with them was lost: "worker 1", "ps 0", an address, or "leader" (the process that runs TensorFlow's
+    coordination service: the chief). `reported_by`: the error came from them.
     """
 
     lost: tuple[str, ...] = ()
@@ -58,24 +57,22 @@ def blame_in(text: str) -> Blame | None:
     >>> blame_in("lost contact with worker 2: worker 0 has waited 11 s").lost
     ('worker 2',)
     """
-    lost = [name for pattern in _LOST for each in pattern.findall(text) for name in _names_in(each)]
-    reported_by = [
-        name for pattern in _REPORTED_BY for each in pattern.findall(text) for name in _names_in(each)
-    ]
+    lost, reported_by = _named_by(_LOST, text), _named_by(_REPORTED_BY, text)
     if not lost and not reported_by:  # TensorFlow itself names the peer of a connection
-        remote = [name for each in _REMOTE.findall(text) for name in _names_in(each)]
+        remote = _named_by((_REMOTE,), text)
         if _GONE.search(text):
-            lost = remote or ([LEADER] if _LEADER_RPC.search(text) else [])
+            lost = remote or ((LEADER,) if _LEADER_RPC.search(text) else ())
         else:
             reported_by = remote
-    if not lost and not reported_by and not _SOMEBODY.search(text):
-        return None
-    return Blame(tuple(dict.fromkeys(lost)), tuple(dict.fromkeys(reported_by)))
+    return Blame(lost, reported_by) if lost or reported_by or _SOMEBODY.search(text) else None
 
 
-def _names_in(text: str) -> list[str]:
-    """The tasks that a text names, as "worker 1" or "/job:worker/replica:0/task:1"; else the text, which is an address."""
-    return _NAME.findall(text) or [f"{job} {number}" for job, number in _JOB.findall(text)] or [text]
+def _named_by(patterns: Iterable[re.Pattern[str]], text: str) -> tuple[str, ...]:
+    """The tasks that the matches name, as "worker 1" or "/job:worker/replica:0/task:1"; else a match is an address."""
+    names = []
+    for match in (each for pattern in patterns for each in pattern.findall(text)):
+        names += _NAME.findall(match) or [f"{job} {number}" for job, number in _JOB.findall(match)] or [match]
+    return tuple(dict.fromkeys(names))
 
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/")

@@ -19,8 +19,7 @@ from ...compat.tensorflow_private.clusters import (
 )
 from .cluster import Cluster
 from .error_text import essence
-from .fatal_errors import at_fatal_error
-from .records import at_collective, short
+from .records import at_collective, at_fatal_error, short
 from .ticker import Ticker
 
 _SLOWER = 10.0
@@ -32,12 +31,9 @@ _monitor: PeerMonitor | None = None
 class PeerMonitor:
     """Owns a thread that publishes this worker's count and, when this worker waits too long, reads the others' counts.
 
-    TensorFlow's heartbeat detects a peer that dies or is stopped, but one that sleeps in Python still sends it. So
-    every worker publishes how many monitored collectives (compiled calls, agreements) it has reached.
-
-    Args:
-        cluster: its workers take part in the collectives.
-        timeout: float; seconds of waiting after which a peer that has not reached the same collective is an error.
+    TensorFlow's heartbeat detects a peer that dies or is stopped, but one that sleeps in Python still sends it. So every
+    worker publishes how many monitored collectives (compiled calls, agreements) it has reached. After `timeout` seconds of
+    waiting, a peer that has not reached the same collective is an error.
     """
 
     def __init__(self, cluster: Cluster, timeout: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import inspect
 import json
 import os
 import socket
@@ -22,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from .error_text import Blame, blame_in, essence, is_own_file
-from .fatal_errors import at_fatal_error
 from .ticker import Ticker
 
 _PAUSE = 1.0
@@ -33,53 +33,32 @@ _MOST_CAUSES = 20
 
 @dataclasses.dataclass(frozen=True)
 class ErrorRecord:
-    """An error that ended a process's program.
+    """An error that ended a process's program."""
 
-    Attributes:
-        kind: name of its class.
-        text: its message; a long one without its middle.
-        place: the innermost line of the user's code, "" where there is none.
-        time: float; `time.time()`.
-        consequence: whether it reports another process that was lost or failed.
-        lost: names of the processes that it reports as lost, see `Blame`.
-        reported_by: names of the processes from which it reports that the error came.
-    """
-
-    kind: str
-    text: str
-    place: str
-    time: float
-    consequence: bool = False
-    lost: tuple[str, ...] = ()
-    reported_by: tuple[str, ...] = ()
+    kind: str  # name of its class
+    text: str  # its message; a long one without its middle
+    place: str  # the innermost line of the user's code, "" where there is none
+    time: float  # `time.time()`
+    blame: Blame | None = (
+        None  # where it is a consequence: it reports other processes that were lost or failed
+    )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Record:
-    """The last record of a process.
+    """The last record of a process. Times are those of `time.time()`."""
 
-    Attributes:
-        task: "worker 1", "ps 0", ...; "" without a cluster.
-        pid: int.
-        alive: float; `time.time()` of this record; a live process writes one every second.
-        position: the position in training, for instance "epoch 2, step 17"; "" before the first `fit`.
-        collectives: int; the number of monitored collectives that it has reached.
-        since: float; `time.time()` when it last reached or left one of them.
-        place: the line of user code in which its main thread is; "" where that is not known.
-        error: the error that ended its program, or None.
-    """
-
-    task: str
+    task: str  # "worker 1", "ps 0", ...; "" without a cluster
     pid: int
-    alive: float
-    position: str = ""
-    collectives: int = 0
-    since: float = 0.0
-    place: str = ""
-    error: ErrorRecord | None = None
+    alive: float  # when it was written; a live process writes one every second
+    position: str = ""  # in training, for instance "epoch 2, step 17"; "" before the first `fit`
+    collectives: int = 0  # the number of monitored collectives that it has reached
+    since: float = 0.0  # when it last reached or left one of them
+    place: str = ""  # the line of user code in which its main thread is; "" where that is not known
+    error: ErrorRecord | None = None  # that ended its program
 
 
-_ANY = Record("", 0, 0.0, error=ErrorRecord("", "", "", 0.0))
+_ANY = Record("", 0, 0.0, error=ErrorRecord("", "", "", 0.0, Blame()))
 
 
 def short(text: str, most: int = _MOST_TEXT) -> str:
@@ -97,11 +76,7 @@ def path_of(folder: Path, pid: int) -> Path:
 
 
 def write(folder: Path, record: Record) -> None:
-    """Replaces the record of this process.
-
-    Raises:
-        OSError: the file system does not allow it.
-    """
+    """Replaces the record of this process; an OSError where the file system does not allow it."""
     path = path_of(folder, record.pid)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(_bounded(dataclasses.asdict(record))), "utf-8")
@@ -138,7 +113,7 @@ def _like(example: Any, given: Any) -> Any:
             value = _like(like, value)
         elif isinstance(value, list) and all(isinstance(each, str) for each in value):
             value = tuple(value)
-        wrong = type(value) is not type(like) and not (name == "error" and value is None)
+        wrong = type(value) is not type(like) and not (name in ("error", "blame") and value is None)
         if wrong or (isinstance(value, float) and not isfinite(value)):
             raise TypeError(name)
         found[name] = value
@@ -150,26 +125,19 @@ class Recorder:
 
     def __init__(self) -> None:
         self._folder: Path | None = None
-        self._task = ""
+        self._record = Record("", 0, 0.0, since=time.time())
         self._lock = threading.Lock()
-        self._error: ErrorRecord | None = None
-        self._collectives, self._since = 0, time.time()
         self._position: Callable[[], str] = str
         self._ticker = Ticker("record", self.update, lambda: _PAUSE)
 
     def start(self, folder: str | None, task: str) -> None:
-        """Keeps a record from now on, in the folder of UNISONO_RECORDS; without a folder, none.
-
-        Args:
-            folder: value of the variable.
-            task: "worker 1", "ps 0", ...
-        """
+        """Keeps the record of a task ("worker 1", "ps 0") in the folder of UNISONO_RECORDS; without a folder, none."""
         if not folder or self._folder is not None:
             return
         from ..storage import local_path  # imports NumPy, which `--help` need not wait for
 
         path: Path = local_path("UNISONO_RECORDS", folder)
-        self._folder, self._task = path, task
+        self._folder, self._record.task = path, task
         with contextlib.suppress(OSError):
             path.mkdir(parents=True, exist_ok=True)
         self.update()
@@ -179,7 +147,7 @@ class Recorder:
 
     def at_collective(self, count: int) -> None:
         """Records that this process has reached its monitored collective `count`, or has left it."""
-        self._collectives, self._since = count, time.time()
+        self._record.collectives, self._record.since = count, time.time()
 
     @contextlib.contextmanager
     def reporting_position(self, position: Callable[[], str]) -> Iterator[None]:
@@ -195,33 +163,25 @@ class Recorder:
         """Writes the current record; always True, so that the ticker continues."""
         if self._folder is None:
             return True
+        record = self._record
         with self._lock, contextlib.suppress(OSError):  # a full disk must not end training
-            write(
-                self._folder,
-                Record(
-                    task=self._task,
-                    pid=os.getpid(),
-                    alive=time.time(),
-                    position=self._position(),
-                    collectives=self._collectives,
-                    since=self._since,
-                    place=_place_of_main_thread(),
-                    error=self._error,
-                ),
-            )
+            record.pid, record.alive = os.getpid(), time.time()
+            record.position, record.place = self._position(), _place_of_main_thread()
+            write(self._folder, record)
         return True
 
     def _failed(self, error: BaseException) -> None:
-        if self._error is None:
-            self._error = error_record(error)
+        if self._record.error is None:
+            self._record.error = error_record(error)
         self.update()
 
     def _end(self) -> None:
         self._ticker.stop(_PAUSE)
         error = getattr(sys, "last_value", None)  # where other code has replaced our hook
-        if self._error is None and isinstance(error, Exception):
-            self._error = error_record(error)
-        self.update()
+        if isinstance(error, Exception):
+            self._failed(error)
+        else:
+            self.update()
 
 
 _recorder = Recorder()
@@ -242,15 +202,35 @@ def error_record(error: BaseException) -> ErrorRecord:
             texts.append("")
         cause = cause.__cause__ or cause.__context__
     found = [each for each in map(blame_in, texts) if each is not None]
-    blame = next((each for each in found if each.lost), found[0] if found else None)
     return ErrorRecord(
         type(error).__qualname__,
         short(essence(texts[0])),
         _innermost(reversed(list(traceback.walk_tb(error.__traceback__)))),
         time.time(),
-        blame is not None,
-        *(blame or Blame()),
+        next((each for each in found if each.lost), found[0] if found else None),
     )
+
+
+def at_fatal_error(act: Callable[[BaseException], None]) -> None:
+    """Calls `act` with the error that ends the program, after it was printed."""
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        try:
+            previous(kind, error, trace)
+        finally:
+            if _ends_program(error):
+                with contextlib.suppress(Exception):
+                    act(error)
+
+    sys.excepthook = hook
+
+
+def _ends_program(error: BaseException) -> bool:
+    """Whether `sys.excepthook` is called because this error ends the program, not by code that continues afterwards."""
+    raised = {frame for frame, _ in traceback.walk_tb(error.__traceback__)}
+    called_by = {frame for frame, _ in traceback.walk_stack(inspect.currentframe())}
+    return raised.isdisjoint(called_by) and threading.current_thread() is threading.main_thread()
 
 
 def _place_of_main_thread() -> str:

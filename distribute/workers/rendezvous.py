@@ -49,10 +49,7 @@ class _Identity:
 def rendezvous(cluster: Cluster, timeout: float, program: str = "") -> None:
     """Waits until every worker of the cluster is present, at most `timeout` seconds in all.
 
-    Args:
-        cluster: this process must be one of its workers.
-        timeout: float; seconds.
-        program: digest of the program that every worker must run, a string without spaces; "" is not compared.
+    `program` is a digest of the program that every worker must run; "" is not compared.
 
     Raises:
         ClusterError: this worker's port is taken, or a peer has another description of the cluster or another program,

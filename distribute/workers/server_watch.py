@@ -20,14 +20,10 @@ def answers(address: str, seconds: float = _ANSWER) -> bool:
 
 
 class ServerWatch:
-    """Owns the threads that connect to the servers. Context: host.
+    """Owns the threads that connect to the servers, which are "host:port" by number. Context: host.
 
-    A live server answers a connection at once, even under load. After a timeout, the connections to a silent one are
+    A live server answers a connection at once, even under load. After `timeout` seconds, the connections to a silent one are
     ended, which TensorFlow treats as the death of that process: everything that waits for it fails.
-
-    Args:
-        addresses: "host:port" of each server, by its number.
-        timeout: float; seconds without an answer after which a server is lost.
     """
 
     def __init__(self, addresses: Mapping[int, str], timeout: float) -> None:

@@ -7,13 +7,7 @@ from collections.abc import Callable
 
 
 class Ticker:
-    """Owns a thread that calls `tick()` after every pause, until that returns False or `stop` is called.
-
-    Args:
-        name: of the thread.
-        tick: () -> bool; whether there is anything left to watch.
-        pause: () -> float; seconds before the next tick.
-    """
+    """Owns a thread that calls `tick()` every `pause()` seconds, until that returns False or `stop` is called."""
 
     def __init__(self, name: str, tick: Callable[[], bool], pause: Callable[[], float]) -> None:
         self._tick, self._pause = tick, pause

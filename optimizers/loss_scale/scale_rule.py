@@ -75,13 +75,7 @@ def next_state(state: ScaleState, finite: Any, rule: ScaleRule) -> ScaleState:
 def make_rule(
     initial_scale: Any, growth_steps: Any, min_scale: Any = None, max_scale: Any = None
 ) -> tuple[float, ScaleRule]:
-    """`(initial_scale, rule)`, checked; the arguments are those of `LossScaleOptimizer`.
-
-    Raises:
-        ValueError: a scale is not positive and finite, `growth_steps` is not a whole number of at least 1, or not
-            `min_scale <= initial_scale <= max_scale`.
-        TypeError: a scale is not a number.
-    """
+    """`(initial_scale, rule)`, checked; the arguments are those of `LossScaleOptimizer`, and so are the errors."""
     initial = positive_scale("initial_scale", initial_scale)
     low = min(FLOOR, initial) if min_scale is None else positive_scale("min_scale", min_scale)
     high = max(CEILING, initial) if max_scale is None else positive_scale("max_scale", max_scale)

@@ -51,15 +51,10 @@ def accumulate(
     """Carries the aggregated gradients of this call; at every k-th call runs `update` on their weighted mean.
 
     With the total sample weights W_i, the gradient of the k batches together is g = sum_i W_i g_i / sum_i W_i. Both
-    sums are carried; the division happens once, at the update.
+    sums are carried; the division happens once, at the update. `weight_total` is the W of this call.
 
-    Args:
-        optimizer: with `gradient_accumulation_steps`.
-        pairs: of this call.
-        weight_total: scalar; W of this call.
-        update: stages 4 and 5; takes the pairs of the means.
-        branch: a conditional, as `if_true`.
-        copy_of: gives what this replica holds of an accumulator: all of it, or a shard as the gradients are.
+    `update`, stages 4 and 5, takes the pairs of the means. `branch` is a conditional, as `if_true`. `copy_of` gives what
+    this replica holds of an accumulator: all of it, or a shard as the gradients are.
 
     Context: inside of `once_per_copy`.
     """
@@ -105,13 +100,10 @@ def accumulate(
 class CallsOnHost:
     """Counts the calls since the last update on the host too, so that it need not ask a GPU whether an update is due.
 
-    It counts while a loop runs whose steps call the optimizer once each. The device's count is read when the loop begins. A
-    call that a loss scale skips counts as well: its update stays due at the k-th call. A call that anything else skips does
-    not; see `only_counted_on_device`. Owns a variable for each count.
-
-    Args:
-        optimizer: of the model; None, or one with user code, which may call or not: nothing is counted.
-        once: whether each step calls it once; if not, nothing is counted either.
+    It counts while a loop runs whose steps call the optimizer once each (`once`). The device's count is read when the loop
+    begins. A call that a loss scale skips counts as well: its update stays due at the k-th call. A call that anything else
+    skips does not; see `only_counted_on_device`. Of an optimizer with user code, which may call or not, nothing is
+    counted.
     """
 
     def __init__(self, optimizer: Any, once: bool) -> None:

@@ -38,14 +38,10 @@ def aggregate_alone(
     scale: Any = None,
     widen: Any = None,
 ) -> Pairs:
-    """Stages 1 and 2 of `optimizer`; see `Optimizer.aggregate_gradients`.
+    """Stages 1 and 2; see `Optimizer.aggregate_gradients`.
 
-    Args:
-        optimizer: which is called, and remembers it.
-        grads_and_vars: this replica's pairs.
-        inner: the optimizer whose stages run; None: `optimizer`.
-        scale: as for `run_stages`.
-        widen: None or a function of a gradient, called on each first.
+    `optimizer`, which is called, remembers it; the stages are those of `inner`, if given. `widen` is called on each gradient
+    first. `scale` is as for `run_stages`.
 
     Context: replica.
     """
@@ -78,8 +74,7 @@ def aggregate_alone(
 def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tuple[Pairs, CallOptions]:
     """The pairs and the options of a call of `apply_gradients`, given what `aggregate_gradients` did before.
 
-    Raises:
-        ValueError: aggregated gradients would be summed, or unscaled, twice.
+    A ValueError if aggregated gradients would be summed, or unscaled, twice.
     """
     if not in_replica_context():  # nothing is aggregated there
         return pairs, options

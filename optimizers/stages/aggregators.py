@@ -16,7 +16,7 @@ import tensorflow as tf
 from ...compat.keras_private.optimizers import overwritten_by_gradient
 from ...compat.tensorflow_graphs.equal_operations import made_once
 from ...distribute.arguments import one_of, truth, whole_number
-from ...distribute.replicas import all_reduce_sum, num_replicas, replica_id
+from ...distribute.replicas import all_reduce_sum, in_packs, num_replicas, replica_id
 from ...distribute.step_context import current_step
 from ..checks import as_pairs, same_variables
 from .call_options import CallOptions
@@ -113,24 +113,11 @@ def all_reduce_sum_pairs(grads_and_vars: Iterable[tuple[Any, Any]], pack_below: 
 def reduce_packed(gradients: Sequence[Any], pack_below: int) -> list[Any]:
     """Sums over replicas; small dense gradients share one collective for each dtype. Context: replica."""
     groups: dict[Any, list[int]] = {}
-    alone: list[int] = []
     for index, gradient in enumerate(gradients):
         size = None if is_sparse(gradient) else gradient.shape.num_elements()
-        packs = size is not None and size < pack_below
-        (groups.setdefault(gradient.dtype, []) if packs else alone).append(index)
-    for dtype in [d for d, group in groups.items() if len(group) == 1]:
-        alone += groups.pop(dtype)
-    parcels = [tf.concat([tf.reshape(gradients[i], [-1]) for i in group], 0) for group in groups.values()]
-    parcels += [gradients[i] for i in alone]
-    totals = sums(parcels)
-    result: list[Any] = [None] * len(gradients)
-    for group, total in zip(groups.values(), totals):
-        sizes = [gradients[i].shape.num_elements() for i in group]
-        for i, part in zip(group, tf.split(total, sizes)):
-            result[i] = tf.reshape(part, gradients[i].shape)
-    for i, total in zip(alone, totals[len(groups) :]):
-        result[i] = total
-    return result
+        if size is not None and size < pack_below:
+            groups.setdefault(gradient.dtype, []).append(index)
+    return in_packs(gradients, [group for group in groups.values() if len(group) > 1], sums)
 
 
 class Piece:

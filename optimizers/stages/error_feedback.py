@@ -26,11 +26,9 @@ def _carries(optimizer: Any) -> bool:
 def create_errors(optimizer: Any, variables: Sequence[Any]) -> None:
     """Gives the optimizer an error for each dense float32 variable, where its aggregator carries them.
 
-    They have the variable's shape, begin at 0, and each replica has its own. They are among the state that backups hold, but
-    not among the optimizer's `variables`: in the file of a model, which has one copy of each, they would be wrong.
-
-    Raises:
-        ValueError: the variables are on parameter servers, to which gradients are sent one by one.
+    They have the variable's shape, begin at 0, and each replica has its own. They are among the state that backups hold,
+    but not among the optimizer's `variables`: in the file of a model, which has one copy of each, they would be wrong. On
+    parameter servers, to which gradients are sent one by one, they raise a ValueError.
     """
     if not _carries(optimizer):
         return
@@ -70,11 +68,7 @@ def with_errors(
 
     Source: Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; Karimireddy et al. 2019, arXiv 1901.09847, algorithm 2.
 
-    Args:
-        optimizer: built.
-        pairs: gradients of the loss times `scale`; sparse ones carry nothing.
-        options: of the call.
-        scale: scalar or None; errors are carried unscaled.
+    The pairs are of the loss times `scale`; errors are carried unscaled, and sparse gradients carry nothing.
 
     Returns:
         The pairs; and `keep(finite=True)`, which keeps what the sum of these pairs rounds away, unless the step is skipped
@@ -88,14 +82,8 @@ def with_errors(
     for each in (optimizer.loss_scale_factor, scale):
         if each is not None:
             factor *= tf.cast(each, tf.float32)
-    sent, errors = [], []
-    for gradient, variable in pairs:
-        error = None
-        if not overwritten_by_gradient(variable):
-            error = _error(optimizer, gradient, variable)
-            gradient = gradient if error is None else gradient + factor * error
-        sent.append((gradient, variable))
-        errors.append(error)
+    errors = [_error(optimizer, g, v) for g, v in pairs]
+    sent = [(g if error is None else g + factor * error, v) for (g, v), error in zip(pairs, errors)]
 
     def keep(finite: Any = True) -> None:
         for (gradient, _), error in zip(sent, errors):
@@ -111,7 +99,7 @@ def with_errors(
 
 def _error(optimizer: Any, gradient: Any, variable: Any) -> Any:
     """This replica's error of a variable; None where its gradient carries none."""
-    if is_sparse(gradient) or gradient.dtype != tf.float32:
+    if overwritten_by_gradient(variable) or is_sparse(gradient) or gradient.dtype != tf.float32:
         return None
     errors = optimizer.__dict__.get("carried_errors")
     if errors is None:

@@ -15,14 +15,12 @@ from .sparse_gradients import Pairs, values_of
 
 
 class GradientWatch:
-    """Measurements of one optimizer's gradients, kept on the devices until they are read.
+    """Measurements of the gradients of one optimizer's variables, kept on the devices until they are read.
 
     Callbacks attach one to an optimizer with `watch_gradients`; `run_stages` calls `record` between its stages 3 and 4.
 
-    Args:
-        variables: sequence of the variables that the optimizer trains.
-        guard: bool; skip the first step whose gradients are not finite and every step after it, so that the model stays
-            as it was before that step. Not with a loss scale, under which such steps are normal.
+    `guard`: skip the first step whose gradients are not finite and every step after it, so that the model stays as it was
+    before that step. Not with a loss scale, under which such steps are normal.
 
     Context: host, inside the strategy's scope.
     """
@@ -96,11 +94,7 @@ class GradientWatch:
                 local_copy(self._waited).assign_add(tf.timestamp() - began)
 
     def record(self, pairs: Pairs, finite: Any) -> Any:
-        """Records the aggregated, unscaled gradients of one step; returns `finite`, which the guard may turn to false.
-
-        Args:
-            pairs: of one step.
-            finite: the finite check: True, or a bool scalar tensor.
+        """Records the aggregated, unscaled gradients of a step; returns the finite check, which the guard may turn to false.
 
         Context: replica; in `norms_over_shards` where each replica has a shard of every gradient.
         """

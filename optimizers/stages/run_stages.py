@@ -127,7 +127,7 @@ def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
 
 
 class Stages:
-    """Stages 1 and 3 to 5 on whole gradients, the same on every replica; `optimizers.sharding` overrides them for shards."""
+    """Stages 1 and 3 to 5 on whole gradients, the same on every replica; `ShardedStages` overrides them for shards."""
 
     aggregate = staticmethod(aggregate)
     """Stage 1."""

@@ -71,7 +71,7 @@ def shorter(gradient: Gradient, shape: Sequence[int], ratio: int) -> Gradient:
 
     The tensor then has fewer bytes, and no row of it is searched: the table of a feature with fewer values than samples.
     """
-    named = _rows_named(gradient)
+    named = tf.convert_to_tensor(gradient.indices).shape.num_elements() if is_sparse(gradient) else None
     if named is None or shape[0] > ratio * named:
         return gradient
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, shape[0])
@@ -104,11 +104,6 @@ def merged_rows(gradient: Gradient) -> Gradient:
     named = tf.tensor_scatter_nd_max(lowest, place[:, None], rows)
     values = tf.math.unsorted_segment_sum(tf.gather(gradient.values, order), place, tf.size(rows))
     return tf.IndexedSlices(values, named, gradient.dense_shape)
-
-
-def _rows_named(gradient: Gradient) -> int | None:
-    """How many rows slices name; None where that is unknown, and for a dense gradient."""
-    return tf.convert_to_tensor(gradient.indices).shape.num_elements() if is_sparse(gradient) else None
 
 
 def is_on_gpu() -> bool:

@@ -6,7 +6,7 @@ Each must give the same result on all replicas. Rows of `tf.IndexedSlices` are u
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
@@ -30,8 +30,19 @@ class _AboveZero(Piece):
             number(name, value, above=0, finite=False)
 
 
+class _Clip(_AboveZero):
+    """Clips with the function `clip`, and its only setting as limit."""
+
+    clip: ClassVar[Callable[..., list[Any]]]
+
+    def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
+        """Context: where gradients are the same on every replica."""
+        pairs, (limit,) = list(grads_and_vars), vars(self).values()
+        return [(g, v) for g, (_, v) in zip(self.clip([g for g, _ in pairs], limit), pairs)]
+
+
 @piece
-class ClipByGlobalNorm(_AboveZero):
+class ClipByGlobalNorm(_Clip):
     """Scales all gradients together down to a Euclidean norm of at most c.
 
         g = g * c / max(|all g|, c)
@@ -45,19 +56,11 @@ class ClipByGlobalNorm(_AboveZero):
     """
 
     clip_norm: float
-
-    def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
-        """Context: where gradients are the same on every replica."""
-        return _clipped(clipping.by_global_norm, grads_and_vars, self.clip_norm)
-
-
-def _clipped(clip: Callable[..., list[Any]], grads_and_vars: GradsAndVars, limit: float) -> Pairs:
-    pairs = list(grads_and_vars)
-    return [(g, v) for g, (_, v) in zip(clip([g for g, _ in pairs], limit), pairs)]
+    clip = staticmethod(clipping.by_global_norm)
 
 
 @piece
-class ClipByNorm(_AboveZero):
+class ClipByNorm(_Clip):
     """Scales each gradient down to a Euclidean norm of at most c.
 
         g = g * c / max(|g|, c)
@@ -69,14 +72,11 @@ class ClipByNorm(_AboveZero):
     """
 
     clip_norm: float
-
-    def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
-        """Context: where gradients are the same on every replica."""
-        return _clipped(clipping.by_norm, grads_and_vars, self.clip_norm)
+    clip = staticmethod(clipping.by_norm)
 
 
 @piece
-class ClipByValue(_AboveZero):
+class ClipByValue(_Clip):
     """Limits each number to the range from -c to c.
 
         g = min(max(g, -c), c)
@@ -88,10 +88,7 @@ class ClipByValue(_AboveZero):
     """
 
     clip_value: float
-
-    def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
-        """Context: where gradients are the same on every replica."""
-        return _clipped(clipping.by_value, grads_and_vars, self.clip_value)
+    clip = staticmethod(clipping.by_value)
 
 
 @piece

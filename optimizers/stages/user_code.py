@@ -23,7 +23,6 @@ _KNOWN = ("keras", "unisono")
 ELEMENTWISE = frozenset(
     getattr(keras.optimizers, name)
     for name in ["SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion"]
-    if hasattr(keras.optimizers, name)
 )
 """Keras' optimizers whose update rules treat each number by itself."""
 _NAMELESS_RULES = ELEMENTWISE | {keras.optimizers.Lamb}

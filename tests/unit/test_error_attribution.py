@@ -6,6 +6,7 @@ import pytest
 
 from unisono.distribute.launcher.error_attribution import ProcessState, Restarts, attribute, how_it_ended
 from unisono.distribute.launcher.tasks import Task
+from unisono.distribute.workers.error_text import Blame
 from unisono.distribute.workers.records import ErrorRecord, Record
 
 NOW = 1000.0
@@ -24,10 +25,10 @@ def recorded(error=None, position="epoch 1, step 20", alive=NOW, since=0.0, plac
 
 
 def error(
-    text, time=NOW, lost=(), reported_by=(), consequence=None, kind="ValueError", place="f (train.py:3)"
+    text, time=NOW, lost=(), reported_by=(), consequence=False, kind="ValueError", place="f (train.py:3)"
 ):
-    about_others = bool(lost or reported_by) if consequence is None else consequence
-    return ErrorRecord(kind, text, place, time, about_others, tuple(lost), tuple(reported_by))
+    blame = Blame(tuple(lost), tuple(reported_by)) if lost or reported_by or consequence else None
+    return ErrorRecord(kind, text, place, time, blame)
 
 
 def worker(number, **known):

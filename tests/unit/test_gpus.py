@@ -64,11 +64,10 @@ def test_lost_gpu_is_left_out_and_idle_ones_come_first(machine):
     assert gpus.visible(found) == ["0", "3", "1"]
 
 
-def test_what_cuda_visible_devices_says_is_taken_as_it_is():
-    found = gpus.parse(FOUR)
-    assert gpus.visible(found, {"CUDA_VISIBLE_DEVICES": "3, GPU-bb"}) == ["3", "GPU-bb"]
-    assert gpus.visible(found, {"CUDA_VISIBLE_DEVICES": "-1"}) == []
-    assert gpus.visible(found, {"CUDA_VISIBLE_DEVICES": "1,-1,2"}) == ["1"], "CUDA stops at an invalid one"
+def test_what_cuda_visible_devices_says_is_taken_as_it_is(monkeypatch):
+    for given, used in (("3, GPU-bb", ["3", "GPU-bb"]), ("-1", []), ("1,-1,2", ["1"])):  # CUDA stops at -1
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        assert gpus.visible(gpus.parse(FOUR)) == used, given
 
 
 def test_workers_get_gpus_of_their_own_and_the_variables_of_nccl_unless_the_user_has_set_them(

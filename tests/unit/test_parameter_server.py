@@ -14,7 +14,7 @@ from unisono.distribute.parameter_servers import strategy as parameter_server
 from unisono.distribute.parameter_servers.strategy import ParameterServerStrategy
 from unisono.distribute.workers.cluster import ClusterError
 from unisono.optimizers.stages.user_code import is_elementwise
-from unisono.optimizers.update_rules import shard_updates
+from unisono.optimizers.update_rules import replica_rule
 from unisono.trainer.inputs.sources.source import Chunk
 from unisono.trainer.parameter_servers.pieces import pieces_of
 from unisono.trainer.parameter_servers.schedule import PieceLength, wants_each_step
@@ -93,7 +93,7 @@ def test_gradient_of_split_variable_is_concatenated_and_cut_again(sparse):
     joined = parameter_server_shards._concatenated(parts, shards)
     whole = tf.convert_to_tensor(joined).numpy()
     assert whole[:, 0].tolist() == [2, 0, 1, 0, 3]
-    second = shard_updates._rows_of(joined, 3, 2)
+    second = replica_rule._rows_of(joined, 3, 2)
     assert tf.convert_to_tensor(second).numpy()[:, 0].tolist() == [0, 3]
 
 

@@ -13,10 +13,10 @@ import pytest
 from helpers import Clock
 
 from unisono.distribute.workers import records
-from unisono.distribute.workers.error_text import essence, is_own_file, own_lines
+from unisono.distribute.workers.error_text import Blame, essence, is_own_file, own_lines
 from unisono.distribute.workers.records import ErrorRecord, Record, Recorder, error_record
 
-ERROR = ErrorRecord("ValueError", "no", "f (train.py:3)", 5.0, True, ("worker 1",), ("worker 2", "leader"))
+ERROR = ErrorRecord("ValueError", "no", "f (train.py:3)", 5.0, Blame(("worker 1",), ("worker 2", "leader")))
 RECORD = Record("worker 1", 4321, 12.5, "epoch 1, step 2", 7, 11.0, "save (train.py:9)", ERROR)
 
 
@@ -52,8 +52,8 @@ def as_json(**changed):
         *("", "null", "[]", "{", "[" * 60_000, "9" * 5000, '"x"', "\0" * 100, "{}", " " * 70_000 + as_json()),
         *(as_json(alive="now"), as_json(alive=float("nan")), as_json(alive=10**400), as_json(pid=True)),
         *(as_json(error=[]), as_json(error={}), as_json(collectives=0.5), as_json(place=3)),
-        as_json(error=dataclasses.asdict(ERROR) | {"lost": "worker 1"}),
-        as_json(error=dataclasses.asdict(ERROR) | {"lost": [1]}),
+        as_json(error=dataclasses.asdict(ERROR) | {"blame": {"lost": "worker 1", "reported_by": []}}),
+        as_json(error=dataclasses.asdict(ERROR) | {"blame": {"lost": [1], "reported_by": []}}),
     ],
 )
 def test_file_that_is_no_record_is_none(tmp_path, content):
@@ -81,7 +81,7 @@ def test_error_that_came_from_a_lost_peer_is_a_consequence_however_it_is_wrapped
             raise KeyError("in the handler") from None
     except KeyError as error:
         found = error_record(error)
-    assert (found.kind, found.consequence, found.lost) == ("KeyError", True, ("worker 1",))
+    assert (found.kind, found.blame.lost) == ("KeyError", ("worker 1",))
     assert "in test_error" not in found.place and found.place.startswith("test_error_that_came_from")
 
 
@@ -141,7 +141,7 @@ def test_each_end_of_a_program_leaves_its_record(tmp_path):
         assert code == status, name
     for name in ("raises", "hook"):
         error = found[name].error
-        assert (error.kind, error.text, error.consequence) == ("ValueError", "my own mistake", False), name
+        assert (error.kind, error.text, error.blame) == ("ValueError", "my own mistake", None), name
     assert found["raises"].error.place.startswith("load (")
     assert found["raises"].position == "epoch 1, step 5"
     errors = {name for name, each in found.items() if each.error is not None}

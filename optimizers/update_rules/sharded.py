@@ -1,0 +1,278 @@
+"""The stages on shards: each replica holds a part of the optimizer state and updates a part of the weights.
+
+Gradients are reduce-scattered in stage 1. In stage 4, operations on single numbers run on the shards; norms are partial sums
+of squares, all-reduced. In stage 5 each replica updates its shard of every weight, then the new weights are all-gathered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ...compat.keras_private.optimizers import (
+    averages_of,
+    overwritten_by_gradient,
+    own_variables,
+    trained_variables,
+    variable_key,
+)
+from ...compat.keras_private.variables import raw_value, with_shapes
+from ...distribute.replicas import function_of_its_own, local_copy
+from ...distribute.sharding.collectives import all_gather, if_all, own_shard, reduce_scatter
+from ...distribute.sharding.gradient_window import gradient_window
+from ...distribute.sharding.sharded import level_of, unsharded_state
+from ...distribute.sharding.sharded_value import (
+    ShardedValue,
+    TensorInPlace,
+    created_in_shards,
+    own_copy,
+    own_part,
+    own_shards,
+    seen_through,
+    shard_variable,
+)
+from ...distribute.sharding.transient_weights import BackwardPass
+from ..building import inner_optimizers, run_in_thread
+from ..stages.aggregators import aggregate, without_overwriting
+from ..stages.call_options import CallOptions, frozen_iterations
+from ..stages.clipping import norms_over_shards
+from ..stages.run_stages import Stages, clip, constrain, once_there_is_one, transform
+from ..stages.sparse_gradients import Pairs, fit_to_send, is_sparse
+from ..stages.transformers import AddDecayedWeights, ClipByGlobalNorm, ClipByNorm, ClipByValue
+from ..stages.user_code import has_user_code, is_elementwise
+from .replica_rule import ReplicaRule
+
+
+def stages_of(optimizer: Any, options: CallOptions) -> Stages:
+    """The stages of one call."""
+    if level_of() is None:
+        return _WHOLE
+    _shard_existing_state(optimizer)
+    return _SHARDED
+
+
+class ShardedStages(Stages):
+    """Each replica updates its shards: where the last bit of what it computes differs, no other replica has that shard.
+
+    After stage 1 each replica has its shards of dense gradients.
+    """
+
+    branch = staticmethod(if_all)
+    copy_of = staticmethod(own_copy)
+    once = staticmethod(lambda optimizer, variables, write: write)
+
+    def aggregate(self, optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
+        """Stage 1; new values are whole, and so are sparse gradients that are summed here and not accumulated.
+
+        An aggregator sums whole gradients, and so has the caller if aggregation is skipped: these are cut.
+        """
+        if options.skip_aggregation or optimizer.gradient_aggregator is not None:
+            BackwardPass().gather_until()
+            return _cut(aggregate(optimizer, pairs, options))
+        pairs = _reduce_scattered(optimizer, pairs, options)
+        parts = [part for each, part in optimizer.split(pairs) if each.gradient_accumulation_steps]
+        accumulated = {id(v) for part in parts for _, v in part}
+        return [_cut([(g, v)])[0] if is_sparse(g) and id(v) in accumulated else (g, v) for g, v in pairs]
+
+    def transform_and_apply(self, optimizer: Any, pairs: Pairs) -> None:
+        """Stages 4 and 5 of sharded gradients. Context: replica."""
+        with frozen_iterations(optimizer, tf.identity(tf.convert_to_tensor(optimizer.iterations))):
+            pairs, overwriting = without_overwriting(pairs)
+            for gradient, variable in overwriting:
+                optimizer.assign(variable, gradient)
+            elementwise = is_elementwise(optimizer)
+            pairs = _transformed(optimizer, pairs, elementwise)
+            with once_there_is_one(pairs):
+                optimizer.decay_weights([v for _, v in pairs])
+            shards = (_updated_shards if elementwise else _updated_by_whole)(optimizer, pairs)
+            _average(optimizer, shards)
+            variables = [v for v in trained_variables(optimizer) if id(v) in shards]
+            _write_weights(variables, [shards[id(v)].tensor for v in variables])
+            _constrain(optimizer, [v for _, v in pairs if v.constraint is not None])
+
+    def can_differ(self, optimizer: Any, options: CallOptions) -> bool:
+        """Shards differ."""
+        return True
+
+    def record(self, watch: Any, pairs: Pairs, finite: Any) -> Any:
+        """A `GradientWatch` records the shards of all replicas."""
+        shards = [(own_shard(g, list(v.shape)) if _stays_whole(g, v) else g, v) for g, v in pairs]
+        with norms_over_shards():
+            return watch.record(shards, finite)
+
+
+_WHOLE, _SHARDED = Stages(), ShardedStages()
+
+
+def _reduce_scattered(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
+    """Stage 1 in shards: sums gradients as they come, and gathers sharded weights in between.
+
+    A window keeps the backward pass from running far ahead of the sums.
+    """
+    pairs = fit_to_send(pairs)
+    scattered = [g is not None and not _stays_whole(g, v) for g, v in pairs]
+    # Where the number of samples is unknown, a gradient's shape can be too: its variable's is known.
+    given = [tf.ensure_shape(g, v.shape) for (g, v), cut in zip(pairs, scattered) if cut]
+    backward, window = BackwardPass(), gradient_window()
+
+    def before(pack: Sequence[tf.Tensor]) -> None:
+        backward.gather_until(pack)
+        if window is not None:
+            window.before(pack)
+
+    shards = iter(reduce_scatter(given, before, None if window is None else window.after))
+    backward.gather_until()
+    rest = [pair for pair, cut in zip(pairs, scattered) if not cut]
+    summed = iter(aggregate(optimizer, rest, options))
+    return [(next(shards), v) if cut else next(summed) for (_, v), cut in zip(pairs, scattered)]
+
+
+def _stays_whole(gradient: Any, variable: Any) -> bool:
+    return is_sparse(gradient) or overwritten_by_gradient(variable)
+
+
+def created_as_shards(reference: Any, initializer: Any) -> contextlib.AbstractContextManager[Any]:
+    """Around the creation of an optimizer's state for the trained variable `reference`: sharded if its strategy says so.
+
+    Context: eager, in the scope of the strategy.
+    """
+    strategy = getattr(raw_value(reference), "distribute_strategy", None)
+    if strategy is None or level_of(strategy) is None or overwritten_by_gradient(reference):
+        return contextlib.nullcontext()
+    return created_in_shards(strategy, list(reference.shape), initializer)
+
+
+def _shard_existing_state(optimizer: Any) -> None:
+    """Shards the state that a built optimizer made before it was ours, or under another strategy.
+
+    Context: any; in a trace the variables are made in another thread.
+    """
+    strategy = tf.distribute.get_strategy()
+    late = [v for each in (optimizer, *inner_optimizers(optimizer)) for v in unsharded_state(each)]
+    if late:
+        run_in_thread(lambda: [shard_variable(variable, strategy) for variable in late])
+
+
+def _transformed(optimizer: Any, pairs: Pairs, to_shards: bool) -> Pairs:
+    """Stage 4, to shards or to whole gradients."""
+    own_clipping = type(optimizer)._clip_gradients is not ReplicaRule._clip_gradients
+    if own_clipping or any(type(t) not in _ON_SHARDS for t in optimizer.gradient_transformers):
+        pairs = transform(optimizer, _gathered(pairs))
+        return _cut(pairs) if to_shards else pairs
+    pairs = [pair if not is_sparse(pair[0]) else _cut([pair])[0] for pair in pairs]
+    with norms_over_shards():
+        for transformer in optimizer.gradient_transformers:
+            decays = type(transformer) is AddDecayedWeights
+            pairs = transformer.decayed(pairs, own_part) if decays else transformer(pairs)
+        pairs = clip(optimizer, pairs)
+    return pairs if to_shards else _gathered(pairs)
+
+
+_ON_SHARDS = (ClipByGlobalNorm, ClipByNorm, ClipByValue, AddDecayedWeights)
+"""The ready pieces that need no whole gradient."""
+
+
+def _cut(pairs: Pairs) -> Pairs:
+    """This replica's shard of each whole gradient."""
+    return [(g if overwritten_by_gradient(v) else own_shard(g, list(v.shape)), v) for g, v in pairs]
+
+
+def _gathered(pairs: Pairs) -> Pairs:
+    """The whole gradients; sparse ones are whole already."""
+    dense = [(g, v) for g, v in pairs if not is_sparse(g)]
+    whole = iter(all_gather([g for g, _ in dense], [list(v.shape) for _, v in dense]))
+    return [(g if is_sparse(g) else next(whole), v) for g, v in pairs]
+
+
+def _updated_shards(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
+    """The rule on this replica's shards of weights, gradients and state; the new shards by the id of their variable."""
+    shards = {id(v): _shard_of(optimizer, v) for _, v in pairs}
+    if pairs:
+        places = list(shards.values())
+        state = [(v, raw_value(v).shards[0].shape) for v in own_variables(optimizer) if _in_shards(v)]
+        with own_shards(), with_shapes(state):
+            optimizer._backend_update_step([g for g, _ in pairs], places, optimizer.learning_rate_for(places))
+    return shards
+
+
+def _updated_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
+    """A rule that needs whole weights sees whole state too, gathered where it reads it; shards of the results are kept."""
+    places = [
+        TensorInPlace(variable_key(optimizer, v), tf.convert_to_tensor(local_copy(v)), v.name)
+        for _, v in pairs
+    ]
+    state: dict[int, tuple[ShardedValue, TensorInPlace, tf.Tensor]] = {}
+
+    def gathered(value: ShardedValue) -> TensorInPlace:
+        if id(value) not in state:
+            tensor = all_gather([value.own().read_value()], [value.shape.as_list()])[0]
+            state[id(value)] = value, TensorInPlace(value.key, tensor, value.name), tensor
+        return state[id(value)][1]
+
+    if pairs:
+        with seen_through(gathered):
+            optimizer._backend_update_step([g for g, _ in pairs], places, optimizer.learning_rate_for(places))
+    for value, place, before in state.values():
+        if place.tensor is not before:
+            value.own().assign(own_shard(place.tensor))
+    return {
+        id(v): TensorInPlace(place.key, own_shard(place.tensor), place.name)
+        for (_, v), place in zip(pairs, places)
+    }
+
+
+def _shard_of(optimizer: Any, variable: Any) -> TensorInPlace:
+    return TensorInPlace(variable_key(optimizer, variable), own_part(variable), variable.name)
+
+
+def _average(optimizer: Any, shards: dict[int, TensorInPlace]) -> None:
+    """Moves the averages on, and makes them the weights where that is due; adds the shards of untouched variables."""
+    if not optimizer.use_ema:
+        return
+    variables, averages = trained_variables(optimizer), averages_of(optimizer)
+    every = {
+        id(v): shards.get(id(v)) or _shard_of(optimizer, v)
+        for v, a in zip(variables, averages)
+        if a is not None
+    }
+    with own_shards():
+        optimizer._update_model_variables_moving_average([every.get(id(v)) for v in variables])
+    if not optimizer.ema_overwrite_frequency:
+        return
+    due = (optimizer.iterations + 1) % optimizer.ema_overwrite_frequency == 0
+    for variable, average in zip(variables, averages):
+        if average is not None:
+            place = every[id(variable)]
+            place.assign(tf.where(due, own_copy(average), place.tensor))
+    shards.update(every)
+
+
+def _write_weights(variables: Sequence[Any], shards: Sequence[tf.Tensor]) -> None:
+    """Writes new shards of weights: sharded weights keep them, of the others the whole is all-gathered."""
+    new = list(zip(variables, shards))
+    for variable, shard in new:
+        if _in_shards(variable):
+            own_copy(variable).assign(shard)
+    copied = [(v, shard) for v, shard in new if not _in_shards(v)]
+    wholes = all_gather([shard for _, shard in copied], [list(v.shape) for v, _ in copied])
+    for (variable, _), value in zip(copied, wholes):
+        local_copy(variable).assign(value)
+
+
+def _in_shards(variable: Any) -> bool:
+    return isinstance(raw_value(variable), ShardedValue)
+
+
+def _constrain(optimizer: Any, variables: Sequence[Any]) -> None:
+    copied = [v for v in variables if not _in_shards(v)]
+    for variable in variables:
+        if _in_shards(variable):
+            value = raw_value(variable)
+            value.assign(variable.constraint(value.read_value()))
+    if copied:
+        write = functools.partial(constrain, copied)
+        (function_of_its_own(write) if has_user_code(optimizer, copied) else write)()
