@@ -17,7 +17,7 @@ from ...distribute.workers.agreement import gather_json
 from ..custom_loop import CustomLoopSupport
 from ..monitoring.json_lines import LineFile
 from ..safe_file import begins_with_json, check_overwrite, write_safely
-from . import Run, is_page, read_run, render
+from . import Run, check_installed, is_page, read_run, render
 from .facts import facts_of, memory_bytes
 
 _MOST_POINTS = 400
@@ -26,6 +26,8 @@ _MOST_SHARE = 0.01  # of the time of a run that writing its page may take
 
 class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
     """Writes a page with the curves, throughput, time, memory, configuration and restarts of a training run.
+
+    It needs matplotlib and Jinja2: `pip install 'unisono[report]'`.
 
     The page is one file that loads nothing else: it can be mailed, printed, and read on a phone. The numbers are stored
     next to it, one JSON object per line, from which `python -m unisono report` can rebuild it. With several workers the
@@ -54,6 +56,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
+        check_installed()
         self.path = local_path("path", path)
         if self.path.suffix not in (".html", ".htm"):
             raise ValueError(
