@@ -20,7 +20,6 @@ COMMANDS = {
     "plan": "estimate what a training run needs to fit into the memory of its devices",
     "explain": "list the collectives of a training step of a script, and the lines that cause them",
     "doctor": "show the versions, devices and cluster of this machine, and its problems",
-    "completion": "print a shell script that completes these commands and their options",
 }
 _USAGE = "\n".join(
     [
@@ -66,7 +65,7 @@ def _module(command: str) -> Any:
 
 
 def _complete() -> None:
-    """Answers the shell, which asks how the line goes on, and ends the process; see `completion`."""
+    """Answers argcomplete, which asks for the shell how the line goes on, and ends the process."""
     argcomplete: Any = importlib.import_module("argcomplete")
     parser = argparse.ArgumentParser("unisono")
     parser.add_argument("--version", action="store_true")

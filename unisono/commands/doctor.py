@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from ..distribute.environment import LONGEST_TIMEOUT
 from .machine.findings import PROBE_SECONDS, Finding, examine
-from .machine.listeners import listening, rules
 from .parser import Parser, at_least
 
 
@@ -17,7 +16,7 @@ def parser() -> Parser:
     parser = Parser(
         "doctor",
         "Show the versions, devices and cluster of this machine, and its problems.",
-        examples=["--json > findings.json", "--firewall > rules.txt"],
+        examples=["--timeout 60", "--json > findings.json"],
         exit_codes={0: "nothing is wrong", 1: "a problem was found"},
     )
     add = parser.add_argument
@@ -29,21 +28,13 @@ def parser() -> Parser:
         metavar="SECONDS",
         help="time for TensorFlow to start and to run an all-reduce (default: %(default)g)",
     )
-    add(
-        "--firewall",
-        action="store_true",
-        help="print rules for nftables and Kubernetes that let only the cluster reach TensorFlow's servers, and end",
-    )
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the findings; returns 0 if nothing is wrong, 1 if something is."""
     options = parser().parse_args(argv)
-    if options.firewall:
-        print(rules(), end="")
-        return 0
-    findings = [*examine(probe_seconds=options.timeout), *listening()]
+    findings = examine(probe_seconds=options.timeout)
     if options.json:
         print(json.dumps([dataclasses.asdict(f) for f in findings], indent=1))
     else:

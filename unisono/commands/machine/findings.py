@@ -32,7 +32,7 @@ class Finding:
     """One thing that was examined.
 
     Attributes:
-        section: "versions", "devices", "precision", "cluster", "ports", "collectives", "machine" or "listening".
+        section: "versions", "devices", "precision", "cluster", "ports", "collectives" or "machine".
         name: what was examined.
         value: what was found.
         note: what is worth knowing and harms nothing; empty: nothing.
