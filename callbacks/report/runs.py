@@ -109,8 +109,8 @@ class Run:
     def seconds(self) -> dict[str, float]:
         """Seconds of worker 0 in each part of its work, over all epochs.
 
-        "report" is what the report itself took, which is not counted as "callbacks". "unaccounted" is the rest of the time
-        from the first line to the last; a run that was restarted has none, because nobody knows how long it was not running.
+        "report", what the report itself took, is not counted as "callbacks". "unaccounted" is the rest of the time from the
+        first line to the last; a restarted run has none, because nobody knows how long it did not run.
         """
         total: dict[str, float] = {}
         for line in self.epochs:
@@ -139,15 +139,12 @@ class Run:
         return [(position, float(number)) for position, number in points.items()]
 
     def _position(self, line: dict[str, Any]) -> float:
+        """Epochs done; the length of an epoch of an input of unknown length is the most steps seen of it."""
         if line["event"] == "epoch":
             return line["epoch"] + 1.0
-        length = line.get("steps_per_epoch") or self._length_of(line["epoch"])
+        steps = (other["step"] for other in self._lines() if other["epoch"] == line["epoch"])
+        length = line.get("steps_per_epoch") or max(steps)
         return line["epoch"] + min(1.0, line["step"] / max(1, length))
-
-    def _length_of(self, epoch: int) -> int:
-        """Steps of an epoch of an input of unknown length: its steps when it ended, or the most seen so far."""
-        ended = [line["step"] for line in self.epochs if line["epoch"] == epoch]
-        return max(ended or [line["step"] for line in self.steps if line["epoch"] == epoch] or [1])
 
 
 def read_run(path: Path) -> Run:

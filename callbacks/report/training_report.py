@@ -20,8 +20,8 @@ from ..safe_file import begins_with_json, check_overwrite, write_safely
 from . import Run, check_installed, is_page, read_run, render
 from .facts import facts_of, memory_bytes
 
-_MOST_POINTS = 400
 _MOST_SHARE = 0.01  # of the time of a run that writing its page may take
+_LEAST_SHARE = 0.005  # of the steps so far, between two entries: the page of a long run stays readable
 
 
 class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
@@ -72,7 +72,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
 
     def _forget(self) -> None:
         self._resumed = False
-        self._began: float | None = None
+        self._began: Any = None  # the time; None outside of a run
         self._watch: Any = None
         self._run: Run | None = None
         self._means: set[str] | None = None  # the names of the logs that are running means
@@ -102,9 +102,8 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self._epoch = epoch
         state = self._fit_state(epoch=epoch, lap="other")
         if self._began is None:
-            self._began = self._written_at = self._noted_at = self._clock()
-            self._note_every = 0.0
-            self._notes = 0
+            self._began = self._written_at = self._clock()
+            self._steps = self._noted = 0
             event = "restart" if state.step or self._resumed else "begin"
             self._write(event, title=self.title or self.model.name, **facts_of(self.model, state))
         self._epoch_began, self._epoch_first_step = self._clock(), state.step
@@ -116,14 +115,11 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Notes the numbers and updates the page, both when they are due."""
-        now = self._clock()
         state = self._fit_state(batch=batch, lap="compute")
-        if now - self._noted_at < self._note_every or not state.chief:
+        steps = self._steps + state.step - self._epoch_first_step
+        if not state.chief or steps - self._noted < _LEAST_SHARE * steps:
             return
-        self._noted_at = now
-        self._notes += 1
-        if self._notes >= _MOST_POINTS:  # from now on half as often: the page of a long run stays readable
-            self._notes, self._note_every = _MOST_POINTS // 2, max(2 * self._note_every, 0.5)
+        self._noted = steps
         self._write("step", **self._numbers(logs))
         self._render_if_due()
 
@@ -137,6 +133,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
             with self._scope():
                 mine["waited"] = self._watch.all_reduce_seconds
         workers = gather_json(mine, self.model.distribute_strategy)
+        self._steps += steps
         if not state.chief:
             return
         self._write(

@@ -31,14 +31,7 @@ _USAGE = "\n".join(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
-
-    Args:
-        argv: the command and its arguments; None: those of this process.
-
-    Returns:
-        The exit status.
-    """
+    """Runs a command with its arguments (None: those of this process); returns the exit status."""
     if "_ARGCOMPLETE" in os.environ:
         _complete()
     command, *rest = (sys.argv[1:] if argv is None else argv) or [""]
