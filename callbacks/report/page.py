@@ -11,7 +11,7 @@ from typing import Any
 from ...distribute.hardware.device_memory import in_words
 from ..monitoring.formatting import duration, number
 from ..safe_file import open_plain
-from .charts import COLORS, chart_style, check_installed
+from .charts import COLORS, chart_style
 from .curves import metric_charts, other_charts, unique
 from .runs import Run
 
@@ -63,46 +63,30 @@ def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
 @functools.cache
 def _template() -> Any:
     """The page, in which Jinja escapes every value."""
-    check_installed()
     import jinja2
 
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"duration": duration, "moment": _moment, "number": number}
+    environment.filters |= {"duration": duration, "moment": _moment, "number": number, "size": in_words}
     environment.globals |= {"colors": COLORS, "generator": environment.filters["safe"](_GENERATOR)}
     return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _about_one(run: Run) -> dict[str, Any]:
+    strategy, workers = run.facts["strategy"], run.epochs[-1]["workers"] if run.epochs else [None]
+    replicas = max(1, strategy["replicas"] // len(workers))
+    if replicas > _MOST_REPLICAS:
+        raise ValueError(f"{replicas} replicas of a worker")
     every = -(-len(run.epochs) // _MOST_EPOCHS) or 1
     lines = run.epochs[::-every][::-1]  # the last is always there
-    names = unique(name for line in lines for name in line["logs"])
     return {
-        "tiles": _tiles(run),
         "shares": _shares(run),
-        "shares_note": run.waited() is None and run.facts["strategy"]["replicas"] > 1,
-        "workers": _workers(run),
+        "replicas": replicas,
         "facts": {name: run.facts.get(name, {}) for name in _FACTS},
-        "names": names,
-        "logs": [[line["epoch"] + 1, *(line["logs"].get(name) for name in names)] for line in lines],
+        "lines": lines,
+        "names": unique(name for line in lines for name in line["logs"]),
     }
-
-
-def _tiles(run: Run) -> list[tuple[str, str]]:
-    """What is asked first: (value, label). A metric is followed by its validation."""
-    tiles = [(f"{run.epochs_done:,} of {number(run.facts['configuration']['epochs'])}", "epochs done")]
-    for name in run.metric_names()[:3]:
-        training, validation = run.log(name, fine=not run.epochs), run.last(f"val_{name}")
-        if training:
-            suffix = "" if validation is None else f" (validation {number(validation)})"
-            tiles.append((number(training[-1][1]), f"{name}{suffix}"))
-    rates = run.samples_per_second()
-    if rates:
-        tiles.append((number(rates[-1][1]), "samples per second"))
-    tiles.append((number(run.facts["strategy"]["replicas"]), "replicas"))
-    tiles.append((number(run.facts["model"]["trainable parameters"]), "trainable parameters"))
-    return tiles
 
 
 def _shares(run: Run) -> list[tuple[str, float, float]]:
@@ -114,27 +98,6 @@ def _shares(run: Run) -> list[tuple[str, float, float]]:
         parts = {"waiting for gradient synchronization": waited, **parts}
     total = sum(parts.values())
     return [(label, amount, amount / total) for label, amount in parts.items() if amount > 0]
-
-
-def _workers(run: Run) -> list[list[str]]:
-    """The last epoch, by worker and replica."""
-    if not run.epochs:
-        return []
-    last = run.epochs[-1]
-    replicas = max(1, run.facts["strategy"]["replicas"] // len(last["workers"]))
-    if replicas > _MOST_REPLICAS:
-        raise ValueError(f"{replicas} replicas of a worker")
-    rows = []
-    for index, worker in enumerate(last["workers"]):
-        share = (last.get("rows_per_step") or 0) / len(last["workers"]) / replicas
-        rate = worker["steps"] * share / last["elapsed"] if share and last["elapsed"] else None
-        waited = worker.get("waited") or []
-        times = [duration(worker["seconds"].get(part, 0.0)) for part in ("compute", "input", "callbacks")]
-        memory = in_words(worker["memory"]["host"]) if worker["memory"].get("host") else ""
-        for replica in range(replicas):
-            wait = duration(waited[replica]) if replica < len(waited) else "unknown"
-            rows.append([f"{index}", f"{index * replicas + replica}", number(rate), *times, wait, memory])
-    return rows
 
 
 def _results(runs: Sequence[Run]) -> dict[str, list[Any]]:

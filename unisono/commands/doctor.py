@@ -53,16 +53,14 @@ def as_text(findings: Sequence[Finding]) -> str:
         lines.append(f" {'!' if f.problem else ' '} {f.name:{width}}  {f.value}")
         lines.extend(f"   {'':{width}}  {text}" for text in (f.problem, f.note) if text)
     problems = sum(bool(f.problem) for f in findings)
-    summary = f"{problems} problem{'s' * (problems > 1)}, marked with !" if problems else "nothing is wrong"
-    return "\n".join([*lines, "", summary, f"next: {next_step(findings)}"])
-
-
-def next_step(findings: Sequence[Finding]) -> str:
-    """What to do now, as one sentence."""
     first = next((f for f in findings if f.problem), None)
-    if first is not None:
-        return f"fix `{first.name}` ({first.section}) as the line below it says, then run this again"
-    return (
-        "in your program, build the model under `unisono.distribute.auto_strategy()` and call "
-        "`model.fit(..., fast_dev_run=True)`, which runs one step of everything"
-    )
+    if first is None:
+        summary = "nothing is wrong"
+        step = (
+            "in your program, build the model under `unisono.distribute.auto_strategy()` and call "
+            "`model.fit(..., fast_dev_run=True)`, which runs one step of everything"
+        )
+    else:
+        summary = f"{problems} problem{'s' * (problems > 1)}, marked with !"
+        step = f"fix `{first.name}` ({first.section}) as the line below it says, then run this again"
+    return "\n".join([*lines, "", summary, f"next: {step}"])

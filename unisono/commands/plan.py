@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import re
+import runpy
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
@@ -124,16 +124,13 @@ def _function(place: str) -> Callable[[], Any]:
     if source.endswith(".py"):
         _check_is_file(path)
         sys.path.insert(0, str(path.parent.resolve()))  # what it imports from its folder
-        spec: Any = importlib.util.spec_from_file_location(path.stem, path)
-        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        found = runpy.run_path(source, run_name=path.stem).get(name)
     else:
         sys.path.insert(0, str(Path.cwd()))
-        module = importlib.import_module(source)
-    function = getattr(module, name, None)
-    if not callable(function):
+        found = getattr(importlib.import_module(source), name, None)
+    if not callable(found):
         raise ValueError(f"{source} has no function {name!r}")
-    return function
+    return found
 
 
 def _check_is_file(path: Path) -> None:

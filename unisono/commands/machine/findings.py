@@ -38,9 +38,9 @@ class Finding:
     problem: str = ""  # what is wrong and how to fix it, in one sentence
 
 
-def examine(environ: Mapping[str, str] | None = None, probe_seconds: float = PROBE_SECONDS) -> list[Finding]:
+def examine(probe_seconds: float = PROBE_SECONDS) -> list[Finding]:
     """Examines everything, in about ten seconds: TensorFlow is started in a process that may take `probe_seconds`."""
-    environ = os.environ if environ is None else environ
+    environ = os.environ
     lines, failure = run_probe(environ, probe_seconds)
     return [
         *versions(environ),
@@ -114,16 +114,15 @@ def _configured_backend(environ: Mapping[str, str]) -> str | None:
     return backend if isinstance(backend, str) else None
 
 
-def machine(folder: str = ".") -> list[Finding]:
+def machine() -> list[Finding]:
     """Cores and free disk space."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    free = shutil.disk_usage(folder).free
-    problem = "Free some space, or write backups elsewhere: a write that does not fit fails."
-    problem = problem if free < _LEAST_FREE_BYTES else ""
+    free = shutil.disk_usage(".").free
+    text = "Free some space, or write backups elsewhere: a write that does not fit fails."
     return [
         Finding("machine", "system", f"{platform.system()} {platform.release()}, {platform.machine()}"),
         Finding("machine", "CPU cores", str(cores)),
-        Finding("machine", "free disk", f"{free / 1e9:.1f} GB", problem=problem),
+        Finding("machine", "free disk", f"{free / 1e9:.1f} GB", problem=text * (free < _LEAST_FREE_BYTES)),
     ]
 
 
@@ -237,10 +236,10 @@ def _peer(name: str, address: str) -> Finding:
     return Finding("cluster", name, f"{address} answers")
 
 
-def ports(count: int = 3) -> list[Finding]:
+def ports() -> list[Finding]:
     """Whether the launcher can open ports on this machine."""
     try:
-        free = free_ports(count)
+        free = free_ports(3)
     except OSError:
         text = "No port can be opened on 127.0.0.1, so workers cannot talk: ask for one to be allowed."
         return [Finding("ports", "on 127.0.0.1", "none", problem=text)]
