@@ -16,7 +16,7 @@ import numpy as np
 
 from ...distribute.arguments import function, shown
 from ...distribute.workers.cluster import is_chief
-from .formatting import duration, short_number
+from .formatting import duration, scalar, short_number
 
 _WIDTH = 20
 _SCREEN_SECONDS = 0.1
@@ -233,9 +233,8 @@ def _log(value: Any) -> str:
     """A log as text: whole numbers from 2 on without a fraction (counts, the loss scale), small ones with an exponent."""
     if isinstance(value, int | np.integer):
         return str(value)
-    try:
-        number = float(np.mean(value))
-    except (TypeError, ValueError):
+    number = scalar(value)
+    if number is None:
         return str(value)
     if abs(number) >= 2 and number.is_integer():
         return str(int(number))

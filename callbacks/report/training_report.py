@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
-import numpy as np
 
 from ...distribute.arguments import function, number, truth
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.storage import local_path
 from ...distribute.workers.agreement import gather_json
 from ..custom_loop import CustomLoopSupport
+from ..monitoring.formatting import scalar
 from ..monitoring.json_lines import LineFile
 from ..safe_file import begins_with_json, check_overwrite, write_safely
 from . import Run, check_installed, is_page, read_run, render
@@ -172,14 +172,14 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
             counted = self._in_fit and not on_parameter_servers(self.model.distribute_strategy)
             self._means = running_means(self.model, logs or {}) if counted else set()
         learning_rate = getattr(self._optimizer, "learning_rate", None)
-        values = {name: _scalar(value) for name, value in (logs or {}).items()}
+        values = {name: scalar(value) for name, value in (logs or {}).items()}
         result = {
             "epoch": self._epoch,
             "step": state.step,
             "steps_per_epoch": state.steps_per_epoch,
             "logs": values,
             "means": sorted(self._means & values.keys()),
-            "learning_rate": None if learning_rate is None else _scalar(learning_rate),
+            "learning_rate": None if learning_rate is None else scalar(learning_rate),
         }
         if self._watch is not None:
             with self._scope():
@@ -210,13 +210,6 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self._written_at = self._clock()
         self._render_seconds = self._written_at - began
         self._own_seconds += self._render_seconds
-
-
-def _scalar(value: Any) -> float | None:
-    try:
-        return float(np.mean(value))
-    except (TypeError, ValueError):
-        return None
 
 
 def running_means(model: Any, logs: Mapping[str, Any]) -> set[str]:
