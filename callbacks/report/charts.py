@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..monitoring.formatting import short_number
@@ -24,6 +25,7 @@ _STYLE = {
     "text.parse_math": False,
 }
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+_LOCK = threading.Lock()
 _LARGEST = 1e100  # matplotlib multiplies values
 
 
@@ -39,10 +41,10 @@ class Line(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A drawing of lines, for the page; `str(svg)` is empty if none of their values can be drawn."""
+    """A drawing of lines, for the page."""
 
     title: str
-    svg: Any  # Markup
+    svg: Any  # Markup; empty if no value can be drawn
     lines: Sequence[Line]  # those that are drawn
     note: str
 
@@ -56,11 +58,13 @@ def check_installed() -> None:
         )
 
 
-def chart_style() -> contextlib.AbstractContextManager[None]:
-    """The settings of matplotlib while charts are drawn, whatever the program has set."""
+@contextlib.contextmanager
+def chart_style() -> Iterator[None]:
+    """The settings of matplotlib while charts are drawn, whatever the program has set. They are those of all threads."""
     import matplotlib.style
 
-    return matplotlib.style.context(["default", _STYLE])
+    with _LOCK, matplotlib.style.context(["default", _STYLE]):
+        yield
 
 
 def line_chart(title: str, lines: Sequence[Line], whole: bool = False, note: str = "") -> Chart | None:

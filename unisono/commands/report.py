@@ -56,9 +56,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         check_overwrite("--output", output, is_page)
         output.write_bytes(_page(found))
-    except ValueError as error:
-        return failed(str(error), 2)
-    except SaveError as error:
+    except (SaveError, ValueError) as error:
         return failed(str(error), 2)
     except OSError as error:
         return failed(f"{output} cannot be written ({error.strerror}): name another page with --output.", 1)
