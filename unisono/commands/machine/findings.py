@@ -63,7 +63,7 @@ def versions(environ: Mapping[str, str], requirements: list[str] | None = None) 
     found = {"python": platform.python_version(), "unisono": __version__}
     findings = [Finding("versions", name, version) for name, version in found.items()]
     for requirement in _requirements() if requirements is None else requirements:
-        match = re.match(r"([A-Za-z0-9_-]+)\s*>=\s*([0-9.]+)", requirement)
+        match = re.match(r"([A-Za-z0-9_-]+).*>=\s*([0-9.]+)", requirement)
         if match is None:
             continue
         name, oldest = match.groups()
