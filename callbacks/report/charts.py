@@ -91,7 +91,7 @@ def _svg(lines: Sequence[Line], whole: bool, logarithmic: bool) -> Any:
             color=COLORS[line.color % len(COLORS)],
             linestyle="--" if line.dashed else "-",
             linewidth=1 if line.faint else 1.5,
-            alpha=0.45 if line.faint else 1,
+            alpha=0.55 if line.faint else 1,
             marker="o" if len(line.points) == 1 else "",
             markersize=4,
         )
