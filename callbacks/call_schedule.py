@@ -25,19 +25,11 @@ def steps_until_call(
 ) -> int | None:
     """The number of steps until the per-batch hooks of `callback` must be called; None: not before the end of the epoch.
 
-    A compiled call of many steps ends where the hooks of a callback must be called, so that none misses anything. It
-    does not end for a callback that takes the logs as vectors (`on_train_steps_end`) or has `only_reads_logs`.
-
-    In training a callback can answer with its own `steps_until_call(step)`. In every phase one with the attribute
+    A compiled call of many steps ends where the hooks of a callback must be called, so that none misses anything. In
+    training a callback can answer with its own `steps_until_call(step)`. In every phase one with the attribute
     `waits_for_compiled_calls` is called whenever a compiled call ends. Any other callback that overrides a per-batch hook is
-    called at every batch.
-
-    Args:
-        callback: `keras.callbacks.Callback`.
-        step: int; the steps of this epoch that are done.
-        phase: "train", "test" or "predict".
-        records_logs: whether the loop records the logs of every step of a compiled call, and ends the call where the loss
-            is not finite. Then no compiled call ends for callbacks that only read logs.
+    called at every batch, unless `records_logs`: then the loop records the logs of every step of a compiled call, and
+    ends the call where the loss is not finite, so that none ends for callbacks that only read logs.
     """
     if phase == "train":
         schedule = own_schedule(callback)
@@ -55,7 +47,12 @@ def steps_until_call(
             return None if silent and profiled_steps(callback) is None else 1
     elif getattr(callback, "runs_last", False):  # a backup in a validation is made where a compiled call ends
         return None
-    if _waits_for_compiled_calls(callback):
+    waits = (
+        type(callback) in (keras.callbacks.ProgbarLogger, keras.callbacks.TensorBoard)
+        or getattr(callback, "waits_for_compiled_calls", False)
+        or _renamed(callback, "waits_for_executions", "waits_for_compiled_calls")
+    )
+    if waits:
         return None
     return 1 if any(_overrides(callback, hook) for hook in _BATCH_HOOKS[phase]) else None
 
@@ -69,12 +66,8 @@ def own_schedule(callback: Any) -> Any:
 def takes_step_logs(callback: Any) -> bool:
     """Whether a callback has the hook `on_train_steps_end(first, logs)`.
 
-    The loop calls it at the end of each compiled call, before the `on_train_batch_end` of its last step.
-
-    Args of the hook:
-        first: int; the first step of the compiled call, counted from 0 in its epoch.
-        logs: dict from the name of a log to an array `(steps,)`, float64: its value after each step, as `on_train_batch_end`
-            would have received it. Logs that are not scalars are `(steps, ...)`.
+    The loop calls it at the end of each compiled call, before the `on_train_batch_end` of its last step, with the number of
+    its first step in the epoch, and the values of each log after each step: arrays `(steps, ...)`, scalars in float64.
     """
     return hasattr(callback, "on_train_steps_end")
 
@@ -107,19 +100,19 @@ def replay_steps(
     replayed: bool,
     all_done: bool = False,
 ) -> None:
-    """Passes the logs after each step of a compiled call to the callbacks that only read logs or take vectors.
+    """Passes the logs after each step of a compiled call, arrays `(steps, ...)`, to callbacks that only read or take them.
 
-    Args:
-        callbacks: in their order.
-        state: of the fit; its step and its logs are those of the call while a hook is called.
-        first: int; the first step of the compiled call in its epoch, whose `on_train_batch_begin` has been called.
-        logs: name -> array `(steps, ...)`.
-        replayed: whether per-batch hooks are called for each step.
-        all_done: whether the last step is replayed too; otherwise the loop calls `on_train_batch_end` of all callbacks.
+    While a hook is called, `state` has the step and the logs of that step. `on_train_batch_begin` of the `first` step has
+    been called before. `replayed`: per-batch hooks are called for each step, for the last one only if `all_done`; otherwise
+    the loop calls its `on_train_batch_end` of all callbacks.
     """
     steps = len(next(iter(logs.values()), ()))
     readers = [callback for callback in callbacks if only_reads_logs(callback)] if replayed else []
-    columns = [_values(column) for column in logs.values()] if readers else []
+    # The value after each step, as a loop passes one: a float, or a tensor where it is not a scalar.
+    columns = [
+        column.tolist() if column.ndim == 1 else [tf.constant(value) for value in column]
+        for column in (logs.values() if readers else ())
+    ]
     last = first + steps - 1
     for step, values in zip(range(first, first + steps), zip(*columns)):
         if step > first:
@@ -133,20 +126,6 @@ def replay_steps(
     for callback in callbacks:
         if takes_step_logs(callback):
             callback.on_train_steps_end(first, {name: column.copy() for name, column in logs.items()})
-
-
-def _values(column: np.ndarray) -> list[Any]:
-    """The value after each step, as a loop passes one: a float, or a tensor where it is not a scalar."""
-    return column.tolist() if column.ndim == 1 else [tf.constant(value) for value in column]
-
-
-def _waits_for_compiled_calls(callback: Any) -> bool:
-    """Whether a callback needs only the state at the end of any compiled call."""
-    return bool(
-        type(callback) in (keras.callbacks.ProgbarLogger, keras.callbacks.TensorBoard)
-        or getattr(callback, "waits_for_compiled_calls", False)
-        or _renamed(callback, "waits_for_executions", "waits_for_compiled_calls")
-    )
 
 
 def _overrides(callback: Any, hook: str) -> bool:

@@ -62,10 +62,7 @@ class CustomLoopSupport:
     ) -> FitState:
         """The state of the running `fit`; in another loop a state that follows the arguments of the hooks.
 
-        Args:
-            epoch: that begins.
-            batch: that has ended, counted from 0 in its epoch.
-            lap: the part of the loop's work that has ended, as `Times` names it.
+        `epoch` begins, `batch` (counted from 0 in its epoch) has ended, and so has the part `lap` of the loop's work.
         """
         if self._in_fit:
             return self.model.fit_state

@@ -11,15 +11,10 @@ from ..distribute.workers.cluster import num_workers
 
 
 class Times:
-    """A stopwatch with named laps. The loop calls `lap` after each part of its work; callbacks read `seconds`.
+    """A stopwatch with named laps. The loop calls `lap` after each part of its work; callbacks read the `seconds` so far.
 
-    Args:
-        clock: () -> float; seconds.
-
-    Attributes:
-        seconds: dict from the name of a part to the seconds spent in it so far. The loop's parts are "input" (waiting for
-            batches), "compute" (the compiled function, until its logs are numbers), "callbacks", "validation" and
-            "other" (building, resetting metrics, the beginning of an epoch).
+    The parts are "input" (waiting for batches), "compute" (the compiled function, until its logs are numbers),
+    "callbacks", "validation" and "other" (building, resetting metrics, the beginning of an epoch).
 
     >>> now = iter([0.0, 2.0, 5.0, 6.0])
     >>> times = Times(clock=lambda: next(now))
@@ -44,50 +39,36 @@ class Times:
 class FitState:
     """The position of one `fit`. The loop owns it and sets it as `model.fit_state` before `on_train_begin`.
 
-    Attributes:
-        epoch: int; the current epoch, 0-based.
-        first_epoch: int; the epoch at which `fit` was asked to begin.
-        step: int; steps of this epoch that are done. Callbacks read it in any hook; `BackupAndRestore` sets `epoch` and
-            `step` in `on_train_begin` when it resumes.
-        epochs: int; the epoch at which `fit` ends.
-        steps_per_epoch: int or None while unknown.
-        source: the input (`trainer.inputs.Source`): `state()` and `restore(state)` are its position.
-        validation: the input of validation; None without one.
-        callbacks: list of the callbacks of this `fit`, History included.
-        plan: dict of JSON values; the choices of the loop (steps per compiled call, backend) that a resumed run must repeat.
-        step_logs: dict; the logs of the last step of this epoch that is done.
-        epoch_logs: dict; the logs of the training steps of this epoch, for a validation that was interrupted.
-        after_epoch_begin: callable or None; run once, right after the next `on_epoch_begin`: a resume within an epoch
-            uses it to restore what that hook would otherwise have changed.
-        chief: bool; whether this process writes files.
-        compiled_call: the current or the last compiled call, with `chunks`, each of batches of one size; None before the
-            first, and where workers run the steps.
-        times: where the time of this `fit` goes.
-        save_and_exit: the reason for which training should save and stop at the next step, on all workers.
-        asked_to_exit: set by a signal handler: the reason for which this process was asked to.
-        settles_exit: bool; whether the loop turns `asked_to_exit` into `save_and_exit`, at the same step on all workers.
-        custom_loop: bool; whether a loop that is not our `fit` calls the callback; input and other callbacks are unknown.
+    Callbacks read `epoch` and `step` in any hook; `BackupAndRestore` sets them in `on_train_begin` when it resumes.
     """
 
-    epoch: int = 0
-    first_epoch: int = 0
-    step: int = 0
-    epochs: int = 1
-    steps_per_epoch: int | None = None
-    source: Any = None
-    validation: Any = None
-    callbacks: list[Any] = dataclasses.field(default_factory=list)
+    epoch: int = 0  # the current epoch, from 0
+    first_epoch: int = 0  # at which `fit` was asked to begin
+    step: int = 0  # steps of this epoch that are done
+    epochs: int = 1  # the epoch at which `fit` ends
+    steps_per_epoch: int | None = None  # None while unknown
+    source: Any = None  # the input (`trainer.inputs.Source`): `state()` and `restore(state)` are its position
+    validation: Any = None  # the input of validation; None without one
+    callbacks: list[Any] = dataclasses.field(default_factory=list)  # of this `fit`, History included
+    # The choices of the loop (steps per compiled call, backend) that a resumed run must repeat: JSON values.
     plan: dict[str, Any] = dataclasses.field(default_factory=dict)
-    step_logs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    step_logs: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the last step that is done
+    # The logs of the training steps of this epoch, for a validation that was interrupted.
     epoch_logs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # Run once, after the next `on_epoch_begin`: restores what that hook would change of a resume within an epoch.
     after_epoch_begin: Callable[[], None] | None = None
-    chief: bool = True
+    chief: bool = True  # whether this process writes files
+    # The current or the last compiled call, with `chunks`, each of batches of one size; None where workers run the steps.
     compiled_call: Any = None
     times: Times = dataclasses.field(default_factory=Times)
-    save_and_exit: str | None = None
-    asked_to_exit: str | None = None
-    settles_exit: bool = False
-    custom_loop: bool = False
+    save_and_exit: str | None = None  # why training saves and stops at the next step, on all workers
+    asked_to_exit: str | None = None  # set by a signal handler: why this process was asked to
+    settles_exit: bool = (
+        False  # the loop turns `asked_to_exit` into `save_and_exit`, at one step on all workers
+    )
+    custom_loop: bool = (
+        False  # another loop than our `fit` calls the callback: input and other callbacks are unknown
+    )
 
     @property
     def samples_per_step(self) -> int | None:

@@ -31,11 +31,7 @@ _MONITORING = (_CALLBACKS.EarlyStopping, _CALLBACKS.ReduceLROnPlateau, _CALLBACK
 
 
 def check_keras_callbacks(callbacks: Iterable[Any]) -> None:
-    """Checks the arguments of these callbacks.
-
-    Raises:
-        ValueError, TypeError: an argument of one of them is of a wrong kind or out of range.
-    """
+    """Raises a ValueError or TypeError for an argument of a wrong kind or out of range."""
     for callback in callbacks:
         for kind, ranges in _NUMBERS.items():
             if isinstance(callback, kind):

@@ -52,9 +52,7 @@ _LOGGERS = frozenset({"aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptun
 def check_output_paths(callbacks: Sequence[Any], logs: Callable[[], set[str]] | None) -> None:
     """Checks that callbacks of a fit can write to their paths. `logs` returns the names of its logs, if they are known.
 
-    Raises:
-        SaveError: (an OSError) a path cannot be created.
-        ValueError: an argument is not a path, or has a placeholder for an unknown log.
+    Raises a SaveError for a path that cannot be created, a ValueError for no path or a placeholder for an unknown log.
     """
     for callback in callbacks:
         for kind, (name, folder) in _OUTPUTS.items():
@@ -136,11 +134,7 @@ def check_output_path(argument: str, place: str, folder: bool) -> None:
 
 
 def check_template(argument: str, place: Any) -> None:
-    """Checks that a value is a path whose placeholders can be filled.
-
-    Raises:
-        ValueError: see above.
-    """
+    """Raises a ValueError unless a value is a path whose placeholders can be filled."""
     if not isinstance(place, str | os.PathLike) or not os.fspath(place):
         raise ValueError(f"{argument} must be a path, as a str or a pathlib.Path. Received: {shown(place)}")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -52,18 +53,14 @@ def this_process() -> ProcessIdentity:
 @functools.cache
 def _place() -> str:
     """The machine since it was started, and the namespace of its process numbers (a container has one of its own)."""
-    parts = [socket.gethostname()]
-    for read in (
-        lambda: Path("/proc/sys/kernel/random/boot_id").read_text(),
-        lambda: os.readlink("/proc/self/ns/pid"),
-    ):
-        try:
-            parts.append(read())
-        except OSError:
-            parts.append("")
+    boot = space = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    with contextlib.suppress(OSError):
+        space = os.readlink("/proc/self/ns/pid")
     # Names of machines change (by DHCP); the number of a boot does not.
-    known = parts[1:] if parts[1] else parts
-    return hashlib.blake2b("\n".join(known).encode(), digest_size=4).hexdigest()
+    known = boot or f"{socket.gethostname()}\n"
+    return hashlib.blake2b(f"{known}\n{space}".encode(), digest_size=4).hexdigest()
 
 
 def _started(pid: int) -> int | None:

@@ -71,7 +71,7 @@ def rename_safely(temporary: Path, path: Path, check: Callable[[], object] = lam
         os.replace(temporary, path)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            _remove(temporary)
+            remove(temporary)
         if isinstance(error, OSError) and not isinstance(error, SaveError):
             raise save_error(temporary.parent, error) from error
         raise
@@ -84,7 +84,7 @@ def rename_safely(temporary: Path, path: Path, check: Callable[[], object] = lam
             "loses power now. Check the disk and run again.",
         ) from error
     if replaced is not None:
-        _remove(replaced)
+        remove(replaced)
 
 
 def save_error(directory: Path, error: OSError) -> SaveError:
@@ -154,10 +154,10 @@ def remove_leftovers(directory: Path, begin: str = "") -> None:
         with contextlib.suppress(OSError):
             runs, path = process.runs(), directory / name
             if runs is False or (runs is None and time.time() - path.lstat().st_mtime > _DAY):
-                _remove(path)
+                remove(path)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Removes a file, or a folder with what it holds."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)

@@ -14,33 +14,21 @@ from .fit_state import FitState
 
 
 class CompiledModel(Protocol):
-    """A model after `compile`. What it has from Keras is not listed here.
+    """A model after `compile`. What it has from Keras is not listed here."""
 
-    Attributes:
-        optimizer: an optimizer of ours (`unisono.optimizers.Optimizer` or a `LossScaleOptimizer`); None without one.
-        steps_per_execution: what `compile` was given; 1 for "auto".
-        stop_training: set by callbacks: `fit` ends after this compiled call.
-        stop_evaluating: the same for `evaluate`.
-        stop_predicting: the same for `predict`.
-        train_function: the compiled training steps; None before the first `fit`, and again after `compile`.
-        test_function: the same for steps of evaluation.
-        predict_function: the same for steps of prediction.
-        _pipeline: the `unisono.distribute.Pipeline` in whose scope the model was made; None outside of one.
-        _auto_jit: whether `jit_compile` is "auto".
-        _auto_steps: whether `steps_per_execution` is "auto".
-    """
-
-    optimizer: Any
-    steps_per_execution: int
+    optimizer: Any  # an optimizer of ours (`unisono.optimizers.Optimizer` or a `LossScaleOptimizer`); None without one
+    steps_per_execution: int  # what `compile` was given; 1 for "auto"
+    # Set by callbacks: `fit`, `evaluate` or `predict` ends after this compiled call.
     stop_training: bool
     stop_evaluating: bool
     stop_predicting: bool
+    # The compiled steps; None before the first `fit`, `evaluate` or `predict`, and again after `compile`.
     train_function: Any
     test_function: Any
     predict_function: Any
-    _pipeline: Any
-    _auto_jit: bool
-    _auto_steps: bool
+    _pipeline: Any  # the `unisono.distribute.Pipeline` in whose scope the model was made; None outside of one
+    _auto_jit: bool  # whether `jit_compile` is "auto"
+    _auto_steps: bool  # whether `steps_per_execution` is "auto"
 
     if TYPE_CHECKING:
 
@@ -74,14 +62,8 @@ class CompiledModel(Protocol):
 
 
 class TrainedModel(CompiledModel, Protocol):
-    """A model as the loops have it.
+    """A model as the loops have it."""
 
-    Attributes:
-        fit_state: of the `fit` that is running; None while there is none.
-        history: of the last `fit`.
-        _evaluating: whether `evaluate`, or a validation in `fit`, is running.
-    """
-
-    fit_state: FitState | None
-    _evaluating: bool
-    history: keras.callbacks.History
+    fit_state: FitState | None  # of the `fit` that is running
+    _evaluating: bool  # whether `evaluate`, or a validation in `fit`, is running
+    history: keras.callbacks.History  # of the last `fit`

@@ -208,14 +208,15 @@ def _belongs_to_tensorflow(thread: threading.Thread) -> bool:
 
 
 def open_files() -> set[str]:
-    """The paths of the files that this process has open."""
+    """The paths of the files that this process has open, but for the fonts that matplotlib keeps."""
     found = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             target = os.readlink(descriptor)
         except OSError:  # closed in the meantime: the descriptor of this listing
             continue
-        if target.startswith("/") and not target.startswith(("/dev/", "/proc/")):
+        ignored = target.startswith(("/dev/", "/proc/")) or "/mpl-data/fonts/" in target
+        if target.startswith("/") and not ignored:
             found.add(target)
     return found
 

@@ -51,9 +51,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         >>> history = model.fit(x, y, verbose=0, callbacks=[unisono.callbacks.AnomalyReport()])
     """
 
-    waits_for_compiled_calls = (
-        True  # the compiled step itself stops; the host finds out when the compiled call ends
-    )
+    waits_for_compiled_calls = True  # the step itself stops; the host finds out when the compiled call ends
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         super().__init__()
@@ -69,8 +67,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         if self.path is not None and self._fit_state().chief:
             is_own = begins_with_json("epoch", "step", "exact", "first", "gradients", "batch", lines=False)
             check_overwrite("`path` of `AnomalyReport`", self.path, is_own)
-        self.report, self._watches, self._steps_before = None, [], 0
-        self._batch = None
+        self.report, self._watches, self._batch, self._steps_before = None, [], None, 0
         self._guard()
 
     def _guard(self) -> None:

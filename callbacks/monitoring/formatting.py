@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+
+def scalar(value: Any) -> float | None:
+    """The mean of a log, or None for something else than numbers."""
+    try:
+        return float(np.mean(value))
+    except (TypeError, ValueError):
+        return None
+
 
 def number(value: Any) -> str:
     """A value in full.

@@ -174,10 +174,9 @@ def _unused(path: Path) -> Path:
 
 
 def end_profile() -> str | None:
-    """Writes the profile that `tf.profiler.experimental.start` began, and ends it.
+    """Writes the profile that `tf.profiler.experimental.start` began; returns why there is none, or None.
 
-    Returns:
-        None, or why there is no profile. It takes less time than that after which other workers take this one for lost.
+    It takes less time than that after which other workers take this one for lost.
     """
     most = peer_timeout() / 2 if num_workers() > 1 else math.inf
     seconds = min(20.0, most)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...distribute.arguments import function, shown
 from ...distribute.workers.cluster import is_chief
-from .formatting import duration, short_number
+from .formatting import duration, scalar, short_number
 
 _WIDTH = 20
 _SCREEN_SECONDS = 0.1
@@ -185,23 +185,27 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         return parts
 
     @property
+    def _file(self) -> Any:
+        return self._stream or sys.stdout
+
+    @property
     def _in_place(self) -> bool:
         """Whether a line can be redrawn: on a terminal, in a notebook, in an IDE that says so."""
         if not keras.config.is_interactive_logging_enabled():
             return False
-        isatty = getattr(self._stream or sys.stdout, "isatty", None)
+        isatty = getattr(self._file, "isatty", None)
         return bool(isatty and isatty()) or "ipykernel" in sys.modules or "PYCHARM_HOSTED" in os.environ
 
     def _columns(self) -> int | None:
         """The width of the terminal; None where there is none, as in a notebook."""
         try:
-            return os.get_terminal_size((self._stream or sys.stdout).fileno()).columns or None
+            return os.get_terminal_size(self._file.fileno()).columns or None
         except (OSError, ValueError, AttributeError):
             return None
 
     def _can_print(self, text: str) -> bool:
         try:
-            text.encode(getattr(self._stream or sys.stdout, "encoding", None) or "utf-8")
+            text.encode(getattr(self._file, "encoding", None) or "utf-8")
         except (UnicodeEncodeError, LookupError):
             return False
         return True
@@ -210,10 +214,9 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         if self._stream is None and not keras.config.is_interactive_logging_enabled():
             logging.getLogger("absl").info(text.rstrip("\n"))
             return
-        stream = self._stream or sys.stdout
         self._line_open = not text.endswith("\n")
-        stream.write(text)
-        stream.flush()
+        self._file.write(text)
+        self._file.flush()
 
 
 def _fitted(beginning: str, metrics: list[str], columns: int) -> str:
@@ -233,9 +236,8 @@ def _log(value: Any) -> str:
     """A log as text: whole numbers from 2 on without a fraction (counts, the loss scale), small ones with an exponent."""
     if isinstance(value, int | np.integer):
         return str(value)
-    try:
-        number = float(np.mean(value))
-    except (TypeError, ValueError):
+    number = scalar(value)
+    if number is None:
         return str(value)
     if abs(number) >= 2 and number.is_integer():
         return str(int(number))

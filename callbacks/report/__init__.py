@@ -1,5 +1,6 @@
 """The page that says what one training, or several, did: made from the JSON lines that `TrainingReport` writes."""
 
+from .charts import check_installed as check_installed
 from .page import is_page as is_page
 from .page import render as render
 from .runs import Run as Run

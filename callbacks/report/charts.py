@@ -1,188 +1,117 @@
-"""Charts as SVG: curves over epochs, and shares of a whole."""
+"""Curves over epochs as SVG, drawn by matplotlib, which is imported when the first one is drawn."""
 
 from __future__ import annotations
 
-import dataclasses
-import html
-import json
-import math
-from collections.abc import Sequence
+import contextlib
+import importlib.util
+import io
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from ..monitoring.formatting import short_number
 from .runs import Points
 
-_WIDTH, _HEIGHT = 480, 270
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 34
-_MOST_POINTS = 500  # of a curve: more than it has pixels
+# Readable on white and on black.
+COLORS = ("#2f7fd6", "#d9662b", "#2f9e55", "#a45fd6", "#b0831a", "#1c94ab", "#d64a8b", "#85807b")
+_STYLE = {
+    "axes.edgecolor": "#88888888",
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "grid.color": "#88888844",
+    "svg.fonttype": "none",  # texts stay texts, in the font and the colour of the page
+    "svg.hashsalt": "unisono",  # the same curves give the same bytes
+    "text.parse_math": False,
+}
+_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+_LOCK = threading.Lock()
+_LARGEST = 1e100  # matplotlib multiplies values
 
 
-@dataclasses.dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One curve."""
 
     name: str  # for the legend
     points: Points  # (x, y); those that are not finite are left out and counted
-    color: int = 0  # one of eight
+    color: int = 0
     dashed: bool = False  # validation is dashed
     faint: bool = False  # the values within epochs, behind the others
     key: bool = True  # whether the legend names it
 
-    @property
-    def finite(self) -> Points:
-        """The points that can be drawn."""
-        return [point for point in self.points if all(map(math.isfinite, point))]
+
+class Chart(NamedTuple):
+    """A drawing of lines, for the page."""
+
+    title: str
+    svg: Any  # Markup; empty if no value can be drawn
+    lines: Sequence[Line]  # those that are drawn
+    note: str
 
 
-def line_chart(title: str, lines: Sequence[Line], whole: bool = False, note: str = "") -> str:
-    """A `<figure>` with the curves; an empty string if none has a point. `whole`: the y axis begins at 0."""
-    drawn = [(line, outline(line.finite)) for line in lines]
-    drawn = [(line, points) for line, points in drawn if points]
+def check_installed() -> None:
+    """Raises an ImportError that names the extra without which no page can be made."""
+    missing = [name for name in ("jinja2", "matplotlib") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(
+            f"reports of training runs need {' and '.join(missing)}: pip install 'unisono[report]'"
+        )
+
+
+@contextlib.contextmanager
+def chart_style() -> Iterator[None]:
+    """The settings of matplotlib while charts are drawn, whatever the program has set. They are those of all threads."""
+    import matplotlib.style
+
+    with _LOCK, matplotlib.style.context(["default", _STYLE]):
+        yield
+
+
+def line_chart(title: str, lines: Sequence[Line], whole: bool = False, note: str = "") -> Chart | None:
+    """The curves; None if none has a point. `whole`: the y axis begins at 0. Context: `chart_style`."""
+    drawn = [line._replace(points=points) for line in lines if (points := _finite(line))]
     lost = _lost([line for line in lines if not line.faint]) or _lost(lines)
     if not drawn:
-        return _figure(title, "", [], f"{lost} values, none of them finite") if lost else ""
-    xs, ys = zip(*(point for _, points in drawn for point in points))
+        return Chart(title, "", [], f"{lost} values, none of them finite") if lost else None
+    ys = [y for line in drawn for _, y in line.points]
     logarithmic = not whole and min(ys) > 0 and max(ys) > 50 * min(ys)
-    x_axis = _Axis(min([0.0, *xs]), max(xs), _LEFT, _WIDTH - _RIGHT)
-    low, high = 0.0 if whole else min(ys), max(ys)
-    margin = 0.0 if logarithmic else 0.05 * (high - low)
-    y_axis = _Axis(low if whole else low - margin, high + margin, _HEIGHT - _BOTTOM, _TOP, logarithmic)
-    parts = _grid(x_axis, y_axis)
-    for line, points in drawn:
-        path = " ".join(f"{x_axis.at(x):.1f},{y_axis.at(y):.1f}" for x, y in points)
-        if len(points) > 1:
-            parts.append(f'<polyline class="line {_kind(line)}" points="{path}"/>')
-        if not line.faint or len(points) == 1:
-            x, y = points[-1]
-            place = f'cx="{x_axis.at(x):.1f}" cy="{y_axis.at(y):.1f}"'
-            parts.append(f'<circle class="dot c{line.color % 8}" {place} r="3"/>')
-    data = [
-        {"n": line.name, "p": [[round(x, 4), short_number(y)] for x, y in points]} for line, points in drawn
-    ]
-    scale = {"x0": x_axis.low, "x1": x_axis.high, "l": _LEFT / _WIDTH, "r": (_WIDTH - _RIGHT) / _WIDTH}
-    label = html.escape(
-        f"{title}: " + "; ".join(f"{line.name} ends at {short_number(p[-1][1])}" for line, p in drawn)
-    )
-    svg = (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}" '
-        f"data-lines='{_attribute(data)}' data-scale='{_attribute(scale)}'>{''.join(parts)}"
-        f'<line class="cursor" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" hidden=""/></svg>'
-    )
     notes = (note, "logarithmic scale" * logarithmic, f"{lost} values are not finite" * (lost > 0))
-    return _figure(title, svg, [line for line, _ in drawn if line.key], "; ".join(filter(None, notes)))
+    return Chart(title, _svg(drawn, whole, logarithmic), drawn, "; ".join(filter(None, notes)))
 
 
-def outline(points: Points) -> Points:
-    """Of each part of a long curve the lowest and the highest point, and the last of all: it looks the same.
+def _svg(lines: Sequence[Line], whole: bool, logarithmic: bool) -> Any:
+    from markupsafe import Markup
+    from matplotlib.figure import Figure  # pyplot would keep every chart and open windows
 
-    >>> outline([(x, x % 5) for x in range(3000)])[-3:]
-    [(2989, 4), (2990, 0), (2999, 4)]
-    """
-    size = 2 * len(points) // _MOST_POINTS or 1
-    parts = [points[first : first + size] for first in range(0, len(points), size)]
-    kept = {end(part, key=lambda point: point[1]) for part in parts for end in (min, max)}
-    return sorted(kept.union(points[-1:]))
-
-
-def shares(title: str, parts: Sequence[tuple[str, float, str]], note: str = "") -> str:
-    """A `<figure>` with one divided bar; each part is (name, amount, what to print for the amount)."""
-    total = sum(amount for _, amount, _ in parts)
-    if total <= 0:
-        return ""
-    bars, rows, x = [], [], 0.0
-    for index, (name, amount, text) in enumerate(parts):
-        width = 100 * amount / total
-        bars.append(f'<rect class="c{index % 8}" x="{x:.3f}" y="0" width="{width:.3f}" height="10"/>')
-        rows.append(
-            f'<tr><td><i class="key c{index % 8}"></i>{html.escape(name)}</td><td>{html.escape(text)}</td>'
-            f"<td>{width:.1f} %</td></tr>"
+    figure = Figure(figsize=(4.8, 2.7))
+    axes = figure.add_axes((0.13, 0.16, 0.85, 0.8))
+    for line in lines:
+        axes.plot(
+            *zip(*line.points),
+            color=COLORS[line.color % len(COLORS)],
+            linestyle="--" if line.dashed else "-",
+            linewidth=1 if line.faint else 1.5,
+            alpha=0.55 if line.faint else 1,
+            marker="o" if len(line.points) == 1 else "",
+            markersize=4,
         )
-        x += width
-    label = html.escape(f"{title}: " + ", ".join(f"{name} {100 * a / total:.0f} %" for name, a, _ in parts))
-    svg = f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" role="img" aria-label="{label}">'
-    body = f'{svg}{"".join(bars)}</svg><table class="numbers">{"".join(rows)}</table>'
-    return _figure(title, body, [], note)
+    axes.set_xlabel("epoch")
+    axes.set_xlim(left=0)
+    if logarithmic:
+        axes.set_yscale("log")
+    if whole:
+        axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(lambda value, _: short_number(value))
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg", transparent=True, metadata=_NO_METADATA)
+    text = stream.getvalue()
+    return Markup(text[text.index("<svg") :])
 
 
-def _kind(line: Line) -> str:
-    """The classes of its curve and of its key."""
-    return f"c{line.color % 8}" + " dashed" * line.dashed + " faint" * line.faint
+def _finite(line: Line) -> Points:
+    return [point for point in line.points if all(abs(value) < _LARGEST for value in point)]
 
 
 def _lost(lines: Sequence[Line]) -> int:
     """Values that cannot be drawn."""
-    return sum(len(line.points) - len(line.finite) for line in lines)
-
-
-def _figure(title: str, body: str, lines: Sequence[Line], note: str) -> str:
-    keys = "".join(
-        f'<span><i class="key {_kind(line)}"></i>{html.escape(line.name)}</span>' for line in lines
-    )
-    legend = f'<div class="legend">{keys}</div>' if len(lines) > 1 else ""
-    note = f'<p class="note">{html.escape(note)}</p>' if note else ""
-    name = html.escape(title.lower())
-    return (
-        f'<figure data-name="{name}"><figcaption>{breakable(title)}</figcaption>{legend}{body}{note}</figure>'
-    )
-
-
-def breakable(name: str) -> str:
-    """A name that may go on in the next line after each of its words; HTML."""
-    return html.escape(name).replace("_", "_<wbr>")
-
-
-class _Axis:
-    """Maps values to places between `start` and `end`."""
-
-    def __init__(self, low: float, high: float, start: float, end: float, logarithmic: bool = False) -> None:
-        if low == high:
-            margin = abs(low) / 2 or 0.5
-            low, high = (low / 2, high * 2) if logarithmic else (low - margin, high + margin)
-        self.low, self.high, self.start, self.end, self.logarithmic = low, high, start, end, logarithmic
-
-    def at(self, value: float) -> float:
-        low, high = self.low, self.high
-        if self.logarithmic:
-            low, high, value = math.log(low), math.log(high), math.log(value)
-        return self.start + (value - low) / (high - low) * (self.end - self.start)
-
-    def ticks(self) -> list[float]:
-        if self.logarithmic:
-            low, high = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-            leads = (1, 2, 5) if high - low <= 2 else (1,)
-            marks = [lead * 10.0**power for power in range(low, high + 1) for lead in leads]
-            return [m for m in marks if self.low <= m <= self.high][:9]
-        step = nice_step((self.high - self.low) / 4)
-        first = math.ceil(self.low / step - 1e-9)
-        last = math.floor(self.high / step + 1e-9)
-        return [i * step for i in range(first, last + 1)]
-
-
-def nice_step(rough: float) -> float:
-    """The smallest of 1, 2, 2.5, 5 or 10 times a power of ten that is at least `rough`.
-
-    >>> nice_step(0.03), nice_step(7.0)
-    (0.05, 10.0)
-    """
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(lead * power for lead in (1, 2, 2.5, 5, 10, 20) if lead * power >= rough * (1 - 1e-9))
-
-
-def _grid(x_axis: _Axis, y_axis: _Axis) -> list[str]:
-    parts = []
-    for value in y_axis.ticks():
-        y = y_axis.at(value)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short_number(value)}</text>')
-    for value in x_axis.ticks():
-        x = x_axis.at(value)
-        anchor = "end" if x > _WIDTH - 40 else "middle"
-        parts.append(
-            f'<text x="{x:.1f}" y="{_HEIGHT - 16}" text-anchor="{anchor}">{short_number(value)}</text>'
-        )
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{_HEIGHT - 2}" text-anchor="middle">epoch</text>')
-    return parts
-
-
-def _attribute(value: object) -> str:
-    return html.escape(json.dumps(value, separators=(",", ":")), quote=True)
+    return sum(len(line.points) - len(_finite(line)) for line in lines)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from .charts import Line, breakable, line_chart
+from .charts import Chart, Line, line_chart
 from .runs import Points, Run
 
-_MANY = 6  # metrics; more can be filtered
 _OTHERS: dict[str, Callable[[Run], Points]] = {
     "learning rate": lambda run: run.value("learning_rate"),
     "gradient norm": lambda run: run.value("gradient_norm"),
@@ -15,22 +14,17 @@ _OTHERS: dict[str, Callable[[Run], Points]] = {
     "skipped steps": lambda run: run.log_ending_with("skipped_steps"),
     "samples per second": lambda run: run.samples_per_second(),
 }
-_FROM_ZERO = ("samples per second", "skipped steps")
+_FROM_ZERO = ("samples per second", "skipped steps", "memory, MB")
 
 
-def metric_curves(runs: Sequence[Run]) -> str:
-    """A chart for each metric. For one run the colour distinguishes training from validation, for several the run."""
+def metric_charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
+    """Group -> a chart for each metric. The colour distinguishes training from validation, or several runs."""
     names = unique(name for run in runs for name in run.metric_names())
     outputs = unique(name for run in runs for name in run.facts.get("model", {}).get("outputs", []))
-    groups = grouped(names, outputs)
-    parts = []
-    for group, members in groups.items():
-        charts = "".join(_metric_chart(runs, name, title) for name, title in members)
-        heading = f"<h3>{breakable(group)}</h3>" if group and len(groups) > 1 else ""
-        parts.append(f'<div class="group">{heading}<div class="charts">{charts}</div></div>')
-    words = f"Show only curves with these words, of {len(names)}"
-    field = f'<input id="filter" type="search" placeholder="{words}" aria-label="{words}" hidden>'
-    return (field if len(names) > _MANY else "") + "".join(parts)
+    return {
+        group: [chart for name, title in members if (chart := _metric_chart(runs, name, title))]
+        for group, members in grouped(names, outputs).items()
+    }
 
 
 def grouped(names: Sequence[str], outputs: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
@@ -52,28 +46,29 @@ def grouped(names: Sequence[str], outputs: Sequence[str]) -> dict[str, list[tupl
     return {group: members for group, members in groups.items() if members}
 
 
-def other_curves(runs: Sequence[Run]) -> dict[str, str]:
+def other_charts(runs: Sequence[Run]) -> dict[str, Chart]:
     """Title -> chart: the learning rate and everything else that is measured; the memory for one run alone."""
     one = len(runs) == 1
-    charts = {
-        title: line_chart(
-            title,
-            [Line(title if one else run.name, points(run), i) for i, run in enumerate(runs)],
-            whole=title in _FROM_ZERO,
-        )
+    lines = {
+        title: [Line(title if one else run.name, points(run), i) for i, run in enumerate(runs)]
         for title, points in _OTHERS.items()
     }
     if one:
         memory = [(line["epoch"] + 1.0, line["workers"][0]["memory"]) for line in runs[0].epochs]
-        lines = []
-        for i, kind in enumerate(unique(kind for _, used in memory for kind in used)):
-            points = [(x, used[kind] / 1e6) for x, used in memory if kind in used]
-            lines.append(Line(kind, points, i // 2, kind.endswith("peak")))
-        charts["memory"] = line_chart("memory, MB", lines, whole=True)
-    return charts
+        lines["memory, MB"] = [
+            Line(
+                kind,
+                [(x, used[kind] / 1e6) for x, used in memory if kind in used],
+                i // 2,
+                kind.endswith("peak"),
+            )
+            for i, kind in enumerate(unique(kind for _, used in memory for kind in used))
+        ]
+    charts = {title: line_chart(title, each, whole=title in _FROM_ZERO) for title, each in lines.items()}
+    return {title: chart for title, chart in charts.items() if chart}
 
 
-def _metric_chart(runs: Sequence[Run], name: str, title: str) -> str:
+def _metric_chart(runs: Sequence[Run], name: str, title: str) -> Chart | None:
     validated = len(runs) > 1 and any(run.log(f"val_{name}", fine=False) for run in runs)
     return line_chart(title, _lines(runs, name), note="dashed: validation" * validated)
 

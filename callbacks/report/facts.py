@@ -38,11 +38,7 @@ _INPUTS = {
 
 
 def facts_of(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
-    """What a report says about a run before its first number, in JSON values.
-
-    "model", "strategy", "configuration", "versions", "machine" and "environment" are flat dicts; "summary" is that of
-    the model.
-    """
+    """What a report says about a run before its first number: flat dicts of JSON values, and the summary of the model."""
     lines: list[str] = []
     model.summary(print_fn=lambda text, **_: lines.append(text), line_length=96)
     return {
@@ -84,10 +80,6 @@ def memory_bytes() -> dict[str, int]:
     return found
 
 
-def _users_name(names: dict[str, str], cls: type) -> str:
-    return names.get(cls.__name__, cls.__name__)
-
-
 def _model(model: CompiledModel) -> dict[str, Any]:
     count = lambda weights: int(sum(np.prod(w.shape) for w in weights))  # noqa: E731
     outputs = list(getattr(model, "output_names", None) or [])
@@ -104,8 +96,9 @@ def _model(model: CompiledModel) -> dict[str, Any]:
 
 def _strategy(model: CompiledModel) -> dict[str, Any]:
     strategy = model.distribute_strategy
+    kind = type(strategy).__name__
     return {
-        "strategy": _users_name(_STRATEGIES, type(strategy)),
+        "strategy": _STRATEGIES.get(kind, kind),
         "replicas": strategy.num_replicas_in_sync,
         "devices": [str(d).rpartition("device:")[2] for d in devices_of(strategy)],
         "logical devices": [d.name.rpartition("device:")[2] for d in tf.config.list_logical_devices()],
@@ -113,11 +106,12 @@ def _strategy(model: CompiledModel) -> dict[str, Any]:
 
 
 def _configuration(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
+    kind = type(fit_state.source).__name__
     result: dict[str, Any] = {
         "epochs": fit_state.epochs,
         "steps per epoch": fit_state.steps_per_epoch or "unknown",
         "global batch": fit_state.samples_per_step or "unknown",
-        "input": "unknown" if fit_state.custom_loop else _users_name(_INPUTS, type(fit_state.source)),
+        "input": "unknown" if fit_state.custom_loop else _INPUTS.get(kind, kind),
         "steps per compiled call": "auto"
         if getattr(model, "_auto_steps", False)
         else model.steps_per_execution,

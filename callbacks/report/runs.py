@@ -24,7 +24,9 @@ class Run:
     began: float = 0.0  # seconds since 1970
     now: float = 0.0  # the time of the last line
     how: str = ""  # how it ended; empty: it is running, or was killed
-    steps: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # the lines within epochs
+    lines: list[dict[str, Any]] = dataclasses.field(
+        default_factory=list
+    )  # within epochs, and of finished ones
     epochs: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # the lines of finished epochs
     path: Path | None = None  # of the file
     # The first lines of the processes that resumed it.
@@ -38,9 +40,14 @@ class Run:
             self.began = self.began if self.facts else line["time"]
             self.facts = {key: value for key, value in line.items() if key not in ("event", "time")}
             self.how = ""
-        lists = {"step": self.steps, "epoch": self.epochs, "restart": self.restarts}
-        lists.get(event, []).append(line)
-        self.how = line["how"] if event == "end" else self.how
+        if event in ("step", "epoch"):
+            self.lines.append(line)
+        if event == "epoch":
+            self.epochs.append(line)
+        if event == "restart":
+            self.restarts.append(line)
+        if event == "end":
+            self.how = line["how"]
 
     @property
     def title(self) -> str:
@@ -54,7 +61,7 @@ class Run:
 
     def metric_names(self) -> list[str]:
         """Names of all metrics of training and validation, without "val_", in order."""
-        names = dict.fromkeys(name.removeprefix("val_") for line in self._lines() for name in line["logs"])
+        names = dict.fromkeys(name.removeprefix("val_") for line in self.lines for name in line["logs"])
         metrics = (
             n for n in names if n != "learning_rate" and not n.endswith(("loss_scale", "skipped_steps"))
         )
@@ -73,7 +80,7 @@ class Run:
         """
         points: Points = []
         epoch, steps, total = -1, 0, 0.0
-        for line in sorted(self._lines(), key=self._position):
+        for line in self.lines:
             if name not in line.get("means", ()):
                 continue
             if line["epoch"] != epoch:
@@ -82,11 +89,12 @@ class Run:
                 now = line["step"] * float(line["logs"][name])
                 points.append((self._position(line), (now - total) / (line["step"] - steps)))
                 steps, total = line["step"], now
-        return points or (self.log(name) if any(name in line["logs"] for line in self.steps) else [])
+        within = any(name in line["logs"] for line in self.lines if line["event"] == "step")
+        return points or (self.log(name) if within else [])
 
     def log_ending_with(self, suffix: str) -> Points:
         """The log whose name ends so; of several (one for each optimizer) the first."""
-        names = {name for line in self._lines() for name in line["logs"] if name.endswith(suffix)}
+        names = {name for line in self.lines for name in line["logs"] if name.endswith(suffix)}
         return self.log(min(names)) if names else []
 
     def last(self, name: str) -> float | None:
@@ -109,8 +117,8 @@ class Run:
     def seconds(self) -> dict[str, float]:
         """Seconds of worker 0 in each part of its work, over all epochs.
 
-        "report" is what the report itself took, which is not counted as "callbacks". "unaccounted" is the rest of the time
-        from the first line to the last; a run that was restarted has none, because nobody knows how long it was not running.
+        "report", what the report itself took, is not counted as "callbacks". "unaccounted" is the rest of the time from the
+        first line to the last; a restarted run has none, because nobody knows how long it did not run.
         """
         total: dict[str, float] = {}
         for line in self.epochs:
@@ -130,24 +138,18 @@ class Run:
         waited = self.epochs[-1]["workers"][0].get("waited") if self.epochs else None
         return sum(waited) / len(waited) if waited else None
 
-    def _lines(self) -> list[dict[str, Any]]:
-        return [*self.steps, *self.epochs]
-
     def _points(self, value: Any, fine: bool) -> Points:
-        lines = sorted(self._lines() if fine else self.epochs, key=self._position)
+        lines = self.lines if fine else self.epochs
         points = {self._position(line): value(line) for line in lines if value(line) is not None}
         return [(position, float(number)) for position, number in points.items()]
 
     def _position(self, line: dict[str, Any]) -> float:
+        """Epochs done; the length of an epoch of an input of unknown length is the most steps seen of it."""
         if line["event"] == "epoch":
             return line["epoch"] + 1.0
-        length = line.get("steps_per_epoch") or self._length_of(line["epoch"])
+        steps = (other["step"] for other in self.lines if other["epoch"] == line["epoch"])
+        length = line.get("steps_per_epoch") or max(steps)
         return line["epoch"] + min(1.0, line["step"] / max(1, length))
-
-    def _length_of(self, epoch: int) -> int:
-        """Steps of an epoch of an input of unknown length: its steps when it ended, or the most seen so far."""
-        ended = [line["step"] for line in self.epochs if line["epoch"] == epoch]
-        return max(ended or [line["step"] for line in self.steps if line["epoch"] == epoch] or [1])
 
 
 def read_run(path: Path) -> Run:

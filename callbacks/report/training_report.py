@@ -8,24 +8,26 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
-import numpy as np
 
 from ...distribute.arguments import function, number, truth
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.storage import local_path
 from ...distribute.workers.agreement import gather_json
 from ..custom_loop import CustomLoopSupport
+from ..monitoring.formatting import scalar
 from ..monitoring.json_lines import LineFile
 from ..safe_file import begins_with_json, check_overwrite, write_safely
-from . import Run, is_page, read_run, render
+from . import Run, check_installed, is_page, read_run, render
 from .facts import facts_of, memory_bytes
 
-_MOST_POINTS = 400
 _MOST_SHARE = 0.01  # of the time of a run that writing its page may take
+_LEAST_SHARE = 0.005  # of the steps so far, between two entries: the page of a long run stays readable
 
 
 class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
     """Writes a page with the curves, throughput, time, memory, configuration and restarts of a training run.
+
+    It needs matplotlib and Jinja2: `pip install 'unisono[report]'`.
 
     The page is one file that loads nothing else: it can be mailed, printed, and read on a phone. The numbers are stored
     next to it, one JSON object per line, from which `python -m unisono report` can rebuild it. With several workers the
@@ -54,6 +56,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
+        check_installed()
         self.path = local_path("path", path)
         if self.path.suffix not in (".html", ".htm"):
             raise ValueError(
@@ -69,7 +72,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
 
     def _forget(self) -> None:
         self._resumed = False
-        self._began: float | None = None
+        self._began: Any = None  # the time; None outside of a run
         self._watch: Any = None
         self._run: Run | None = None
         self._means: set[str] | None = None  # the names of the logs that are running means
@@ -99,9 +102,8 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self._epoch = epoch
         state = self._fit_state(epoch=epoch, lap="other")
         if self._began is None:
-            self._began = self._written_at = self._noted_at = self._clock()
-            self._note_every = 0.0
-            self._notes = 0
+            self._began = self._written_at = self._clock()
+            self._steps = self._noted = 0
             event = "restart" if state.step or self._resumed else "begin"
             self._write(event, title=self.title or self.model.name, **facts_of(self.model, state))
         self._epoch_began, self._epoch_first_step = self._clock(), state.step
@@ -113,14 +115,11 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Notes the numbers and updates the page, both when they are due."""
-        now = self._clock()
         state = self._fit_state(batch=batch, lap="compute")
-        if now - self._noted_at < self._note_every or not state.chief:
+        steps = self._steps + state.step - self._epoch_first_step
+        if not state.chief or steps - self._noted < _LEAST_SHARE * steps:
             return
-        self._noted_at = now
-        self._notes += 1
-        if self._notes >= _MOST_POINTS:  # from now on half as often: the page of a long run stays readable
-            self._notes, self._note_every = _MOST_POINTS // 2, max(2 * self._note_every, 0.5)
+        self._noted = steps
         self._write("step", **self._numbers(logs))
         self._render_if_due()
 
@@ -134,6 +133,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
             with self._scope():
                 mine["waited"] = self._watch.all_reduce_seconds
         workers = gather_json(mine, self.model.distribute_strategy)
+        self._steps += steps
         if not state.chief:
             return
         self._write(
@@ -172,14 +172,14 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
             counted = self._in_fit and not on_parameter_servers(self.model.distribute_strategy)
             self._means = running_means(self.model, logs or {}) if counted else set()
         learning_rate = getattr(self._optimizer, "learning_rate", None)
-        values = {name: _scalar(value) for name, value in (logs or {}).items()}
+        values = {name: scalar(value) for name, value in (logs or {}).items()}
         result = {
             "epoch": self._epoch,
             "step": state.step,
             "steps_per_epoch": state.steps_per_epoch,
             "logs": values,
             "means": sorted(self._means & values.keys()),
-            "learning_rate": None if learning_rate is None else _scalar(learning_rate),
+            "learning_rate": None if learning_rate is None else scalar(learning_rate),
         }
         if self._watch is not None:
             with self._scope():
@@ -210,13 +210,6 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self._written_at = self._clock()
         self._render_seconds = self._written_at - began
         self._own_seconds += self._render_seconds
-
-
-def _scalar(value: Any) -> float | None:
-    try:
-        return float(np.mean(value))
-    except (TypeError, ValueError):
-        return None
 
 
 def running_means(model: Any, logs: Mapping[str, Any]) -> set[str]:

@@ -24,13 +24,10 @@ _HDF5_END_AT = {0: 40, 1: 44, 2: 28, 3: 28}
 
 
 def write_checkpoint(path: Path, write: Callable[[Path], object]) -> str:
-    """Writes `path` with `write(temporary path)` and its checksum at the end; returns the checksum.
+    """Writes `path` with `write(temporary path)` and its checksum at the end, as `write_safely`; returns the checksum.
 
-    A file that is neither a ZIP archive nor HDF5 is left as it was written. After a failure the old file is unchanged. If no
-    `ModelCheckpoint` wrote the old file, it is renamed to `path` + ".old", with a warning.
-
-    Raises:
-        SaveError: as `write_safely`.
+    A file that is neither a ZIP archive nor HDF5 is left as it was written. If no `ModelCheckpoint` wrote the old file, it
+    is renamed to `path` + ".old", with a warning.
     """
     temporary = temporary_path(path)
     with rename_safely(temporary, path, lambda: _keep_foreign_file(path)):

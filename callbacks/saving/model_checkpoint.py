@@ -113,8 +113,13 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         """The number of steps after which the loop must call `on_train_batch_end`; None: not in this epoch."""
         if self._schedule.unit != "steps":
             return None
-        not_counted = step - (0 if self._last_batch_seen is None else self._last_batch_seen + 1)
-        return self.save_freq - (self._batches_seen_since_last_saving + not_counted) % self.save_freq
+        return (
+            self.save_freq - (self._batches_seen_since_last_saving + self._not_counted(step)) % self.save_freq
+        )
+
+    def _not_counted(self, step: int) -> int:
+        """Of the first `step` steps of this epoch, those that `_batches_seen_since_last_saving` does not count yet."""
+        return step if self._last_batch_seen is None else step - self._last_batch_seen - 1
 
     def get_state(self) -> dict[str, Any]:
         """The state for backups."""
@@ -124,8 +129,9 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
             "last_batch": self._last_batch_seen,
             "saved": [tuple(entry) for entry in self._saved],
         }
-        waited = {"waited": self._clock() - self._saved_at} if self._schedule.unit == "seconds" else {}
-        return {**state, **waited}
+        if self._schedule.unit == "seconds":
+            state["waited"] = self._clock() - self._saved_at
+        return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_state` returned."""
@@ -154,12 +160,9 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
             due = self._schedule.due_on_workers(0, 0, now - self._saved_at, strategy)
             self._saved_at = now if due else self._saved_at
             return due
-        self._batches_seen_since_last_saving += batch - (
-            -1 if self._last_batch_seen is None else self._last_batch_seen
-        )
+        steps = self._batches_seen_since_last_saving + self._not_counted(batch + 1)
         self._last_batch_seen = batch
-        due, left = divmod(self._batches_seen_since_last_saving, self.save_freq)
-        self._batches_seen_since_last_saving = left
+        due, self._batches_seen_since_last_saving = divmod(steps, self.save_freq)
         return due > 0
 
     def _is_improvement(self, monitor_value: Any, reference_value: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import urllib.parse
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from ..output_paths import check_output_path
 from ..safe_file import (
     check_overwrite,
     open_plain,
+    remove,
     remove_leftovers,
     rename_safely,
     save_error,
@@ -127,7 +127,7 @@ class PredictionWriter(keras.callbacks.Callback):
             file.close()
         if self._temporary is not None:
             with contextlib.suppress(OSError):
-                shutil.rmtree(self._temporary) if self._temporary.is_dir() else self._temporary.unlink()
+                remove(self._temporary)
         self._temporary = None
 
     def outputs(self) -> Any:
@@ -137,8 +137,9 @@ class PredictionWriter(keras.callbacks.Callback):
         """
         if self._structure is None:
             return None
-        load = lambda name: np.load(self._file(self.path, name), mmap_mode="r")  # noqa: E731
-        return keras.tree.map_structure(load, self._structure)
+        return keras.tree.map_structure(
+            lambda name: np.load(self._file(self.path, name), mmap_mode="r"), self._structure
+        )
 
     def _file(self, place: Path, name: str) -> Path:
         """The file of an output, where the path of the callback is `place`."""
@@ -179,11 +180,7 @@ class _ArrayFile:
         self._write_header()
 
     def append(self, array: np.ndarray) -> None:
-        """Writes samples.
-
-        Raises:
-            ValueError: their shape or dtype differs from those before.
-        """
+        """Writes samples; a ValueError where their shape or dtype differs from those before."""
         if array.dtype != self._dtype or array.shape[1:] != self._sample:
             raise ValueError(
                 f"`PredictionWriter` writes samples of one shape and dtype, but after samples {list(self._sample)} of "

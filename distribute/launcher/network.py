@@ -65,8 +65,8 @@ def choose_network(wanted: str) -> tuple[bool, str]:
     except OSError as error:
         return False, (
             f"the processes could not be given a private network ({error}): TensorFlow's servers, which execute every graph "
-            "they receive, can be reached from other machines unless a firewall prevents it; see `python -m unisono "
-            "doctor`, or pass --network host if this is intended"
+            "they receive, can be reached from other machines unless a firewall prevents it (`ss -ltnp` lists them); "
+            "pass --network host if this is intended"
         )
     return True, (
         "the processes have a private network: nothing outside can reach them, and they can reach nothing outside (no "

@@ -1,4 +1,4 @@
-"""The report's page in a real browser: no overflow, no external resources, a working tooltip; light, dark and print."""
+"""The report's page in a real browser: no overflow, no external resources; light, dark and print."""
 
 import html
 import json
@@ -35,24 +35,15 @@ WORKERS = [{"steps": 10, "seconds": {"compute": 1.0, "input": 0.5}, "memory": {"
 METRICS = {f"{side}_a_very_long_name_of_metric_{i}": 0.5 for side in ("left", "right") for i in range(12)}
 
 PROBE = """<script>addEventListener('load',function(){
-var svg=document.querySelector('svg[data-lines]'),box=svg.getBoundingClientRect();
 var over=[].filter.call(document.querySelectorAll('body *'),function(e){
- var scrolls=e.closest('pre,#tip,svg'+(innerWidth>600?',.scroll':''));
- return !scrolls&&e.getBoundingClientRect().right>document.documentElement.getBoundingClientRect().right+1});
-svg.dispatchEvent(new PointerEvent('pointermove',{clientX:box.left+box.width/2,clientY:box.top+5}));
-var filter=document.getElementById('filter');
-function shown(words){filter.value=words;filter.dispatchEvent(new Event('input'));
- return [].filter.call(document.querySelectorAll('.group figure'),function(e){return e.offsetParent}).length}
-var filtered=[shown(''),shown('RIGHT name_of_metric_7'),shown('nothing like it')];
+ return !e.closest('pre,svg,.scroll')
+  &&e.getBoundingClientRect().right>document.documentElement.getBoundingClientRect().right+1});
 var out=document.createElement('script');out.type='application/json';out.id='answer';
 out.textContent=JSON.stringify({over:over.map(function(e){return e.tagName+'.'+e.className}),
- tip:document.getElementById('tip').textContent,hidden:document.getElementById('tip').hidden,
- background:getComputedStyle(document.body).backgroundColor,errors:window.errors,
- loaded:performance.getEntriesByType('resource').length,charts:document.querySelectorAll('svg[data-lines]').length,
- filtered:filtered,width:innerWidth,violations:window.violations});
+ background:getComputedStyle(document.body).backgroundColor,width:innerWidth,
+ text:getComputedStyle(document.querySelector('svg text')).fill,
+ loaded:performance.getEntriesByType('resource').length,charts:document.querySelectorAll('svg').length});
 parent.document.body.appendChild(out)})</script>"""
-EARS = """<script>window.errors=[];window.violations=[];addEventListener('error',function(e){errors.push(e.message)});
-addEventListener('securitypolicyviolation',function(e){violations.push(e.blockedURI)})</script>"""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +73,8 @@ def browse(folder, *arguments):
 
 def ask(page, folder, width=0, *arguments):
     """The probe's result in a window 1280 pixels wide, or in a frame of any other `width`."""
-    page = page.replace("</head>", EARS + PROBE + "</head>")
+    page = page.replace("default-src 'none'", "default-src 'none'; script-src 'unsafe-inline'")
+    page = page.replace("</head>", PROBE + "</head>")
     if width:
         size = f"width:{width}px;height:900px"
         page = f'<html><body><iframe style="{size}" srcdoc="{html.escape(page)}"></iframe></body></html>'
@@ -95,25 +87,14 @@ def ask(page, folder, width=0, *arguments):
 def test_page_at_any_width_has_no_part_beyond_the_edge(page, tmp_path, width):
     answer = ask(page, tmp_path, width)
     assert answer["over"] == []
-    assert answer["errors"] == [] and answer["violations"] == [] and answer["loaded"] == 0
-    assert answer["charts"] >= 5 and answer["width"] == width
-
-
-def test_curves_can_be_filtered_by_words_of_their_names(page, tmp_path):
-    assert ask(page, tmp_path)["filtered"] == [26, 1, 0]
-
-
-def test_page_shows_the_values_under_the_pointer(page, tmp_path):
-    answer = ask(page, tmp_path)
-    tip = answer["tip"]
-    assert not answer["hidden"] and tip.startswith("epoch ") and "training  " in tip and "validation" in tip
+    assert answer["loaded"] == 0 and answer["charts"] >= 5 and answer["width"] == width
 
 
 def test_page_follows_the_reader_into_the_dark(page, tmp_path):
     light = ask(page, tmp_path)
     dark = ask(page, tmp_path, 0, "--blink-settings=preferredColorScheme=0")
-    assert light["background"] == "rgb(255, 255, 255)"
-    assert dark["background"] == "rgb(20, 23, 27)"
+    assert (light["background"], light["text"]) == ("rgb(255, 255, 255)", "rgb(93, 103, 114)")
+    assert (dark["background"], dark["text"]) == ("rgb(20, 23, 27)", "rgb(154, 165, 177)")
 
 
 def test_page_can_be_printed_and_photographed(page, tmp_path):

@@ -93,6 +93,13 @@ def test_files_that_a_page_names_exist(page):
     assert missing + [name for name in files if name not in NAMES and name not in READERS_OWN] == []
 
 
+def test_kubernetes_example_contains_the_network_policy():
+    policy, job = (
+        (ROOT / "docs" / "deploy" / f"{name}.yaml").read_text() for name in ("network-policy", "kubernetes")
+    )
+    assert policy.partition("spec:")[2].strip() in job
+
+
 @pytest.mark.process
 def test_site_builds_strictly(tmp_path):
     pytest.importorskip("material", reason="needs mkdocs-material: pip install '.[docs]'")

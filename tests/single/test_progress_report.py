@@ -56,7 +56,7 @@ def test_values_within_an_epoch_are_those_of_its_steps_and_only_of_means(tmp_pat
     assert places == (0.5, 1.0, 1.5, 2.0)
     np.testing.assert_allclose(values, np.tile(np.abs(errors).mean(axis=1), 2), rtol=1e-5)
     np.testing.assert_allclose([v for _, v in run.recent("loss")][:2], (errors**2).mean(axis=1), rtol=1e-5)
-    assert {name for line in run.epochs + run.steps for name in line["means"]} == {"loss", "mae"}
+    assert {name for line in run.lines for name in line["means"]} == {"loss", "mae"}
 
 
 def test_report_changes_no_number(tmp_path):

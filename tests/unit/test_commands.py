@@ -1,6 +1,5 @@
 """`python -m unisono`: help for a command is printed immediately, without loading TensorFlow."""
 
-import importlib.util
 import os
 import socket
 import subprocess
@@ -63,13 +62,3 @@ def test_argcomplete_completes_commands_options_and_values(line, completed, tmp_
         [sys.executable, "-m", "unisono"], env=os.environ | asked, capture_output=True, text=True
     )
     assert (done.returncode, answer.read_text().split()) == (0, completed), done.stderr
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_get_their_script_or_the_package_that_is_missing(shell, capsys):
-    status = main(["completion", shell])
-    printed = capsys.readouterr()
-    if importlib.util.find_spec("argcomplete") is None:
-        assert status == 2 and "pip install 'unisono[completion]'" in printed.err
-    else:
-        assert status == 0 and "unisono" in printed.out

@@ -1,18 +1,20 @@
 """The report's page, from hand-written lines: what is read, drawn and escaped."""
 
-import importlib
+import importlib.util
 import json
 import pkgutil
 import re
 import subprocess
 
+import matplotlib
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import unisono
 from unisono.callbacks.monitoring.json_lines import LineFile, jsonable
 from unisono.callbacks.report import facts, find_runs, read_run, render
-from unisono.callbacks.report.charts import Line, line_chart, shares
+from unisono.callbacks.report.charts import Line, chart_style, line_chart
 from unisono.callbacks.report.facts import git_commit
 from unisono.commands import report as command
 
@@ -96,8 +98,7 @@ def test_values_within_epochs_are_means_since_the_line_before_where_they_are_kno
     ]  # 5 steps of 2, then 5 more: 10 of 1
     assert np.isnan(run.recent("loss")[3][1])
     assert [x for x, _ in read_run(write(tmp_path / "s.jsonl", LINES)).recent("loss")] == [0.5, 1.0, 1.5, 2.0]
-    page = render([run])
-    assert 'class="line c0 faint"' in page and ">within epochs<" in page
+    assert ">within epochs<" in render([run]).replace("</i>", ">")
 
 
 def test_metrics_of_several_outputs_stand_in_groups_under_short_names(tmp_path):
@@ -105,16 +106,8 @@ def test_metrics_of_several_outputs_stand_in_groups_under_short_names(tmp_path):
     logs = {"loss": 1.0, "left_loss": 0.5, "left_eye_loss": 0.25, "mine/rate": 2.0}
     lines = [{"event": "begin", "time": 100.0, **facts}, epoch(0, **logs)]
     page = render([read_run(write(tmp_path / "r.jsonl", lines))])
-    assert re.findall("<h3>(.*?)</h3>", page) == ["left", "left_<wbr>eye", "mine"]
+    assert re.findall("<h3>(.*?)</h3>", page) == ["left", "left_eye", "mine"]
     assert page.count("<figcaption>loss</figcaption>") == 3 and "<figcaption>rate</figcaption>" in page
-    assert 'id="filter"' not in page
-
-
-@pytest.mark.parametrize("count, heads", [(2, "<th></th>"), (9, "<th>run</th>")])
-def test_results_of_several_runs_have_their_longer_side_down(count, heads, tmp_path):
-    runs = [read_run(write(tmp_path / f"{i}.jsonl", LINES)) for i in range(count)]
-    results = render(runs).split("Different settings")[0]
-    assert heads in results and results.count("val_loss") >= 1
 
 
 def test_run_whose_last_line_was_cut_off_is_read_without_it(tmp_path):
@@ -142,8 +135,11 @@ def test_page_of_one_run_holds_every_chart_and_nothing_from_elsewhere(tmp_path):
     charts = "loss", "learning rate", "gradient norm", "loss scale", "skipped steps", "samples per second"
     assert [title for title in charts if f"<figcaption>{title}</figcaption>" not in page] == []
     assert "1 values are not finite" in page
-    assert not re.search(r"(?:src|href)=|url\(|@import|https?://", page)
-    assert "Content-Security-Policy" in page and "default-src 'none'" in page
+    assert not re.search(
+        r"""(?:src|href)=["'](?!#)|url\((?!#)|@import|<script|https?://(?!www\.w3\.org/)""", page
+    )
+    assert "default-src 'none'" in page
+    assert page == render([read_run(tmp_path / "r.jsonl")])
 
 
 def test_page_of_3000_epochs_is_short_and_answers_in_the_order_of_questions(tmp_path):
@@ -152,10 +148,8 @@ def test_page_of_3000_epochs_is_short_and_answers_in_the_order_of_questions(tmp_
     page = render([read_run(write(tmp_path / "r.jsonl", [LINES[0], *epochs]))])
     questions = ["Did it learn?", "Is it healthy?", "Was it fast?", "Can I reproduce it?"]
     assert [each for each in re.findall("<h2>(.*?)</h2>", page) if each.endswith("?")] == questions
-    assert "Logs of 100 of 3,000 epochs" in page and '<td data-label="epoch">3,000</td>' in page
-    loss = page.split("<figcaption>loss<")[1].split("data-lines='")[1].split("'")[0]
-    assert "[1235.0,&quot;99&quot;]" in loss and "training ends at 4" in page
-    assert loss.count("[") < 1100 and len(page) < 250_000
+    assert "Logs of 100 of 3,000 epochs" in page and "<td>3,000</td>" in page
+    assert "training ends at 4" in page and len(page) < 250_000
 
 
 def test_page_escapes_what_users_wrote(tmp_path):
@@ -188,11 +182,6 @@ def test_times_add_up_to_those_of_the_run(tmp_path):
     assert seconds == {"compute": 3.0, "input": 0.5, "callbacks": 0.375, "report": 0.125, "unaccounted": 6.0}
     page = render([read_run(tmp_path / "r.jsonl")])
     assert "this report" in page and "not measured" in page
-
-
-def test_page_of_a_run_under_way_says_when_it_had_its_last_news(tmp_path):
-    assert 'data-now="101" data-patience="60"' in render([read_run(write(tmp_path / "r.jsonl", LINES[:-3]))])
-    assert 'class="state" data-now' not in render([read_run(write(tmp_path / "r.jsonl", LINES))])
 
 
 def test_users_names_are_those_of_classes_that_exist():
@@ -228,21 +217,28 @@ def test_time_is_shared_out_between_compute_and_waiting_for_sums(tmp_path):
 
 
 def test_chart_without_points_is_empty_and_with_none_finite_says_so():
-    assert line_chart("t", [Line("a", [])]) == ""
-    assert "1 values, none of them finite" in line_chart("t", [Line("a", [(0.0, float("inf"))])])
-    assert "nan" not in line_chart("t", [Line("a", [(float("nan"), 0.1), (1.0, 0.2)])])
+    assert line_chart("t", [Line("a", [])]) is None
+    chart = line_chart("t", [Line("a", [(0.0, float("inf"))])])
+    assert chart.note == "1 values, none of them finite" and not chart.svg
 
 
-@pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [1e-9, 1e9], [-5.0, 5.0], [1e30, 2e30]])
-def test_chart_draws_any_range(values):
-    svg = line_chart("t", [Line("a", list(enumerate(values)))])
-    assert "nan" not in svg and "inf" not in svg and svg.count("<text") >= 3
+@pytest.mark.parametrize(
+    "values", [[1.0], [0.0, 0.0], [1e-9, 1e9], [-5.0, 5.0], [1e30, 2e30], [-9e99, 9e99], [5e-324, 1.0]]
+)
+def test_chart_draws_any_range_whatever_style_the_program_has_set(values):
+    with matplotlib.rc_context({"text.usetex": True, "figure.dpi": 1000}), chart_style():
+        chart = line_chart("t", [Line("$a_", list(enumerate(values)))])
+    assert "nan" not in chart.svg and "inf" not in chart.svg and chart.svg.count("<text") >= 3
 
 
-def test_shares_add_up_to_a_hundred():
-    text = shares("t", [("a", 1.0, "1 s"), ("b", 3.0, "3 s")])
-    assert "25.0 %" in text and "75.0 %" in text
-    assert shares("t", [("a", 0.0, "")]) == ""
+@pytest.mark.parametrize("absent", ["jinja2", "matplotlib"])
+def test_report_without_the_extra_is_rejected_when_it_is_made(absent, tmp_path, monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == absent else find(name))
+    with pytest.raises(ImportError, match=rf"need {absent}: pip install 'unisono\[report\]'"):
+        unisono.callbacks.TrainingReport(tmp_path / "report.html")
+    write(tmp_path / "report.jsonl", LINES)
+    assert command.main([str(tmp_path)]) == 2 and "unisono[report]" in capsys.readouterr().err
 
 
 def test_find_runs_passes_over_other_json_lines(tmp_path):

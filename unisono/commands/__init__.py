@@ -20,7 +20,6 @@ COMMANDS = {
     "plan": "estimate what a training run needs to fit into the memory of its devices",
     "explain": "list the collectives of a training step of a script, and the lines that cause them",
     "doctor": "show the versions, devices and cluster of this machine, and its problems",
-    "completion": "print a shell script that completes these commands and their options",
 }
 _USAGE = "\n".join(
     [
@@ -32,14 +31,7 @@ _USAGE = "\n".join(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
-
-    Args:
-        argv: the command and its arguments; None: those of this process.
-
-    Returns:
-        The exit status.
-    """
+    """Runs a command with its arguments (None: those of this process); returns the exit status."""
     if "_ARGCOMPLETE" in os.environ:
         _complete()
     command, *rest = (sys.argv[1:] if argv is None else argv) or [""]
@@ -66,7 +58,7 @@ def _module(command: str) -> Any:
 
 
 def _complete() -> None:
-    """Answers the shell, which asks how the line goes on, and ends the process; see `completion`."""
+    """Answers argcomplete, which asks for the shell how the line goes on, and ends the process."""
     argcomplete: Any = importlib.import_module("argcomplete")
     parser = argparse.ArgumentParser("unisono")
     parser.add_argument("--version", action="store_true")

@@ -48,19 +48,20 @@ def main(argv: list[str]) -> int:
     if owner is not None:
         print(f"The directory is used by {owner}{'' if owner.runs() else ', which may have ended'}.")
     backups = list_backups(directory)
-    checkpoints = checkpoints_in(directory)
+    checkpoints = {path: _state(path) for path in checkpoints_in(directory)}
     if not backups and not checkpoints:
         print(f"There are no backups in {directory}.")
         return NONE_GOOD
-    good = _print_backups(backups) if backups else 0
-    for path in checkpoints:
-        state = _state(path)
+    if backups:
+        header = ("backup", "epoch", "step", "total steps", "time", "size", "state")
+        problems = filter(None, (info.problem for info in backups))
+        print(*columns([header, *map(_row, backups)]), *problems, sep="\n")
+    for path, state in checkpoints.items():
         size = in_words(path.lstat().st_size) if state != "missing" else ""
         print(f"{path.name if path.name.isprintable() else ascii(path.name)}  {size}  {state}")
-        good += state == "good"
-    if good == len(backups) + len(checkpoints):
-        return ALL_GOOD
-    return SOME_GOOD if good else NONE_GOOD
+    states = [*(info.status for info in backups), *checkpoints.values()]
+    good = states.count("good")
+    return ALL_GOOD if good == len(states) else SOME_GOOD if good else NONE_GOOD
 
 
 def _state(path: Path) -> str:
@@ -73,13 +74,6 @@ def _state(path: Path) -> str:
         return "missing"
     except OSError:  # it, or its checksum, is not a plain file, or cannot be read
         return "damaged"
-
-
-def _print_backups(backups: list[BackupInfo]) -> int:
-    header = ("backup", "epoch", "step", "total steps", "time", "size", "state")
-    problems = filter(None, (info.problem for info in backups))
-    print(*columns([header, *map(_row, backups)]), *problems, sep="\n")
-    return sum(info.status == "good" for info in backups)
 
 
 def _row(info: BackupInfo) -> tuple[str, ...]:

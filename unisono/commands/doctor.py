@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from ..distribute.environment import LONGEST_TIMEOUT
 from .machine.findings import PROBE_SECONDS, Finding, examine
-from .machine.listeners import listening, rules
 from .parser import Parser, at_least
 
 
@@ -17,7 +16,7 @@ def parser() -> Parser:
     parser = Parser(
         "doctor",
         "Show the versions, devices and cluster of this machine, and its problems.",
-        examples=["--json > findings.json", "--firewall > rules.txt"],
+        examples=["--timeout 60", "--json > findings.json"],
         exit_codes={0: "nothing is wrong", 1: "a problem was found"},
     )
     add = parser.add_argument
@@ -29,21 +28,13 @@ def parser() -> Parser:
         metavar="SECONDS",
         help="time for TensorFlow to start and to run an all-reduce (default: %(default)g)",
     )
-    add(
-        "--firewall",
-        action="store_true",
-        help="print rules for nftables and Kubernetes that let only the cluster reach TensorFlow's servers, and end",
-    )
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the findings; returns 0 if nothing is wrong, 1 if something is."""
     options = parser().parse_args(argv)
-    if options.firewall:
-        print(rules(), end="")
-        return 0
-    findings = [*examine(probe_seconds=options.timeout), *listening()]
+    findings = examine(probe_seconds=options.timeout)
     if options.json:
         print(json.dumps([dataclasses.asdict(f) for f in findings], indent=1))
     else:
@@ -62,16 +53,14 @@ def as_text(findings: Sequence[Finding]) -> str:
         lines.append(f" {'!' if f.problem else ' '} {f.name:{width}}  {f.value}")
         lines.extend(f"   {'':{width}}  {text}" for text in (f.problem, f.note) if text)
     problems = sum(bool(f.problem) for f in findings)
-    summary = f"{problems} problem{'s' * (problems > 1)}, marked with !" if problems else "nothing is wrong"
-    return "\n".join([*lines, "", summary, f"next: {next_step(findings)}"])
-
-
-def next_step(findings: Sequence[Finding]) -> str:
-    """What to do now, as one sentence."""
     first = next((f for f in findings if f.problem), None)
-    if first is not None:
-        return f"fix `{first.name}` ({first.section}) as the line below it says, then run this again"
-    return (
-        "in your program, build the model under `unisono.distribute.auto_strategy()` and call "
-        "`model.fit(..., fast_dev_run=True)`, which runs one step of everything"
-    )
+    if first is None:
+        summary = "nothing is wrong"
+        step = (
+            "in your program, build the model under `unisono.distribute.auto_strategy()` and call "
+            "`model.fit(..., fast_dev_run=True)`, which runs one step of everything"
+        )
+    else:
+        summary = f"{problems} problem{'s' * (problems > 1)}, marked with !"
+        step = f"fix `{first.name}` ({first.section}) as the line below it says, then run this again"
+    return "\n".join([*lines, "", summary, f"next: {step}"])

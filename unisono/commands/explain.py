@@ -66,22 +66,6 @@ def _explain_fits() -> None:
     """Has each `fit` of this process end in `_Explained` where its first step would begin."""
     import keras
 
-    original: Any = keras.Model.fit
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def fit(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        others = keras.tree.flatten(given.arguments.get("callbacks") or [])
-        given.arguments["callbacks"] = [_explaining_callback(), *others]
-        return original(*given.args, **given.kwargs)
-
-    keras.Model.fit = fit
-
-
-def _explaining_callback() -> Any:
-    import keras
-
     from ..trainer.run.on_batch import explanation_for
 
     class Explain(keras.callbacks.Callback):
@@ -97,4 +81,14 @@ def _explaining_callback() -> Any:
                 )
             raise _Explained(explanation_for(model, state.source.spec, state.source.batch_size))
 
-    return Explain()
+    original: Any = keras.Model.fit
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        others = keras.tree.flatten(given.arguments.get("callbacks") or [])
+        given.arguments["callbacks"] = [Explain(), *others]
+        return original(*given.args, **given.kwargs)
+
+    keras.Model.fit = fit

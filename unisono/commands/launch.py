@@ -76,11 +76,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Starts the cluster and waits for its end.
-
-    Returns:
-        0 if every script ended with 0; else the status of the one that failed first, 128 + n if signal n ended it.
-    """
+    """Starts the cluster and waits for its end; returns the status that `--help` explains."""
     options = parser().parse_args(argv)
     from ..distribute.launcher.launch import Launcher  # imports NumPy, which `--help` need not wait for
     from ..distribute.launcher.tasks import Layout

@@ -46,15 +46,7 @@ def columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str] = st
 
 
 class Parser(argparse.ArgumentParser):
-    """As `argparse.ArgumentParser`.
-
-    Args:
-        command: its name.
-        purpose: what it does, in a line.
-        examples: its arguments, in two examples.
-        exit_codes: the meaning of each.
-        details: what else there is to know.
-    """
+    """The parser of one command; `examples` holds its arguments in each example."""
 
     def __init__(
         self,

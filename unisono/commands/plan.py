@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import re
+import runpy
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .parser import Parser, columns
+from .parser import Parser, at_least, columns
 
 if TYPE_CHECKING:
     from ..distribute.hardware.memory_plan import MemoryPlan, ModelMemory
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _MOST_BYTES = 1 << 28  # of a model's configuration
+_COUNT = at_least(int, 1, 1e18)
 _HELP = """\
 A model is traced, not created: one of 100 GB can be planned on a laptop. The plan counts weights, gradients, the optimizer's
 state, and the activations that the backward pass needs. A tenth of the memory is left to kernels and the allocator."""
@@ -43,8 +44,8 @@ def parser() -> Parser:
         "model",
         help="a .keras file; or FILE.py:FUNCTION or MODULE:FUNCTION, which returns model, (model, x) or (model, x, y)",
     )
-    add("-b", "--batch-size", type=_count, required=True, metavar="N", help="samples of the global batch")
-    add("-n", "--devices", type=_count, default=1, metavar="N", help="devices, in all machines (default: 1)")
+    add("-b", "--batch-size", type=_COUNT, required=True, metavar="N", help="samples of the global batch")
+    add("-n", "--devices", type=_COUNT, default=1, metavar="N", help="devices, in all machines (default: 1)")
     memory_help = (
         "memory of one device, as 80GiB; G, M and K are powers of 1024 (default: that of this machine's GPUs)"
     )
@@ -69,12 +70,6 @@ def main(argv: Sequence[str]) -> int:
     return 0 if any(plan.fits for plan in plans) else 1
 
 
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to 10^18, received {text[:40]!r}")
-    return int(text)
-
-
 def _bytes(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
     size = 0 if found is None else float(found[1]) * _UNITS[found[2].upper()]
@@ -84,14 +79,7 @@ def _bytes(text: str) -> int:
 
 
 def read_model(place: str) -> ModelMemory:
-    """The memory that the model in a file, or made by a function, takes.
-
-    Args:
-        place: path of a `.keras` file, whose weights are not read; or `FILE.py:FUNCTION` or `MODULE:FUNCTION`.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    """The memory of the model in a `.keras` file, whose weights are not read, or of the one that a function returns."""
     import keras
 
     from ..compat.keras_private.weightless import variables_without_memory
@@ -136,16 +124,13 @@ def _function(place: str) -> Callable[[], Any]:
     if source.endswith(".py"):
         _check_is_file(path)
         sys.path.insert(0, str(path.parent.resolve()))  # what it imports from its folder
-        spec: Any = importlib.util.spec_from_file_location(path.stem, path)
-        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        found = runpy.run_path(source, run_name=path.stem).get(name)
     else:
         sys.path.insert(0, str(Path.cwd()))
-        module = importlib.import_module(source)
-    function = getattr(module, name, None)
-    if not callable(function):
+        found = getattr(importlib.import_module(source), name, None)
+    if not callable(found):
         raise ValueError(f"{source} has no function {name!r}")
-    return function
+    return found
 
 
 def _check_is_file(path: Path) -> None:
@@ -154,11 +139,7 @@ def _check_is_file(path: Path) -> None:
 
 
 def smallest_memory() -> int:
-    """Bytes of the smallest GPU of this machine.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Bytes of the smallest GPU of this machine; a ValueError without one."""
     import tensorflow as tf
 
     from ..distribute.hardware.device_memory import PeakMemory

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .parser import Parser, local
+
+if TYPE_CHECKING:
+    from ..callbacks.report import Run
 
 
 def parser() -> Parser:
@@ -33,19 +37,14 @@ def main(argv: Sequence[str]) -> int:
         if not os.path.exists(place):
             return failed(f"{place} does not exist.", 2)
     from ..callbacks import SaveError  # imports TensorFlow, which `--help` need not wait for
-    from ..callbacks.report import find_runs, is_page, render
+    from ..callbacks.report import check_installed, find_runs, is_page
     from ..callbacks.safe_file import check_overwrite
 
     try:
+        check_installed()
         found = [run for place in options.runs for run in find_runs(place)]
-    except ValueError as error:
+    except (ImportError, ValueError) as error:
         return failed(str(error), 2)
-    for run in found:
-        try:
-            render([run]).encode()
-        except Exception as error:  # the lines may say anything
-            said = f"{type(error).__name__}: {str(error)[:100]!a}"
-            return failed(f"{run.path} is not a report of TrainingReport, or was changed ({said}).", 2)
     if not found:
         places = ", ".join(map(str, options.runs))
         return failed(f"there are no numbers of a training run in {places}: TrainingReport writes them.", 1)
@@ -56,10 +55,26 @@ def main(argv: Sequence[str]) -> int:
         parser().error(f"--output must be a file. Received the folder {str(output)!r}")
     try:
         check_overwrite("--output", output, is_page)
-        output.write_text(render(found), encoding="utf-8")
-    except SaveError as error:
+        output.write_bytes(_page(found))
+    except (SaveError, ValueError) as error:
         return failed(str(error), 2)
     except OSError as error:
         return failed(f"{output} cannot be written ({error.strerror}): name another page with --output.", 1)
     print(f"{output}: {len(found)} training run{'s' * (len(found) > 1)}")
     return 0
+
+
+def _page(runs: Sequence[Run]) -> bytes:
+    from ..callbacks.report import render
+
+    try:
+        return render(runs).encode()
+    except Exception as error:  # the lines may say anything
+        if len(runs) == 1:
+            said = f"{type(error).__name__}: {str(error)[:100]!a}"
+            raise ValueError(
+                f"{runs[0].path} is not a report of TrainingReport, or was changed ({said})."
+            ) from None
+        for run in runs:
+            _page([run])
+        raise

@@ -1,1 +1,1 @@
-"""What `doctor` finds on this machine: devices, servers that listen, and the answers of a probe."""
+"""What `doctor` finds on this machine: its devices, its cluster, and the answers of a probe."""

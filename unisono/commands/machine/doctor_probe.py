@@ -17,11 +17,7 @@ _VALUES = [1.0, 2.0, 3.0]
 
 
 def run_probe(environ: Mapping[str, str], seconds: float) -> tuple[list[dict[str, Any]], str]:
-    """Runs this module in a separate process.
-
-    Returns:
-        The lines that it printed before it ended, failed or ran out of time, and why it did not end well ("" if it did).
-    """
+    """Runs this module in a separate process; the lines that it printed, and why it did not end well ("" if it did)."""
     command = [sys.executable, "-m", "unisono.commands.machine.doctor_probe"]
     try:
         done = subprocess.run(command, env=dict(environ), capture_output=True, timeout=seconds)
@@ -39,12 +35,8 @@ def main() -> None:
     """Prints the two lines."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.pop("TF_CONFIG", None)  # one machine is examined; the cluster is checked without TensorFlow
-    _say(devices())
-    _say(all_reduce())
-
-
-def _say(answer: dict[str, Any]) -> None:
-    print(json.dumps(answer), flush=True)
+    for answer in (devices, all_reduce):
+        print(json.dumps(answer()), flush=True)
 
 
 def devices() -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 from ...distribute.environment import launched_task, shown_variables
 from ...distribute.launcher.gpus import Gpu, complaint, read_gpus
 from ...distribute.workers.addresses import free_ports, listens, split_address, why_taken
-from ...distribute.workers.cluster import Cluster, ClusterError, read_cluster
+from ...distribute.workers.cluster import ClusterError, read_cluster
 from ...version import __version__
 from .doctor_probe import run_probe
 
@@ -29,31 +29,18 @@ _LEAST_FREE_BYTES = 2 * 10**9
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was examined.
+    """One thing that was examined."""
 
-    Attributes:
-        section: "versions", "devices", "precision", "cluster", "ports", "collectives", "machine" or "listening".
-        name: what was examined.
-        value: what was found.
-        note: what is worth knowing and harms nothing; empty: nothing.
-        problem: what is wrong and how to fix it, in one sentence; empty: nothing is.
-    """
-
-    section: str
+    section: str  # "versions", "devices", "precision", "cluster", "ports", "collectives" or "machine"
     name: str
     value: str
-    note: str = ""
-    problem: str = ""
+    note: str = ""  # what is worth knowing and harms nothing
+    problem: str = ""  # what is wrong and how to fix it, in one sentence
 
 
-def examine(environ: Mapping[str, str] | None = None, probe_seconds: float = PROBE_SECONDS) -> list[Finding]:
-    """Examines everything. Takes about ten seconds: TensorFlow is started in a separate process.
-
-    Args:
-        environ: variables to read; None: those of this process.
-        probe_seconds: float; how long that process may take.
-    """
-    environ = os.environ if environ is None else environ
+def examine(probe_seconds: float = PROBE_SECONDS) -> list[Finding]:
+    """Examines everything, in about ten seconds: TensorFlow is started in a process that may take `probe_seconds`."""
+    environ = os.environ
     lines, failure = run_probe(environ, probe_seconds)
     return [
         *versions(environ),
@@ -69,18 +56,14 @@ def examine(environ: Mapping[str, str] | None = None, probe_seconds: float = PRO
 
 
 def versions(environ: Mapping[str, str], requirements: list[str] | None = None) -> list[Finding]:
-    """Python and the packages that training needs, compared with the oldest that are supported.
+    """Python and the packages that training needs, compared with the oldest supported ones; and the variant of Keras.
 
-    Args:
-        environ: variables; those that change which Keras is used are read.
-        requirements: "name>=version" of the dependencies; None: those that Unisono was installed with.
+    `requirements`: "name>=version" of the dependencies; None: those that Unisono was installed with.
     """
-    findings = [
-        Finding("versions", "python", platform.python_version()),
-        Finding("versions", "unisono", __version__),
-    ]
+    found = {"python": platform.python_version(), "unisono": __version__}
+    findings = [Finding("versions", name, version) for name, version in found.items()]
     for requirement in _requirements() if requirements is None else requirements:
-        match = re.match(r"([A-Za-z0-9_-]+)\s*>=\s*([0-9.]+)", requirement)
+        match = re.match(r"([A-Za-z0-9_-]+).*>=\s*([0-9.]+)", requirement)
         if match is None:
             continue
         name, oldest = match.groups()
@@ -94,16 +77,15 @@ def versions(environ: Mapping[str, str], requirements: list[str] | None = None) 
                 problem = f"Upgrade it: pip install '{name}>={oldest}'."
         findings.append(Finding("versions", name, have, problem=problem))
     backend = environ.get("KERAS_BACKEND") or _configured_backend(environ) or "tensorflow"
-    problem = (
-        "" if backend == "tensorflow" else "Unisono needs Keras on TensorFlow: set KERAS_BACKEND=tensorflow."
-    )
+    text = "Unisono needs Keras on TensorFlow: set KERAS_BACKEND=tensorflow."
+    problem = "" if backend == "tensorflow" else text
     findings.append(Finding("versions", "Keras backend", backend, problem=problem))
     legacy = environ.get("TF_USE_LEGACY_KERAS", "")
     if legacy.lower() in ("1", "true"):
-        problem = (
+        text = (
             "tf.keras is the legacy tf_keras, whose models Unisono cannot train: unset TF_USE_LEGACY_KERAS."
         )
-        findings.append(Finding("versions", "TF_USE_LEGACY_KERAS", legacy, problem=problem))
+        findings.append(Finding("versions", "TF_USE_LEGACY_KERAS", legacy, problem=text))
     return findings
 
 
@@ -132,16 +114,15 @@ def _configured_backend(environ: Mapping[str, str]) -> str | None:
     return backend if isinstance(backend, str) else None
 
 
-def machine(folder: str = ".") -> list[Finding]:
+def machine() -> list[Finding]:
     """Cores and free disk space."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    free = shutil.disk_usage(folder).free
-    problem = "Free some space, or write backups elsewhere: a write that does not fit fails."
-    problem = problem if free < _LEAST_FREE_BYTES else ""
+    free = shutil.disk_usage(".").free
+    text = "Free some space, or write backups elsewhere: a write that does not fit fails."
     return [
         Finding("machine", "system", f"{platform.system()} {platform.release()}, {platform.machine()}"),
         Finding("machine", "CPU cores", str(cores)),
-        Finding("machine", "free disk", f"{free / 1e9:.1f} GB", problem=problem),
+        Finding("machine", "free disk", f"{free / 1e9:.1f} GB", problem=text * (free < _LEAST_FREE_BYTES)),
     ]
 
 
@@ -226,7 +207,7 @@ def cluster(environ: Mapping[str, str]) -> list[Finding]:
     findings = [
         Finding("cluster", "members", jobs),
         Finding("cluster", "this process", f"{found.task_type} {found.task_index} at {found.address}"),
-        _own_port(found),
+        _own_port(split_address(found.address)[1]),
     ]
     members = [
         (job, index, where) for job, all_of in found.jobs.items() for index, where in enumerate(all_of)
@@ -235,8 +216,7 @@ def cluster(environ: Mapping[str, str]) -> list[Finding]:
     return findings + [_peer(f"{job} {index}", where) for job, index, where in members if (job, index) != own]
 
 
-def _own_port(found: Cluster) -> Finding:
-    _, port = split_address(found.address)
+def _own_port(port: int) -> Finding:
     if taken := why_taken(port):
         text = f"Port {port} cannot be opened ({taken}): end what uses it, or choose another."
         return Finding("cluster", "own port", str(port), problem=text)
@@ -256,10 +236,10 @@ def _peer(name: str, address: str) -> Finding:
     return Finding("cluster", name, f"{address} answers")
 
 
-def ports(count: int = 3) -> list[Finding]:
+def ports() -> list[Finding]:
     """Whether the launcher can open ports on this machine."""
     try:
-        free = free_ports(count)
+        free = free_ports(3)
     except OSError:
         text = "No port can be opened on 127.0.0.1, so workers cannot talk: ask for one to be allowed."
         return [Finding("ports", "on 127.0.0.1", "none", problem=text)]
