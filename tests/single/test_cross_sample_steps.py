@@ -1,10 +1,11 @@
 """Custom steps with computation across samples, on uneven replicas, match a single device."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from parity import Balanced, OfCall, assert_parity
+from parity import Balanced, OfCall, X, assert_parity, trained
 
 import unisono
 
@@ -99,26 +100,73 @@ class AccumulatesInBranch(Net):
     def build(self, shape):
         for layer in (self.first, self.last):
             layer.build((None, 6))
-        self.count = self.add_weight((), "zeros", "int32", trainable=False, name="count")
+        self.count = self.add_weight((), "zeros", "int32", trainable=False)
         self.sums = [self.add_weight(v.shape, "zeros", trainable=False) for v in self.trainable_variables]
         super().build(shape)
 
     def apply_sums(self):
-        sums = [v.value for v in self.sums]
-        self.optimizer.apply_gradients(zip(sums, self.trainable_variables))
+        self.optimizer.apply_gradients(zip([v.value for v in self.sums], self.trainable_variables))
         for variable in (self.count, *self.sums):
             variable.assign(ops.zeros_like(variable))
 
     def train_step(self, data):
-        x, y = data
         with tf.GradientTape() as tape:
-            loss = self.loss_of(self, x, y, True)
+            loss = self.loss_of(self, *data, True)
         for v, gradient in zip(self.sums, tape.gradient(loss, self.trainable_variables)):
             v.assign_add(gradient / 2)
         self.count.assign_add(1)
         tf.cond(tf.equal(self.count.value, 2), self.apply_sums, lambda: None)
-        self.tracked.update_state(loss)
-        return {"tracked": self.tracked.result()}
+        return {"error": loss}
+
+
+class Contrasted(unisono.Model):
+    """Each replica compares its samples with all others, as image-text contrastive losses do."""
+
+    def __init__(self):
+        super().__init__()
+        self.images, self.texts = L.Dense(4), L.Dense(4)
+        self.temperature = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, x):
+        return self.images(x)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            both = images, texts = self.images(data[0]), self.texts(data[1])
+            every = unisono.distribute.gather(both)[::-1]
+            logits = [tf.matmul(own, each, transpose_b=True) for own, each in zip(both, every)]
+            mine = self.temperature * tf.reduce_sum(images * texts, -1)
+            loss = tf.add_n(
+                [tf.reduce_mean(tf.reduce_logsumexp(self.temperature * part, -1) - mine) for part in logits]
+            )
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"error": loss}
+
+    def test_step(self, data):
+        return {"error": tf.reduce_mean(self(data[0]))}
+
+
+class OfBoxes(OfCall):
+    """A detection loss: each sample has its own number of boxes, and the sum is divided by their total number."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        number = tf.cast(tf.size(y.flat_values), y_pred.dtype)
+        return tf.reduce_sum(tf.square(tf.reduce_sum(y, axis=1) - y_pred[:, 0])) / number
+
+
+class Ranks(unisono.Model):
+    """Compares all samples; its inputs are sparse."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = self.add_weight(shape=(6, 1), initializer="ones", name="table")
+
+    def call(self, x):
+        return ops.matmul(x, self.table)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        wrong = ops.relu(1 - (y_pred - ops.transpose(y_pred)) * ops.sign(y[:, :1] - ops.transpose(y[:, :1])))
+        return ops.mean(wrong)
 
 
 class Embeds(Net):
@@ -170,16 +218,33 @@ STEPS = {
     "contrastive with statistics": lambda: Net(
         contrastive, between=lambda: L.BatchNormalization(synchronized=True)
     ),
-    "sparse": Embeds,
+    "sparse gradients": Embeds,
+    "contrasted with all": Contrasted,
     "bounded": Bounded,
 }
 
 
-@pytest.mark.short("minimized-2", "masked mean-2", "contrastive-2", "bounded-3")
+@pytest.mark.short("minimized-2", "masked mean-2", "contrastive-2", "contrasted with all-2", "bounded-3")
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("name", STEPS)
 def test_custom_step_matches_one_device(name, replicas):
     assert_parity(STEPS[name], replicas)
+
+
+LENGTHS = [1, 2, 3] * 5
+BOXES = tf.RaggedTensor.from_row_lengths(np.linspace(-1.0, 2.0, sum(LENGTHS)), LENGTHS)
+
+
+@pytest.mark.short("3-Ranks", "2-OfBoxes")
+@pytest.mark.parametrize(
+    ("make", "data"),
+    [(OfBoxes, {"y": BOXES}), (Ranks, {"x": tf.sparse.from_dense(np.maximum(X, 0)), "y": X})],
+    ids=["OfBoxes", "Ranks"],
+)
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_step_with_ragged_or_sparse_data_runs_on_one_replica(make, data, replicas):
+    reason = "ragged and sparse inputs are not partitioned"
+    assert_parity(make, replicas, reason, loss=None, **data)
 
 
 @pytest.mark.long
@@ -200,3 +265,21 @@ def test_eager_custom_step_matches_one_device(name):
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_step_that_cannot_be_partitioned_runs_on_one_replica_and_says_why(make, reason, replicas):
     assert_parity(make, replicas, reason)
+
+
+class SumsWhatIsMasked(OfCall):
+    """A sum over a random mask: about half of the entries, so that the sum is close to the single-device result."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        mask = keras.random.uniform(ops.shape(y_pred), seed=self.seeds) < 0.499
+        return ops.sum(ops.where(mask, ops.square(y - y_pred), 0.0))
+
+
+def test_a_sum_over_places_that_are_drawn_is_a_sum():
+    """On two replicas a mean would be half of it; the masks differ, so the values are only close."""
+    one, two = (trained(SumsWhatIsMasked, replicas, batch=15)[0][2]["loss"][0] for replicas in (1, 2))
+    assert 0.65 < two / one < 1.5

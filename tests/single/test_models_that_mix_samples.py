@@ -12,7 +12,8 @@ import tensorflow as tf
 from parity import Balanced, OfCall, X, Y, assert_parity, centered, trained
 
 import unisono
-from tests.helpers import FLOAT64, GradientsOfItsOwn, assert_close
+from tests.helpers import FLOAT64, GradientsOfItsOwn, assert_close, mirrored
+from unisono.distribute import gather
 
 pytestmark = pytest.mark.usefixtures("float64")
 L, ops = keras.layers, keras.ops
@@ -129,14 +130,24 @@ class OfEachRow(L.Layer):
         return ops.where(ops.any(x > 100.0), x * 0.0, x)
 
 
-class Recurrent(L.Layer):
-    def build(self, shape):
-        self.cell = L.GRU(4)
-        self.attention = L.MultiHeadAttention(1, 2)
+class Compares(L.Dense):
+    """Adds a loss over all pairs of samples, and a mean over samples."""
 
     def call(self, x):
-        x = ops.reshape(x, (-1, 3, 2))
-        return self.cell(self.attention(x, x))
+        own = super().call(x)
+        rows = gather(own)
+        self.add_loss(0.01 * tf.reduce_mean(tf.matmul(rows, rows, transpose_b=True) ** 2))
+        self.add_loss(unisono.distribute.global_mean((own - 1) ** 2))
+        return own
+
+
+def whitened(x):
+    """Normalizes with the mean and covariance of the batch: each output depends on all samples."""
+    rows = gather(x)
+    middle = rows - tf.reduce_mean(rows, 0)
+    covariance = tf.matmul(middle, middle, transpose_a=True) / tf.cast(tf.shape(rows)[0], rows.dtype)
+    lower = tf.linalg.cholesky(covariance + 0.1 * tf.eye(5, dtype=rows.dtype))
+    return tf.transpose(tf.linalg.triangular_solve(lower, tf.transpose(x - tf.reduce_mean(rows, 0))))
 
 
 class WithTable(L.Layer):
@@ -264,9 +275,11 @@ MODELS = {
     "another axis of unknown length": lambda: chain(Applied(next_to_rows), L.Reshape((5,))),
     "a median": lambda: chain(Pair()),
     "mixup": lambda: chain(Applied(lambda x: 0.7 * x + 0.3 * ops.roll(x, 1, axis=0), train_only=True)),
-    "gathered samples": lambda: chain(Applied(lambda x: x - ops.mean(unisono.distribute.gather(x), axis=0))),
+    "gathered samples": lambda: chain(Applied(lambda x: x - ops.mean(gather(x), axis=0))),
+    "gathered pairs": lambda: chain(Compares(4)),
+    "gathered pairs in a model without inputs": lambda: unisono.Sequential([Compares(4), L.Dense(2)]),
+    "gathered covariance": lambda: chain(Applied(whitened)),
     "samples": lambda: chain(L.Dense(6), OfEachRow()),
-    "recurrent samples": lambda: chain(L.Dense(6), Recurrent()),
     "a layer in a layer": lambda: chain(Block()),
     "an added loss": lambda: chain(Balanced()),
     "clipped state": lambda: chain(Adaptive()),
@@ -286,8 +299,8 @@ MODELS = {
         "mixup-3",
         "a median-2",
     ),
-    *("samples-2", "gathered samples-2", "next to a table-3", "declared state-2", "state in a branch-2"),
-    *("clipped state-2", "a codebook-3"),
+    *("samples-2", "gathered covariance-2", "gathered pairs-3", "next to a table-3", "declared state-2"),
+    *("state in a branch-2", "clipped state-2", "a codebook-3"),
 )
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("name", MODELS)
@@ -312,6 +325,11 @@ def test_groups_of_samples_that_a_replica_cannot_make_are_those_of_one_device(ma
     data = {"x": np.concatenate([X, X[:1]]), "y": np.concatenate([Y, Y[:1]]), "batch": 8}
     found, _ = trained(make, 3, **data)
     assert_close(found, trained(make, 1, **data)[0], FLOAT64, "results")
+
+
+def test_gather_outside_of_a_replica_is_an_error():
+    with mirrored(2).scope(), pytest.raises(RuntimeError, match=r"outside of `strategy\.run`"):
+        gather(tf.ones([2, 3]))
 
 
 def test_clipped_state_reaches_its_bounds():
