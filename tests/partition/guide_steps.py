@@ -20,7 +20,7 @@ N = 12
 X, X2, T, NOISE = (_R.normal(size=(N, width)) for width in (4, 4, 3, 2))
 Y, ACTIONS, REWARDS = _R.integers(0, 3, N), _R.integers(0, 3, N).astype("int32"), _R.normal(size=N)
 TOKENS, MASK, IMAGES = _R.integers(1, 7, (N, 6)), _R.random((N, 6)) > 0.6, _R.normal(size=(N, 4, 4, 2))
-SERIES = _R.normal(size=(N, 5, 3))
+SERIES, BINARY = _R.normal(size=(N, 5, 3)), _R.integers(0, 2, (N, 3)).astype("float64")
 UNIFORM, TIMES = _R.random((N, 1)), _R.integers(0, 4, N)
 mean, total, layers = tf.reduce_mean, tf.reduce_sum, keras.layers
 
@@ -152,6 +152,35 @@ class WassersteinWithPenalty(TwoOptimizers):
         }
 
 
+@step(T, Y, NOISE)
+class ConditionalGAN(TwoOptimizers):
+    def made(self):
+        return mlp(5, 3)
+
+    def set_up(self):
+        super().set_up()
+        self.critic = mlp(6, 1)
+
+    def train_step(self, data):
+        real, y, noise = data
+        code, n = tf.one_hot(y, 3, dtype=real.dtype), size_of(real)
+        entropy = keras.losses.BinaryCrossentropy(from_logits=True)
+
+        def of_critic():
+            fake = self.net(tf.concat([noise, code], 1))
+            both = tf.concat([tf.concat([fake, code], 1), tf.concat([real, code], 1)], 0)
+            return entropy(tf.concat([tf.ones((n, 1)), tf.zeros((n, 1))], 0), self.critic(both))
+
+        def of_maker():
+            fake = self.net(tf.concat([noise, code], 1))
+            return entropy(tf.zeros((n, 1)), self.critic(tf.concat([fake, code], 1)))
+
+        return {
+            "critic": self.update(self.first, self.critic, of_critic),
+            "made": self.update(self.second, self.net, of_maker),
+        }
+
+
 @step(T, T[::-1].copy())
 class CycleGAN(TwoOptimizers):
     def made(self):
@@ -198,6 +227,35 @@ class DiffusionWithAverage(Net):
         return {}
 
 
+@step(X)
+class VectorQuantized(Net):
+    def set_up(self):
+        self.decoder = mlp(3, 4)
+        self.codes = self.add_weight(shape=(3, 6), initializer="random_normal")
+
+    def loss_of(self, x):
+        z, codes = self.net(x), tf.convert_to_tensor(self.codes)
+        distances = total(z**2, 1, keepdims=True) + total(codes**2, 0) - 2 * tf.matmul(z, codes)
+        chosen = tf.one_hot(tf.argmin(distances, 1), 6, dtype=z.dtype)
+        quantized = tf.matmul(chosen, codes, transpose_b=True)
+        commitment = 0.25 * mean((tf.stop_gradient(quantized) - z) ** 2)
+        codebook = mean((quantized - tf.stop_gradient(z)) ** 2)
+        out = self.decoder(z + tf.stop_gradient(quantized - z))
+        return mean((out - x) ** 2) / 0.7 + commitment + codebook
+
+
+@step(X)
+class NormalizingFlow(Net):
+    def made(self):
+        return mlp(2, 4, "tanh")
+
+    def loss_of(self, x):
+        kept, moved = tf.split(x, 2, axis=1)
+        shift, scale = tf.split(self.net(kept), 2, axis=1)
+        z = tf.concat([kept, moved * tf.exp(scale) + shift], 1)
+        return -mean(total(-0.5 * z**2 - 0.5 * np.log(2 * np.pi), 1) + total(scale, 1))
+
+
 # contrastive and self-supervised models
 
 
@@ -207,6 +265,42 @@ class SimCLR(Net):
         one, other = unit(self.net(x)), unit(self.net(x2))
         logits, labels = tf.matmul(one, other, transpose_b=True) / 0.5, tf.range(size_of(x))
         return cross_entropy(labels, logits) + cross_entropy(labels, tf.transpose(logits))
+
+
+@step(X, X2, gathered=1, reduced=1)
+class NormalizedTemperature(Net):
+    def loss_of(self, x, x2):
+        z, n = unit(self.net(tf.concat([x, x2], 0))), size_of(x)
+        logits = tf.matmul(z, z, transpose_b=True) / 0.5 - 1e9 * tf.eye(2 * n, dtype=z.dtype)
+        return cross_entropy(tf.concat([tf.range(n, 2 * n), tf.range(n)], 0), logits)
+
+
+@step(X, T, gathered=1, reduced=5)
+class CLIP(Net):
+    def set_up(self):
+        self.text = mlp(3, 3)
+        self.scale = self.add_weight(shape=(), initializer="ones")
+
+    def loss_of(self, x, t):
+        logits = tf.matmul(unit(self.net(x)), unit(self.text(t)), transpose_b=True) * tf.exp(self.scale)
+        labels, entropy = (
+            keras.ops.arange(keras.ops.shape(x)[0]),
+            keras.losses.sparse_categorical_crossentropy,
+        )
+        one, other = (entropy(labels, each, from_logits=True) for each in (logits, tf.transpose(logits)))
+        return mean(one + other) / 2
+
+
+@step(X, Y, gathered=2, reduced=1)
+class SupervisedContrastive(Net):
+    def loss_of(self, x, y):
+        z = unit(self.net(x))
+        logits = tf.matmul(z, z, transpose_b=True) / 0.5
+        others = 1.0 - tf.eye(size_of(x), dtype=z.dtype)
+        alike = tf.cast(tf.equal(y[:, None], y[None]), z.dtype) * others
+        logits -= tf.stop_gradient(tf.reduce_max(logits, 1, keepdims=True))
+        log_p = logits - tf.math.log(total(tf.exp(logits) * others, 1, keepdims=True))
+        return -mean(tf.math.divide_no_nan(total(alike * log_p, 1), total(alike, 1)))
 
 
 @step(X, X2, gathered=1)
@@ -230,6 +324,61 @@ class MoCo(Net):
         return {}
 
 
+@step(X, X2)
+class BYOL(Net):
+    def set_up(self):
+        self.predictor, self.target = mlp(3, 3), mlp(4, 3)
+        self.target.trainable = False
+
+    def loss_of(self, x, x2):
+        def one_way(a, b):
+            return mean(
+                2 - 2 * total(unit(self.predictor(self.net(a))) * tf.stop_gradient(unit(self.target(b))), 1)
+            )
+
+        return one_way(x, x2) + one_way(x2, x)
+
+    def after(self):
+        for old, new in zip(self.target.weights, self.net.weights):
+            old.assign(0.99 * old + 0.01 * new)
+        return {}
+
+
+@step(X, X2)
+class SimSiam(Net):
+    def set_up(self):
+        self.predictor = mlp(3, 3)
+
+    def loss_of(self, x, x2):
+        one, other = self.net(x), self.net(x2)
+        alike = lambda p, z: -mean(total(unit(p) * unit(tf.stop_gradient(z)), 1))  # noqa: E731
+        return 0.5 * (alike(self.predictor(one), other) + alike(self.predictor(other), one))
+
+
+@step(X, X2, reduced=14)
+class BarlowTwins(Net):
+    def loss_of(self, x, x2):
+        def normalized(z):
+            return (z - mean(z, 0)) / tf.math.reduce_std(z, 0)
+
+        one, other = normalized(self.net(x)), normalized(self.net(x2))
+        c = tf.matmul(one, other, transpose_a=True) / tf.cast(size_of(x), x.dtype)
+        return total(tf.where(tf.eye(3, dtype=tf.bool), (c - 1) ** 2, 5e-3 * c**2))
+
+
+@step(X, X2, reduced=14)
+class VICReg(Net):
+    def loss_of(self, x, x2):
+        one, other = self.net(x), self.net(x2)
+        loss = keras.losses.MeanSquaredError()(one, other) + 0.1 * mean(one)  # shifts the bias
+        for z in (one - mean(one, 0), other - mean(other, 0)):
+            deviation = tf.sqrt(tf.math.reduce_variance(z, 0) + 1e-4)
+            covariance = tf.matmul(z, z, transpose_a=True) / (tf.cast(size_of(z), z.dtype) - 1)
+            outside = covariance - tf.linalg.diag(tf.linalg.diag_part(covariance))
+            loss += mean(tf.nn.relu(1 - deviation)) + total(outside**2) / 75
+        return loss
+
+
 @step(X, X2, reduced=4)
 class DINO(Net):
     def set_up(self):
@@ -245,6 +394,55 @@ class DINO(Net):
     def after(self):
         self.centre.assign(0.9 * self.centre + 0.1 * mean(self.out, 0, keepdims=True))
         return {"entropy": tf.norm(self.centre), "most": tf.reduce_max(self.out)}
+
+
+@step(X, X2, reduced=3)
+class SinkhornAssignments(Net):
+    def loss_of(self, x, x2):
+        one, other = self.net(x), self.net(x2)
+        q = tf.exp(tf.stop_gradient(other))
+        q /= total(q)
+        for _ in range(2):
+            q /= total(q, 0, keepdims=True) * 3
+            q /= total(q, 1, keepdims=True) * tf.cast(size_of(x), x.dtype)
+        return -mean(total(q * tf.cast(size_of(x), x.dtype) * tf.nn.log_softmax(one), 1))
+
+
+@step(X, Y, gathered=3, reduced=2)
+class HardTriplets(Net):
+    def loss_of(self, x, y):
+        z = self.net(x)
+        squares = total(z**2, 1)
+        distances = squares[:, None] - 2 * tf.matmul(z, z, transpose_b=True) + squares[None]
+        alike = tf.cast(y[:, None] == y[None], z.dtype)
+        far, near = tf.reduce_max(distances * alike, 1), tf.reduce_min(distances + 1e3 * alike, 1)
+        return mean(tf.nn.relu(far - near + 0.2))
+
+
+@step(X, X2, BINARY[:, 0])
+class Siamese(Net):
+    def loss_of(self, x, x2, alike):
+        distance = tf.sqrt(tf.maximum(total((self.net(x) - self.net(x2)) ** 2, 1), 1e-9))
+        return mean(alike * distance**2 + (1 - alike) * tf.maximum(1 - distance, 0) ** 2)
+
+
+@step(IMAGES, _R.random((N, 4)))
+class MaskedAutoencoder(Net):
+    def made(self):
+        return mlp(8, 8)
+
+    def set_up(self):
+        self.token = self.add_weight(shape=(1, 8), initializer="random_normal")
+
+    def loss_of(self, images, order):
+        patches = tf.image.extract_patches(images, [1, 2, 2, 1], [1, 2, 2, 1], [1, 1, 1, 1], "VALID")
+        patches = tf.reshape(patches, (-1, 4, 8))
+        order = tf.argsort(order, axis=-1)
+        hidden, visible = order[:, :2], order[:, 2:]
+        seen = tf.gather(patches, visible, axis=1, batch_dims=1)
+        tokens = tf.tile(self.token[None], [size_of(images), 2, 1]) + mean(seen, 1, keepdims=True)
+        out = tf.reshape(self.net(tf.reshape(tokens, [-1, 8])), [-1, 2, 8])
+        return mean((out - tf.gather(patches, hidden, axis=1, batch_dims=1)) ** 2)
 
 
 # semi-supervised learning, robustness, optimization
@@ -266,6 +464,24 @@ class MeanTeacher(Net):
         for old, new in zip(self.teacher.weights, self.net.weights):
             old.assign(0.95 * old + 0.05 * new)
         return {}
+
+
+@step(X, Y, reduced=1)
+class Distillation(Net):
+    def set_up(self):
+        self.teacher = mlp(4, 3)
+        self.teacher.trainable = False
+        self.accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
+
+    def loss_of(self, x, y):
+        logits, teacher = self.net(x), self.teacher(x)
+        own = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y, logits)
+        soft = keras.losses.KLDivergence()(tf.nn.softmax(teacher / 3), tf.nn.softmax(logits / 3))
+        self.accuracy.update_state(y, logits)
+        return 0.1 * own + 0.9 * 9 * soft
+
+    def after(self):
+        return {"accuracy": self.accuracy.result()}
 
 
 @step(X, Y, reduced=12)
@@ -308,6 +524,16 @@ class GradNorm(Net):
         variables = self.net.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
         return {"loss": loss, "balance": balance}
+
+
+@step(X, Y)
+class Adversarial(Net):
+    def loss_of(self, x, y):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            clean = cross_entropy(y, self.net(x))
+        near = x + 0.1 * tf.sign(tape.gradient(clean, x))
+        return clean + cross_entropy(y, self.net(tf.stop_gradient(near)))
 
 
 @step(X, T, X2, reduced=4)
@@ -363,7 +589,39 @@ class Accumulation(Net):
         return {"loss": loss}
 
 
+@step(X, T, X2, gathered=2)
+class RolledMixup(Net):
+    def loss_of(self, x, t, x2):
+        share = 0.7
+        x, t = share * x + (1 - share) * tf.roll(x, 1, 0), share * t + (1 - share) * tf.roll(t, 1, 0)
+        return mean((self.net(x) - t) ** 2)
+
+
+@step(X, X2, Y, gathered=3, reduced=8)
+class DomainAdaptation(Net):
+    def loss_of(self, x, x2, y):
+        f, g = self.net(x), self.net(x2)
+        kernel = lambda u, v: mean(tf.exp(-total((u[:, None] - v[None]) ** 2, -1)))  # noqa: E731
+        discrepancy = kernel(f, f) + kernel(g, g) - 2 * kernel(f, g)
+
+        def covariance(z):
+            z -= mean(z, 0)
+            return tf.matmul(z, z, transpose_a=True) / (tf.cast(size_of(z), z.dtype) - 1)
+
+        return cross_entropy(y, f) + discrepancy + total((covariance(f) - covariance(g)) ** 2)
+
+
 # routing, reinforcement learning
+
+
+@step(X, Y, gathered=1, reduced=2)
+class Experts(Net):
+    def loss_of(self, x, y):
+        p = tf.nn.softmax(self.net(x))
+        mask = tf.one_hot(tf.argmax(p, -1), 3, dtype=p.dtype)
+        balance = total(mean(p, 0) * mean(mask, 0))
+        kept = tf.cast(tf.cumsum(mask, 0) * mask <= 2, p.dtype) * mask
+        return mean(total(kept * p, 1) * tf.cast(y, p.dtype)) + 0.1 * balance
 
 
 @step(X, gathered=1, reduced=2)
@@ -416,6 +674,22 @@ class DeepQ(Net):
         return {"value": self.values}
 
 
+@step(X, ACTIONS, REWARDS, reduced=3)
+class ActorCritic(Net):
+    def set_up(self):
+        self.critic = mlp(4, 1)
+
+    def loss_of(self, x, actions, rewards):
+        logits, value = self.net(x), tf.squeeze(self.critic(x))
+        returns = (rewards - mean(rewards)) / (tf.math.reduce_std(rewards) + 1e-8)
+        p = tf.nn.softmax(logits)
+        chosen = total(tf.one_hot(actions, 3, dtype=p.dtype) * tf.nn.log_softmax(logits), 1)
+        entropy = -mean(total(p * tf.math.log(p), 1))
+        return (
+            -mean(chosen * tf.stop_gradient(returns - value)) + mean((returns - value) ** 2) - 0.01 * entropy
+        )
+
+
 # losses with counts, margins and states
 
 
@@ -451,6 +725,34 @@ class MaskedTokensByWeights(MaskedTokens):
         return {"mean": self.mean.result(), "accuracy": self.accuracy.result()}
 
 
+@step(X, BINARY, reduced=1)
+class FocalByPositives(Net):
+    def loss_of(self, x, t):
+        logits = self.net(x)
+        p = tf.sigmoid(logits)
+        entropy = tf.nn.sigmoid_cross_entropy_with_logits(t, logits)
+        focal = tf.abs(t - p) ** 2 * entropy * tf.where(t > 0.5, tf.constant(0.25, t.dtype), 0.75)
+        return total(focal) / tf.maximum(total(t), 1.0)
+
+
+@step(X, BINARY, reduced=2)
+class DiceOfTheBatch(Net):
+    def loss_of(self, x, t):
+        p = tf.sigmoid(self.net(x))
+        return 1 - (2 * total(p * t) + 1) / (total(p) + total(t) + 1)
+
+
+@step(X, Y)
+class ArcFace(Net):
+    def set_up(self):
+        self.classes = self.add_weight(shape=(3, 4), initializer="random_normal")
+
+    def loss_of(self, x, y):
+        cosine = tf.matmul(unit(self.net(x)), tf.math.l2_normalize(tf.convert_to_tensor(self.classes), 0))
+        angle, hot = tf.acos(tf.clip_by_value(cosine, -0.999, 0.999)), tf.one_hot(y, 4, dtype=x.dtype)
+        return cross_entropy(y, 8.0 * tf.where(hot > 0, tf.cos(angle + 0.3), cosine))
+
+
 @step(X, Y, reduced=2)
 class CentreLoss(Net):
     def set_up(self):
@@ -471,6 +773,30 @@ class CentreLoss(Net):
         return {}
 
 
+@step(X, Y, reduced=3)
+class ClassBalanced(Net):
+    def loss_of(self, x, y):
+        counts = tf.math.bincount(tf.cast(y, tf.int32), minlength=3, maxlength=3, dtype=x.dtype)
+        weights = tf.gather(1.0 / tf.maximum(counts, 1.0), y)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, self.net(x))
+        return total(losses * weights) / total(weights)
+
+
+@step(X, REWARDS, gathered=2, reduced=1)
+class PairwiseRanking(Net):
+    def loss_of(self, x, relevance):
+        scores = self.net(x)[:, 0]
+        better = tf.cast(relevance[:, None] > relevance[None], x.dtype)
+        return mean(better * tf.nn.softplus(-(scores[:, None] - scores[None])))
+
+
+@step(X, T, gathered=1)
+class HardestSamples(Net):
+    def loss_of(self, x, t):
+        losses = mean((self.net(x) - t) ** 2, 1)
+        return mean(tf.math.top_k(losses, 2)[0])
+
+
 # sequences
 
 
@@ -486,15 +812,32 @@ class ConnectionistTemporal(Net):
         )
 
 
+class Cell(layers.Layer):
+    state_size = output_size = 3
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1] + 3, 3), initializer="glorot_uniform")
+
+    def call(self, inputs, states):
+        h = tf.tanh(tf.matmul(tf.concat([inputs, states[0]], 1), self.kernel))
+        return h, [h]
+
+
 @step(SERIES, T)
-class Recurrent(Net):
+class CustomCell(Net):
+    def made(self):
+        return keras.Sequential([keras.Input((5, 3)), layers.RNN(Cell()), layers.Dense(3)])
+
+    def loss_of(self, series, t):
+        return mean((self.net(series) - t) ** 2)
+
+
+@step(SERIES, T)
+class Recurrent(CustomCell):
     def made(self):
         return keras.Sequential(
             [keras.Input((5, 3)), layers.LSTM(3, return_sequences=True), layers.GRU(3), layers.Dense(3)]
         )
-
-    def loss_of(self, series, t):
-        return mean((self.net(series) - t) ** 2)
 
 
 @step(SERIES, T)
@@ -507,6 +850,39 @@ class ScanOverTime(Net):
             lambda h, v: tf.tanh(self.net(v) + 0.5 * h), tf.transpose(series, [1, 0, 2]), tf.zeros_like(t)
         )
         return mean((states[-1] - t) ** 2)
+
+
+@step(SERIES, T)
+class DynamicLoop(Net):
+    def made(self):
+        return mlp(6, 3)
+
+    def loss_of(self, series, t):
+        h = tf.zeros((size_of(series), 3), series.dtype)
+        body = lambda i, h: (i + 1, self.net(tf.concat([series[:, i], h], 1)))  # noqa: E731
+        return mean((tf.while_loop(lambda i, h: i < 5, body, (0, h))[1] - t) ** 2)
+
+
+@step(X, T, gathered=2)
+class MappedSamples(Net):
+    def loss_of(self, x, t):
+        each = tf.map_fn(
+            lambda r: total((r[0] - r[1]) ** 2), (self.net(x), t), fn_output_signature=tf.float64
+        )
+        return mean(each)
+
+
+@step(SERIES, T)
+class Attention(Net):
+    def made(self):
+        inputs = keras.Input((5, 3))
+        hidden = layers.LayerNormalization()(
+            inputs + layers.MultiHeadAttention(2, 2)(inputs, inputs, use_causal_mask=True)
+        )
+        return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(hidden)))
+
+    def loss_of(self, series, t):
+        return mean((self.net(series) - t) ** 2)
 
 
 @step(TOKENS, Y, reduced=None)
