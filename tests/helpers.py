@@ -177,11 +177,17 @@ class GradientsOfItsOwn:
     """A custom step that takes gradients from its own tape; a mixin to put before a model class."""
 
     def train_step(self: Any, data: Any) -> Any:
-        x, y = data
+        x, y = data[:2]
         with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x, training=True))
+            loss = self.loss_of(x, y)
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return self.logs_of(loss, x)
+
+    def loss_of(self: Any, x: Any, y: Any) -> Any:
+        return self.compute_loss(x, y, self(x, training=True))
+
+    def logs_of(self: Any, loss: Any, x: Any) -> Any:
         return {"loss": loss}
 
 

@@ -32,13 +32,11 @@ class CustomStep(unisono.Sequential):
         return {**logs, "twice": 2 * logs["loss"]}
 
 
-class OwnLog(unisono.Sequential):
-    def train_step(self, data):
-        x, y = data[:2]
-        with tf.GradientTape() as tape:
-            loss = own_loss(y, self(x, training=True))
-        variables = self.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+class OwnLog(helpers.GradientsOfItsOwn, unisono.Sequential):
+    def loss_of(self, x, y):
+        return own_loss(y, self(x, training=True))
+
+    def logs_of(self, loss, x):
         return {"loss": loss, "samples": tf.shape(x)[0]}
 
 

@@ -1,5 +1,6 @@
 """Every kind of input x strategies x {fit, evaluate, predict}, even and uneven, matches arrays on a single device."""
 
+import contextlib
 import functools
 
 import keras
@@ -57,6 +58,7 @@ KINDS = {
     "lists": lambda n, b, s, f: (X[:n].tolist(), Y[:n].tolist(), W[:n].tolist()),
     "pandas": lambda n, b, s, f: (pd.DataFrame(X[:n]), pd.Series(Y[:n]), W[:n]),
     "tensors": lambda n, b, s, f: tuple(tf.constant(a) for a in arrays(n)),
+    "numpy api": lambda n, b, s, f: (tf.experimental.numpy.array(X[:n]), Y[:n], W[:n]),
     "memory-mapped": lambda n, b, s, f: memory_mapped(f, n),
     "dataset": lambda n, b, s, f: (dataset(n, b),),
     "dataset with options": lambda n, b, s, f: (optioned(dataset(n, b)),),
@@ -134,3 +136,33 @@ def test_every_kind_gives_the_numbers_of_arrays_on_one_device(replicas, referenc
                 np.testing.assert_allclose(
                     value, right, atol=TOLERANCE, err_msg=f"{kind}, {size}, {replicas} replicas"
                 )
+
+
+class Sums(unisono.Model):
+    """Logs the sum of the first column."""
+
+    def __init__(self):
+        super().__init__()
+        self.sum = keras.metrics.Sum(name="sum")
+
+    def train_step(self, data):
+        self.sum.update_state(data[0][:, 0])
+        return {"sum": self.sum.result()}
+
+
+AGAIN = [kind for kind in KINDS if kind not in ("generator", "distributed dataset")]
+
+
+def test_kind_is_read_again_in_every_epoch_and_a_pass_may_last_over_epochs(tmp_path):
+    model, sums = Sums(), [X[i : min(i + 5, 17), 0].sum() for i in range(0, 17, 5)]
+    model.compile("sgd")
+    for kind in AGAIN:
+        made = KINDS[kind](17, 5, tf.distribute.get_strategy(), tmp_path)
+        given = dict(zip(("x", "y"), made[:2]), batch_size=5) if len(made) > 1 else {"x": made[0]}
+        options = {"epochs": 3, "shuffle": False, "verbose": 0}
+        found = model.fit(**given, **options).history["sum"]
+        np.testing.assert_allclose(found, [sum(sums)] * 3, rtol=1e-5, err_msg=kind)
+        warned = contextlib.nullcontext() if "unknown" in kind else pytest.warns(UserWarning, match="ran out")
+        with warned:
+            found = model.fit(**given, **options, steps_per_epoch=3).history["sum"]
+        np.testing.assert_allclose(found, [sum(sums[:3]), sums[3], sum(sums[:3])], rtol=1e-5, err_msg=kind)

@@ -83,21 +83,10 @@ def test_strings_are_found_by_name(declared, replicas):
     equal(fit(with_words(unisono, structure), x, Y, batch_size=5), expected)
 
 
-def test_strings_for_numbers_are_still_rejected():
-    with pytest.raises(ValueError, match="the input 'a number' of the model takes float32"):
-        words = np.tile(WORDS, (1, 4))
-        fit(with_words(unisono, lambda word, number: [word, number]), {"word": WORDS, "a number": words}, Y)
-
-
 def test_targets_of_one_dimension_train_as_in_keras():
     expected = fit(dense(keras), X, Y[:, 0], batch_size=5)
     equal(fit(dense(unisono), X, Y[:, 0], batch_size=5), expected)
     equal(fit(dense(unisono), X, Y[:, 0], strategy=mirrored(2), batch_size=5), expected)
-
-
-def test_list_of_samples_of_different_lengths_is_rejected_with_the_fix():
-    with pytest.raises(ValueError, match=r"different lengths.*tf.ragged.constant"):
-        fit(dense(unisono), [[1, 2], [3], [4, 5, 6]], np.ones(3))
 
 
 @pytest.mark.parametrize("layer", [keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN])

@@ -1,58 +1,48 @@
-"""Models with computation across samples, in layers and between them, match a single device.
+"""Models with computation across samples, in layers and between them, and with state, match a single device.
 
-Two and three uneven replicas; the last batch leaves some without samples. Tolerance: float64 sums in a different order.
+Two and three uneven replicas; the last batch leaves some without samples.
 """
 
 import functools
-import warnings
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from parity import Balanced, OfCall, X, Y, assert_parity, centered, trained
 
 import unisono
-from tests.helpers import FLOAT64, GradientsOfItsOwn, assert_close, mirrored, scope
+from tests.helpers import FLOAT64, GradientsOfItsOwn, assert_close, mirrored
+from unisono.distribute import gather
 
 pytestmark = pytest.mark.usefixtures("float64")
 L, ops = keras.layers, keras.ops
-RNG = np.random.default_rng(0)
-X, Y = RNG.normal(size=(15, 6)), RNG.normal(size=(15, 2))
-BATCH = 7  # the last batch has one sample
-ON_ONE = "on one replica"
 
 
-def centered(x):
-    return x - ops.mean(x, axis=0, keepdims=True)
+def next_to_rows(x):
+    """A mean over samples next to another axis of unknown size."""
+    return ops.mean(centered(ops.reshape(x, (ops.shape(x)[0], -1, 1))), axis=2)
 
 
-class Centered(L.Layer):
-    def call(self, x):
-        return centered(x)
+def next_to_a_loop(x):
+    return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, x - 0.5 * tf.reduce_mean(x, 0)), (0, x))[1]
 
 
-def between_layers():
-    inputs = keras.Input((6,))
-    return unisono.Model(inputs, L.Dense(2)(ops.tanh(centered(L.Dense(5)(inputs)))))
+def centered_groups(x):
+    """Groups of four samples, as of video frames: other batch sizes are an error."""
+    groups = ops.reshape(x, (-1, 4, 5))
+    return ops.reshape(groups - ops.mean(groups, axis=1, keepdims=True), (-1, 5))
 
 
-def reshaped_between_layers():
-    inputs = keras.Input((6,))
-    pairs = ops.reshape(L.Dense(6)(inputs)[:, ::-1], (-1, 2, 3))
-    return unisono.Model(
-        inputs, L.Dense(2)(ops.reshape(pairs, (-1, 6)) + ops.flip(L.Dense(6)(inputs), axis=0))
-    )
+class Applied(L.Layer):
+    """Calls a function; `train_only`: returns its input outside of training."""
 
-
-class OfCall(unisono.Model):
-    """Mixes samples in the model's own `call`, next to dropout."""
-
-    def __init__(self, mix=centered, dropped=0.0):
+    def __init__(self, function, train_only=False):
         super().__init__()
-        self.first, self.drop, self.last, self.mix = L.Dense(6), L.Dropout(dropped, seed=3), L.Dense(2), mix
+        self.function, self.train_only = function, train_only
 
     def call(self, x, training=False):
-        return self.last(self.drop(ops.tanh(self.mix(self.first(x))), training=training))
+        return x if self.train_only and not training else self.function(x)
 
 
 class CustomStep(GradientsOfItsOwn, OfCall):
@@ -73,71 +63,6 @@ class Untracked(list):
 
     def __call__(self, x):
         return self[0](x)
-
-
-class InFunction(L.Layer):
-    @tf.function
-    def call(self, x):
-        return centered(x)
-
-
-class InLoop(L.Layer):
-    def call(self, x):
-        return tf.while_loop(
-            lambda i, x: i < 2, lambda i, x: (i + 1, x - 0.5 * tf.reduce_mean(x, 0)), (0, x)
-        )[1]
-
-
-class AlongRows(L.Layer):
-    def call(self, x):
-        return tf.scan(lambda before, x: 0.9 * before + 0.1 * x, x)
-
-
-class NextToRows(L.Layer):
-    """A mean over samples next to another axis of unknown size."""
-
-    def call(self, x):
-        return ops.mean(centered(ops.reshape(x, (ops.shape(x)[0], -1, 1))), axis=2)
-
-
-class Limited(L.Layer):
-    """Keeps the first three samples of each class; the first batch does not reach that limit."""
-
-    def call(self, x):
-        kinds = ops.one_hot(ops.argmax(x, axis=-1), 5, dtype=x.dtype)
-        return x * ops.cast(ops.max(ops.cumsum(kinds, axis=0) * kinds, axis=1) <= 3.0, x.dtype)[:, None]
-
-
-class OfClasses(L.Layer):
-    """Subtracts from each sample the mean of its class."""
-
-    def call(self, x):
-        kinds = tf.cast(x[:, 0] > 0, tf.int32)
-        return x - tf.gather(tf.math.unsorted_segment_mean(x, kinds, 2), kinds)
-
-
-def centered_groups(x):
-    """Groups of four samples, as of video frames: other batch sizes are an error."""
-    groups = ops.reshape(x, (-1, 4, 5))
-    return ops.reshape(groups - ops.mean(groups, axis=1, keepdims=True), (-1, 5))
-
-
-class Groups(L.Layer):
-    def call(self, x):
-        return centered_groups(x)
-
-
-class Deviation(L.Layer):
-    """The standard deviation of a batch as one more feature, as in GAN discriminators."""
-
-    def call(self, x):
-        deviation = ops.mean(ops.sqrt(ops.var(x, axis=0) + 1e-3))
-        return ops.concatenate([x, ops.ones_like(x[:, :1]) * deviation], axis=1)
-
-
-class FirstRow(L.Layer):
-    def call(self, x):
-        return x - x[0]
 
 
 class Normalized(L.Layer):
@@ -188,37 +113,6 @@ class Pair(L.Layer):
         return out["x"] + out["y"]
 
 
-class Grouped(L.Layer):
-    """The deviation within groups of samples formed by a reshape: it mixes samples, without a batch-wide statistic."""
-
-    def call(self, x):
-        groups = ops.reshape(x[: ops.shape(x)[0] // 2 * 2], (2, -1, 5))
-        deviation = ops.sqrt(ops.var(groups, axis=0) + 1e-3)
-        return x + ops.concatenate([deviation, deviation, x], axis=0)[: ops.shape(x)[0]]
-
-
-class Similar(L.Layer):
-    """Attention between samples."""
-
-    def call(self, x):
-        weights = ops.softmax(ops.matmul(x, ops.transpose(x)), axis=-1)
-        return x + ops.matmul(weights, x)
-
-
-class Rolled(L.Layer):
-    """Mixes each sample with the one before, as mixup does."""
-
-    def call(self, x, training=False):
-        return 0.7 * x + 0.3 * ops.roll(x, 1, axis=0) if training else x
-
-
-class CenteredByAll(L.Layer):
-    """Asks for the samples of all replicas."""
-
-    def call(self, x):
-        return x - ops.mean(unisono.distribute.gather(x), axis=0, keepdims=True)
-
-
 class OfEachRow(L.Layer):
     """Per-sample statistics, sizes, masks, weights, a loss: nothing across samples."""
 
@@ -236,104 +130,24 @@ class OfEachRow(L.Layer):
         return ops.where(ops.any(x > 100.0), x * 0.0, x)
 
 
-class Recurrent(L.Layer):
-    def build(self, shape):
-        self.cell = L.GRU(4)
-        self.attention = L.MultiHeadAttention(1, 2)
+class Compares(L.Dense):
+    """Adds a loss over all pairs of samples, and a mean over samples."""
 
     def call(self, x):
-        x = ops.reshape(x, (-1, 3, 2))
-        return self.cell(self.attention(x, x))
+        own = super().call(x)
+        rows = gather(own)
+        self.add_loss(0.01 * tf.reduce_mean(tf.matmul(rows, rows, transpose_b=True) ** 2))
+        self.add_loss(unisono.distribute.global_mean((own - 1) ** 2))
+        return own
 
 
-def groups_between_layers():
-    inputs = keras.Input((6,))
-    return unisono.Model(inputs, L.Dense(2)(centered_groups(L.Dense(5)(inputs))))
-
-
-def chain(*layers):
-    return unisono.Sequential([keras.Input((6,)), L.Dense(5), *layers, L.Dense(2)])
-
-
-def inner_model():
-    inputs = keras.Input((5,))
-    return chain(keras.Model(inputs, centered(inputs)), L.Activation("tanh"))
-
-
-MODELS = {
-    "between layers": between_layers,
-    "reshaped between layers": reshaped_between_layers,
-    "in call": OfCall,
-    "in an own step": CustomStep,
-    "in an own prediction": OwnPrediction,
-    "in a layer that the model does not hold": lambda: OfCall(Untracked([Centered()]).__call__),
-}
-LAYERS = {
-    "Lambda": lambda: chain(L.Lambda(lambda x: x - tf.reduce_mean(x, 0))),
-    "an activation": lambda: chain(L.Dense(5, activation=centered)),
-    "a partial activation": lambda: chain(L.Dense(5, activation=functools.partial(ops.flip, axis=0))),
-    "softmax over samples": lambda: chain(L.Softmax(axis=0), L.Lambda(lambda x: x * 1.0)),
-    "an inner model": inner_model,
-    "a function": lambda: chain(InFunction()),
-    "a loop": lambda: chain(InLoop()),
-    "a scan": lambda: chain(AlongRows()),
-    "another axis of unknown length": lambda: chain(NextToRows(), L.Reshape((5,))),
-    "a limit": lambda: chain(Limited()),
-    "means of classes": lambda: chain(OfClasses()),
-    "a deviation": lambda: chain(Deviation()),
-    "the first sample": lambda: chain(FirstRow()),
-    "a hand-written normalization": lambda: chain(Normalized()),
-    "a layer in a layer": lambda: chain(Block()),
-    "a median": lambda: chain(Pair()),
-    "groups": lambda: chain(Grouped()),
-    "attention between samples": lambda: chain(Similar()),
-    "mixup": lambda: chain(Rolled()),
-}
-
-
-def numbers(make, replicas, x=X, y=Y, batch=BATCH, **options):
-    keras.utils.set_random_seed(3)
-    with scope(mirrored(replicas) if replicas > 1 else None), warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        model = make()
-        model.compile(keras.optimizers.SGD(0.05), "mse", **options)
-        fit = {"batch_size": batch, "epochs": 2, "shuffle": False, "verbose": 0}
-        history = model.fit(x, y, validation_data=(x, y), **fit)
-        predictions = model.predict(x, batch_size=batch, verbose=0)
-    found = [[v.numpy() for v in model.variables if v.dtype.startswith("float")], predictions]
-    return [*found, list(history.history.values())], [str(each.message) for each in said]
-
-
-@pytest.mark.short(
-    *("a loop-2", "a limit-2", "between layers-2", "in an own prediction-2", "an inner model-2"),
-    *("mixup-3", "a median-2", "groups-2", "the first sample-3"),
-)
-@pytest.mark.parametrize("replicas", [2, 3])
-@pytest.mark.parametrize("name", {**MODELS, **LAYERS})
-def test_model_that_mixes_samples_matches_one_device(name, replicas):
-    make = {**MODELS, **LAYERS}[name]
-    found, said = numbers(make, replicas)
-    assert_close(found, numbers(make, 1)[0], FLOAT64, "numbers")
-    assert not any(ON_ONE in each for each in said)
-
-
-@pytest.mark.short("eager")
-@pytest.mark.parametrize(
-    "options", [{"run_eagerly": True}, {"jit_compile": True}], ids=["eager", "jit_compile"]
-)
-def test_compiled_and_eager_steps_match_one_device(options):
-    def make():
-        return chain(Centered())
-
-    found, _ = numbers(make, 3, **options)
-    assert_close(found, numbers(make, 1)[0], FLOAT64, "numbers")
-
-
-@pytest.mark.parametrize("make", [lambda: chain(Groups()), groups_between_layers], ids=["layer", "model"])
-def test_groups_of_samples_that_a_replica_cannot_make_are_those_of_one_device(make):
-    data = {"x": np.concatenate([X, X[:1]]), "y": np.concatenate([Y, Y[:1]]), "batch": 8}
-    found, _ = numbers(make, 3, **data)
-    assert_close(found, numbers(make, 1, **data)[0], FLOAT64, "numbers")
+def whitened(x):
+    """Normalizes with the mean and covariance of the batch: each output depends on all samples."""
+    rows = gather(x)
+    middle = rows - tf.reduce_mean(rows, 0)
+    covariance = tf.matmul(middle, middle, transpose_a=True) / tf.cast(tf.shape(rows)[0], rows.dtype)
+    lower = tf.linalg.cholesky(covariance + 0.1 * tf.eye(5, dtype=rows.dtype))
+    return tf.transpose(tf.linalg.triangular_solve(lower, tf.transpose(x - tf.reduce_mean(rows, 0))))
 
 
 class WithTable(L.Layer):
@@ -355,31 +169,188 @@ class Tables(unisono.Model):
         return self.last(self.mixing(self.first(x), chosen))
 
 
-def test_layer_with_a_table_matches_one_device():
-    found, said = numbers(Tables, 3)
-    assert_close(found, numbers(Tables, 1)[0], FLOAT64, "numbers")
-    assert not any(ON_ONE in each for each in said)
+class Adaptive(L.Layer):
+    """A probability that a batch mean adjusts between 0 and 1, as in adaptive augmentation."""
+
+    def __init__(self, aggregation=None, in_branch=False):
+        super().__init__()
+        self.declared, self.in_branch = {"aggregation": aggregation} if aggregation else {}, in_branch
+
+    def build(self, shape):
+        self.probability = self.add_weight((), "zeros", trainable=False, **self.declared)
+
+    def call(self, x, training=False):
+        if training:
+            step = ops.mean(ops.sign(x[:, 0])) * 0.6
+
+            def moved():
+                self.probability.assign(ops.clip(self.probability + step, 0.0, 1.0))
+                return self.probability + 0.0
+
+            if self.in_branch:
+                tf.cond(self.probability < 10.0, moved, lambda: self.probability + 0.0)
+            else:
+                moved()
+        return x * (1.0 + self.probability)
 
 
-def each_row_between_layers():
+class Ratio(L.Layer):
+    """The share of positive entries among the large ones, and half the largest squared norm of a sample, with decay."""
+
+    def build(self, shape):
+        self.share = self.add_weight(shape=(), initializer="zeros", trainable=False, name="share")
+        self.sizes = self.add_weight(shape=(shape[-1],), initializer="ones", trainable=False, name="sizes")
+        self.bound = self.add_weight(shape=(), initializer="ones", trainable=False, name="bound")
+
+    def call(self, x, training=False):
+        if training:
+            large = ops.cast(ops.abs(x) > 0.3, x.dtype)
+            positive = ops.sum(large * ops.cast(x > 0, x.dtype))
+            self.share.assign(positive / ops.maximum(ops.sum(large), 1.0))
+            self.sizes.assign(0.9 * self.sizes + 0.1 * ops.max(ops.abs(x), axis=0))
+            self.bound.assign(ops.maximum(0.5 * self.bound, 0.5 * ops.max(ops.sum(ops.square(x), -1))))
+        return ops.clip(x * (1.0 + self.share), -self.sizes, self.sizes) + self.bound
+
+
+class Codebook(L.Layer):
+    """A codebook of moving averages of the nearest inputs (VQ-VAE)."""
+
+    def build(self, shape):
+        start = keras.initializers.Constant(np.random.default_rng(1).normal(size=(shape[-1], 4)))
+        self.vectors, self.sums = (self.add_weight((shape[-1], 4), start, trainable=False) for _ in range(2))
+        self.counts = self.add_weight((4,), "ones", trainable=False)
+
+    def call(self, x, training=False):
+        squares = ops.sum(x**2, 1, keepdims=True) + ops.sum(self.vectors**2, 0)
+        chosen = ops.one_hot(ops.argmin(squares - 2 * ops.matmul(x, self.vectors), 1), 4, dtype=x.dtype)
+        nearest = ops.matmul(chosen, ops.transpose(self.vectors))
+        if training:
+            self.counts.assign(0.9 * self.counts + 0.1 * ops.sum(chosen, 0))
+            self.sums.assign(0.9 * self.sums + 0.1 * ops.matmul(ops.transpose(x), chosen))
+            total = ops.sum(self.counts)
+            self.vectors.assign(self.sums / ((self.counts + 1e-5) / (total + 4e-5) * total))
+        self.add_loss(0.25 * ops.mean(ops.square(ops.stop_gradient(nearest) - x)))
+        return x + ops.stop_gradient(nearest - x)
+
+
+def between_layers(mix):
     inputs = keras.Input((6,))
-    halves = ops.reshape(L.Dense(6)(inputs)[:, ::2], (-1, 3, 1))
+    return unisono.Model(inputs, L.Dense(2)(mix(L.Dense(5)(inputs))))
+
+
+def each_row(x):
+    """Attention within each sample."""
+    halves = ops.reshape(x[:, :4:2], (-1, 2, 1))
     weights = ops.softmax(ops.matmul(halves, ops.transpose(halves, (0, 2, 1))), axis=-1)
-    flat = ops.reshape(ops.matmul(weights, halves), (-1, 3))
-    return unisono.Model(inputs, L.Dense(2)(flat / (1.0 + ops.mean(flat, axis=1, keepdims=True) ** 2)))
+    flat = ops.reshape(ops.matmul(weights, halves), (-1, 2))
+    return flat / (1.0 + ops.mean(flat, axis=1, keepdims=True) ** 2)
 
 
-NOT_MIXED = {
-    "between layers": each_row_between_layers,
-    "a layer": lambda: chain(L.Dense(6), OfEachRow()),
-    "recurrent": lambda: chain(L.Dense(6), Recurrent()),
-    "asks for all samples": lambda: chain(CenteredByAll()),
+def chain(*layers):
+    return unisono.Sequential([keras.Input((6,)), L.Dense(5), *layers, L.Dense(2)])
+
+
+def inner_model():
+    inputs = keras.Input((5,))
+    return chain(keras.Model(inputs, centered(inputs)), L.Activation("tanh"))
+
+
+MODELS = {
+    "between layers": lambda: between_layers(lambda x: ops.tanh(centered(x))),
+    "samples between layers": lambda: between_layers(each_row),
+    "reordered between layers": lambda: between_layers(lambda x: x[:, ::-1] + ops.flip(x, axis=0)),
+    "in call": OfCall,
+    "in a custom step": CustomStep,
+    "in a custom prediction": OwnPrediction,
+    "in a layer that the model does not hold": lambda: OfCall(Untracked([Applied(centered)]).__call__),
+    "next to a table": Tables,
+    "Lambda": lambda: chain(L.Lambda(lambda x: x - tf.reduce_mean(x, 0))),
+    "an activation": lambda: chain(L.Dense(5, activation=centered)),
+    "a partial activation": lambda: chain(L.Dense(5, activation=functools.partial(ops.flip, axis=0))),
+    "softmax over samples": lambda: chain(L.Softmax(axis=0), L.Lambda(lambda x: x * 1.0)),
+    "an inner model": inner_model,
+    "a function": lambda: chain(Applied(tf.function(centered))),
+    "a loop": lambda: chain(Applied(next_to_a_loop)),
+    "a scan": lambda: chain(Applied(lambda x: tf.scan(lambda before, x: 0.9 * before + 0.1 * x, x))),
+    "another axis of unknown length": lambda: chain(Applied(next_to_rows), L.Reshape((5,))),
+    "a median": lambda: chain(Pair()),
+    "mixup": lambda: chain(Applied(lambda x: 0.7 * x + 0.3 * ops.roll(x, 1, axis=0), train_only=True)),
+    "gathered samples": lambda: chain(Applied(lambda x: x - ops.mean(gather(x), axis=0))),
+    "gathered pairs": lambda: chain(Compares(4)),
+    "gathered pairs in a model without inputs": lambda: unisono.Sequential([Compares(4), L.Dense(2)]),
+    "gathered covariance": lambda: chain(Applied(whitened)),
+    "samples": lambda: chain(L.Dense(6), OfEachRow()),
+    "a layer in a layer": lambda: chain(Block()),
+    "an added loss": lambda: chain(Balanced()),
+    "clipped state": lambda: chain(Adaptive()),
+    "declared state": lambda: chain(Adaptive(aggregation="sum")),
+    "state in a branch": lambda: chain(Adaptive(in_branch=True)),
+    "state of ratios and maxima": lambda: chain(Ratio(), L.Activation("tanh")),
+    "a codebook": lambda: chain(Codebook()),
 }
 
 
-@pytest.mark.short("between layers", "a layer", "asks for all samples")
-@pytest.mark.parametrize("name", NOT_MIXED)
-def test_model_that_mixes_no_samples_by_itself_matches_one_device(name):
-    found, said = numbers(NOT_MIXED[name], 2)
-    assert_close(found, numbers(NOT_MIXED[name], 1)[0], FLOAT64, "numbers")
-    assert not any(ON_ONE in each for each in said)
+@pytest.mark.short(
+    *(
+        "a loop-2",
+        "between layers-2",
+        "in a custom prediction-2",
+        "an inner model-2",
+        "mixup-3",
+        "a median-2",
+    ),
+    *("samples-2", "gathered covariance-2", "gathered pairs-3", "next to a table-3", "declared state-2"),
+    *("state in a branch-2", "clipped state-2", "a codebook-3"),
+)
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_model_matches_one_device(name, replicas):
+    assert_parity(MODELS[name], replicas)
+
+
+@pytest.mark.short("eager")
+@pytest.mark.parametrize(
+    "options", [{"run_eagerly": True}, {"jit_compile": True}], ids=["eager", "jit_compile"]
+)
+def test_compiled_and_eager_steps_match_one_device(options):
+    assert_parity(lambda: chain(Applied(centered)), 3, **options)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: chain(Applied(centered_groups)), lambda: between_layers(centered_groups)],
+    ids=["layer", "model"],
+)
+def test_groups_of_samples_that_a_replica_cannot_make_are_those_of_one_device(make):
+    data = {"x": np.concatenate([X, X[:1]]), "y": np.concatenate([Y, Y[:1]]), "batch": 8}
+    found, _ = trained(make, 3, **data)
+    assert_close(found, trained(make, 1, **data)[0], FLOAT64, "results")
+
+
+def test_gather_outside_of_a_replica_is_an_error():
+    with mirrored(2).scope(), pytest.raises(RuntimeError, match=r"outside of `strategy\.run`"):
+        gather(tf.ones([2, 3]))
+
+
+def test_clipped_state_reaches_its_bounds():
+    (variables, *_), _ = trained(MODELS["clipped state"], 1)
+    assert any(v.shape == () and v in (0.0, 1.0) for v in variables)
+
+
+@pytest.mark.short("True")
+@pytest.mark.parametrize("eager", [False, True])
+def test_outputs_in_another_order_match_one_device(eager):
+    """Two views of each sample, encoded at once, one after the other."""
+
+    def two_views(x):
+        return ops.concatenate([x, 0.9 * x + 0.1], axis=0)
+
+    def loss(y, z):
+        z = z / ops.norm(z, axis=1, keepdims=True)
+        rows = ops.shape(z)[0] // 2
+        logits = ops.matmul(z[:rows], ops.transpose(z[rows:]))
+        return ops.mean(
+            keras.losses.sparse_categorical_crossentropy(ops.arange(rows), logits, from_logits=True)
+        )
+
+    assert_parity(lambda: between_layers(two_views), 3, loss=loss, run_eagerly=eager)

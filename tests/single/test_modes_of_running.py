@@ -12,6 +12,7 @@ GRAPH = {"jit_compile": False}
 WAYS = [  # arguments of `compile`
     {"jit_compile": True},
     {"jit_compile": True, "steps_per_execution": 3},
+    {"jit_compile": False, "steps_per_execution": 2},
     {"jit_compile": False, "run_eagerly": True, "steps_per_execution": 3},
     {"jit_compile": "auto", "run_eagerly": True},
 ]

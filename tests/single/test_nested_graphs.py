@@ -1,4 +1,4 @@
-"""Functions, branches and loops in a custom step, and weights that it perturbs, behave as in Keras."""
+"""Functions, branches and loops in a custom step behave as in Keras."""
 
 import keras
 import numpy as np
@@ -89,34 +89,6 @@ class Branch(Base):
         return self.logs(error=error)
 
 
-class Moved(Base):
-    """Sharpness-aware minimization: a gradient at weights that the step has perturbed."""
-
-    def train_step(self, data):
-        weights = self.trainable_variables
-        with tf.GradientTape() as tape:
-            error = self.error(*data)
-        first = self.aggregated(tape.gradient(error, weights))
-        for weight, gradient in zip(weights, first):
-            weight.assign_add(0.1 * gradient)
-        with tf.GradientTape() as tape:
-            there = self.error(*data)
-        second = self.aggregated(tape.gradient(there, weights))
-        for weight, gradient in zip(weights, first):
-            weight.assign_sub(0.1 * gradient)
-        ours = isinstance(self, unisono.Model)
-        self.optimizer.apply_gradients(
-            zip(second, weights), **({"skip_gradients_aggregation": True} if ours else {})
-        )
-        return {"error": error, "there": there}
-
-    def aggregated(self, gradients):
-        if not isinstance(self, unisono.Model):
-            return gradients
-        pairs = self.optimizer.aggregate_gradients(zip(gradients, self.trainable_variables))
-        return [gradient for gradient, _ in pairs]
-
-
 class Kept(Base):
     """The model writes and uses state: the gradient does not flow through the write."""
 
@@ -181,7 +153,7 @@ def numbers(steps, base, on=None, **how):
 
 
 @pytest.mark.short("Whole", "Branch", "Kept", "UpdateInBranch", "UpdatesInLoop")
-@pytest.mark.parametrize("steps", [Whole, Inner, Forward, Branch, Moved, Kept, UpdateInBranch, UpdatesInLoop])
+@pytest.mark.parametrize("steps", [Whole, Inner, Forward, Branch, Kept, UpdateInBranch, UpdatesInLoop])
 def test_step_has_the_numbers_of_keras_on_one_device_and_on_several(steps):
     right = numbers(steps, keras.Model)
     assert_close(numbers(steps, unisono.Model), right, FLOAT64)

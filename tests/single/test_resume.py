@@ -500,16 +500,11 @@ def test_plain_keras_model_gets_advice(tmp_path):
         )
 
 
-class CustomStep(unisono.Sequential):
+class CustomStep(helpers.GradientsOfItsOwn, unisono.Sequential):
     """A step as in Keras' guides; `compile` gets an optimizer and no loss."""
 
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(self(x, training=True) - tf.cast(y[:, None], tf.float32)))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-        return {"loss": loss}
+    def loss_of(self, x, y):
+        return tf.reduce_mean(tf.square(self(x, training=True) - tf.cast(y[:, None], tf.float32)))
 
 
 @pytest.mark.parametrize("replicas", [None, 2])

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import FLOAT32, Clock, assert_close, mirrored
+from helpers import FLOAT32, Clock, assert_close
 
 import unisono
 from unisono.trainer.inputs import Chunk
@@ -180,27 +180,6 @@ def test_callback_with_hooks_of_its_own_is_called_on_every_batch(jit):
     model, x, y = compiled(jit_compile=jit)
     fit(model, x[FULL], y[FULL], every)
     assert every.seen == [(hook, batch) for batch in range(8) for hook in ("begin", "end")] * 3
-
-
-def test_any_number_of_steps_per_execution_gives_the_same_numbers():
-    model, x, y = compiled(steps_per_execution=1, jit_compile=False)
-    expected = fit(model, x, y)
-    for options in ({"steps_per_execution": 4}, {"jit_compile": True, "steps_per_execution": 3}):
-        model, x, y = compiled(**options)
-        actual = fit(model, x, y)
-        assert_close(actual[1], expected[1], FLOAT32, "variables")
-        assert_close(list(actual[0].values()), list(expected[0].values()), FLOAT32, "history")
-
-
-def test_two_replicas_under_xla_give_the_numbers_of_one():
-    model, x, y = compiled("two outputs", run_eagerly=True)
-    x, y = keras.tree.map_structure(lambda rows: rows[FULL], (x, y))
-    expected = fit(model, x, y)
-    with mirrored(2).scope():
-        model, _, _ = compiled("two outputs", jit_compile=True)
-    actual = fit(model, x, y)
-    assert_close(actual[1], expected[1], FLOAT32, "variables")
-    assert_close(list(actual[0].values()), list(expected[0].values()), FLOAT32, "history")
 
 
 # Predictions in one call.

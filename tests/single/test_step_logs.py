@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_equal, mirrored
+from helpers import GradientsOfItsOwn, assert_equal, mirrored
 
 import unisono
 
@@ -118,24 +118,14 @@ def test_two_replicas_with_a_loss_scale_have_the_logs_of_each_step():
     assert vectors.calls < 24
 
 
-class OwnLogs(unisono.Model):
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            error = self(x, training=True) - y
-            loss = keras.ops.mean(error**2)
-        self.optimizer.apply_gradients(
-            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        )
-        return {"of": {"loss": loss}, "columns": keras.ops.sum(x, axis=0), **self.more(error)}
-
-    def more(self, error):
-        return {}
+class OwnLogs(GradientsOfItsOwn, unisono.Model):
+    def logs_of(self, loss, x):
+        return {"of": {"loss": loss}, "columns": keras.ops.sum(x, axis=0)}
 
 
 class OwnLogsOfUnknownShape(OwnLogs):
-    def more(self, error):
-        return {"large": tf.boolean_mask(error, error > 0)}
+    def logs_of(self, loss, x):
+        return {**super().logs_of(loss, x), "large": tf.boolean_mask(x, x > 0)}
 
 
 def test_logs_of_a_custom_step_are_reported_with_their_shapes():

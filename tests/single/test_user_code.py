@@ -42,11 +42,6 @@ class Net(unisono.Model):
         return self.last(self.between(self.first(x), training=training))
 
 
-def begun(model, step):
-    """The weight of a loss that starts after a given step."""
-    return ops.cast(model.optimizer.iterations > step, "float64")
-
-
 def custom_step(loss_of):
     class Stepping(Net):
         def __init__(self, between=L.Identity):
@@ -143,16 +138,6 @@ class Late(L.Layer):
             found = ops.cast(ops.max(100 * x, 0), "int16")
             self.largest.assign(ops.maximum(self.largest, found))
         return x * (1 + self.scale) + 0.1 * ops.cast(self.called, x.dtype)
-
-
-class AddsALossLater(L.Layer):
-    def build(self, shape):
-        self.step = self.add_weight((), "zeros", "float64", trainable=False)
-
-    def call(self, x):
-        self.add_loss(ops.where(self.step > 1, 0.1, 0.0) * ops.sum(x**2))
-        self.step.assign_add(1.0)
-        return x
 
 
 class CountsInFrozenLayers(L.Layer):
@@ -315,19 +300,12 @@ STEPS = {
     "a sum with a replica's part of a penalty": lambda m, y, p: (
         squares(y, p) + tf.nn.scale_regularization_loss(penalty(m))
     ),
-    "across samples from the fourth step on": lambda m, y, p: (
-        tf.reduce_mean((y - p) ** 2) + begun(m, 3) * contrastive(y, p)
-    ),
 }
 LOSSES = {  # functions that create the losses, because a loss uses the current default dtype
     "an own sum": (own_loss(lambda m, y, p, rest: ops.sum((y - p) ** 2)), {}),
     "an own vector": (own_loss(lambda m, y, p, rest: MSE(reduction=None)(y, p)), {}),
     "across samples, with weights of a layer": (
         own_loss(lambda m, y, p, rest: contrastive(y, p) + 0.01 * ops.sum(m.first.kernel**2)),
-        {},
-    ),
-    "across samples from the second step on": (
-        own_loss(lambda m, y, p, rest: ops.mean((y - p) ** 2) + begun(m, 0) * contrastive(y, p)),
         {},
     ),
     "across samples, with Keras' own and added losses": (
@@ -340,7 +318,6 @@ LOSSES = {  # functions that create the losses, because a loss uses the current 
     "across samples, with state in it": (lambda: KeepsStateInItsLoss(across=True), {}),
     "a loss that overrides its call": (Net, {"loss": OwnCall}),
     "added losses": (Net, {"loss": MSE, "between": AddsLosses}),
-    "an added loss that begins later": (Net, {"loss": MSE, "between": AddsALossLater}),
     "states of layers": (Net, {"loss": MSE, "between": Counts}),
     "states that begin late": (Net, {"loss": MSE, "between": Late}),
     "states of frozen layers": (Net, {"loss": MSE, "between": CountsInFrozenLayers}),
@@ -587,29 +564,6 @@ def test_no_batch_of_a_generator_is_lost_or_seen_twice():
         assert drawn == [0, 1, 2, 3] and int(model.optimizer.iterations) == 4
         drawn.clear()
     assert_same(*results)
-
-
-def test_counts_that_are_zero_at_first_are_those_of_one_device():
-    class Counting(custom_step(STEPS["a mean"])):
-        def __init__(self):
-            super().__init__()
-            self.alarms = keras.metrics.Sum(name="alarms")
-
-        def train_step(self, data):
-            logs = super().train_step(data)
-            rare = tf.reduce_sum(tf.cast(data[0][:, 0] > 5, tf.float64))
-            self.alarms.update_state(rare)
-            return {**logs, "rare": rare, "alarms": self.alarms.result()}
-
-    x, found = X.copy(), []
-    x[[10, 12, 17, 18, 19], 0] = 6.0  # none is in the first batch
-    for replicas in (1, 3):
-        with on_replicas(replicas):
-            model = Counting()
-            model.compile(unisono.optimizers.SGD(0.05))
-        history = model.fit(x, Y, batch_size=BATCH, shuffle=False, verbose=0).history
-        found.append((history, model.get_weights()))
-    assert_same(*found)
 
 
 def test_resumed_run_with_user_code_has_the_same_bits(tmp_path):

@@ -44,27 +44,6 @@ def failing(error):
     return write
 
 
-def test_file_is_replaced_whole(tmp_path):
-    path = tmp_path / "a.keras"
-    safe_file.write_safely(path, lambda stream: stream.write(b"old"))
-    safe_file.write_safely(path, lambda stream: stream.write(b"new"))
-    assert path.read_bytes() == b"new"
-    assert os.listdir(tmp_path) == ["a.keras"]
-
-
-@pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "I/O error")]
-)
-def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, error):
-    path = tmp_path / "a"
-    path.write_bytes(b"old")
-    with pytest.raises(safe_file.SaveError, match="earlier files are unchanged") as caught:
-        safe_file.write_safely(path, failing(error))
-    assert caught.value.errno == error.errno
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["a"]
-
-
 def test_interrupt_during_a_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"old")
@@ -227,22 +206,6 @@ def test_backups_of_version_0_2_which_know_no_run_are_continued(tmp_path):
     assert {info.run for info in list_backups(tmp_path)} == {None}
     run_with(tmp_path, 1)
     assert run_with(tmp_path, 1).newest_good().path.name == "backup-000004.unisono"
-
-
-def test_deleted_file_is_no_matter(tmp_path):
-    store = store_with(tmp_path, 3)
-    backup_paths(tmp_path)[0].unlink()
-    assert store.newest_good()[1]["i"] == 1
-
-
-def test_all_damaged_gives_none_and_the_names(tmp_path, capsys):
-    store = store_with(tmp_path, 2)
-    for path in backup_paths(tmp_path):
-        path.write_bytes(b"")
-    path, content, problems = store.newest_good()
-    assert path is None and content is None and len(problems) == 2
-    assert latest_backup(tmp_path) is None
-    assert main([str(tmp_path)]) == 1
 
 
 def test_newer_version_is_rejected_by_name(tmp_path, monkeypatch):

@@ -79,27 +79,6 @@ def test_option_equals_keras(options):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
 
 
-def single(number):
-    """Keras keeps the learning rate in float32 and rounds the betas of the bias correction to it."""
-    return np.float64(np.float32(number))
-
-
-def test_numpy_adam_equals_adam():
-    rate, b1, b2, epsilon = 0.01, 0.9, 0.999, 1e-7
-    weights = [v.numpy() for v in make_variables("float64")]
-    m, v = [np.zeros(s) for s in SHAPES], [np.zeros(s) for s in SHAPES]
-    for step in range(STEPS):
-        for i, gradient in enumerate(gradients_of(step, "float64")):
-            g = gradient.numpy()
-            m[i] = b1 * m[i] + (1 - b1) * g
-            v[i] = b2 * v[i] + (1 - b2) * g**2
-            size = single(rate) * np.sqrt(1 - single(b2) ** (step + 1)) / (1 - single(b1) ** (step + 1))
-            weights[i] = weights[i] - size * m[i] / (np.sqrt(v[i]) + epsilon)
-    actual = train(optimizers.Adam(rate), "float64", in_graph=False)
-    for a, b in zip(actual, weights):
-        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
-
-
 def test_subclasses_of_keras_stay_subclasses():
     assert issubclass(optimizers.AdamW, optimizers.Adam)
     assert issubclass(optimizers.Adam, optimizers.Optimizer)

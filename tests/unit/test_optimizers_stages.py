@@ -179,7 +179,6 @@ def test_compute_gradients_returns_what_apply_gradients_takes():
     assert v.numpy() == 1.0
 
 
-@pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -193,7 +192,7 @@ def test_compute_gradients_returns_what_apply_gradients_takes():
     ],
     ids=helpers.stable_id,
 )
-def test_sparse_gradient_with_repeated_rows_equals_dense_through_every_stage(options, kind):
+def test_sparse_gradient_with_repeated_rows_equals_dense_through_every_stage(options):
     results = []
     for sparse in (False, True):
         table = keras.Variable(np.random.default_rng(0).normal(size=(5, 3)).astype("float32"))

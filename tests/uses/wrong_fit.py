@@ -34,8 +34,14 @@ BATCHED = "batch (it|them) first"
 INPUTS: dict[str, Use] = {
     "x is a file name": fit("x is a str", "tf.data.Dataset", x="data.csv", y=None),
     "x is a number": fit("x is a int", "arrays or tensors", x=3),
-    "x is strings": fit("`x` holds strings", "StringLookup", x=np.array([["a", "b", "c"]] * 6)),
-    "x is lists of different lengths": fit("`x`", "RaggedTensor", x=[[1.0, 2.0, 3.0], [1.0]] * 3),
+    "x is strings": fit(
+        "`x` holds strings, but the input .* of the model takes float32",
+        "StringLookup",
+        x=np.array([["a", "b", "c"]] * 6),
+    ),
+    "x is lists of different lengths": fit(
+        "`x`", "RaggedTensor", "ragged.constant", x=[[1.0, 2.0, 3.0], [1.0]] * 3
+    ),
     "x is objects": fit("dtype object", "convert it first", x=np.array([{1}, 2, None, 3, 4, 5], object)),
     "x is dates": fit("datetime64", "convert it", x=np.array(["2020-01-01"] * 6, "datetime64[D]")),
     "x is None": fit("x is None", "give at least one array", x=None, y=None),

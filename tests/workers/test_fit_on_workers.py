@@ -19,7 +19,7 @@ HALF = 2e-2  # float16 has 11 bits
 PARTS = {
     "anew": ["arrays"],
     2: ["precision", "state_of_replicas", "own_rows"],
-    3: ["datasets", "generators", "custom_loop", "stop_together", "outputs_of_all_kinds"],
+    3: ["datasets", "generators", "stop_together", "outputs_of_all_kinds"],
 }
 
 

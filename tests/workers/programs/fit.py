@@ -188,38 +188,6 @@ def precision(strategy, out, found):
     found["float16 loss"] = model.fit(X, Y, batch_size=10, epochs=2, verbose=0).history["loss"]
 
 
-def custom_loop(strategy, out, found):
-    """The tutorials' loop, with the exact mean over the global batch; samples are sharded unevenly."""
-    with strategy.scope():
-        model = unisono.Sequential(
-            [keras.Input((5,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(3)]
-        )
-        optimizer = unisono.optimizers.Adam(0.05, global_clipnorm=0.1)
-
-    @tf.function
-    def step(x, y):
-        def on_replica(x, y):
-            me = tf.distribute.get_replica_context().replica_id_in_sync_group
-            first = me * ROWS // strategy.num_replicas_in_sync
-            last = (me + 1) * ROWS // strategy.num_replicas_in_sync
-            with tf.GradientTape() as tape:
-                losses = keras.losses.sparse_categorical_crossentropy(
-                    y[first:last], model(x[first:last], training=True), from_logits=True
-                )
-                loss = unisono.distribute.global_mean(losses)
-            optimizer.minimize(loss, model.trainable_variables, tape=tape)
-            return loss
-
-        return strategy.reduce("SUM", strategy.run(on_replica, args=(x, y)), axis=None)
-
-    losses = []
-    for _ in range(3):
-        with unisono.distribute.monitored_collective(ran_before=bool(losses)):
-            losses.append(float(step(tf.constant(X), tf.constant(Y))))
-    found["loop loss"] = losses
-    found["loop weights"] = np.concatenate([np.ravel(w) for w in model.get_weights()])
-
-
 def state_of_replicas(strategy, out, found):
     with strategy.scope():
         model = unisono.Sequential(
@@ -254,7 +222,6 @@ PARTS = {
         generators,
         outputs_of_all_kinds,
         precision,
-        custom_loop,
         state_of_replicas,
         stop_together,
         own_rows,
