@@ -20,7 +20,9 @@ def optimizers_of(model: Any, of_layers: bool = False) -> list[Any]:
     found = [getattr(model, "optimizer", None)]
     for holder in holders:
         for name, value in vars(holder).items():
-            several = isinstance(value, list | tuple | dict) and not name.startswith("_")
-            values = [value] if not several else value.values() if isinstance(value, dict) else value
-            found += [each for each in values if isinstance(each, keras.optimizers.Optimizer)]
+            if isinstance(value, keras.optimizers.Optimizer):
+                found.append(value)
+            elif isinstance(value, list | tuple | dict) and not name.startswith("_"):
+                values = value.values() if isinstance(value, dict) else value
+                found += [each for each in values if isinstance(each, keras.optimizers.Optimizer)]
     return list({id(each): each for each in found if each is not None}.values())
