@@ -58,30 +58,26 @@ def accumulate(
 
     Context: inside of `once_per_copy`.
     """
-    accumulators = {id(v): copy_of(accumulator_of(optimizer, v)) for _, v in pairs}
     for _, variable in pairs:
         optimizer.has_accumulated.setdefault(variable_key(optimizer, variable), variable)
     given = {variable_key(optimizer, v) for _, v in pairs}
-    absent = [v for key, v in optimizer.has_accumulated.items() if key not in given]
+    absent = [(None, v) for key, v in optimizer.has_accumulated.items() if key not in given]
+    accumulators = {id(v): copy_of(accumulator_of(optimizer, v)) for _, v in [*pairs, *absent]}
     carried = local_copy(optimizer.accumulated_weight)
     weight = tf.cast(weight_total, tf.float64)
     total = carried + weight
 
     def mean_of(gradient: Any, variable: Any) -> Any:
-        accumulator = accumulators[id(variable)]
+        held = accumulators[id(variable)]
         if overwritten_by_gradient(variable):
-            return tf.maximum(dense(gradient), accumulator)
-        own = tf.cast(dense(gradient), accumulator.dtype) * tf.cast(weight, accumulator.dtype)
-        return tf.math.divide_no_nan(accumulator + own, tf.cast(total, accumulator.dtype))
+            return held if gradient is None else tf.maximum(dense(gradient), held)
+        if gradient is not None:
+            held = held + tf.cast(dense(gradient), held.dtype) * tf.cast(weight, held.dtype)
+        return tf.math.divide_no_nan(held, tf.cast(total, held.dtype))
 
     def finish() -> None:
-        mean = [(mean_of(g, v), v) for g, v in pairs]
-        for variable in absent:
-            accumulator = copy_of(accumulator_of(optimizer, variable))
-            mean.append((accumulator / tf.cast(total, accumulator.dtype), variable))
-        update(mean)
-        for _, variable in mean:
-            accumulator = copy_of(accumulator_of(optimizer, variable))
+        update([(mean_of(g, v), v) for g, v in [*pairs, *absent]])
+        for accumulator in accumulators.values():
             accumulator.assign(tf.zeros_like(accumulator))
         carried.assign(tf.zeros_like(total))
 
