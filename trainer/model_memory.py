@@ -55,26 +55,22 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
     if many == few:  # the shapes determine the number of samples
         samples = next((each.shape[0] for each in tf.nest.flatten(inputs) if each.shape.rank), None) or 1
         per_sample = few / samples
+    always = max(0.0, few - per_sample * _ROWS[0]) if many != few else 0.0
+    return memory_of(model, optimizer_state=optimizer_state, activations=per_sample, always=always)
+
+
+def memory_of(model: Any, **others: Any) -> ModelMemory:
+    """The bytes of a model's weights; `others` are the arguments of `ModelMemory` that do not depend on them alone."""
     return ModelMemory(
         weights=sum(map(bytes_of, model.variables)),
         trained=sum(map(bytes_of, model.trainable_variables)),
-        optimizer_state=optimizer_state,
-        activations=per_sample,
-        always=max(0.0, few - per_sample * _ROWS[0]) if many != few else 0.0,
-        largest_layer=largest_layer(model),
-        vectors=bytes_of_vectors(model),
+        largest_layer=max(
+            (sum(map(bytes_of, each)) for each in map(_own_weights, layers_of(model))), default=0
+        ),
+        vectors=sum(bytes_of(variable) for variable in model.variables if len(variable.shape) < 2),
         half_precision=any(layer.compute_dtype in _HALF for layer in layers_of(model)),
+        **others,
     )
-
-
-def largest_layer(model: Any) -> int:
-    """Bytes of the trained weights of the layer with the largest ones."""
-    return max((sum(map(bytes_of, each)) for each in map(_own_weights, layers_of(model))), default=0)
-
-
-def bytes_of_vectors(model: Any) -> int:
-    """Bytes of the weights of rank one and less, which `unisono.distribute.sharded` does not shard."""
-    return sum(bytes_of(variable) for variable in model.variables if len(variable.shape) < 2)
 
 
 def _known_inputs(model: keras.Model) -> Any:

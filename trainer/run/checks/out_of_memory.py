@@ -14,7 +14,7 @@ from ....compat.tensorflow_private.strategies import devices_of
 from ....distribute.hardware.memory_plan import ModelMemory, less_memory
 from ....distribute.sharding.sharded import SHARDABLE, level_of
 from ....optimizers.held_optimizers import optimizers_of
-from ...model_memory import bytes_of, bytes_of_vectors, largest_layer
+from ...model_memory import bytes_of, memory_of
 from ...step.variable_placement import accumulates
 
 
@@ -47,14 +47,6 @@ def with_advice(model: TrainedModel, function: Any, samples: int | None) -> Iter
 def step_memory(model: TrainedModel, graph: Any, samples: int) -> ModelMemory:
     """The memory of a step on so many samples of a replica; `graph` is that of its loop, or None."""
     kept = 0 if graph is None else bytes_kept_for_backward(graph)
-    return ModelMemory(
-        weights=sum(map(bytes_of, model.variables)),
-        trained=sum(map(bytes_of, model.trainable_weights)),
-        optimizer_state=sum(
-            bytes_of(variable) for optimizer in optimizers_of(model) for variable in optimizer.variables
-        ),
-        activations=kept / len(devices_of(model.distribute_strategy)) / samples,
-        largest_layer=largest_layer(model),
-        vectors=bytes_of_vectors(model),
-        half_precision=model.dtype_policy.compute_dtype in ("float16", "bfloat16"),
-    )
+    state = sum(bytes_of(variable) for optimizer in optimizers_of(model) for variable in optimizer.variables)
+    activations = kept / len(devices_of(model.distribute_strategy)) / samples
+    return memory_of(model, optimizer_state=state, activations=activations)
