@@ -83,15 +83,10 @@ class Position:
         self.taken += steps
 
     def end_epoch(self) -> None:
-        """Records that no step is left: learns the steps of an epoch, or warns, as Keras does, that there are too few."""
+        """Records that no step is left: without `steps_per_epoch`, so many make an epoch; warns if there are too few."""
         if self.step < (self.given_steps or 0) or (self._one_pass and self.step == 0):
             warnings.warn(RAN_OUT, stacklevel=4)
-        elif not self._one_pass:
-            self.learn()
-
-    def learn(self) -> None:
-        """Records that the pass has ended here: without `steps_per_epoch`, so many steps make an epoch."""
-        if self.given_steps is None:
+        elif not self._one_pass and self.given_steps is None:
             self.steps_per_epoch = self.step
 
     def identity(self) -> dict[str, Any]:

@@ -104,8 +104,8 @@ class Schedule:
         return self._ready.popleft() if self._ready else None
 
     def _end(self, steps: int) -> None:
-        self._ended = True
         self._source.drawn(steps)
+        self._ended = self._source.position.is_over()
 
     def next(self) -> Piece | None:
         """The next piece; None where the data has ended, or until the steps in progress are done."""

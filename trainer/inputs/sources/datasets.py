@@ -147,7 +147,7 @@ class DatasetSource(Source):
         )
 
     def drawn(self, steps: int) -> None:
-        """The data ended after `steps` steps of the last chunk.
+        """The data ended after `steps` steps of the last chunk; where it ended with the epoch before, it begins anew.
 
         Raises:
             ValueError: there was no batch at all.
@@ -159,7 +159,8 @@ class DatasetSource(Source):
         self._asked, position.ended = steps, True
         if position.taken == position.passes == 0:
             raise ValueError("x is a dataset that gave no batch; give one with at least one sample.")
-        position.learn()
+        if not self._begins_anew():
+            position.end_epoch()
 
     def state(self) -> dict[str, Any]:
         """The position after the last chunk, with the iterator's checkpoint where possible."""

@@ -132,6 +132,8 @@ class Source:
         """
         steps = self.position.left(max_steps)
         chunk = self._read(steps) if steps else None
+        if chunk is None and self._begins_anew():
+            chunk = self._read(steps)
         if chunk is None:
             self.position.end_epoch()
             return None
@@ -142,6 +144,13 @@ class Source:
         reader = WeightedReader(chunk.reader, chunk.open_ended, self.class_weights)
         part_reader = chunk.part_reader and reader.read
         return dataclasses.replace(chunk, reader=reader, spec=spec, part_reader=part_reader)
+
+    def _begins_anew(self) -> bool:
+        """Begins another pass, if the data has ended with the last step of the epoch before."""
+        if not (self.position.step == 0 < self.position.taken and self.rewinds):
+            return False
+        self.begin_epoch(self.position.epoch)
+        return True
 
     def drawn(self, steps: int) -> None:
         """The loop reports how many steps the last chunk gave; only needed after an `open_ended` one that gave fewer.
