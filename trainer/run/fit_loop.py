@@ -225,7 +225,7 @@ class LocalRunner(Runner):
                 lap("compute")
                 callbacks.on_train_batch_end(length.last_batch(done), logs)
                 lap("callbacks")
-            ended = done < call.steps and (done > 0 or state.source.position.is_over())
+            ended = done < call.steps and (done or state.source.position.is_over())
             if ended or (model.stop_training and not workers.several):
                 break
         if state.steps_per_epoch is None and not model.stop_training:

@@ -48,11 +48,7 @@ def placeholder(spec: Any) -> Any:
     if not isinstance(spec, tf.TypeSpec):
         return spec
     parts = [
-        tf.compat.v1.placeholder(part.dtype, _any_samples(part.shape))
+        tf.compat.v1.placeholder(part.dtype, [None, *part.shape[1:]] if part.shape.rank else part.shape)
         for part in tf.nest.flatten(spec, expand_composites=True)
     ]
     return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
-
-
-def _any_samples(shape: tf.TensorShape) -> tf.TensorShape:
-    return tf.TensorShape([None, *shape[1:]]) if shape.rank else shape

@@ -147,10 +147,10 @@ class Source:
 
     def _begins_anew(self) -> bool:
         """Begins another pass, if the data has ended with the last step of the epoch before."""
-        if not (self.position.step == 0 < self.position.taken and self.rewinds):
-            return False
-        self.begin_epoch(self.position.epoch)
-        return True
+        another = self.rewinds and self.position.step == 0 < self.position.taken
+        if another:
+            self.begin_epoch(self.position.epoch)
+        return another
 
     def drawn(self, steps: int) -> None:
         """The loop reports how many steps the last chunk gave; only needed after an `open_ended` one that gave fewer.

@@ -39,7 +39,7 @@ def compiled_calls(source: Source, next_steps: Callable[[], int], workers: Worke
     failure: Exception | None = None
     while failure is None:
         wanted = workers.settle(next_steps())
-        chunks: list[Chunk] = []
+        chunks, chunk = list[Chunk](), None
         while wanted > 0:
             try:
                 chunk = source.take(wanted)
@@ -51,15 +51,16 @@ def compiled_calls(source: Source, next_steps: Callable[[], int], workers: Worke
             wanted -= chunk.steps
             if chunk.open_ended:
                 break
+        call = CompiledCall(chunks)
         try:
-            workers.check_taken(source, sum(chunk.steps for chunk in chunks))
+            workers.check_taken(source, call.steps)
         except ValueError as mismatch:
             if failure is not None:
                 raise failure from mismatch
             raise
         if chunks:
-            yield CompiledCall(chunks)
-        elif failure is None:
+            yield call
+        if chunk is None and failure is None:
             return
     raise failure
 
