@@ -321,11 +321,12 @@ PROGRAMS = {
         with_gradient(
             lambda w, x: (
                 wide := tf.concat([x @ w, x, x**2], 1)[:, :9],
+                r := tf.stop_gradient(tf.abs(tf.linalg.qr(wide)[1])),
                 mean(tf.linalg.svd(wide, compute_uv=False))
                 + mean(tf.linalg.diag_part(wide) ** 2)
-                + mean(x @ w) * tf.cast(tf.size((x @ w)[8:9]) + tf.shape(tf.linalg.qr(wide)[1])[0], x.dtype)
+                + mean(x @ w) * tf.cast(tf.size((x @ w)[8:9]) + tf.shape(r)[0], x.dtype) * tf.reduce_max(r)
                 + mean((x @ w - (x @ w)[:1]) ** 2),
-            )[1]
+            )[2]
         ),
         X,
     ),
