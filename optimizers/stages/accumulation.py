@@ -58,10 +58,9 @@ def accumulate(
 
     Context: inside of `once_per_copy`.
     """
-    for _, variable in pairs:
-        optimizer.has_accumulated.setdefault(variable_key(optimizer, variable), variable)
-    given = {variable_key(optimizer, v) for _, v in pairs}
+    given = {variable_key(optimizer, v): v for _, v in pairs}
     absent = [(None, v) for key, v in optimizer.has_accumulated.items() if key not in given]
+    optimizer.has_accumulated.update(given)
     accumulators = {id(v): copy_of(accumulator_of(optimizer, v)) for _, v in [*pairs, *absent]}
     carried = local_copy(optimizer.accumulated_weight)
     weight = tf.cast(weight_total, tf.float64)

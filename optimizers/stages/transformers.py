@@ -31,14 +31,15 @@ class _AboveZero(Piece):
 
 
 class _Clip(_AboveZero):
-    """Clips with the function `clip`, and its only setting as limit."""
+    """Clips with the function `_clip`, and the setting `_limit`."""
 
-    clip: ClassVar[Callable[..., list[Any]]]
+    _clip: ClassVar[Callable[..., list[Any]]]
+    _limit = "clip_norm"
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Context: where gradients are the same on every replica."""
-        pairs, (limit,) = list(grads_and_vars), vars(self).values()
-        return [(g, v) for g, (_, v) in zip(self.clip([g for g, _ in pairs], limit), pairs)]
+        pairs, limit = list(grads_and_vars), getattr(self, self._limit)
+        return [(g, v) for g, (_, v) in zip(self._clip([g for g, _ in pairs], limit), pairs)]
 
 
 @piece
@@ -56,7 +57,7 @@ class ClipByGlobalNorm(_Clip):
     """
 
     clip_norm: float
-    clip = staticmethod(clipping.by_global_norm)
+    _clip = staticmethod(clipping.by_global_norm)
 
 
 @piece
@@ -72,7 +73,7 @@ class ClipByNorm(_Clip):
     """
 
     clip_norm: float
-    clip = staticmethod(clipping.by_norm)
+    _clip = staticmethod(clipping.by_norm)
 
 
 @piece
@@ -88,7 +89,7 @@ class ClipByValue(_Clip):
     """
 
     clip_value: float
-    clip = staticmethod(clipping.by_value)
+    _clip, _limit = staticmethod(clipping.by_value), "clip_value"
 
 
 @piece
