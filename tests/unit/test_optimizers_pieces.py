@@ -45,10 +45,8 @@ def test_short_gradients_keep_every_bit():
 
 
 def test_clip_by_norm_scales_each_alone():
-    own = dataclasses.make_dataclass(
-        "Own", [("own", float, 3.0)], bases=(optimizers.ClipByNorm,), frozen=True
-    )
-    kernel, bias = results(own(1.0), pairs())
+    own = dataclasses.make_dataclass("Own", ["own"], bases=(optimizers.ClipByNorm,), frozen=True)
+    kernel, bias = results(own(1.0, 3.0), pairs())
     np.testing.assert_allclose(kernel, KERNEL / np.sqrt(27), rtol=1e-14)
     np.testing.assert_allclose(bias, [1.0], rtol=1e-14)
 
