@@ -45,10 +45,14 @@ def takes_training(layer: Any) -> bool:
 
 
 def arguments_of(layer: Any, call_spec: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call of `layer`, as positions and names, from Keras' call specification."""
+    """The arguments of a call of `layer`, as positions and names, from Keras' call specification.
+
+    The first one has a position where it can: `__call__` of preprocessing layers has another name for it than `call`.
+    """
     given, parameters = call_spec.user_arguments_dict, layer._call_signature.parameters
     kinds = {name: parameter.kind for name, parameter in parameters.items()}
     starred = any(kind == inspect.Parameter.VAR_POSITIONAL for kind in kinds.values())
+    first = next(iter(kinds), None)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for name, value in given.items():
@@ -57,11 +61,18 @@ def arguments_of(layer: Any, call_spec: Any) -> tuple[list[Any], dict[str, Any]]
             args += value
         elif kind == inspect.Parameter.VAR_KEYWORD:
             kwargs |= value
-        elif starred and kind == inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        elif kind == inspect.Parameter.POSITIONAL_OR_KEYWORD and (
+            starred or (name == first and _of_tensors(value))
+        ):
             args.append(value)
         else:
             kwargs[name] = value
     return args, kwargs
+
+
+def _of_tensors(value: Any) -> bool:
+    """Whether Keras accepts this argument of a layer at a position."""
+    return all(each is None or keras.ops.is_tensor(each) for each in keras.tree.flatten(value))
 
 
 def own_weights(layer: keras.layers.Layer) -> list[keras.Variable]:

@@ -58,7 +58,8 @@ def compares_on_host(graph: Any, kind: str, inputs: Sequence[Any]) -> bool:
     if kind not in _COMPARISONS or not all(each.dtype == tf.int32 for each in inputs):
         return False
     of_sizes = getattr(graph, "_unisono_sizes", ())
-    known = all(each.graph is graph and (each.op.name in of_sizes or _is_constant(each)) for each in inputs)
+    inside = all(getattr(each, "graph", None) is graph for each in inputs)  # an eager tensor has none
+    known = inside and all(each.op.name in of_sizes or _is_constant(each) for each in inputs)
     return not known and any(each.shape.rank for each in inputs)
 
 

@@ -40,7 +40,7 @@ def constant(
             return None
         found: Any = {"Size": lambda: np.prod(shape, dtype=np.int64), "Rank": lambda: len(shape)}
         return np.asarray(found.get(op.type, lambda: shape)(), np.int64)
-    compute = _COMPUTED.get(op.type)
+    compute = COMPUTED.get(op.type)
     if compute is None or any(value is None for value in inputs):
         return None
     try:
@@ -65,6 +65,8 @@ def _strided(op: Any, values: Any, begin: Any, end: Any, strides: Any) -> Any:
 
 
 def _gradient_axes(op: Any, one: Any, other: Any) -> tuple[np.ndarray, np.ndarray]:
+    if np.array_equal(one, other):  # then TensorFlow does not sum over axes of extent 1 either
+        return np.array([], np.int64), np.array([], np.int64)
     rank = max(len(one), len(other))
     a, b = [1] * (rank - len(one)) + list(one), [1] * (rank - len(other)) + list(other)
     pairs = list(enumerate(zip(a, b)))
@@ -83,7 +85,7 @@ def _concatenated(op: Any, *inputs: Any) -> Any:
     return np.concatenate(inputs[:-1], int(inputs[-1]))
 
 
-_COMPUTED: dict[str, Callable[..., Any]] = {
+COMPUTED: dict[str, Callable[..., Any]] = {
     "Identity": lambda op, x: x,
     "StopGradient": lambda op, x: x,
     "Cast": lambda op, x: np.asarray(x).astype(np.int64 if op.outputs[0].dtype != tf.bool else bool),
