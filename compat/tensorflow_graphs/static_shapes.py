@@ -44,6 +44,11 @@ def with_static_shapes(
         definition = graph.as_graph_def()
         for node in definition.node:
             node.attr.pop("_class", None)  # can name operations of other graphs
+        if writes := [node for node in definition.node if node.op == "AssignVariableOp"]:
+            any_variable = tf.compat.v1.placeholder(tf.resource, name="any_variable")
+            for node in writes:  # the variable can be smaller than these inputs: a queue of the last keys
+                node.input[0] = any_variable.name
+            given[any_variable.name] = any_variable
         tf.graph_util.import_graph_def(definition, input_map=given, name="")
         found = {tensor.name: _shape(tensor) for op in scratch.get_operations() for tensor in op.outputs}
     return found | {name: _shape(tensor) for name, tensor in given.items()}

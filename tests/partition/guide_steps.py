@@ -308,7 +308,7 @@ class MoCo(Net):
     def set_up(self):
         self.momentum = mlp(4, 3)
         self.momentum.trainable = False
-        self.queue = self.add_weight(shape=(16, 3), initializer="random_normal", trainable=False)
+        self.queue = tf.Variable(tf.random.normal((16, 3), seed=1, dtype="float64"), trainable=False)
 
     def loss_of(self, x, x2):
         self.keys = unit(self.momentum(x2))
