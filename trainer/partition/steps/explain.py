@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -103,7 +102,7 @@ class StepExplanation:
 
 
 def explained(
-    program: Program, samples: int, replicas: int, names: Sequence[str], variables: Sequence[Sequence[Any]]
+    program: Program, samples: int, replicas: int, names: Sequence[str], variables: Sequence[int]
 ) -> StepExplanation:
     """Explains a program.
 
@@ -112,12 +111,12 @@ def explained(
         samples: of the global batch.
         replicas: that share it.
         names: of the outputs of the program.
-        variables: for each call of an optimizer, its variables.
+        variables: for each call of an optimizer, the number of its variables.
     """
     found = []
     for node in program.nodes:
         if isinstance(node, Apply):
-            found += _gradients(program, node, len(variables[node.number]), samples)
+            found += _gradients(program, node, variables[node.number], samples)
         elif isinstance(node, Read):
             value = program.values[node.outputs[0]]
             found.append(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import re
@@ -19,9 +18,6 @@ from ....distribute.replicas import local_replica_index, of_first_replica, share
 from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, seen_through
 from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
 from ....optimizers.building import ensure_built, run_in_thread
-from ....optimizers.stages.aggregated_gradients import after_aggregation
-from ....optimizers.stages.call_options import CallOptions, call_options, current_options
-from ....optimizers.stages.user_code import apply_of
 from ...inputs.batch import sample_count
 from ...step.collected_writes import CollectedWrites
 from ..builder import APPLY, READ
@@ -32,39 +28,7 @@ from ..program import NotPartitioned, Program, received
 from ..rebuild import rebuilt
 from .exchange import with_collectives
 from .explain import StepExplanation, explained
-from .step import Step, numbers_in, with_numbers
-
-
-@dataclasses.dataclass
-class Application:
-    """A call of an optimizer in a step.
-
-    Attributes:
-        optimizer: the optimizer.
-        variables: its arguments.
-        kinds: of each gradient: "none", "dense" or "slices", whose values and indices are two tensors.
-        written: variables that the step has assigned before.
-        is_weighted: whether the last tensor is the divisor of the loss.
-        options: of the call.
-    """
-
-    optimizer: Any
-    variables: list[Any]
-    kinds: list[str]
-    written: list[keras.Variable]
-    is_weighted: bool
-    options: CallOptions
-
-    def pairs(self, tensors: Sequence[tf.Tensor]) -> tuple[list[Any], list[Any]]:
-        """The gradients and their variables."""
-        rest, gradients = iter(tensors), []
-        for kind, variable in zip(self.kinds, self.variables):
-            if kind == "slices":
-                shape = tf.constant(tuple(variable.shape), tf.int64)
-                gradients.append(tf.IndexedSlices(next(rest), next(rest), shape))
-            else:
-                gradients.append(None if kind == "none" else next(rest))
-        return gradients, self.variables
+from .step import OptimizerCall, Step, numbers_in, with_numbers
 
 
 class TracedStep:
@@ -83,7 +47,7 @@ class TracedStep:
 
     def __init__(self, step: Step, spec: Any, compiles: bool = False) -> None:
         self._step, self._spec, self._compiles = step, spec, compiles
-        self._applications: list[Application] = []
+        self._calls: list[OptimizerCall] = []
         self._reads: list[ShardedValue] = []
         self._result: Any = {}
         self._variables: list[keras.Variable] = []
@@ -104,8 +68,8 @@ class TracedStep:
             PARTIAL_SUM if n in self._partial else MEAN_OF_STATISTICS for n in range(len(self._variables))
         ]
         slices = {
-            n: [kind == "slices" for kind in a.kinds if kind != "none"]
-            for n, a in enumerate(self._applications)
+            n: [isinstance(gradient, tf.IndexedSlices) for gradient, _ in call.pairs if gradient is not None]
+            for n, call in enumerate(self._calls)
         }
         self.program: Program = partitioned(
             graph,
@@ -151,35 +115,24 @@ class TracedStep:
         pairs = list(pairs)
         if not optimizer.built:
             run_in_thread(functools.partial(self._build, optimizer, [v for _, v in pairs]))
-        pairs, options = after_aggregation(optimizer, pairs, current_options())
-        options = dataclasses.replace(options, skip_aggregation=False)
-        tensors, kinds = [], []
-        for gradient, _ in pairs:
-            if isinstance(gradient, tf.IndexedSlices):
-                kinds.append("slices")
-                tensors += [gradient.values, gradient.indices]
-            else:
-                kinds.append("none" if gradient is None else "dense")
-                tensors += [] if gradient is None else [tf.convert_to_tensor(gradient)]
-        writes, number = this_step().writes, len(self._applications)
-        written = [v for _, v in pairs if id(v) in writes.variables]
-        tensors += [tf.convert_to_tensor(writes.state_mapping[id(v)]) for v in written]
-        writes.forget(written)
-        weight = this_step().weight_total
-        tensors += [] if weight is None else [tf.convert_to_tensor(weight)]
-        variables = [v for _, v in pairs]
-        self._applications.append(
-            Application(optimizer, variables, kinds, written, weight is not None, options)
-        )
+        call = OptimizerCall.of(optimizer, pairs)
+        tensors: list[Any] = []
+        for gradient, _ in call.pairs:
+            slices = isinstance(gradient, tf.IndexedSlices)
+            tensors += [gradient.values, gradient.indices] if slices else [gradient]
+        tensors += [*(value for _, value in call.written), call.weight]
+        this_step().writes.forget([variable for variable, _ in call.written])
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors if tensor is not None]
         if tensors:
-            tf.raw_ops.IdentityN(input=tensors, name=f"{APPLY}{number}")
+            tf.raw_ops.IdentityN(input=tensors, name=f"{APPLY}{len(self._calls)}")
+        self._calls.append(call)
 
     def explained(self, samples: int) -> StepExplanation:
         """The collectives of a step on a batch of so many samples."""
         results = ["/".join(map(str, path)) for path, _ in keras.tree.flatten_with_path(self._result)]
         names = [name or "result" for name in results][: self._results] + [v.path for v in self._variables]
-        variables = [each.variables for each in self._applications]
-        return explained(self.program, samples, self._step.strategy.num_replicas_in_sync, names, variables)
+        counts = [len(call.pairs) for call in self._calls]
+        return explained(self.program, samples, self._step.strategy.num_replicas_in_sync, names, counts)
 
     def read_part(self, batch: Any) -> Any:
         """The batch with None instead of the arrays that the step does not read: their sizes do not matter."""
@@ -228,14 +181,15 @@ class TracedStep:
         return tensor[: tf.where(step.holds_first_sample, tf.shape(tensor)[0], 0)]
 
     def _apply(self, number: int, tensors: list[tf.Tensor]) -> None:
-        application = self._applications[number]
-        weight = tensors.pop() if application.is_weighted else None
-        count = len(tensors) - len(application.written)
-        gradients, variables = application.pairs(tensors[:count])
-        for variable, value in zip(application.written, of_first_replica(tensors[count:])):
-            this_step().writes.add_update((variable, value))
-        with call_options(dataclasses.replace(application.options, weight_total=weight)):
-            apply_of(application.optimizer)(gradients, variables)
+        call, rest, gradients = self._calls[number], iter(tensors), list[Any]()
+        for gradient, variable in call.pairs:
+            if isinstance(gradient, tf.IndexedSlices):
+                shape = tf.constant(tuple(variable.shape), tf.int64)
+                gradients.append(tf.IndexedSlices(next(rest), next(rest), shape))
+            else:
+                gradients.append(None if gradient is None else next(rest))
+        written = [next(rest) for _ in call.written]
+        call.apply(gradients, written, None if call.weight is None else next(rest))
 
     def _note_writes(self, values: list[tf.Tensor], step: StepContext) -> None:
         """Collects what the step has assigned.

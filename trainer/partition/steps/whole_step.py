@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -19,23 +18,10 @@ from ....distribute.replicas import (
 from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, seen_through
 from ....distribute.step_context import StepContext, WeightTotals, step_scope, this_step
 from ....distribute.workers.agreement import first_local_replica
-from ....optimizers.stages.aggregated_gradients import after_aggregation
-from ....optimizers.stages.call_options import CallOptions, call_options, current_options
 from ....optimizers.stages.user_code import apply_of
 from ...inputs.batch import slice_samples
 from ..labels import SAMPLES, SHARES
-from .step import Step, numbers_in, with_numbers
-
-
-@dataclasses.dataclass
-class _Call:
-    """A call of an optimizer: gradients and their variables, and the variables that the step assigned before."""
-
-    optimizer: Any
-    pairs: list[tuple[Any, Any]]
-    written: list[tuple[Any, tf.Tensor]]
-    weight: Any
-    options: CallOptions
+from .step import OptimizerCall, Step, numbers_in, with_numbers
 
 
 class WholeStep:
@@ -53,7 +39,7 @@ class WholeStep:
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._calls: list[_Call] = []
+        self._calls: list[OptimizerCall] = []
         self._writes: list[tuple[Any, tf.Tensor]] = []
         self._result: Any = {}
         self._ended = False
@@ -100,11 +86,7 @@ class WholeStep:
             ):  # a branch or a loop, where no replica can wait for others
                 self._apply_inside(own, optimizer, list(pairs))
                 return
-            pairs, options = after_aggregation(optimizer, list(pairs), current_options())
-            options = dataclasses.replace(options, skip_aggregation=False)
-            noted = step.writes.variables
-            written = [(v, step.writes.state_mapping[id(v)]) for _, v in pairs if id(v) in noted]
-            call = _Call(optimizer, pairs, written, own.weight_total, options)
+            call = OptimizerCall.of(optimizer, pairs)
             self._calls.append(call)
             with context, pretending_replicas(None), seen_through(None), step_scope(step):
                 self._apply(call, step, state)
@@ -122,18 +104,12 @@ class WholeStep:
             self._apply(self._calls[number], step, state)
             number += 1
 
-    def _apply(self, call: _Call, step: StepContext, state: _State) -> None:
+    def _apply(self, call: OptimizerCall, step: StepContext, state: _State) -> None:
         """Calls the optimizer: the gradients of the first replica, and zeros of the others."""
         first = step.replica_id == 0
-        values = of_first_replica([value for _, value in call.written])
-        for (variable, _), value in zip(call.written, values):
-            step.writes.add_update((variable, value))
-        weight = call.weight
-        if weight is not None:
-            (weight,) = of_first_replica([weight])
+        weight = None if call.weight is None else of_first_replica([call.weight])[0]
         gradients = [g if first or g is None else _nothing_of(g) for g, _ in call.pairs]
-        with call_options(dataclasses.replace(call.options, weight_total=weight)):
-            apply_of(call.optimizer)(gradients, [v for _, v in call.pairs])
+        call.apply(gradients, [value for _, value in call.written], weight)
         state.read()
 
     def _apply_inside(self, own: StepContext, optimizer: Any, pairs: list[tuple[Any, Any]]) -> None:
