@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context, execute
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import OptionalXlaContext
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 from tensorflow.python.ops import control_flow_util_v2
@@ -240,6 +241,34 @@ def line_of_user(op: tf.Operation) -> tuple[str, str]:
 def constant_of(op: tf.Operation) -> np.ndarray:
     """The value of a `Const` operation."""
     return tf.make_ndarray(op.get_attr("value"))
+
+
+def evaluated(op: tf.Operation, inputs: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+    """Runs an operation eagerly on integers and booleans instead of its inputs; None where it does not allow them.
+
+    Integers have 64 bits, regardless of the operation's own, so that the number of elements of a large tensor fits.
+    """
+    attributes: list[Any] = []
+    for name in op.node_def.attr:
+        if not name.startswith("_"):
+            value = op.get_attr(name)
+            if isinstance(value, tf.DType):
+                value = (tf.int64 if value.is_integer else value).as_datatype_enum
+            attributes += [name, value]
+    types = [argument.type for argument in op.op_def.input_arg]  # 0: an attribute has it
+    try:
+        with context.eager_mode(), tf.device("CPU:0"):
+            given = [
+                tf.constant(
+                    value, types[min(n, len(types) - 1)] or (tf.int64 if value.dtype != bool else tf.bool)
+                )
+                for n, value in enumerate(inputs)
+            ]
+            kind = op.type.encode()
+            found = execute.execute(kind, len(op.outputs), given, tuple(attributes), context.context())
+    except tf.errors.OpError:
+        return None
+    return [np.asarray(each) for each in found]
 
 
 def subgraphs(op: tf.Operation) -> Iterator[tuple[str, Any]]:

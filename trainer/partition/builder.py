@@ -12,7 +12,7 @@ import tensorflow as tf
 from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph
 from . import control_flow
 from .constants import constant, depends_on_sizes, holds_for_all_sizes, rounds_sizes
-from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, is_sharded, same_samples
+from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, are_together, is_sharded
 from .operation_labels import has_effects, labels_of, settled
 from .program import (
     BRANCHES,
@@ -131,19 +131,10 @@ class Builder(Values):
             static = [[None if axis in clamped else n for axis, n in enumerate(s or ())] for s in static]
             shapes.forget(tensor, static)
         values = self.program.values
-        found = [
-            constant(
-                op,
-                number,
-                [None if (c := values[each].constant) is None else c[probe] for each in inputs],
-                [values[each].shapes[probe] for each in inputs],
-            )
-            for probe in (0, 1)
-        ]
-        both = None if found[0] is None or found[1] is None else (found[0], found[1])
+        given = [values[each].constant for each in inputs]
+        both = constant(op, number, given, [values[each].shapes for each in inputs])
         if op.type == "TensorListPopBack":
             both = values[inputs[0]].elements
-        given = [values[each].constant for each in inputs]
         if (
             depends_on_sizes(given) and not holds_for_all_sizes(op.type, given, self.program.one_size)
         ) or rounds_sizes(op):
@@ -190,7 +181,7 @@ class Builder(Values):
         given = [self.converted(number, want, op) for number, want in zip(inputs, wants)]
         if self.inside and any(label.counts for label in made):
             raise NeedsCollective(op.name)
-        copy = Copy(op, given, outputs, made, list(op.control_inputs))
+        copy = Copy(given, outputs, op, made)
         self.program.nodes.append(copy)
         for number, label in zip(outputs, made):
             values[number].label = settled(label)
@@ -221,20 +212,19 @@ class Builder(Values):
                 continue
             indices = next(rest)
             labels = self.label(values), self.label(indices)
-            together = all(map(is_sharded, labels)) and labels[0].axis == labels[1].axis == 0
-            if not (together and same_samples(*labels)) or labels[1].counts:
+            if not are_together(*labels) or labels[0].axis or labels[1].counts:
                 indices = self.converted(indices, REPLICATED, op)
                 values = self._summand(values, op)
             given += [values, indices]
         given += [self.converted(value, REPLICATED, op) for value in rest]
-        self.program.nodes.append(Apply(number, given))
+        self.program.nodes.append(Apply(given, [], number))
 
     def _read_weight(self, op: tf.Operation) -> int:
         tensor = op.outputs[0]
         shape = shape_of(tensor.shape)
         target = self.add(Value(tensor.dtype, (shape, shape), REPLICATED))
         number = int(op.name.rpartition("/")[2].removeprefix(READ).partition("_")[0])
-        self.program.nodes.append(Read(number, [], [target]))
+        self.program.nodes.append(Read([], [target], number))
         return target
 
     def _summand(self, number: int, op: tf.Operation) -> int:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.one_device import inner_graph, subgraphs
 from .labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, needs_collective
-from .program import Copy, NeedsCollective, NotPartitioned, Shape, Value
+from .program import Copy, NeedsCollective, NotPartitioned, Program, Shape, Value
 from .rules.lists import EMPTY
-from .values import Values
+
+if TYPE_CHECKING:
+    from .builder import Builder
 
 _MOST_ROUNDS = 6
 
 
 def without_collectives(
-    outer: Values,
+    outer: Builder,
     op: tf.Operation,
     inputs: list[int],
-    work: Callable[[Values, tf.Operation, list[int]], list[int]],
+    work: Callable[[Builder, tf.Operation, list[int]], list[int]],
 ) -> list[int]:
     """Partitions the bodies of a branch or a loop; bodies that need a collective get whole inputs."""
     for place, number in enumerate(inputs):
@@ -43,21 +45,27 @@ def without_collectives(
         outer.replicated = before
 
 
-def call(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
+def call(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
     """Adds a call of a function that XLA compiles; returns the numbers of its outputs."""
     graph = inner_graph(op, "f")
     if graph is None:
         raise NotPartitioned(f"the function that {op.name} calls has no graph")
     builder, outputs = outer.body(graph, inputs)
     builder.program.outputs = outputs
-    copy = Copy(op, inputs, [], [builder.label(number) for number in outputs], list(op.control_inputs))
-    copy.bodies = {op.get_attr("f").name: builder.program}
-    copy.outputs = [outer.add(dataclasses.replace(outer.program.values[number])) for number in outputs]
-    outer.program.nodes.append(copy)
-    return copy.outputs
+    values = [dataclasses.replace(outer.program.values[number]) for number in outputs]
+    return _added(outer, op, inputs, values, {op.get_attr("f").name: builder.program})
 
 
-def branch(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
+def _added(
+    outer: Builder, op: tf.Operation, inputs: list[int], values: list[Value], bodies: dict[str, Program]
+) -> list[int]:
+    outputs = [outer.add(value) for value in values]
+    labels = [value.label for value in values]
+    outer.program.nodes.append(Copy(inputs, outputs, op, labels, bodies))
+    return outputs
+
+
+def branch(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
     """Adds a branch; returns the numbers of its outputs."""
     which = outer.converted(inputs[0], REPLICATED, op)
     found = [(name, *outer.body(graph, inputs[1:])) for name, graph in subgraphs(op)]
@@ -67,17 +75,15 @@ def branch(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     ]
     for _, builder, outputs in found:
         builder.program.outputs = [builder.converted(n, label, op) for n, label in zip(outputs, labels)]
-    copy = Copy(op, [which, *inputs[1:]], [], labels, list(op.control_inputs))
-    copy.bodies = {name: builder.program for name, builder, _ in found}
-    copy.outputs = [
-        outer.add(Value(tensor.dtype, _shapes_of_branches([outer.program.values[n] for n in numbers]), label))
+    values = [
+        Value(tensor.dtype, _shapes_of_branches([outer.program.values[n] for n in numbers]), label)
         for tensor, label, *numbers in zip(op.outputs, labels, *(outputs for _, _, outputs in found))
     ]
-    outer.program.nodes.append(copy)
-    return copy.outputs
+    bodies = {name: builder.program for name, builder, _ in found}
+    return _added(outer, op, [which, *inputs[1:]], values, bodies)
 
 
-def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
+def loop(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
     """Adds a loop; returns the numbers of its outputs."""
     body, condition = inner_graph(op, "body"), inner_graph(op, "cond")
     if body is None or condition is None:
@@ -103,17 +109,12 @@ def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     again, (goes_on,) = outer.body(condition, given, changed)
     again.program.outputs = [again.converted(goes_on, REPLICATED, op)]
     given = [outer.converted(number, label, op) for number, label in zip(inputs, labels)]
-    copy = Copy(op, given, [], labels, list(op.control_inputs))
-    copy.bodies = {
-        op.get_attr("body").name: builder.program,
-        op.get_attr("cond").name: again.program,
-    }
-    copy.outputs = [
-        outer.add(dataclasses.replace(value, constant=None) if n in changed else value)
+    bodies = {op.get_attr("body").name: builder.program, op.get_attr("cond").name: again.program}
+    values = [
+        dataclasses.replace(value, constant=None) if n in changed else value
         for n, value in enumerate(carried)
     ]
-    outer.program.nodes.append(copy)
-    return copy.outputs
+    return _added(outer, op, given, values, bodies)
 
 
 def _checked(have: Label, value: Value, op: tf.Operation) -> Value:

@@ -31,8 +31,6 @@ from .program import (
     Node,
     Program,
     Read,
-    inputs_of,
-    outputs_of,
 )
 
 
@@ -124,7 +122,7 @@ class _Copier:
     def add(self, node: Node) -> None:
         """Runs a node that needs no communication."""
         labels = self._program.values
-        for number in inputs_of(node):
+        for number in node.inputs:
             self.value(number)
         if isinstance(node, Read):
             self.values[node.outputs[0]] = self._read(node.number)
@@ -138,7 +136,11 @@ class _Copier:
             self._apply(node.number, masked)
         else:  # a tape in a custom optimizer distinguishes equal constants: only the step's own are shared
             with made_once(self._shared):
-                self._copy(node)
+                if isinstance(node, Convert):
+                    have, want = labels[node.source].label, labels[node.target].label
+                    self.values[node.target] = local(self.values[node.source], have, want, self._replica)
+                elif isinstance(node, Copy):
+                    self._copy(node)
 
     def add_all(self, nodes: Sequence[Node], compiles: bool) -> None:
         """Runs the nodes of a stage in their order, XLA-compatible ones in compiled functions."""
@@ -162,9 +164,9 @@ class _Copier:
         for node in nodes:
             stateful = isinstance(node, Copy) and node.op.op_def.is_stateful
             is_read = isinstance(node, Copy) and node.op.type in READS
-            if isinstance(node, Apply) or (late and stateful) or not waits.isdisjoint(inputs_of(node)):
+            if isinstance(node, Apply) or (late and stateful) or not waits.isdisjoint(node.inputs):
                 late.append(node)
-                waits.update(outputs_of(node))
+                waits.update(node.outputs)
             elif is_read and not written:
                 reads.append(node)
             else:
@@ -179,17 +181,17 @@ class _Copier:
         """
         values = self._program.values
         own = {id(node) for node in nodes}
-        makers = {number: node for node in nodes for number in outputs_of(node)}
+        makers = {number: node for node in nodes for number in node.outputs}
         others = (node for node in self._program.nodes if id(node) not in own)
-        left = [number for node in others for number in inputs_of(node)] + self._program.outputs
+        left = [number for node in others for number in node.inputs] + self._program.outputs
         needed: set[int] = set()
         while left:
             number = left.pop()
             if number in makers and number not in needed:
                 needed.add(number)
-                left += inputs_of(makers[number]) if self._is_size(number) else []
+                left += makers[number].inputs if self._is_size(number) else []
         made = [number for number in needed if not self._is_size(number)]
-        given = {number for node in nodes for number in inputs_of(node)} - set(makers)
+        given = {number for node in nodes for number in node.inputs} - set(makers)
         lists = any(values[number].dtype == tf.variant for number in given)
         if lists or any(values[n].dtype in (tf.string, tf.variant, tf.resource) for n in made):
             return False
@@ -213,12 +215,8 @@ class _Copier:
     def _is_size(self, number: int) -> bool:
         return self._program.values[number].constant is not None
 
-    def _copy(self, node: Convert | Copy) -> None:
+    def _copy(self, node: Copy) -> None:
         values = self._program.values
-        if isinstance(node, Convert):
-            have, want = values[node.source].label, values[node.target].label
-            self.values[node.target] = local(self.values[node.source], have, want, self._replica)
-            return
         if (fixed := self._program.fixed(node)) is not None:
             for number, value in zip(node.outputs, fixed):
                 self.values[number] = tf.constant(value, values[number].dtype)
@@ -226,7 +224,7 @@ class _Copier:
         given = [self.values[number] for number in node.inputs]
         given += self._replica.unknown.values() if node.bodies else []
         functions = {name: self._function(name, body, given, node) for name, body in node.bodies.items()}
-        controls = [self._copies[id(op)] for op in node.controls if id(op) in self._copies]
+        controls = [self._copies[id(op)] for op in node.op.control_inputs if id(op) in self._copies]
         seed = self._replica.number if node.own_seed else 0
         copy = copied_into_graph(node.op, given, functions, controls, seed, node.attributes)
         self._copies[id(node.op)] = copy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import tensorflow as tf
@@ -61,10 +61,6 @@ class Values:
         """The label of a value."""
         return self.program.values[number].label
 
-    def body(self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = ()) -> tuple[Any, list[int]]:
-        """Partitions a function for inputs like these; constants of the `changed` inputs do not hold in it."""
-        raise NotImplementedError
-
     def converted(self, number: int, want: Label | None, cause: tf.Operation | None) -> int:
         """The number of a value with the requested label."""
         value = self.program.values[number]
@@ -98,7 +94,7 @@ class Values:
         if key in self.made:
             return self.made[key]
         target = self.add(Value(value.dtype, value.shapes, want, value.constant))
-        node = Extents(numbers, want.axis, [], [target]) if numbers else Convert(number, target, cause)
+        node = Extents([], [target], numbers, want.axis) if numbers else Convert([number], [target], cause)
         self.program.nodes.append(node)
         self.made[key] = target
         return target

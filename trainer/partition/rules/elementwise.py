@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 
 import tensorflow as tf
@@ -24,6 +25,9 @@ LINEAR = "linear"  # in all inputs together: a sum
 PRODUCT = "product"  # in each input alone
 QUOTIENT = "quotient"  # in the first input
 OTHER = "not linear"
+_EXTREMES = {
+    "Maximum": PARTIAL_MAX, "LogicalOr": PARTIAL_MAX, "Minimum": PARTIAL_MIN, "LogicalAnd": PARTIAL_MIN,
+}  # fmt: skip
 
 
 def elementwise(
@@ -61,33 +65,16 @@ def elementwise(
 
 
 def _without_samples(view: View, kind: str, every: Sequence[int], fixed: Collection[int]) -> Ruling:
-    labels = view.labels
-    wants: Wants = [None] * len(labels)
-    for number in every:
-        wants[number] = labels[number] if labels[number] in (REPLICATED, PARTIAL_SUM) else REPLICATED
-    extreme = {
-        "Maximum": PARTIAL_MAX,
-        "LogicalOr": PARTIAL_MAX,
-        "Minimum": PARTIAL_MIN,
-        "LogicalAnd": PARTIAL_MIN,
-    }
-    found = extreme.get(view.type)
-    if found in labels and all(labels[number] in (found, REPLICATED) for number in every):
-        return [found if number in every else None for number in range(len(labels))], [found]  # type: ignore[list-item]
-    sums = [number for number in every if wants[number] == PARTIAL_SUM and number not in fixed]
-    stays = (
-        kind == LINEAR or (kind == PRODUCT and sums) or (kind == QUOTIENT and sums and sums[0] == every[0])
-    )
-    if kind == OTHER or not sums or not stays:
-        return [REPLICATED if n in every else None for n in range(len(labels))], [REPLICATED] * len(
-            view.op.outputs
-        )
-    for number in every:
-        if kind == LINEAR:
-            wants[number] = REPLICATED if number in fixed else PARTIAL_SUM
-        else:
-            wants[number] = PARTIAL_SUM if number == sums[0] else REPLICATED
-    return wants, [PARTIAL_SUM] * len(view.op.outputs)
+    labels, outputs = view.labels, len(view.op.outputs)
+    extreme = _EXTREMES.get(view.type)
+    if extreme in labels and all(labels[number] in (extreme, REPLICATED) for number in every):
+        return [extreme if number in every else None for number in range(len(labels))], [extreme]  # type: ignore[list-item]
+    sums = [number for number in every if labels[number] == PARTIAL_SUM and number not in fixed]
+    if kind == OTHER or not sums or (kind == QUOTIENT and sums[0] != every[0]):
+        return [REPLICATED if n in every else None for n in range(len(labels))], [REPLICATED] * outputs
+    kept = [number for number in every if number not in fixed] if kind == LINEAR else sums[:1]
+    wants = [PARTIAL_SUM if n in kept else REPLICATED if n in every else None for n in range(len(labels))]
+    return wants, [PARTIAL_SUM] * outputs
 
 
 @rule(
@@ -113,16 +100,6 @@ def _linear(view: View) -> Ruling:
     if len(view.labels) == 1 and passes and view.type != "Real":
         return [None], [label]
     return elementwise(view, LINEAR)
-
-
-@rule("Mul", "MulNoNan")
-def _product(view: View) -> Ruling:
-    return elementwise(view, PRODUCT)
-
-
-@rule("RealDiv", "DivNoNan", "Div")
-def _quotient(view: View) -> Ruling:
-    return elementwise(view, QUOTIENT)
 
 
 @rule("Cast")
@@ -162,9 +139,8 @@ NOT_LINEAR = """
 """
 
 
-@rule(*NOT_LINEAR.split())
-def _other(view: View) -> Ruling:
-    return elementwise(view, OTHER)
+for _kind, _types in ((PRODUCT, "Mul MulNoNan"), (QUOTIENT, "RealDiv DivNoNan Div"), (OTHER, NOT_LINEAR)):
+    rule(*_types.split())(functools.partial(elementwise, kind=_kind))
 
 
 GRADIENTS = {  # number of the operand that is the gradient: the operation is linear in it

@@ -7,10 +7,9 @@ from ..labels import (
     PARTIAL_MIN,
     PARTIAL_SUM,
     REPLICATED,
-    Label,
+    are_together,
     is_partial,
     is_sharded,
-    same_samples,
     sharded,
     sizes,
 )
@@ -18,10 +17,11 @@ from .positions import are_in_parts_of_samples, counts_samples, first_column_cou
 from .view import Gather, Ruling, View, extents_of, rule
 
 
-def _are_along(view: View, axis: int, positions: Label) -> bool:
-    """Whether positions refer to an axis of the first input."""
-    extents = extents_of(view.shapes(0), axis)
-    return bool(positions.counts) and extents == positions.counts
+def _chooses_samples(view: View, axis: int) -> bool:
+    """Whether the second input has positions of samples along the sharded axis of the first one."""
+    params, indices = view.labels[:2]
+    plain = is_sharded(params) and params.axis == axis and params.blocks == 1 and not params.chosen
+    return plain and is_sharded(indices) and extents_of(view.shapes(0), axis) == indices.counts
 
 
 @rule("GatherV2")
@@ -37,8 +37,7 @@ def _gather(view: View) -> Ruling:
     ):
         return [None, sharded(0, counts=extents), REPLICATED], [params]  # all of them, in order
     if batch:
-        together = is_sharded(params) and is_sharded(indices) and params.axis == indices.axis < batch
-        if together and same_samples(params, indices) and not indices.counts:
+        if are_together(params, indices) and params.axis < batch and not indices.counts:
             return [None, None, REPLICATED], [params]
         raise Gather
     if is_sharded(params) and params.axis != axis:
@@ -46,13 +45,7 @@ def _gather(view: View) -> Ruling:
             raise Gather
         moved = rank - 1 if params.axis > axis else 0
         return view.kept(params._replace(axis=params.axis + moved))
-    if (
-        is_sharded(params)
-        and is_sharded(indices)
-        and _are_along(view, axis, indices)
-        and params.blocks == 1
-        and not params.chosen
-    ):
+    if _chooses_samples(view, axis):
         return [None, None, REPLICATED], [sharded(axis, chosen=indices.chosen)]
     if is_sharded(indices) and not indices.counts:
         return [REPLICATED, None, REPLICATED], [indices._replace(axis=axis + indices.axis)]
@@ -70,21 +63,10 @@ def _gather_variable(view: View) -> Ruling:
 @rule("GatherNd")
 def _gather_nd(view: View) -> Ruling:
     params, indices = view.labels
-    if (
-        is_sharded(params)
-        and params.axis == 0
-        and _are_along(view, 0, indices)
-        and params.blocks == 1
-        and not params.chosen
-    ):
+    if _chooses_samples(view, 0):
         return [None, None], [sharded(0, chosen=indices.chosen)]
     extents = extents_of(view.shapes(0), 0)
-    if (
-        params == sharded(0)
-        and indices == sharded(0)
-        and None not in extents
-        and first_column_counts_samples(view, 1, extents)
-    ):
+    if params == indices == sharded(0) and first_column_counts_samples(view, 1, extents):
         return [None, sharded(0, counts=extents, column=True)], [sharded(0)]
     if is_sharded(indices) and not indices.counts and indices.axis < view.rank(1) - 1:
         return [REPLICATED, None], [indices]
@@ -94,15 +76,10 @@ def _gather_nd(view: View) -> Ruling:
 @rule("ScatterNd")
 def _scatter(view: View) -> Ruling:
     indices, updates = view.labels[:2]
-    together = is_sharded(indices) and is_sharded(updates) and indices.axis == updates.axis == 0
-    if together and same_samples(indices, updates) and not view.depends_on_batch():
+    if are_together(indices, updates) and indices.axis == 0 and not view.depends_on_batch():
         return [None, None, REPLICATED], [PARTIAL_SUM]
     extents = extents_of(view.out_shapes[0], 0)
-    if (
-        indices == updates == sharded(0)
-        and None not in extents
-        and first_column_counts_samples(view, 0, extents)
-    ):
+    if indices == updates == sharded(0) and first_column_counts_samples(view, 0, extents):
         return [sharded(0, counts=extents, column=True), None, sizes(0)], [sharded(0)]
     raise Gather
 
@@ -110,8 +87,7 @@ def _scatter(view: View) -> Ruling:
 @rule("TensorScatterAdd", "TensorScatterSub")
 def _scatter_into(view: View) -> Ruling:
     into, indices, updates = view.labels
-    together = is_sharded(indices) and is_sharded(updates) and indices.axis == updates.axis == 0
-    if together and same_samples(indices, updates) and not is_sharded(into):
+    if are_together(indices, updates) and indices.axis == 0 and not is_sharded(into):
         return [PARTIAL_SUM, None, None], [PARTIAL_SUM]
     raise Gather
 
@@ -132,11 +108,11 @@ def _segments(view: View) -> Ruling:
     data, ids, rank = view.samples(), view.labels[1], view.rank(1)
     if data.axis >= rank and not is_sharded(ids) and not is_partial(ids):
         return view.kept(data._replace(axis=data.axis - rank + 1))
-    together = is_sharded(ids) and data.axis == ids.axis and same_samples(data, ids)
+    together = are_together(data, ids)
     if together and data.axis < rank and not ids.counts and not view.depends_on_batch():
         return [None, None, REPLICATED], [_SEGMENTS[view.type]]
     extents = extents_of(view.out_shapes[0], 0)
-    if together and rank == 1 and None not in extents and data.blocks == 1:
+    if together and rank == 1 and data.blocks == 1:
         if ids.counts == extents:  # the backward pass of a choice of samples
             return [None, None, sizes(0)], [sharded(0)]
         if not ids.counts and not data.chosen and are_in_parts_of_samples(view, 1, extents):
@@ -170,19 +146,3 @@ def _positions_of_true(view: View) -> Ruling:
 def _look_up(view: View) -> Ruling:
     label = view.labels[1] if is_sharded(view.labels[1]) else REPLICATED
     return [None, label, REPLICATED], [label]
-
-
-@rule("MatrixBandPart")
-def _band(view: View) -> Ruling:
-    label = view.samples()
-    if label.axis >= view.rank(0) - 2:
-        raise Gather
-    return view.kept(label)
-
-
-@rule("Roll")
-def _roll(view: View) -> Ruling:
-    label = view.samples()
-    if label.axis in view.axes(2):
-        raise Gather
-    return view.kept(label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,28 +26,30 @@ def _multiple(view: View, tensor: Any) -> tuple[int, int] | None:
     step = 1
     if tensor.op.type == "Mul":
         for factor, counted in (tensor.op.inputs, reversed(tensor.op.inputs)):
-            value = view.value_of(factor)
-            if value is None or value.constant is None or value.constant[0].ndim:
+            value = view.constant_of(factor)
+            if value is None or value[0].ndim:
                 continue
-            if value.constant[0] == value.constant[1] and origin(counted).op.type == "Range":
-                step, tensor = int(value.constant[0]), origin(counted)
+            if value[0] == value[1] and origin(counted).op.type == "Range":
+                step, tensor = int(value[0]), origin(counted)
                 break
     if tensor.op.type != "Range":
         return None
-    found = [view.value_of(each) for each in tensor.op.inputs]
-    numbers = [value.constant for value in found if value is not None and value.constant is not None]
-    if len(numbers) < 3:
+    first, limit, delta = (view.constant_of(each) for each in tensor.op.inputs)
+    if first is None or limit is None or delta is None:
         return None
-    first, limit, delta = numbers
     counts = not np.any(first) and np.all(np.equal(delta, 1))
-    if not counts or limit[0] % PROBES[0] or limit[0] * PROBES[1] != limit[1] * PROBES[0]:
+    if not counts or limit[0] % PROBES[0] or not _grow_with_batch(limit):
         return None
     return int(limit[0]), step
 
 
 def counts_samples(view: View, tensor: Any, extents: tuple[Any, ...]) -> bool:
     """Whether a tensor is `[0, 1, ..., n - 1]`, n being these extents of an axis with samples."""
-    return _multiple(view, tensor) == (extents[0], 1) and extents[0] * PROBES[1] == extents[1] * PROBES[0]
+    return _multiple(view, tensor) == (extents[0], 1) and _grow_with_batch(extents)
+
+
+def _grow_with_batch(numbers: Sequence[Any]) -> bool:
+    return None not in numbers and bool(numbers[0] * PROBES[1] == numbers[1] * PROBES[0])
 
 
 def first_column_counts_samples(view: View, number: int, extents: tuple[Any, ...]) -> bool:
@@ -61,13 +64,8 @@ def first_column_counts_samples(view: View, number: int, extents: tuple[Any, ...
     if columns is None or columns.shapes[0] is None or columns.shapes[0][0] != extents[0]:
         return False
     if op.type == "ConcatV2":
-        axis = view.value_of(op.inputs[len(op.inputs) - 1])
-        if (
-            axis is None
-            or axis.constant is None
-            or int(axis.constant[0]) % 2 != 1
-            or columns.shapes[0][1:] != [1]
-        ):
+        axis = view.constant_of(op.inputs[len(op.inputs) - 1])
+        if axis is None or int(axis[0]) % 2 != 1 or columns.shapes[0][1:] != [1]:
             return False
     elif op.get_attr("axis") % 2 != 1:
         return False
@@ -84,11 +82,7 @@ def are_in_parts_of_samples(view: View, number: int, extents: tuple[Any, ...]) -
         return False
     for offset, within in (added.op.inputs, reversed(added.op.inputs)):
         found = _multiple(view, offset)
-        if (
-            found is None
-            or found[0] * found[1] != extents[0]
-            or extents[0] * PROBES[1] != extents[1] * PROBES[0]
-        ):
+        if found is None or found[0] * found[1] != extents[0] or not _grow_with_batch(extents):
             continue
         if any(use.type == "GatherV2" and use.get_attr("batch_dims") and use.inputs[1] is within
                for use in within.consumers()):  # fmt: skip

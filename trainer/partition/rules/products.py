@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ..labels import PARTIAL_SUM, REPLICATED, is_sharded, same_samples, sharded, sizes
+from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, same_samples, sharded, sizes
 from ..program import varying_axes
-from .reductions import samples_together
 from .view import Gather, Ruling, View, Wants, rule
 
 
@@ -76,9 +75,29 @@ def _bias(view: View) -> Ruling:
     of_gradient = view.type == "BiasAddGrad"
     if not (of_gradient and view.labels[0] == PARTIAL_SUM):
         channels = 1 if view.attr("data_format") == "NCHW" else view.rank(0) - 1
-        if view.samples().axis == channels:
-            raise Gather
+        view.samples(0, [channels])
     return view.kept(PARTIAL_SUM if of_gradient else view.labels[0])
+
+
+def samples_together(view: View, batched: tuple[int, ...], outputs: list[Label] | None = None) -> Ruling:
+    """Labels an operation on each sample alone.
+
+    Args:
+        view: of the operation.
+        batched: numbers of the inputs that have samples, along axis 0.
+        outputs: the labels of the outputs; None: SHARDED along axis 0 where the output has axes.
+    """
+    labels = [view.labels[number] for number in batched]
+    leads = [label for label in labels if is_sharded(label)]
+    if any(label != leads[0] for label in leads):
+        leads = [view.labels[n] for n in batched if is_sharded(view.labels[n]) and not view.values[n].free]
+    if not leads or any(label._replace(axis=0) != leads[0] for label in leads):
+        raise Gather
+    others = [number for number in batched if view.labels[number] != leads[0]]
+    if others and (leads[0].chosen or any(0 not in (varying_axes(view.shapes(n)) or ()) for n in others)):
+        raise Gather
+    wants: Wants = [leads[0] if number in batched else REPLICATED for number in range(len(view.labels))]
+    return wants, outputs or [leads[0] if shapes[0] != [] else REPLICATED for shapes in view.out_shapes]
 
 
 EACH_SAMPLE = {  # numbers of the inputs that have samples along axis 0
@@ -87,8 +106,12 @@ EACH_SAMPLE = {  # numbers of the inputs that have samples along axis 0
         ResizeBicubic ResizeNearestNeighbor ResizeArea SpaceToDepth DepthToSpace LRN ExtractImagePatches
         MatrixInverse Cholesky MatrixDeterminant AdjustContrastv2 AdjustHue
         AdjustSaturation RGBToHSV HSVToRGB Dilation2D Qr MatrixDiagPartV3 FFT IFFT FFT2D IFFT2D RFFT IRFFT
+        ResizeNearestNeighborGrad
     """,
-    (0, 1): "ResizeBilinearGrad ResizeBicubicGrad MatrixSolve MatrixTriangularSolve",
+    (0, 1): """
+        ResizeBilinearGrad ResizeBicubicGrad MatrixSolve MatrixTriangularSolve InTopKV2 SoftmaxCrossEntropyWithLogits
+        SparseSoftmaxCrossEntropyWithLogits
+    """,
     (0, 1, 2): "MaxPoolGrad MaxPool3DGrad LRNGrad",
 }  # fmt: skip
 _SPATIAL = ("MatrixInverse", "Cholesky", "MatrixDeterminant", "Qr", "MatrixDiagPartV3", "MatrixSolve",
@@ -133,11 +156,6 @@ def _input_gradient(view: View) -> Ruling:
         if made[0].chosen:
             raise Gather
     return wants, made
-
-
-@rule("ResizeNearestNeighborGrad")
-def _resize_gradient(view: View) -> Ruling:
-    return samples_together(view, (0,))
 
 
 @rule("Conv2DBackpropFilter", "DepthwiseConv2dNativeBackpropFilter", "Conv3DBackpropFilterV2")

@@ -17,7 +17,7 @@ def _sizes(view: View) -> Ruling:
         if not is_sharded(label) or view.type == "Rank":
             made.append(REPLICATED)
         elif view.type == "Size":
-            made.append(sizes(0, label.chosen) if not label.chosen else PARTIAL_SUM)
+            made.append(PARTIAL_SUM if label.chosen else sizes(0))
         else:
             made.append(sizes(label.axis, label.chosen))
     return [None] * len(view.labels), made
@@ -78,13 +78,12 @@ def _expand(view: View) -> Ruling:
 
 @rule("Squeeze", linear_in=0)
 def _squeeze(view: View) -> Ruling:
-    label, shape = view.labels[0], view.shape(0)
+    shape = view.shape(0)
     dims = [dim % len(shape) for dim in view.attr("squeeze_dims")]
     if not dims and None in shape:
         raise Gather
     dims = dims or [axis for axis, extent in enumerate(shape) if extent == 1]
-    if label.axis in dims:
-        raise Gather
+    label = view.samples(0, dims)
     return view.kept(label._replace(axis=label.axis - sum(dim < label.axis for dim in dims)))
 
 
@@ -151,14 +150,12 @@ def broadcast(view: View, data: int, shape: int) -> Ruling:
     if label.kind == "sizes" and label.chosen and ones:
         wants[shape] = None
         return wants, [sharded(label.axis, chosen=label.chosen)]
-    axes = view.depends_on_batch()
-    if len(axes) == 1 and given is not None and None not in (view.out_shapes[0][0] or [None]):
-        inner = axes[0] - (view.out_rank() - len(given))
-        extents = [view.out_shapes[0][probe][axes[0]] for probe in (0, 1)]  # type: ignore[index]
-        exact = all(extent % batch == 0 for extent, batch in zip(extents, PROBES))  # type: ignore[operator]
-        if exact and (inner < 0 or given[inner] == 1):
-            wants[shape] = sizes(axes[0])
-            return wants, [sharded(axes[0])]
+    axis = view.samples_axis()
+    if axis is not None and given is not None and None not in (view.out_shapes[0][0] or ()):
+        inner = axis - (view.out_rank() - len(given))
+        if inner < 0 or given[inner] == 1:
+            wants[shape] = sizes(axis)
+            return wants, [sharded(axis)]
     if view.labels[data] == PARTIAL_SUM:
         wants[data] = PARTIAL_SUM
         return wants, [PARTIAL_SUM]
@@ -197,9 +194,8 @@ def _pack(view: View) -> Ruling:
 
 @rule("Unpack", linear_in=0)
 def _unpack(view: View) -> Ruling:
-    label, at = view.labels[0], view.attr("axis") % view.rank(0)
-    if at == label.axis:
-        raise Gather
+    at = view.attr("axis") % view.rank(0)
+    label = view.samples(0, [at])
     return view.kept(label._replace(axis=label.axis - (at < label.axis)))
 
 

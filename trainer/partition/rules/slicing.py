@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..labels import PARTIAL_SUM, REPLICATED, Label, is_partial, sizes
-from .view import Extents, Gather, Ruling, View, Wants, extents_of, rule
+from .view import Extents, Gather, Ruling, View, Wants, extents_of, known, rule
 
 
-def _entries(view: View, count: int, rank: int) -> tuple[list[int | None], dict[int, tuple[int, bool]]]:
+def _entries(view: View, rank: int) -> tuple[list[int | None], dict[int, tuple[int, bool]]]:
     """The original axis for each axis of a slice (None: new); the entry that names each original axis.
 
     Each entry comes with a flag: whether the slice drops that axis.
     """
+    count = known(view.shape(1)[0])
     names = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
     ellipsis, new, shrink = (view.op.get_attr(name) for name in names)
     axes: list[int | None] = []
@@ -59,25 +60,18 @@ def _strided_blocks(view: View, label: Label, entry: int, whole: Extents, part: 
     return _blocks(label, starts, whole, part)
 
 
-def _number_of_entries(view: View) -> int:
-    (count,) = view.shape(1)
-    if count is None:
-        raise Gather
-    return count
-
-
 @rule("StridedSlice")
 def _strided_slice(view: View) -> Ruling:
     label = view.labels[0]
     if label.kind == "sizes" and label.chosen:
-        (length,) = view.shape(0)
-        if length is None or not view.op.get_attr("shrink_axis_mask") & 1:
+        length = known(view.shape(0)[0])
+        if not view.op.get_attr("shrink_axis_mask") & 1:
             raise Gather
         return view.kept(PARTIAL_SUM if int(view.fixed(1)[0]) % length == label.axis else REPLICATED)
     if is_partial(label):
         return view.kept(label)
     label = view.samples()
-    axes, named = _entries(view, _number_of_entries(view), view.rank(0))
+    axes, named = _entries(view, view.rank(0))
     if label.axis not in axes:
         raise Gather
     place = axes.index(label.axis)
@@ -97,7 +91,7 @@ def _strided_slice(view: View) -> Ruling:
 @rule("StridedSliceGrad", linear_in=4)
 def _strided_slice_gradient(view: View) -> Ruling:
     label = view.labels[4]
-    axes, named = _entries(view, _number_of_entries(view), view.out_rank())
+    axes, named = _entries(view, view.out_rank())
     axis = axes[label.axis]
     if axis is None:
         raise Gather

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from ..labels import REPLICATED, Label, is_partial, is_sharded
-from ..program import Shape, Value, varying_axes
+from ..program import PROBES, Shape, Value, varying_axes
 
 Wants = list[Label | None]
 Ruling = tuple[Wants, list[Label]]
@@ -60,7 +60,8 @@ def rule(*types: str, linear_in: int | None = None) -> Callable[[Rule], Rule]:
 Known = TypeVar("Known")
 
 
-def _known(value: Known | None) -> Known:
+def known(value: Known | None) -> Known:
+    """Returns `value`; raises `Gather` where it is not known."""
     if value is None:
         raise Gather
     return value
@@ -108,15 +109,16 @@ class View:
         found = self.op.get_attr(name)
         return found.decode() if isinstance(found, bytes) else found
 
-    def samples(self, number: int = 0) -> Label:
-        """The label of an input that is SHARDED."""
-        if not is_sharded(self.labels[number]):
+    def samples(self, number: int = 0, mixed: Collection[int] = ()) -> Label:
+        """Returns the label of an input that is SHARDED, along an axis which the operation does not mix."""
+        label = self.labels[number]
+        if not is_sharded(label) or label.axis in mixed:
             raise Gather
-        return self.labels[number]
+        return label
 
     def shape(self, number: int) -> list[int | None]:
         """The shape of an input, for the first of `PROBES`."""
-        return _known(self.values[number].shapes[0])
+        return known(self.values[number].shapes[0])
 
     def rank(self, number: int) -> int:
         """The rank of an input."""
@@ -124,7 +126,7 @@ class View:
 
     def out_rank(self) -> int:
         """The rank of the first output."""
-        return len(_known(self.out_shapes[0][0]))
+        return len(known(self.out_shapes[0][0]))
 
     def shapes(self, number: int) -> tuple[Shape, Shape]:
         """The shapes of an input, for each of `PROBES`."""
@@ -132,7 +134,7 @@ class View:
 
     def constant(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """The value of an input for each of `PROBES`."""
-        return _known(self.values[number].constant)
+        return known(self.values[number].constant)
 
     def fixed(self, number: int) -> np.ndarray:
         """The value of an input that does not depend on the size of the batch."""
@@ -148,6 +150,20 @@ class View:
     def depends_on_batch(self, number: int = 0) -> list[int]:
         """The axes of an output whose extents depend on the size of the batch, as far as they are known."""
         return varying_axes(self.out_shapes[number]) or []
+
+    def samples_axis(self) -> int | None:
+        """Returns the axis of the first output that has the samples; None where it has none, or it is not known."""
+        axes, (one, other) = self.depends_on_batch(), self.out_shapes[0]
+        if len(axes) != 1 or one is None or other is None:
+            return None
+        extents = one[axes[0]], other[axes[0]]
+        exact = all(extent is not None and extent % batch == 0 for extent, batch in zip(extents, PROBES))
+        return axes[0] if exact else None
+
+    def constant_of(self, tensor: tf.Tensor) -> tuple[np.ndarray, np.ndarray] | None:
+        """Returns the value of any tensor of the graph for each of `PROBES`; None where it is not known."""
+        value = self.value_of(tensor)
+        return None if value is None else value.constant
 
     def gathered(self) -> Ruling:
         """Requests whole inputs, as on a single device."""
