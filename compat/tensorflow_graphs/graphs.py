@@ -17,7 +17,7 @@ from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
 from tensorflow.python.autograph.impl.api import autograph_artifact, tf_convert
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.autograph_util import py_func_from_autograph
-from tensorflow.python.framework import config, ops
+from tensorflow.python.framework import config, op_def_registry, ops
 
 __all__ = ["control_status_ctx"]
 
@@ -37,13 +37,10 @@ def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
 
 
 def only_graph(function: Any) -> Callable[..., Any]:
-    """A callable that runs the one graph of a `tf.function` with a signature, without TensorFlow's search for the graph.
+    """Returns a callable that runs the one graph of a `tf.function` with a signature, on tensors in nests like it.
 
-    That search inspects every argument, device and strategy before each call and takes half a millisecond. Here all calls
-    use the same graph. Arguments are tensors, in nests like the signature.
-
-    Returns:
-        `function` itself where it has no graph yet, may have several, or where functions run eagerly.
+    TensorFlow's search for the graph inspects every argument, device and strategy before each call and takes half a
+    millisecond. Where the function has no graph yet, may have several, or runs eagerly, the result is the function itself.
     """
     graph: Any = getattr(function, "_concrete_variable_creation_fn", None)
     known = graph is not None and function.input_signature is not None and not function._created_variables
@@ -222,6 +219,18 @@ def effects() -> Iterator[list[tf.Operation]]:
     before = len(graph.get_operations())
     yield made
     made.extend(op for op in graph.get_operations()[before:] if op.op_def.is_stateful or op.type in _CALLS)
+
+
+_DRAWS = ("Multinomial", "ParameterizedTruncatedNormal", "Random", "SampleDistorted", "TruncatedNormal")
+"""How the names of stateful operations begin that draw random numbers."""
+
+
+def drawing_operations(graph: Any) -> list[str]:
+    """Returns the names of a graph's operations, its functions included, that draw from internal state."""
+    definition = graph.as_graph_def(add_shapes=False)
+    nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
+    drawing = (n for n in nodes if n.op.startswith(_DRAWS) or n.op.endswith("CandidateSampler"))
+    return sorted({n.name for n in drawing if getattr(op_def_registry.get(n.op), "is_stateful", False)})
 
 
 def operations_are_deterministic() -> bool:

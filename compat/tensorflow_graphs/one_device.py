@@ -41,21 +41,15 @@ _numbers = itertools.count()
 
 
 def traced_on_one_device(
-    fn: Callable[..., Any], specs: Sequence[tf.TensorSpec], name: str = "step", for_xla: bool = False
+    fn: Callable[..., Any], specs: Sequence[tf.TensorSpec], for_xla: bool = False
 ) -> Any:
-    """The graph of `fn(*tensors)` traced under the default strategy: distributed variables are read from their first copy.
+    """Trace `fn(*tensors)`, a list of tensors, under the default strategy; return a `FuncGraph`.
 
-    Args:
-        fn: called once with placeholders; returns a list of tensors.
-        specs: of the tensors.
-        name: of the graph.
-        for_xla: whether XLA will compile it, so that loops know the size of their lists.
-
-    Returns:
-        A `FuncGraph` whose `inputs` begin with the placeholders and whose `outputs` are the results of `fn`.
+    Distributed variables are read from their first copy. The inputs of the graph begin with placeholders for `specs`, its
+    outputs are the results. With `for_xla`, XLA will compile it, and loops know the size of their lists.
     """
     with tf.init_scope():  # its outer graph; inside of the scope tapes would not record
-        graph: Any = tf.__internal__.FuncGraph(name)
+        graph: Any = tf.__internal__.FuncGraph("step")
     with (
         graph.as_default(),
         as_on_one_device(),
@@ -138,15 +132,10 @@ def copied_into_graph(
     seed: int = 0,
     changed: Mapping[str, Sequence[int]] | None = None,
 ) -> Any:
-    """A copy of an operation in the current graph.
+    """Copy an operation of any graph into the current graph, to run after `controls`.
 
-    Args:
-        op: of any graph.
-        inputs: of the copy; a branch or a loop may be given scalars in addition to the inputs of `op`.
-        functions: the names of functions that replace others that the operation names.
-        controls: operations that have to run before the copy.
-        seed: is added to the seed of an operation that draws random numbers.
-        changed: attributes, lists of int, that differ from those of `op`.
+    A branch or a loop may be given scalars in addition to the inputs of `op`, and other `functions` by the names of its own.
+    A draw of random numbers gets another seed for each `seed`. `changed` attributes are lists of int.
     """
     graph: Any = tf.compat.v1.get_default_graph()
     attributes = {key: value for key, value in op.node_def.attr.items() if key not in _LEFT_OUT}
@@ -203,14 +192,10 @@ def new_function(
     shapes: Sequence[Any],
     arguments: Sequence[Any],
 ) -> str:
-    """Makes a function for a branch or a loop in the current graph; returns its name.
+    """Make a function for a branch or a loop in the current graph; return its name, which begins with `name`.
 
-    Args:
-        name: of it; made unique.
-        like: the `FuncGraph` that it replaces.
-        build: called with the inputs; returns the outputs.
-        shapes: of the inputs.
-        arguments: the first arguments of its calls, scalars added to the inputs of `like` included.
+    `build` makes the outputs from the inputs. `shapes` are those of the inputs of `like`, the `FuncGraph` that it replaces.
+    `arguments` are those of its first call, which can have additional scalars.
     """
     graph: Any = tf.__internal__.FuncGraph(f"{name}_{next(_numbers)}")
     with graph.as_default():
