@@ -19,20 +19,19 @@ def function_call(original: Callable[..., Any]) -> Callable[..., Any]:
     """`tf.function.__call__`."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        scope, step = _collecting(), current_step()
-        computed = inlined(self) if scope is not None else None
-        if computed is None or scope is None or step is None:
+        scope = _collecting()
+        computed = None if scope is None else inlined(self)
+        if scope is None or computed is None:
             return original(self, *args, **kwargs)
         apart = compiled_apart(self)
         if apart is None:
             return computed(*args, **kwargs)
-        nested = _Nested(scope, step)
-        try:
+
+        def reading_here() -> Any:
             with scope.reading_in_this_graph():
                 return apart(*args, **kwargs)
-        except WriteInNestedGraph:
-            nested.restore()
-        return computed(*args, **kwargs)
+
+        return _computed(reading_here, lambda nested: computed(*args, **kwargs))
 
     return call
 
@@ -127,7 +126,7 @@ def _collecting() -> CollectedWrites | None:
 def _computed(unchanged: Callable[[], Any], with_writes: Callable[[_Nested], Any]) -> Any:
     """`unchanged()`, unless a write is found in it."""
     scope, step = _collecting(), current_step()
-    if scope is None or step is None or tf.executing_eagerly():
+    if scope is None or step is None:
         return unchanged()
     nested = _Nested(scope, step)
     try:

@@ -14,18 +14,16 @@ from ...compat.keras_private.variables import is_plain, raw_value, stateless_sco
 _TO_ZERO = (keras.metrics.Mean.reset_state, keras.metrics.Sum.reset_state, keras.metrics.Metric.reset_state)
 
 
-def is_stock(metric: Any) -> bool:
-    """Whether the metric's class is Keras' own: then its state consists of sums, which begin with 0."""
-    return type(metric).__module__.startswith("keras.src.metrics.")
-
-
 def reset(metric: Any) -> None:
     """Equivalent to `metric.reset_state()`. Context: host."""
     if type(metric) in (CompileMetrics, MetricsList):
         for part in metric.metrics:
             reset(part)
         return
-    stock = is_stock(metric) and type(metric).reset_state in _TO_ZERO and "reset_state" not in vars(metric)
+    own = type(metric).__module__.startswith(
+        "keras.src.metrics."
+    )  # its state consists of sums, which begin with 0
+    stock = own and type(metric).reset_state in _TO_ZERO and "reset_state" not in vars(metric)
     variables = [raw_value(variable) for variable in metric.variables] if stock else []
     if not stock or stateless_scope() is not None or not all(map(is_plain, variables)):
         metric.reset_state()
