@@ -13,25 +13,10 @@ from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, Re
 from ..shared_change import shared_change
 from ..thread_value import ThreadValue
 
-_OF_SLICES = (
-    "scatter_add",
-    "scatter_sub",
-    "scatter_max",
-    "scatter_min",
-    "scatter_mul",
-    "scatter_div",
-    "scatter_update",
-)
-_OF_PLACES = (
-    "batch_scatter_update",
-    "scatter_nd_add",
-    "scatter_nd_sub",
-    "scatter_nd_max",
-    "scatter_nd_min",
-    "scatter_nd_update",
-    "_strided_slice_assign",
-)
-
+_OF_SLICES = "scatter_add scatter_sub scatter_max scatter_min scatter_mul scatter_div scatter_update"
+_OF_PLACES = """
+batch_scatter_update scatter_nd_add scatter_nd_sub scatter_nd_max scatter_nd_min scatter_nd_update _strided_slice_assign
+"""
 
 _guard = ThreadValue()
 _originals: dict[tuple[type, str], Callable[..., Any]] = {}
@@ -57,7 +42,9 @@ def writes_only_where_here() -> Callable[[], contextlib.AbstractContextManager[N
 
 def _replace() -> None:
     writers = {"assign": _assign, "assign_add": _assign_sum, "assign_sub": _assign_sum}
-    writers |= dict.fromkeys(_OF_SLICES, _write_slices) | dict.fromkeys(_OF_PLACES, _write_anywhere)
+    writers |= dict.fromkeys(_OF_SLICES.split(), _write_slices) | dict.fromkeys(
+        _OF_PLACES.split(), _write_anywhere
+    )
     for owner in (BaseResourceVariable, ResourceVariable):
         for name, write in writers.items():
             original = vars(owner).get(name)

@@ -42,14 +42,7 @@ READ = "unisono_read_"
 
 
 class Builder(Values):
-    """Builds one program.
-
-    Args:
-        values: of the outer programs, too.
-        slices: as for `partitioned`.
-        is_local: as for `partitioned`.
-        inside, whole, replicated: as for `Values`.
-    """
+    """Builds one program; `slices` and `is_local` as for `partitioned`, the other arguments as for `Values`."""
 
     def __init__(
         self,
@@ -129,7 +122,7 @@ class Builder(Values):
         begin = self.program.values[inputs[1]].constant if op.type == "StridedSlice" else None
         if clamped := _clamped(op, begin, traced, static):
             static = [[None if axis in clamped else n for axis, n in enumerate(s or ())] for s in static]
-            shapes.forget(tensor, static)
+            shapes.set(tensor, static)
         values = self.program.values
         given = [values[each].constant for each in inputs]
         both = constant(op, number, given, [values[each].shapes for each in inputs])
@@ -139,7 +132,7 @@ class Builder(Values):
             depends_on_sizes(given) and not holds_for_all_sizes(op.type, given, self.program.one_size)
         ) or rounds_sizes(op):
             both = None
-            shapes.forget(tensor)
+            shapes.set(tensor, shapes.of(tensor))
         both_shapes = (static[0] or traced, static[1] or traced)
         return self.add(Value(tensor.dtype, both_shapes, label, both))
 
@@ -181,7 +174,8 @@ class Builder(Values):
         given = [self.converted(number, want, op) for number, want in zip(inputs, wants)]
         if self.inside and any(label.counts for label in made):
             raise NeedsCollective(op.name)
-        copy = Copy(given, outputs, op, made)
+        copy = Copy(given, outputs, op, made, own_seed=op.op_def.is_stateful and any(map(is_sharded, made)))
+        copy.of_samples = any(is_sharded(label) or label.kind == "sizes" for label in map(self.label, given))
         self.program.nodes.append(copy)
         for number, label in zip(outputs, made):
             values[number].label = settled(label)
@@ -195,15 +189,13 @@ class Builder(Values):
         shape = values[inputs[0]].shapes[0] if inputs else None
         if op.type == "Squeeze" and not op.get_attr("squeeze_dims") and shape is not None:
             copy.attributes["squeeze_dims"] = [axis for axis, extent in enumerate(shape) if extent == 1]
-        copy.of_samples = any(is_sharded(label) or label.kind == "sizes" for label in map(self.label, given))
-        copy.own_seed = op.op_def.is_stateful and any(map(is_sharded, made))
         return outputs
 
     def _apply(self, op: tf.Operation, inputs: list[int]) -> None:
         """The gradients for an optimizer are partial sums over the replicas."""
         if self.inside:
             raise NotPartitioned("an optimizer is called in a branch or a loop")
-        number = int(op.name.rpartition("/")[2].removeprefix(APPLY).partition("_")[0])
+        number = _number_in(op, APPLY)
         rest, given = iter(inputs), list[int]()
         for is_slices in self._slices[number]:
             values = next(rest)
@@ -223,8 +215,7 @@ class Builder(Values):
         tensor = op.outputs[0]
         shape = shape_of(tensor.shape)
         target = self.add(Value(tensor.dtype, (shape, shape), REPLICATED))
-        number = int(op.name.rpartition("/")[2].removeprefix(READ).partition("_")[0])
-        self.program.nodes.append(Read([], [target], number))
+        self.program.nodes.append(Read([], [target], _number_in(op, READ)))
         return target
 
     def _summand(self, number: int, op: tf.Operation) -> int:
@@ -247,6 +238,10 @@ class Builder(Values):
             own.append(builder.add(dataclasses.replace(value, constant=constants)))
         builder.program.inputs = own
         return builder, builder.walk(graph, own)
+
+
+def _number_in(op: tf.Operation, prefix: str) -> int:
+    return int(op.name.rpartition("/")[2].removeprefix(prefix).partition("_")[0])
 
 
 _CLAMPING = ("StridedSlice", "MatrixDiagPartV3", "Qr")

@@ -27,7 +27,7 @@ _COMPUTED = frozenset(_NAMES.split())
 def constant(
     op: tf.Operation, number: int, inputs: Sequence[Pair | None], shapes: Sequence[tuple[Shape, Shape]]
 ) -> Pair | None:
-    """Returns the value of output `number` of an operation; None where its inputs do not determine it, or it is large."""
+    """Return the value of output `number` of an operation; None where its inputs do not determine it, or it is large."""
     tensor = op.outputs[number]
     if tensor.dtype not in _INTEGERS or tensor.shape.rank is None or tensor.shape.rank > 2:
         return None
@@ -72,15 +72,10 @@ def depends_on_sizes(inputs: Sequence[Pair | None]) -> bool:
 
 
 def holds_for_all_sizes(kind: str, inputs: Sequence[Pair | None], one_size: bool) -> bool:
-    """Whether an operation on sizes is the same function of the size of the batch for every size, not for `PROBES` alone.
+    """Tell whether an operation on sizes is the same function of the batch size for every size, not for `PROBES` alone.
 
     The remainder of a division by 2 is 0 for both of `PROBES`, and both are larger than 64. For other types of operations
-    the result is True.
-
-    Args:
-        kind: the type of the operation.
-        inputs: the known values of its inputs; they depend on the size of the batch.
-        one_size: whether all arrays certainly have the same number of samples.
+    the result is True. `one_size`: whether all arrays certainly have the same number of samples.
     """
     if kind in COMPARISONS:  # a size is compared with itself: steps check that two arrays have one size
         known = [pair for pair in inputs if pair is not None]

@@ -33,11 +33,7 @@ class NeedsCollective(Exception):
 
 
 class ListIsGathered(Exception):
-    """A list of tensors would have to be gathered: its producer must get whole tensors.
-
-    Attributes:
-        producer: the name of that operation.
-    """
+    """A list of tensors would have to be gathered: the operation named `producer` must get whole tensors."""
 
     def __init__(self, producer: str) -> None:
         super().__init__(producer)
@@ -138,12 +134,11 @@ class Extents(Node):
 class Program:
     """A partitioned step, or the body of a branch or a loop in it.
 
+    `inputs`, `captures` (with captured tensors) and `outputs` have numbers of values.
+
     Attributes:
         values: all of them; shared with nested bodies.
         nodes: in an order in which they can run.
-        inputs: numbers of its input values.
-        captures: captured tensors, each with the number of its value.
-        outputs: numbers of its results.
         one_size: whether all inputs that it reads certainly have the same number of samples.
     """
 
@@ -232,17 +227,22 @@ def received(program: Program) -> set[int]:
     return found
 
 
+def multiple_of_batch(extents: Sequence[Any]) -> int | None:
+    """Return the entries for each sample along an axis, from its extents for `PROBES`; None where it is no multiple."""
+    one, other = extents
+    if one is None or other is None or one % PROBES[0] or one * PROBES[1] != other * PROBES[0]:
+        return None
+    return int(one) // PROBES[0]
+
+
 def of_one_sample(sizes: tuple[np.ndarray, np.ndarray] | None, axis: int) -> tuple[int, ...] | None:
-    """A vector of sizes for one sample; None where that of `axis` is no multiple of the batch, or others depend on it."""
+    """Return a vector of sizes for one sample; None where that of `axis` is no multiple of the batch, or others vary."""
     if sizes is None or sizes[0].ndim != 1:
         return None
-    one, other = (
-        [n // batch if i == axis else n for i, n in enumerate(s)] for s, batch in zip(sizes, PROBES)
-    )
-    exact = (
-        one == other and one[axis] * PROBES[0] == sizes[0][axis] and one[axis] * PROBES[1] == sizes[1][axis]
-    )
-    return tuple(map(int, one)) if exact else None
+    each = multiple_of_batch([size[axis] for size in sizes])
+    if each is None or np.any(np.delete(sizes[0] != sizes[1], axis)):
+        return None
+    return tuple(each if n == axis else int(size) for n, size in enumerate(sizes[0]))
 
 
 def shape_of(shape: Any) -> Shape:

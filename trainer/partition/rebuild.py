@@ -23,7 +23,6 @@ from .operation_labels import READS
 from .program import (
     BRANCHES,
     LOOPS,
-    PROBES,
     Apply,
     Convert,
     Copy,
@@ -31,6 +30,7 @@ from .program import (
     Node,
     Program,
     Read,
+    multiple_of_batch,
 )
 
 
@@ -42,21 +42,11 @@ def rebuilt(
     read: Callable[[int], tf.Tensor] | None = None,
     compiles: bool = False,
 ) -> Exchange:
-    """Copies a step into the current graph, for one replica.
+    """Copy a step into the current graph for one replica, with `inputs` as its part of the batch; return the outputs.
 
-    Args:
-        program: of the step.
-        inputs: this replica's part of the batch.
-        replica: this one.
-        apply: called with the number of an optimizer's call, and this replica's parts of the gradients.
-        read: called with the number of a read of a sharded weight; returns the whole weight.
-        compiles: whether XLA compiles the operations between collectives and calls of optimizers.
-
-    Yields:
-        The requests to all replicas after each stage; receives the answers.
-
-    Returns:
-        The outputs of the step.
+    `apply` is called with the number of an optimizer's call and this replica's parts of the gradients, `read` with the
+    number of a read of a sharded weight, which it returns whole. With `compiles` XLA compiles the operations between
+    collectives and calls of optimizers.
     """
     copier = _Copier(program, replica, apply, read)
     values = copier.values
@@ -84,9 +74,7 @@ def whole_shape(program: Program, number: int, samples: Any) -> list[int | None]
     one, other = program.values[number].shapes
     if one is None or other is None or not program.one_size or not isinstance(samples, int):
         return None
-    multiples = [(a or 0) // PROBES[0] for a in one]
-    of_batch = [(m * PROBES[0], m * PROBES[1]) == pair for m, pair in zip(multiples, zip(one, other))]
-    return [m * samples if m and exact else None for m, exact in zip(multiples, of_batch)]
+    return [m * samples if (m := multiple_of_batch(extents)) else None for extents in zip(one, other)]
 
 
 _WITHOUT_EFFECTS = ("VariableShape", *LOOPS, *BRANCHES)  # no body of a program has side effects

@@ -26,16 +26,13 @@ from .rules.lists import EMPTY
 
 
 class Values:
-    """A program that is being built, as `control_flow` sees it.
-
-    Args:
-        values: of the outer programs, too.
-        inside: whether it is the body of a branch or a loop, where collectives are not supported.
-        whole: names of operations that get whole inputs.
-        replicated: whether all operations are.
+    """A program that is being built.
 
     Attributes:
-        program: as far as it is built.
+        program: as far as it is built; its values include those of the outer programs.
+        inside: whether it is the body of a branch or a loop, where collectives are not supported.
+        whole_ops: names of operations that get whole inputs.
+        replicated: whether all operations get whole inputs.
         states: the ids of assigned tensors; a read of a statistic among them reads its mean.
         made: the numbers of converted values, by the number of the original value and the label.
         again: the operations that can make a value whole once more, by its number.

@@ -15,16 +15,16 @@ from ..labels import (
     Label,
     is_partial,
     is_sharded,
-    same_samples,
     sharded,
 )
 from ..program import varying_axes
-from .view import Gather, Ruling, View, Wants, rule
+from .view import Gather, Ruling, View, rule
 
 LINEAR = "linear"  # in all inputs together: a sum
 PRODUCT = "product"  # in each input alone
 QUOTIENT = "quotient"  # in the first input
 OTHER = "not linear"
+_SUMS = "AddV2 Add Sub AddN Neg Identity StopGradient PreventGradient Snapshot Real IdentityN"
 _EXTREMES = {
     "Maximum": PARTIAL_MAX, "LogicalOr": PARTIAL_MAX, "Minimum": PARTIAL_MIN, "LogicalAnd": PARTIAL_MIN,
 }  # fmt: skip
@@ -33,35 +33,20 @@ _EXTREMES = {
 def elementwise(
     view: View, kind: str, inputs: Sequence[int] | None = None, fixed: Collection[int] = ()
 ) -> Ruling:
-    """The rule of an operation whose inputs are broadcast against each other.
+    """Label an operation that broadcasts `inputs` (all by default) against each other, and uses others unchanged.
 
-    Args:
-        view: of the operation.
-        kind: the inputs in which it is linear.
-        inputs: the numbers of the inputs that are broadcast; the others are used unchanged. None: all.
-        fixed: those among them in which it is not linear.
+    `kind` names the inputs in which it is linear, except those in `fixed`.
     """
     every = range(len(view.labels)) if inputs is None else inputs
     samples = [number for number in every if is_sharded(view.labels[number])]
     if not samples:
         return _without_samples(view, kind, every, fixed)
-    wants: Wants = [None] * len(view.labels)
     before = {number: view.out_rank() - view.rank(number) for number in every}  # axes that an input lacks
-    leads = [(view.values[n].free, before[n] + view.labels[n].axis, n) for n in samples]
-    _, axis, first = min(leads)
+    _, axis, first = min((view.values[n].free, before[n] + view.labels[n].axis, n) for n in samples)
     lead = view.labels[first]
-    for number in every:
-        own_axis = axis - before[number]
-        label = view.labels[number]
-        if is_sharded(label) and label.axis == own_axis and same_samples(label, lead):
-            wants[number] = None
-        elif own_axis >= 0 and own_axis in (varying_axes(view.shapes(number)) or ()):
-            if lead.chosen:
-                raise Gather
-            wants[number] = sharded(own_axis, lead.blocks)
-        else:
-            wants[number] = REPLICATED
-    return wants, [sharded(axis, lead.blocks, lead.chosen)] * len(view.op.outputs)
+    axes = {n: axis - lacks for n, lacks in before.items()}
+    axes = {n: own if own in (varying_axes(view.shapes(n)) or ()) else -1 for n, own in axes.items()}
+    return view.aligned(lead, axes), [sharded(axis, lead.blocks, lead.chosen)] * len(view.op.outputs)
 
 
 def _without_samples(view: View, kind: str, every: Sequence[int], fixed: Collection[int]) -> Ruling:
@@ -77,19 +62,7 @@ def _without_samples(view: View, kind: str, every: Sequence[int], fixed: Collect
     return wants, [PARTIAL_SUM] * outputs
 
 
-@rule(
-    "AddV2",
-    "Add",
-    "Sub",
-    "AddN",
-    "Neg",
-    "Identity",
-    "StopGradient",
-    "PreventGradient",
-    "Snapshot",
-    "Real",
-    "IdentityN",
-)
+@rule(*_SUMS.split())
 def _linear(view: View) -> Ruling:
     if view.type == "IdentityN":
         return [None] * len(view.labels), list(view.labels)

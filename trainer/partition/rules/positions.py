@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..program import PROBES
+from ..program import multiple_of_batch
 from .view import View
 
 _SAME_NUMBERS = ("Identity", "Cast", "StopGradient", "Reshape", "ExpandDims")
@@ -38,18 +37,12 @@ def _multiple(view: View, tensor: Any) -> tuple[int, int] | None:
     if first is None or limit is None or delta is None:
         return None
     counts = not np.any(first) and np.all(np.equal(delta, 1))
-    if not counts or limit[0] % PROBES[0] or not _grow_with_batch(limit):
-        return None
-    return int(limit[0]), step
+    return (int(limit[0]), step) if counts and multiple_of_batch(limit) is not None else None
 
 
 def counts_samples(view: View, tensor: Any, extents: tuple[Any, ...]) -> bool:
     """Whether a tensor is `[0, 1, ..., n - 1]`, n being these extents of an axis with samples."""
-    return _multiple(view, tensor) == (extents[0], 1) and _grow_with_batch(extents)
-
-
-def _grow_with_batch(numbers: Sequence[Any]) -> bool:
-    return None not in numbers and bool(numbers[0] * PROBES[1] == numbers[1] * PROBES[0])
+    return _multiple(view, tensor) == (extents[0], 1) and multiple_of_batch(extents) is not None
 
 
 def first_column_counts_samples(view: View, number: int, extents: tuple[Any, ...]) -> bool:
@@ -82,7 +75,7 @@ def are_in_parts_of_samples(view: View, number: int, extents: tuple[Any, ...]) -
         return False
     for offset, within in (added.op.inputs, reversed(added.op.inputs)):
         found = _multiple(view, offset)
-        if found is None or found[0] * found[1] != extents[0] or not _grow_with_batch(extents):
+        if found is None or found[0] * found[1] != extents[0] or multiple_of_batch(extents) is None:
             continue
         if any(use.type == "GatherV2" and use.get_attr("batch_dims") and use.inputs[1] is within
                for use in within.consumers()):  # fmt: skip

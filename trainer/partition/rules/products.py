@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, same_samples, sharded, sizes
-from ..program import varying_axes
+from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, sizes
 from .view import Gather, Ruling, View, Wants, rule
 
 
 def contraction(view: View, terms: list[str], result: str) -> Ruling:
-    """The rule of a product in the notation of einsum: a letter for each axis of each term and of the result.
+    """Label a product in the notation of einsum: a letter for each axis of each term and of the result.
 
     Upper-case letters are axes of extent 1 that are broadcast.
     """
@@ -20,19 +19,8 @@ def contraction(view: View, terms: list[str], result: str) -> Ruling:
         wants: Wants = [PARTIAL_SUM if n in sums[:1] else REPLICATED for n in range(len(terms))]
         return wants, [PARTIAL_SUM if sums else REPLICATED]
     lead = view.labels[next(number for number in order if at[number] == kept)]
-    wants = []
-    for number, (label, term) in enumerate(zip(view.labels, terms)):
-        axis = term.find(kept)
-        if axis < 0:
-            wants.append(REPLICATED)
-        elif is_sharded(label) and label.axis == axis and same_samples(label, lead):
-            wants.append(None)
-        elif not lead.chosen and axis in (varying_axes(view.shapes(number)) or ()):
-            wants.append(sharded(axis, lead.blocks))
-        else:
-            raise Gather
     made = lead._replace(axis=result.index(kept)) if kept in result else PARTIAL_SUM
-    return wants, [made]
+    return view.aligned(lead, {n: term.find(kept) for n, term in enumerate(terms)}), [made]
 
 
 @rule("MatMul")
@@ -80,12 +68,9 @@ def _bias(view: View) -> Ruling:
 
 
 def samples_together(view: View, batched: tuple[int, ...], outputs: list[Label] | None = None) -> Ruling:
-    """Labels an operation on each sample alone.
+    """Label an operation on each sample alone; the inputs `batched` have samples along axis 0.
 
-    Args:
-        view: of the operation.
-        batched: numbers of the inputs that have samples, along axis 0.
-        outputs: the labels of the outputs; None: SHARDED along axis 0 where the output has axes.
+    By default the outputs are SHARDED along axis 0 where they have axes.
     """
     labels = [view.labels[number] for number in batched]
     leads = [label for label in labels if is_sharded(label)]
@@ -93,10 +78,7 @@ def samples_together(view: View, batched: tuple[int, ...], outputs: list[Label] 
         leads = [view.labels[n] for n in batched if is_sharded(view.labels[n]) and not view.values[n].free]
     if not leads or any(label._replace(axis=0) != leads[0] for label in leads):
         raise Gather
-    others = [number for number in batched if view.labels[number] != leads[0]]
-    if others and (leads[0].chosen or any(0 not in (varying_axes(view.shapes(n)) or ()) for n in others)):
-        raise Gather
-    wants: Wants = [leads[0] if number in batched else REPLICATED for number in range(len(view.labels))]
+    wants = view.aligned(leads[0], {n: 0 if n in batched else -1 for n in range(len(view.labels))})
     return wants, outputs or [leads[0] if shapes[0] != [] else REPLICATED for shapes in view.out_shapes]
 
 

@@ -25,9 +25,7 @@ def _reduce(view: View) -> Ruling:
         if kind not in _PARTIAL or rounds or (kind == "Mean" and label.chosen):
             raise Gather
         return view.kept(_PARTIAL[kind])
-    kept = view.attr("keep_dims")
-    axis = label.axis if kept else label.axis - sum(each < label.axis for each in set(axes))
-    return view.kept(label._replace(axis=axis))
+    return view.kept(label) if view.attr("keep_dims") else view.without_axes(axes)
 
 
 @rule("L2Loss")
@@ -38,9 +36,7 @@ def _l2_loss(view: View) -> Ruling:
 
 @rule("ArgMax", "ArgMin")
 def _arg_reduce(view: View) -> Ruling:
-    axes = view.axes(1)
-    label = view.samples(0, axes)
-    return view.kept(label._replace(axis=label.axis - (axes[0] < label.axis)))
+    return view.without_axes(view.axes(1))
 
 
 _AXES = {"Cumsum": 1, "Cumprod": 1, "ReverseV2": 1, "Roll": 2}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from ..labels import REPLICATED, Label, is_partial, is_sharded
+from ..labels import REPLICATED, Label, are_together, is_partial, is_sharded, sharded
 from ..program import PROBES, Shape, Value, varying_axes
 
 Wants = list[Label | None]
@@ -26,16 +26,12 @@ class Gather(Exception):
 
 
 def rule(*types: str, linear_in: int | None = None) -> Callable[[Rule], Rule]:
-    """Registers a rule for operations of these types.
+    """Register a rule for operations of these types.
 
     A rule is `fn(view) -> (wants, made)`: the labels with which the operation can compute, None where an input is used
     unchanged, and the labels of its outputs. It raises `Gather` for whole inputs. Every rule has a test that compares uneven
-    parts with the whole.
-
-    Args:
-        types: of operations.
-        linear_in: the number of an input, where the rule is for samples of it; of partial sums of it, operations of these
-            types make partial sums, and of anything else they make what a single device makes.
+    parts with the whole. A rule with `linear_in` is for samples of that input: partial sums of it make partial sums, and
+    any other label of it needs whole inputs.
     """
 
     def enter(function: Rule) -> Rule:
@@ -61,7 +57,7 @@ Known = TypeVar("Known")
 
 
 def known(value: Known | None) -> Known:
-    """Returns `value`; raises `Gather` where it is not known."""
+    """Return `value`; raise `Gather` where it is not known."""
     if value is None:
         raise Gather
     return value
@@ -79,14 +75,7 @@ def extents_of(shapes: tuple[Shape, Shape], axis: int) -> Extents:
 class View:
     """An operation, the labels of its inputs, and its known sizes. Methods raise `Gather` for what is not known.
 
-    Args:
-        op: the operation.
-        inputs: its inputs.
-        shapes: for each output its shapes for each of `PROBES`.
-        value_of: the known properties of any tensor of the operation's graph.
-
-    Attributes:
-        labels: of the inputs.
+    `out_shapes` has the shapes of each output for each of `PROBES`; `value_of` knows any tensor of the graph.
     """
 
     def __init__(
@@ -110,7 +99,7 @@ class View:
         return found.decode() if isinstance(found, bytes) else found
 
     def samples(self, number: int = 0, mixed: Collection[int] = ()) -> Label:
-        """Returns the label of an input that is SHARDED, along an axis which the operation does not mix."""
+        """Return the label of an input that is SHARDED, along an axis which the operation does not mix."""
         label = self.labels[number]
         if not is_sharded(label) or label.axis in mixed:
             raise Gather
@@ -152,7 +141,7 @@ class View:
         return varying_axes(self.out_shapes[number]) or []
 
     def samples_axis(self) -> int | None:
-        """Returns the axis of the first output that has the samples; None where it has none, or it is not known."""
+        """Return the axis of the first output that has the samples; None where it has none, or it is not known."""
         axes, (one, other) = self.depends_on_batch(), self.out_shapes[0]
         if len(axes) != 1 or one is None or other is None:
             return None
@@ -161,9 +150,26 @@ class View:
         return axes[0] if exact else None
 
     def constant_of(self, tensor: tf.Tensor) -> tuple[np.ndarray, np.ndarray] | None:
-        """Returns the value of any tensor of the graph for each of `PROBES`; None where it is not known."""
+        """Return the value of any tensor of the graph for each of `PROBES`; None where it is not known."""
         value = self.value_of(tensor)
         return None if value is None else value.constant
+
+    def aligned(self, lead: Label, axes: Mapping[int, int]) -> Wants:
+        """Request the samples of `lead` along an axis of each of these inputs; an input with axis -1 is used whole."""
+        wants: Wants = [None] * len(self.labels)
+        for number, axis in axes.items():
+            if axis < 0:
+                wants[number] = REPLICATED
+            elif not are_together(self.labels[number], lead._replace(axis=axis)):
+                if lead.chosen or axis not in (varying_axes(self.shapes(number)) or ()):
+                    raise Gather
+                wants[number] = sharded(axis, lead.blocks)
+        return wants
+
+    def without_axes(self, axes: Collection[int]) -> Ruling:
+        """Label an operation that drops these axes of its first input."""
+        label = self.samples(0, axes)
+        return self.kept(label._replace(axis=label.axis - sum(axis < label.axis for axis in set(axes))))
 
     def gathered(self) -> Ruling:
         """Requests whole inputs, as on a single device."""

@@ -14,35 +14,32 @@ import tensorflow as tf
 from ....compat.keras_private.variables import is_read_together, raw_value, sums_on_read
 from ....compat.tensorflow_graphs.one_device import distributed_variable, traced_on_one_device
 from ....compat.tensorflow_private.strategies import pretending_replicas
-from ....distribute.replicas import local_replica_index, of_first_replica, shares_variables
+from ....distribute.gathering import gather_outputs
+from ....distribute.replicas import (
+    all_reduce_sum_packed,
+    local_replica_index,
+    of_first_replica,
+    shares_variables,
+)
 from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, seen_through
 from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
 from ....optimizers.building import ensure_built, run_in_thread
 from ...inputs.batch import sample_count
 from ...step.collected_writes import CollectedWrites
 from ..builder import APPLY, READ
-from ..conversions import Replica
+from ..conversions import Exchange, Replica, Request
 from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, Label, is_sharded
 from ..partition import partitioned, read_inputs
 from ..program import NotPartitioned, Program, received
 from ..rebuild import rebuilt
-from .exchange import with_collectives
 from .explain import StepExplanation, explained
 from .step import OptimizerCall, Step, numbers_in, with_numbers
 
 
 class TracedStep:
-    """One step for one layout of its batches.
+    """One step for global batches of a spec; with `compiles` XLA compiles the computations between collectives.
 
-    Args:
-        step: the program of one device.
-        spec: nest of `tf.TensorSpec` and None: of a global batch.
-        compiles: whether XLA compiles a replica's computations between collectives.
-
-    Raises:
-        NotPartitioned: the step cannot be partitioned.
-
-    Context: any; it is traced outside of the current graph.
+    Raises `NotPartitioned` where it cannot be partitioned. It is traced outside of the current graph.
     """
 
     def __init__(self, step: Step, spec: Any, compiles: bool = False) -> None:
@@ -158,19 +155,19 @@ class TracedStep:
         )
         read = lambda number: self._reads[number].read_value()  # noqa: E731
         run = rebuilt(self.program, leaves, replica, self._apply, read, self._compiles)
-        outputs = with_collectives(run)
+        outputs = _with_collectives(run)
         self._note_writes(outputs[self._results :], step)
-        labels = [self.program.values[number].label for number in self.program.outputs[: self._results]]
-        found = [self._exit(tensor, label, step) for tensor, label in zip(outputs, labels)]
+        found = [self._exit(tensor, label, step) for tensor, label in zip(outputs, self._labels)]
         return with_numbers(self._result, found)
+
+    @property
+    def _labels(self) -> list[Label]:
+        return [self.program.values[number].label for number in self.program.outputs[: self._results]]
 
     @property
     def sums(self) -> list[bool]:
         """For each result whether it is a partial sum."""
-        return [
-            self.program.values[number].label == PARTIAL_SUM
-            for number in self.program.outputs[: self._results]
-        ]
+        return [label == PARTIAL_SUM for label in self._labels]
 
     def _exit(self, tensor: tf.Tensor, label: Label, step: StepContext) -> tf.Tensor:
         """An output without the borrowed sample of a replica that has no samples."""
@@ -211,7 +208,7 @@ class TracedStep:
 
 
 def _statistics_of(layers: Sequence[keras.layers.Layer]) -> Callable[[tf.Operation], bool]:
-    """Whether an operation belongs to a `BatchNormalization` that is not synchronized: by its name scope."""
+    """Find operations of a `BatchNormalization` that is not synchronized, by their name scope."""
     names = {
         layer.name
         for layer in layers
@@ -236,3 +233,32 @@ def _sums_on_read(handle: Any) -> bool:
     if variable is not None and is_read_together(variable) and not sums_on_read(variable):
         raise NotPartitioned("it reads a variable whose copies differ and are not parts of a sum")
     return sums_on_read(variable)
+
+
+def _with_collectives(run: Exchange) -> list[tf.Tensor]:
+    """Runs a replica's step; the collectives of its strategy answer its requests."""
+    answers: Any = None
+    while True:
+        try:
+            requests = run.send(answers)
+        except StopIteration as end:
+            return end.value
+        answers = _answers(requests)
+
+
+def _answers(requests: list[Request]) -> list[tf.Tensor]:
+    summed = [request.tensor for request in requests if request.axis is None]
+    if not all(tensor.shape.is_fully_defined() for tensor in summed):
+        this_step().shapes_vary = True
+    totals = iter(all_reduce_sum_packed(summed))
+    return [next(totals) if axis is None else _concatenated(tensor, axis) for tensor, axis in requests]
+
+
+def _concatenated(tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    order = [axis, *(n for n in range(tensor.shape.rank) if n != axis)]
+    moved = tensor if axis == 0 else tf.transpose(tensor, order)
+    step = this_step()
+    if not moved.shape.is_fully_defined() or not isinstance(step.samples, int):
+        step.shapes_vary = True
+    whole = gather_outputs(moved, step)
+    return whole if axis == 0 else tf.transpose(whole, [order.index(n) for n in range(len(order))])

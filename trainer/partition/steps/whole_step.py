@@ -29,12 +29,7 @@ class WholeStep:
 
     The other replicas wait, and take part in exchanges: they add zeros to the gradients and receive the values of
     variables. User code runs once in each process. Context: replica; the threads take turns, the first one runs until
-    it needs the others.
-
-    Args:
-        step: the single-device program.
-
-    One object serves one step (in a graph: one trace) and is called on every replica of this process.
+    it needs the others. One object serves one step (in a graph: one trace) and is called on every replica of this process.
     """
 
     def __init__(self, step: Step) -> None:
