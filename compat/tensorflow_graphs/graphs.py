@@ -197,7 +197,7 @@ def made_in_this_graph() -> Callable[[], contextlib.AbstractContextManager[Any]]
 
 def is_inside(graph: Any, outer: Any) -> bool:
     """Whether one graph is nested in another, at any depth: as a function, a branch or a loop."""
-    while isinstance(graph, tf.__internal__.FuncGraph) and graph is not outer:
+    while isinstance(graph, tf.__internal__.FuncGraph):
         graph = graph.outer_graph
         if graph is outer:
             return True

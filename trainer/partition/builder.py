@@ -47,14 +47,14 @@ class Builder(Values):
     def __init__(
         self,
         values: list[Value],
-        slices: Mapping[int, Sequence[bool]] | None = None,
+        slices: Sequence[Sequence[bool]] = (),
         is_local: Callable[[tf.Operation], bool] = lambda op: False,
         inside: bool = False,
         whole: Collection[str] = (),
         replicated: bool = False,
     ) -> None:
         super().__init__(values, inside, whole, replicated)
-        self._slices, self.is_local = slices or {}, is_local
+        self._slices, self.is_local = slices, is_local
 
     def walk(self, graph: Any, inputs: Sequence[int]) -> list[int]:
         """Adds the operations of a graph, called with these values; returns the numbers of its outputs."""
@@ -113,12 +113,11 @@ class Builder(Values):
         tensor = op.outputs[number]
         if tensor.dtype == tf.variant:
             return self.add(listed(op, [self.program.values[each] for each in inputs], shapes.of(tensor)))
-        static = shapes.of(tensor)
         traced = shape_of(tensor.shape)
-        for shape in static:
-            for axis, extent in enumerate(traced or ()):
-                if shape is not None and shape[axis] is None:
-                    shape[axis] = extent
+        static: list[Shape] = [
+            None if shape is None else [b if a is None else a for a, b in zip(shape, traced or shape)]
+            for shape in shapes.of(tensor)
+        ]
         begin = self.program.values[inputs[1]].constant if op.type == "StridedSlice" else None
         if clamped := _clamped(op, begin, traced, static):
             static = [[None if axis in clamped else n for axis, n in enumerate(s or ())] for s in static]
@@ -230,7 +229,7 @@ class Builder(Values):
         if len(graph.inputs) != len(inputs):
             raise NotPartitioned(f"the function {graph.name} was changed after it was traced")
         values = self.program.values
-        builder = Builder(values, None, self.is_local, True, self.whole_ops, self.replicated)
+        builder = Builder(values, (), self.is_local, True, self.whole_ops, self.replicated)
         builder.program.one_size, own = self.program.one_size, []
         for number, given in enumerate(inputs):
             value = values[given]

@@ -115,11 +115,10 @@ def exchanged(wanted: Sequence[tuple[tf.Tensor, Label, Label]], replica: Replica
     """Convert tensors, with their labels and the requested labels, by communication: all in one exchange."""
     asked = [_requests(tensor, have, want, replica) for tensor, have, want in wanted]
     answers = iter((yield [request for each in asked for request in each]))
-    found = []
-    for (tensor, have, _), requests in zip(wanted, asked):
-        given = [next(answers) for _ in requests]
-        found.append(_answered(tensor, have, given))
-    return found
+    return [
+        _answered(tensor, have, [next(answers) for _ in requests])
+        for (tensor, have, _), requests in zip(wanted, asked)
+    ]
 
 
 def _requests(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> list[Request]:
@@ -159,8 +158,7 @@ def _times_share(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
         return tensor
     if tensor.dtype.is_integer:
         raise AssertionError("a mean of integers")
-    dtype = tf.float64 if tensor.dtype == tf.float64 else tf.float32
-    real = dtype if not tensor.dtype.is_complex else tensor.dtype
+    real = tensor.dtype if tensor.dtype.is_complex or tensor.dtype == tf.float64 else tf.float32
     share = tf.cast(tf.cast(replica.held, tf.float64) / tf.cast(replica.total, tf.float64), real)
     return tf.cast(tf.cast(tensor, real) * share, tensor.dtype)
 

@@ -77,12 +77,9 @@ def _local_labels(op: tf.Operation, view: View) -> Ruling:
         elif is_sharded(label) and want is not None and needs_collective(label, want):
             raise NotPartitioned(f"{op.name} mixes samples of a replica in a manner without a rule")
     computed = STATISTIC in given
-
-    def local(label: Label) -> Label:
-        replaced = not is_sharded(label) and (computed or label != REPLICATED)
-        return STATISTIC if replaced else label
-
-    return wants, list(map(local, made))
+    return wants, [
+        STATISTIC if not is_sharded(label) and (computed or label != REPLICATED) else label for label in made
+    ]
 
 
 def settled(label: Label) -> Label:

@@ -19,7 +19,7 @@ def partitioned(
     batch: int,
     outputs: Sequence[Label | None],
     sums_on_read: Callable[[Any], bool],
-    slices: Mapping[int, Sequence[bool]] | None = None,
+    slices: Sequence[Sequence[bool]] = (),
     is_local: Callable[[tf.Operation], bool] = lambda op: False,
 ) -> Program:
     """Partition a traced step, or raise `NotPartitioned`.

@@ -250,8 +250,6 @@ def _loop_shape(given: Any, traced: Any) -> Any:
     """The shape of a body's input: axes that the traced body leaves open stay open."""
     if given.dtype in (tf.resource, tf.variant) or given.shape.rank is None or traced.shape.rank is None:
         return traced.shape
-    if given.shape.is_fully_defined() and traced.shape.is_fully_defined():
-        return given.shape
     return [None if b is None else a for a, b in zip(given.shape.as_list(), traced.shape.as_list())]
 
 

@@ -161,27 +161,25 @@ class _Nested:
             del self._scope.losses[self._losses :]
 
     def written_by(self, functions: list[Callable[[], Any]]) -> list[keras.Variable]:
-        """The variables that functions write, or that are written past the scope."""
-        written: dict[int, keras.Variable] = {}
-        for fn in functions:
-            with scratch_graph(), self._scope.in_this_graph(), self._applying_nothing():
-                fn()
-            mapping, variables, _ = self._before
-            for key, variable in {**variables, **self._scope.variables}.items():
-                if self._scope.state_mapping.get(key) is not mapping.get(key):
-                    written[key] = variable
-            self.restore()
-        return list(written.values())
+        """Find the variables that functions write, or that are written past the scope.
 
-    @contextlib.contextmanager
-    def _applying_nothing(self) -> Iterator[None]:
-        """Ignores `take_gradients` here: where gradients are taken instead of applied, they are taken later."""
+        Where gradients are taken instead of applied, they are taken later.
+        """
+        written: dict[int, keras.Variable] = {}
         taken = self._step.take_gradients
         self._step.take_gradients = None if taken is None else lambda optimizer, pairs: None
         try:
-            yield
+            for fn in functions:
+                with scratch_graph(), self._scope.in_this_graph():
+                    fn()
+                mapping, variables, _ = self._before
+                for key, variable in {**variables, **self._scope.variables}.items():
+                    if self._scope.state_mapping.get(key) is not mapping.get(key):
+                        written[key] = variable
+                self.restore()
         finally:
             self._step.take_gradients = taken
+        return list(written.values())
 
     def run(self, fn: Callable[[], Any], written: list[keras.Variable]) -> Any:
         """(The result of `fn`, the values of the variables after it, whether its updates were applied: a bool tensor)."""

@@ -56,10 +56,7 @@ def normal(shape: Any, seed: Any, dtype: Any) -> tf.Tensor:
 
 def dropout(inputs: tf.Tensor, rate: float, noise_shape: Any, seed: Any) -> tf.Tensor:
     """`tf.nn.experimental.stateless_dropout` with the mask of the plain graph."""
-
-    def sampler(shape: Any, dtype: Any) -> tf.Tensor:
-        return uniform(shape, seed, dtype)
-
+    sampler = lambda shape, dtype: uniform(shape, seed, dtype)  # noqa: E731
     return tf.nn.experimental.general_dropout(inputs, rate, sampler, noise_shape)
 
 

@@ -12,7 +12,6 @@ from ..labels import (
     PARTIAL_MIN,
     PARTIAL_SUM,
     REPLICATED,
-    Label,
     is_partial,
     is_sharded,
     sharded,
@@ -133,4 +132,4 @@ def _ensure_shape(view: View) -> Ruling:
     label = view.labels[0]
     if is_sharded(label) and tf.TensorShape(view.op.get_attr("shape"))[label.axis] is not None:
         return [REPLICATED], [REPLICATED]
-    return [None], [Label(*label)]
+    return [None], [label]

@@ -5,22 +5,14 @@ from __future__ import annotations
 from ..labels import OWN, REPLICATED, sharded, sizes
 from .view import Ruling, View, Wants, rule
 
-STATEFUL = (
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RandomUniformInt",
-    "TruncatedNormal",
-    "RandomGamma",
-    "RandomPoissonV2",
-    "Multinomial",
-)
-STATELESS = (
-    "StatelessRandomNormalV2",
-    "StatelessRandomUniformV2",
-    "StatelessTruncatedNormalV2",
-    "StatelessRandomUniformIntV2",
-    "StatelessRandomUniformFullIntV2",
-)
+_WITH_SEED = """
+RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal RandomGamma RandomPoissonV2 Multinomial
+"""
+_WITH_KEY = """
+StatelessRandomNormalV2 StatelessRandomUniformV2 StatelessTruncatedNormalV2 StatelessRandomUniformIntV2
+StatelessRandomUniformFullIntV2
+"""
+STATEFUL, STATELESS = _WITH_SEED.split(), _WITH_KEY.split()
 
 
 @rule(*STATELESS)

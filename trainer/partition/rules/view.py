@@ -37,9 +37,9 @@ def rule(*types: str, linear_in: int | None = None) -> Callable[[Rule], Rule]:
     def enter(function: Rule) -> Rule:
         def checked(view: View) -> Ruling:
             try:
-                if linear_in is not None and is_partial(view.labels[linear_in]):
-                    return view.kept(view.labels[linear_in], linear_in)
                 if linear_in is not None:
+                    if is_partial(view.labels[linear_in]):
+                        return view.kept(view.labels[linear_in], linear_in)
                     view.samples(linear_in)
                 return function(view)
             except Gather:

@@ -98,7 +98,10 @@ def explained(
     found = []
     for node in program.nodes:
         if isinstance(node, Apply):
-            found += _gradients(program, node, variables[node.number], samples)
+            given = [program.values[number] for number in node.inputs]
+            size = sum(_bytes(value, samples) for value in given if value.label == PARTIAL_SUM)
+            what = f"the gradients of {variables[node.number]} variables"
+            found += [Collective("all-reduce", what, size, "the optimizer applies them")] if size else []
         elif isinstance(node, Read):
             value = program.values[node.outputs[0]]
             what, size = _shape(value, samples), _bytes(value, samples)
@@ -116,13 +119,6 @@ def _collective(program: Program, node: Convert, samples: int) -> Collective:
     cause = "a result of the step" if node.cause is None else node.cause.type
     reason = _reason(value.label, node.cause)
     return Collective(kind, _shape(value, samples), _bytes(value, samples), cause, line, code, reason)
-
-
-def _gradients(program: Program, node: Apply, count: int, samples: int) -> list[Collective]:
-    values = [program.values[number] for number in node.inputs]
-    size = sum(_bytes(value, samples) for value in values if value.label == PARTIAL_SUM)
-    what = f"the gradients of {count} variables"
-    return [Collective("all-reduce", what, size, "the optimizer applies them")] if size else []
 
 
 def _reason(have: Label, cause: tf.Operation | None) -> str:

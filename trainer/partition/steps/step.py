@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -82,10 +82,18 @@ class OptimizerCall:
 
     def apply(self, gradients: Sequence[Any], written: Sequence[tf.Tensor], weight: tf.Tensor | None) -> None:
         """Calls the optimizer with a replica's parts of the gradients, after the first replica's assignments."""
-        for (variable, _), value in zip(self.written, of_first_replica(written)):
-            this_step().writes.add_update((variable, value))
+        assign([variable for variable, _ in self.written], written, range(len(written)))
         with call_options(dataclasses.replace(self.options, weight_total=weight)):
             apply_of(self.optimizer)(gradients, [v for _, v in self.pairs])
+
+
+def assign(variables: Iterable[Any], values: Iterable[tf.Tensor], shared: Iterable[int]) -> None:
+    """Collect assignments of a replica; of the `shared` ones by number, the first replica's values."""
+    values, shared = list(values), list(shared)
+    for number, value in zip(shared, of_first_replica([values[number] for number in shared])):
+        values[number] = value
+    for update in zip(variables, values):
+        this_step().writes.add_update(update)
 
 
 def numbers_in(results: Any) -> list[tf.Tensor]:

@@ -15,12 +15,7 @@ from ....compat.keras_private.variables import is_read_together, raw_value, sums
 from ....compat.tensorflow_graphs.one_device import distributed_variable, traced_on_one_device
 from ....compat.tensorflow_private.strategies import pretending_replicas
 from ....distribute.gathering import gather_outputs
-from ....distribute.replicas import (
-    all_reduce_sum_packed,
-    local_replica_index,
-    of_first_replica,
-    shares_variables,
-)
+from ....distribute.replicas import all_reduce_sum_packed, local_replica_index, shares_variables
 from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, seen_through
 from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
 from ....optimizers.building import ensure_built, run_in_thread
@@ -33,7 +28,7 @@ from ..partition import partitioned, read_inputs
 from ..program import NotPartitioned, Program, received
 from ..rebuild import rebuilt
 from .explain import StepExplanation, explained
-from .step import OptimizerCall, Step, numbers_in, with_numbers
+from .step import OptimizerCall, Step, assign, numbers_in, with_numbers
 
 
 class TracedStep:
@@ -54,24 +49,19 @@ class TracedStep:
         specs = [tf.TensorSpec([None, *s.shape[1:]] if s.shape.rank else [], s.dtype) for s in leaves]
         graph = traced_on_one_device(self._trace, specs, for_xla=compiles)
         shares = shares_variables(step.strategy)
-        self._partial = {
-            index
-            for index, variable in enumerate(self._variables)
-            if sums_on_read(raw_value(variable)) and not shares
-        }
-        self._results = len(graph.outputs) - len(self._variables)
-        wanted = [step.exits] * self._results
-        wanted += [
-            PARTIAL_SUM if n in self._partial else MEAN_OF_STATISTICS for n in range(len(self._variables))
+        self._wanted = [
+            PARTIAL_SUM if sums_on_read(raw_value(v)) and not shares else MEAN_OF_STATISTICS
+            for v in self._variables
         ]
-        slices = {
-            n: [isinstance(gradient, tf.IndexedSlices) for gradient, _ in call.pairs if gradient is not None]
-            for n, call in enumerate(self._calls)
-        }
+        self._results = len(graph.outputs) - len(self._variables)
+        slices = [
+            [isinstance(gradient, tf.IndexedSlices) for gradient, _ in call.pairs if gradient is not None]
+            for call in self._calls
+        ]
         self.program: Program = partitioned(
             graph,
             len(leaves),
-            wanted,
+            [step.exits] * self._results + self._wanted,
             lambda handle: not shares and _sums_on_read(handle),
             slices,
             _statistics_of(step.layers),
@@ -156,7 +146,7 @@ class TracedStep:
         read = lambda number: self._reads[number].read_value()  # noqa: E731
         run = rebuilt(self.program, leaves, replica, self._apply, read, self._compiles)
         outputs = _with_collectives(run)
-        self._note_writes(outputs[self._results :], step)
+        self._note_writes(outputs[self._results :])
         found = [self._exit(tensor, label, step) for tensor, label in zip(outputs, self._labels)]
         return with_numbers(self._result, found)
 
@@ -188,23 +178,21 @@ class TracedStep:
         written = [next(rest) for _ in call.written]
         call.apply(gradients, written, None if call.weight is None else next(rest))
 
-    def _note_writes(self, values: list[tf.Tensor], step: StepContext) -> None:
+    def _note_writes(self, values: list[tf.Tensor]) -> None:
         """Collects what the step has assigned.
 
         Numbers that every replica has computed are the first one's, since others may have rounded in another way; what a
         collective gave is equal already.
         """
-        floating = [
+        outputs = self.program.outputs[self._results :]
+        shared = [
             n
-            for n, (v, number) in enumerate(zip(values, self.program.outputs[self._results :]))
-            if n not in self._partial
+            for n, (v, number, label) in enumerate(zip(values, outputs, self._wanted))
+            if label != PARTIAL_SUM
             and (v.dtype.is_floating or v.dtype.is_complex)
             and number not in self._received
         ]
-        for number, value in zip(floating, of_first_replica([values[n] for n in floating])):
-            values[number] = value
-        for update in zip(self._variables, values):
-            step.writes.add_update(update)
+        assign(self._variables, values, shared)
 
 
 def _statistics_of(layers: Sequence[keras.layers.Layer]) -> Callable[[tf.Operation], bool]:

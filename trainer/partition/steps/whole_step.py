@@ -21,7 +21,7 @@ from ....distribute.workers.agreement import first_local_replica
 from ....optimizers.stages.user_code import apply_of
 from ...inputs.batch import slice_samples
 from ..labels import SAMPLES, SHARES
-from .step import OptimizerCall, Step, numbers_in, with_numbers
+from .step import OptimizerCall, Step, assign, numbers_in, with_numbers
 
 
 class WholeStep:
@@ -39,7 +39,6 @@ class WholeStep:
         self._result: Any = {}
         self._ended = False
         self._updated_inside: dict[int, Any] = {}
-        self._totals, self._sharded = step.totals, step.sharded
 
     def __call__(self, data: Any) -> Any:
         """Runs the step; returns its results, with the labels of `Step.exits`.
@@ -47,12 +46,15 @@ class WholeStep:
         Context: inside of a step that collects writes.
         """
         step = this_step()
-        state = _State(self._totals, self._sharded)
+        state = _State(self._step)
         if local_replica_index() == 0:
             self._compute(data, step, state)
             self._writes, self._ended = step.writes.items(), True
         else:
-            self._follow(step, state)
+            number = 0  # of an exchange of the first replica of this process, in which this one takes part
+            while number < len(self._calls) or not self._ended:
+                self._apply(self._calls[number], step, state)
+                number += 1
         self._share_writes(step)
         self._hand_over()
         if self._step.exits == SAMPLES:
@@ -76,9 +78,8 @@ class WholeStep:
         own.builds_under = strategy
 
         def take(optimizer: Any, pairs: Any) -> None:
-            if (
-                tf.compat.v1.get_default_graph() is not graph
-            ):  # a branch or a loop, where no replica can wait for others
+            # No replica can wait for others in a branch or a loop.
+            if tf.compat.v1.get_default_graph() is not graph:
                 self._apply_inside(own, optimizer, list(pairs))
                 return
             call = OptimizerCall.of(optimizer, pairs)
@@ -91,13 +92,6 @@ class WholeStep:
         alone = LoneReplica(strategy, first_local_replica(strategy))
         with alone, pretending_replicas(1), seen_through(state.whole), step_scope(own):
             self._result = self._step.fn(data)
-
-    def _follow(self, step: StepContext, state: _State) -> None:
-        """Takes part in the exchanges of the first replica of this process."""
-        number = 0
-        while number < len(self._calls) or not self._ended:
-            self._apply(self._calls[number], step, state)
-            number += 1
 
     def _apply(self, call: OptimizerCall, step: StepContext, state: _State) -> None:
         """Calls the optimizer: the gradients of the first replica, and zeros of the others."""
@@ -127,10 +121,7 @@ class WholeStep:
         """Writes on every replica what the first one has written. Of a sum of the copies it alone holds all."""
         shared = [n for n, (v, _) in enumerate(self._writes) if not sums_on_read(raw_value(v))]
         values = [value if step.replica_id == 0 else tf.zeros_like(value) for _, value in self._writes]
-        for number, value in zip(shared, of_first_replica([self._writes[n][1] for n in shared])):
-            values[number] = value
-        for (variable, _), value in zip(self._writes, values):
-            step.writes.add_update((variable, value))
+        assign([variable for variable, _ in self._writes], values, shared)
 
 
 class _State:
@@ -140,11 +131,11 @@ class _State:
         totals: by the id of a metric's variable.
     """
 
-    def __init__(self, totals: list[Any], sharded: list[ShardedValue]) -> None:
-        copies = [tf.identity(local_copy(raw_value(v))) for v in totals]
+    def __init__(self, step: Step) -> None:
+        copies = [tf.identity(local_copy(raw_value(v))) for v in step.totals]
         copies = copies if shares_variables() else all_reduce_sum_packed(copies)
-        self.totals = {id(variable): total for variable, total in zip(totals, copies)}
-        self._sharded = sharded
+        self.totals = {id(variable): total for variable, total in zip(step.totals, copies)}
+        self._sharded = step.sharded
         self._whole: dict[int, TensorInPlace] = {}
         self.read()
 
