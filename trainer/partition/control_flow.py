@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -14,18 +14,16 @@ from ...compat.tensorflow_graphs.one_device import inner_graph, subgraphs
 from .labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, needs_collective
 from .program import Copy, NeedsCollective, NotPartitioned, Program, Shape, Value
 from .rules.lists import EMPTY
-
-if TYPE_CHECKING:
-    from .builder import Builder
+from .values import Values
 
 _MOST_ROUNDS = 6
 
 
 def without_collectives(
-    outer: Builder,
+    outer: Values,
     op: tf.Operation,
     inputs: list[int],
-    work: Callable[[Builder, tf.Operation, list[int]], list[int]],
+    work: Callable[[Values, tf.Operation, list[int]], list[int]],
 ) -> list[int]:
     """Partitions the bodies of a branch or a loop; bodies that need a collective get whole inputs."""
     for place, number in enumerate(inputs):
@@ -46,7 +44,7 @@ def without_collectives(
         outer.replicated = before
 
 
-def call(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
+def call(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     """Adds a call of a function that XLA compiles; returns the numbers of its outputs."""
     graph = inner_graph(op, "f")
     if graph is None:
@@ -58,7 +56,7 @@ def call(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
 
 
 def _added(
-    outer: Builder, op: tf.Operation, inputs: list[int], values: list[Value], bodies: dict[str, Program]
+    outer: Values, op: tf.Operation, inputs: list[int], values: list[Value], bodies: dict[str, Program]
 ) -> list[int]:
     outputs = [outer.add(value) for value in values]
     labels = [value.label for value in values]
@@ -66,7 +64,7 @@ def _added(
     return outputs
 
 
-def branch(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
+def branch(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     """Adds a branch; returns the numbers of its outputs."""
     which = outer.converted(inputs[0], REPLICATED, op)
     found = [(name, *outer.body(graph, inputs[1:])) for name, graph in subgraphs(op)]
@@ -81,7 +79,7 @@ def branch(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
     return _added(outer, op, [which, *inputs[1:]], values, bodies)
 
 
-def loop(outer: Builder, op: tf.Operation, inputs: list[int]) -> list[int]:
+def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     """Adds a loop; returns the numbers of its outputs."""
     body, condition = inner_graph(op, "body"), inner_graph(op, "cond")
     if body is None or condition is None:

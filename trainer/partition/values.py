@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -57,6 +57,10 @@ class Values:
     def label(self, number: int) -> Label:
         """The label of a value."""
         return self.program.values[number].label
+
+    def body(self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = ()) -> tuple[Any, list[int]]:
+        """Partitions a function for inputs like these; constants of the `changed` inputs do not hold in it."""
+        raise NotImplementedError
 
     def converted(self, number: int, want: Label | None, cause: tf.Operation | None) -> int:
         """The number of a value with the requested label."""
