@@ -153,10 +153,7 @@ def copied_into_graph(
     is_loop = "T" in attributes
     for name in (("T", "output_shapes") if is_loop else ("Tin",)) if more else ():
         _append(attributes, name, more)
-    with (
-        graph.control_dependencies(list(controls)),
-        graph._original_op(op),
-    ):  # errors name the line of user code
+    with graph.control_dependencies(list(controls)), graph._original_op(op):  # errors name the user's line
         return graph._create_op_internal(
             op.type,
             list(inputs),

@@ -33,7 +33,9 @@ def _batches(kind, data):
 
 def _communicated(program):
     """The number of gathered and of reduced tensors."""
-    sharded = [is_sharded(program.values[node.source].label) for node in program.collectives()]
+    sharded = [
+        is_sharded(program.values[node.source].label) for node in program.nodes if program.communicates(node)
+    ]
     return sum(sharded), len(sharded) - sum(sharded)
 
 

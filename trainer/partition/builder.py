@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from .program import (
     Copy,
     NeedsCollective,
     NotPartitioned,
+    Program,
     Read,
     Shape,
     Value,
@@ -42,19 +43,7 @@ READ = "unisono_read_"
 
 
 class Builder(Values):
-    """Builds one program; `slices` and `is_local` as for `partitioned`, the other arguments as for `Values`."""
-
-    def __init__(
-        self,
-        values: list[Value],
-        slices: Sequence[Sequence[bool]] = (),
-        is_local: Callable[[tf.Operation], bool] = lambda op: False,
-        inside: bool = False,
-        whole: Collection[str] = (),
-        replicated: bool = False,
-    ) -> None:
-        super().__init__(values, inside, whole, replicated)
-        self._slices, self.is_local = slices, is_local
+    """Builds one program."""
 
     def walk(self, graph: Any, inputs: Sequence[int]) -> list[int]:
         """Adds the operations of a graph, called with these values; returns the numbers of its outputs."""
@@ -196,7 +185,7 @@ class Builder(Values):
             raise NotPartitioned("an optimizer is called in a branch or a loop")
         number = _number_in(op, APPLY)
         rest, given = iter(inputs), list[int]()
-        for is_slices in self._slices[number]:
+        for is_slices in self.slices[number]:
             values = next(rest)
             if not is_slices:
                 given.append(self._summand(values, op))
@@ -229,8 +218,9 @@ class Builder(Values):
         if len(graph.inputs) != len(inputs):
             raise NotPartitioned(f"the function {graph.name} was changed after it was traced")
         values = self.program.values
-        builder = Builder(values, (), self.is_local, True, self.whole_ops, self.replicated)
-        builder.program.one_size, own = self.program.one_size, []
+        program = Program(values, one_size=self.program.one_size)
+        builder = Builder(program, (), self.is_local, True, self.whole_ops, self.replicated)
+        own: list[int] = []
         for number, given in enumerate(inputs):
             value = values[given]
             constants = None if number in changed else value.constant

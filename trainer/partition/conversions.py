@@ -53,10 +53,6 @@ class Replica:
         """The numbers that are unknown while tracing, by name, for the body of a branch or a loop."""
         return {name: number for name, number in vars(self).items() if isinstance(number, tf.Tensor)}
 
-    def with_unknown(self, numbers: Sequence[tf.Tensor]) -> Replica:
-        """This replica in the body of a branch or a loop, which gets these `numbers`."""
-        return dataclasses.replace(self, **dict(zip(self.unknown, numbers)))
-
     @property
     def alive(self) -> Any:
         """Whether it has samples: a bool or a bool tensor."""

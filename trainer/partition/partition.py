@@ -24,13 +24,10 @@ def partitioned(
 ) -> Program:
     """Partition a traced step, or raise `NotPartitioned`.
 
-    Args:
-        graph: a `FuncGraph`; its first `batch` inputs are the batch, with samples along axis 0 where they have axes.
-        batch: the number of these inputs.
-        outputs: the requested labels of the outputs.
-        sums_on_read: whether a captured resource is a variable whose value is the sum of the replicas' copies.
-        slices: for each call of an optimizer, which of its gradients are slices: values and indices.
-        is_local: whether an operation is declared to compute statistics of a replica's own samples.
+    The first `batch` inputs of `graph` are the batch, with samples along axis 0 where they have axes. `outputs` are the
+    requested labels of its outputs. `sums_on_read` tells of a captured resource whether it is a variable whose value is the
+    sum of the replicas' copies. `slices` tells for each call of an optimizer which of its gradients are slices, values and
+    indices. `is_local` tells whether an operation is declared to compute statistics of a replica's own samples.
     """
     leaves = [n for n in read_inputs(graph, batch) if graph.inputs[n].shape.rank]
 
@@ -38,8 +35,7 @@ def partitioned(
         """Repeats the pass, with whole inputs for producers of lists that would have to be gathered."""
         whole: set[str] = set()
         while True:
-            builder = Builder([], slices, is_local, whole=whole)
-            builder.program.one_size = one_size
+            builder = Builder(Program([], one_size=one_size), slices, is_local, whole_ops=whole)
             try:
                 return _one_pass(builder, graph, batch, outputs, sums_on_read, multiples)
             except ListIsGathered as found:

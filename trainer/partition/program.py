@@ -149,10 +149,6 @@ class Program:
     outputs: list[int] = dataclasses.field(default_factory=list)
     one_size: bool = True
 
-    def collectives(self) -> list[Convert]:
-        """The conversions that communicate."""
-        return [node for node in self.nodes if isinstance(node, Convert) and self.communicates(node)]
-
     def communicates(self, node: Node) -> bool:
         """Whether a node is a conversion that needs an exchange between replicas."""
         if not isinstance(node, Convert):

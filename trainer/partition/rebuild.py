@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -236,7 +237,8 @@ class _Copier:
 
         def build(inputs: list[Any]) -> list[Any]:
             numbers = inputs[len(inputs) - count :] if count else []
-            copier = _Copier(body, self._replica.with_unknown(numbers), None)
+            inside = dataclasses.replace(self._replica, **dict(zip(self._replica.unknown, numbers)))
+            copier = _Copier(body, inside, None)
             copier.values.update(zip(body.inputs, inputs))
             for inner in body.nodes:
                 copier.add(inner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,11 +25,13 @@ from .program import Convert, Copy, Extents, ListIsGathered, NeedsCollective, Pr
 from .rules.lists import EMPTY
 
 
+@dataclasses.dataclass
 class Values:
     """A program that is being built.
 
     Attributes:
         program: as far as it is built; its values include those of the outer programs.
+        slices, is_local: as for `partitioned`.
         inside: whether it is the body of a branch or a loop, where collectives are not supported.
         whole_ops: names of operations that get whole inputs.
         replicated: whether all operations get whole inputs.
@@ -39,15 +41,16 @@ class Values:
         producers: the names of the operations that made lists, by the number of the list.
     """
 
-    def __init__(
-        self, values: list[Value], inside: bool = False, whole: Collection[str] = (), replicated: bool = False
-    ) -> None:
-        self.program = Program(values)
-        self.inside, self.whole_ops, self.replicated = inside, whole, replicated
-        self.states: set[int] = set()
-        self.made: dict[Any, int] = {}
-        self.again: dict[int, Copy] = {}
-        self.producers: dict[int, str] = {}
+    program: Program
+    slices: Sequence[Sequence[bool]]
+    is_local: Callable[[tf.Operation], bool]
+    inside: bool = False
+    whole_ops: Collection[str] = ()
+    replicated: bool = False
+    states: set[int] = dataclasses.field(default_factory=set)
+    made: dict[Any, int] = dataclasses.field(default_factory=dict)
+    again: dict[int, Copy] = dataclasses.field(default_factory=dict)
+    producers: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def add(self, value: Value) -> int:
         """The number of a new value."""

@@ -30,10 +30,7 @@ def uniform(shape: Any, seed: Any, dtype: Any) -> tf.Tensor:
     Source: `Uint32ToFloat` and `BoxMullerFloat` in TensorFlow's `random_distributions.h` and
     `random_distributions_utils.h`.
 
-    Args:
-        shape: of the result; ints or an int tensor.
-        seed: int32 `[2]`.
-        dtype: float16, bfloat16, float32 or float64.
+    `seed` is int32 `[2]`; the dtype is float16, bfloat16, float32 or float64.
     """
     dtype = tf.as_dtype(dtype)
     count = _count(shape)

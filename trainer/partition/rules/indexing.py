@@ -1,6 +1,13 @@
-"""Gathers and scatters, one-hot codes, segments, tables, data-dependent choices."""
+"""Gathers and scatters, one-hot codes, segments, tables, data-dependent choices.
+
+Each replica can count positions that are computed from the batch size from its own first sample.
+"""
 
 from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
 
 from ..labels import (
     PARTIAL_MAX,
@@ -13,7 +20,7 @@ from ..labels import (
     sharded,
     sizes,
 )
-from .positions import are_in_parts_of_samples, counts_samples, first_column_counts_samples, origin
+from ..program import multiple_of_batch
 from .view import Gather, Ruling, View, extents_of, rule
 
 
@@ -33,7 +40,7 @@ def _gather(view: View) -> Ruling:
         is_sharded(params)
         and params.axis == axis
         and rank == 1
-        and counts_samples(view, view.op.inputs[1], extents)
+        and _counts_samples(view, view.op.inputs[1], extents)
     ):
         return [None, sharded(0, counts=extents), REPLICATED], [params]  # all of them, in order
     if batch:
@@ -66,7 +73,7 @@ def _gather_nd(view: View) -> Ruling:
     if _chooses_samples(view, 0):
         return [None, None], [sharded(0, chosen=indices.chosen)]
     extents = extents_of(view.shapes(0), 0)
-    if params == indices == sharded(0) and first_column_counts_samples(view, 1, extents):
+    if params == indices == sharded(0) and _first_column_counts_samples(view, 1, extents):
         return [None, sharded(0, counts=extents, column=True)], [sharded(0)]
     if is_sharded(indices) and not indices.counts and indices.axis < view.rank(1) - 1:
         return [REPLICATED, None], [indices]
@@ -79,7 +86,7 @@ def _scatter(view: View) -> Ruling:
     if are_together(indices, updates) and indices.axis == 0 and not view.depends_on_batch():
         return [None, None, REPLICATED], [PARTIAL_SUM]
     extents = extents_of(view.out_shapes[0], 0)
-    if indices == updates == sharded(0) and first_column_counts_samples(view, 0, extents):
+    if indices == updates == sharded(0) and _first_column_counts_samples(view, 0, extents):
         return [sharded(0, counts=extents, column=True), None, sizes(0)], [sharded(0)]
     raise Gather
 
@@ -115,7 +122,7 @@ def _segments(view: View) -> Ruling:
     if together and rank == 1 and data.blocks == 1:
         if ids.counts == extents:  # the backward pass of a choice of samples
             return [None, None, sizes(0)], [sharded(0)]
-        if not ids.counts and not data.chosen and are_in_parts_of_samples(view, 1, extents):
+        if not ids.counts and not data.chosen and _are_in_parts_of_samples(view, 1, extents):
             return [None, sharded(0, counts=extents), sizes(0)], [sharded(0)]
     raise Gather
 
@@ -138,7 +145,7 @@ def _positions_of_true(view: View) -> Ruling:
     extents = extents_of(view.shapes(0), 0)
     if None in extents:
         raise Gather
-    chosen = f"{id(view.value_of(origin(view.op.inputs[0])))} {extents}"  # where the same is true
+    chosen = f"{id(view.value_of(_origin(view.op.inputs[0])))} {extents}"  # where the same is true
     return [None], [sharded(0, chosen=chosen, counts=extents)]  # type: ignore[arg-type]
 
 
@@ -146,3 +153,77 @@ def _positions_of_true(view: View) -> Ruling:
 def _look_up(view: View) -> Ruling:
     label = view.labels[1] if is_sharded(view.labels[1]) else REPLICATED
     return [None, label, REPLICATED], [label]
+
+
+_SAME_NUMBERS = ("Identity", "Cast", "StopGradient", "Reshape", "ExpandDims")
+
+
+def _origin(tensor: Any) -> Any:
+    """The tensor that has the same numbers in the same order, before changes of shape or dtype."""
+    while tensor.op.type in _SAME_NUMBERS:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _multiple(view: View, tensor: Any) -> tuple[int, int] | None:
+    """For a tensor `step * [0, 1, ..., n - 1]`, n a multiple of the batch: n of the first of `PROBES`, and the step."""
+    tensor = _origin(tensor)
+    step = 1
+    if tensor.op.type == "Mul":
+        for factor, counted in (tensor.op.inputs, reversed(tensor.op.inputs)):
+            value = view.constant_of(factor)
+            if value is None or value[0].ndim:
+                continue
+            if value[0] == value[1] and _origin(counted).op.type == "Range":
+                step, tensor = int(value[0]), _origin(counted)
+                break
+    if tensor.op.type != "Range":
+        return None
+    first, limit, delta = (view.constant_of(each) for each in tensor.op.inputs)
+    if first is None or limit is None or delta is None:
+        return None
+    counts = not np.any(first) and np.all(np.equal(delta, 1))
+    return (int(limit[0]), step) if counts and multiple_of_batch(limit) is not None else None
+
+
+def _counts_samples(view: View, tensor: Any, extents: tuple[Any, ...]) -> bool:
+    """Whether a tensor is `[0, 1, ..., n - 1]`, n being these extents of an axis with samples."""
+    return _multiple(view, tensor) == (extents[0], 1) and multiple_of_batch(extents) is not None
+
+
+def _first_column_counts_samples(view: View, number: int, extents: tuple[Any, ...]) -> bool:
+    """Whether the first column of an input, a matrix, is `[0, 1, ..., n - 1]`."""
+    packed = view.op.inputs[number]
+    while packed.op.type in ("Identity", "Cast"):
+        packed = packed.op.inputs[0]
+    op = packed.op
+    if view.rank(number) != 2 or op.type not in ("Pack", "ConcatV2"):
+        return False
+    columns = view.value_of(op.inputs[0])
+    if columns is None or columns.shapes[0] is None or columns.shapes[0][0] != extents[0]:
+        return False
+    if op.type == "ConcatV2":
+        axis = view.constant_of(op.inputs[len(op.inputs) - 1])
+        if axis is None or int(axis[0]) % 2 != 1 or columns.shapes[0][1:] != [1]:
+            return False
+    elif op.get_attr("axis") % 2 != 1:
+        return False
+    return _counts_samples(view, op.inputs[0], extents)
+
+
+def _are_in_parts_of_samples(view: View, number: int, extents: tuple[Any, ...]) -> bool:
+    """Whether each sample has a part of these extents that contains the positions of its own entries.
+
+    This holds in the backward pass of a gather with `batch_dims`: `k * [0, ..., n - 1]` is added to positions in `range(k)`.
+    """
+    added = _origin(view.op.inputs[number])
+    if added.op.type != "AddV2":
+        return False
+    for offset, within in (added.op.inputs, reversed(added.op.inputs)):
+        found = _multiple(view, offset)
+        if found is None or found[0] * found[1] != extents[0] or multiple_of_batch(extents) is None:
+            continue
+        if any(use.type == "GatherV2" and use.get_attr("batch_dims") and use.inputs[1] is within
+               for use in within.consumers()):  # fmt: skip
+            return True
+    return False

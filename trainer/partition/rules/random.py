@@ -12,6 +12,7 @@ _WITH_KEY = """
 StatelessRandomNormalV2 StatelessRandomUniformV2 StatelessTruncatedNormalV2 StatelessRandomUniformIntV2
 StatelessRandomUniformFullIntV2
 """
+_OF_ALL = ("RandomGamma", "RandomPoissonV2", "Multinomial", "RandomShuffle")
 STATEFUL, STATELESS = _WITH_SEED.split(), _WITH_KEY.split()
 
 
@@ -27,16 +28,11 @@ def _drawn_with_key(view: View) -> Ruling:
     return [sizes(axis), OWN, *wants[2:]], [sharded(axis)]
 
 
-@rule(*STATEFUL)
+@rule(*STATEFUL, "RandomShuffle")
 def _drawn(view: View) -> Ruling:
     wants: Wants = [REPLICATED] * len(view.labels)
-    axis = None if view.type in ("RandomGamma", "RandomPoissonV2", "Multinomial") else view.samples_axis()
+    axis = None if view.type in _OF_ALL else view.samples_axis()
     if axis is None:
         return wants, [OWN]  # the first replica's key, shared by all
     wants[0] = sizes(axis)
     return wants, [sharded(axis)]
-
-
-@rule("RandomShuffle")
-def _shuffled(view: View) -> Ruling:
-    return [REPLICATED], [OWN]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -72,21 +73,20 @@ def extents_of(shapes: tuple[Shape, Shape], axis: int) -> Extents:
     return one, other
 
 
+@dataclasses.dataclass
 class View:
     """An operation, the labels of its inputs, and its known sizes. Methods raise `Gather` for what is not known.
 
     `out_shapes` has the shapes of each output for each of `PROBES`; `value_of` knows any tensor of the graph.
     """
 
-    def __init__(
-        self,
-        op: tf.Operation,
-        inputs: Sequence[Value],
-        shapes: Sequence[tuple[Shape, Shape]],
-        value_of: Callable[[tf.Tensor], Value | None],
-    ) -> None:
-        self.op, self.values, self.out_shapes, self.value_of = op, inputs, shapes, value_of
-        self.labels = [value.label for value in inputs]
+    op: tf.Operation
+    values: Sequence[Value]
+    out_shapes: Sequence[tuple[Shape, Shape]]
+    value_of: Callable[[tf.Tensor], Value | None]
+
+    def __post_init__(self) -> None:
+        self.labels = [value.label for value in self.values]
 
     @property
     def type(self) -> str:

@@ -57,11 +57,9 @@ class OptimizerCall:
     """A call of an optimizer in a step, as the single-device program makes it.
 
     Attributes:
-        optimizer: the optimizer.
         pairs: gradients and their variables.
         written: those of the variables that the step has assigned before, and their values.
         weight: the divisor of the loss, or None.
-        options: of the call.
     """
 
     optimizer: Any
