@@ -54,12 +54,10 @@ def graph_for(function: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
 
     For new layouts, and for arguments other than None and tensors of numbers or text, it is `function` itself.
     """
-    leaves = tf.nest.flatten(args)
-    if not hasattr(function, "get_concrete_function") or tf.config.functions_run_eagerly():
-        return function
-    tensors = [leaf for leaf in leaves if leaf is not None]
+    tensors = [leaf for leaf in tf.nest.flatten(args) if leaf is not None]
     plain = all(isinstance(t, tf.Tensor) and t.dtype not in (tf.resource, tf.variant) for t in tensors)
-    if not plain or not tf.executing_eagerly():
+    compiles = hasattr(function, "get_concrete_function") and not tf.config.functions_run_eagerly()
+    if not (plain and compiles and tf.executing_eagerly()):
         return function
     key = str(tf.nest.map_structure(lambda leaf: leaf is None, args)), *((t.dtype, t.shape) for t in tensors)
     known: dict[Any, Any] = vars(function).setdefault("_graphs_of_layouts", {})
