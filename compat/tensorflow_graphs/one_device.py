@@ -107,11 +107,6 @@ def _graph_of(op: tf.Operation, name: str) -> Any:
     return _graphs_of_definitions[found]
 
 
-def body_of(op: tf.Operation) -> str:
-    """The name of a loop's body function; empty for other operations."""
-    return op.get_attr("body").name if "body" in op.node_def.attr else ""
-
-
 def distributed_variable(captured: Any) -> Any:
     """The variable whose first copy a graph has captured; None for other captures."""
     container = getattr(captured, "_distributed_container", None)
@@ -218,11 +213,6 @@ def line_of_user(op: tf.Operation) -> tuple[str, str]:
         if not any(part in frame.filename for part in _LIBRARIES) and not frame.filename.startswith(_OURS):
             return f"{os.path.basename(frame.filename)}:{frame.lineno}", (frame.line or "").strip()
     return "", ""
-
-
-def constant_of(op: tf.Operation) -> np.ndarray:
-    """The value of a `Const` operation."""
-    return tf.make_ndarray(op.get_attr("value"))
 
 
 def evaluated(op: tf.Operation, inputs: Sequence[np.ndarray]) -> list[np.ndarray] | None:

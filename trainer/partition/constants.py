@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...compat.tensorflow_graphs.one_device import constant_of, evaluated
+from ...compat.tensorflow_graphs.one_device import evaluated
 from .program import PROBES, Shape
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -32,8 +32,10 @@ def constant(
     if tensor.dtype not in _INTEGERS or tensor.shape.rank is None or tensor.shape.rank > 2:
         return None
     if op.type == "Const":
-        found = constant_of(op) if (tensor.shape.num_elements() or 0) <= MOST_ELEMENTS else None
-        return None if found is None else (found, found)
+        if (tensor.shape.num_elements() or 0) > MOST_ELEMENTS:
+            return None
+        found = tf.make_ndarray(op.get_attr("value"))
+        return found, found
     if op.type in ("Shape", "ShapeN", "Size", "Rank"):
         one, other = (_size(op.type, shape) for shape in shapes[number if op.type == "ShapeN" else 0])
     elif op.type in _COMPUTED and None not in inputs:

@@ -12,7 +12,6 @@ import tensorflow as tf
 from ...compat.tensorflow_graphs.equal_operations import made_once
 from ...compat.tensorflow_graphs.graphs import graph_function
 from ...compat.tensorflow_graphs.one_device import (
-    body_of,
     copied_into_graph,
     new_function,
     on_replica,
@@ -233,7 +232,7 @@ class _Copier:
         source = dict(subgraphs(node.op))[name]
         count = len(self._replica.unknown)
         arguments = given[len(given) - len(body.inputs) - count :]
-        hands_on = name == body_of(node.op)
+        hands_on = "body" in node.op.node_def.attr and name == node.op.get_attr("body").name
 
         def build(inputs: list[Any]) -> list[Any]:
             numbers = inputs[len(inputs) - count :] if count else []
