@@ -84,7 +84,7 @@ class Parts:
     def communicated(self):
         """The number of gathered and of reduced tensors inside, and of those that the program returns."""
         found = [0, 0, 0, 0]
-        for node in self.program.collectives():
+        for node in filter(self.program.communicates, self.program.nodes):
             sharded = is_sharded(self.program.values[node.source].label)
             found[2 * (node.cause is None) + (not sharded)] += 1
         return tuple(found)

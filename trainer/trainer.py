@@ -36,7 +36,7 @@ from .run.fit_inputs import FitArguments
 from .seen_by_tools import SeenByTools
 from .single_batches import SingleBatches
 from .step.first_call import build_outside
-from .step.reset_metrics import reset
+from .step.global_metrics import reset
 from .step.train_step import default_test_step, default_train_step
 from .step.variable_placement import bring_along, place_with_model
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...compat.keras_private.variables import raw_value
-from ...compat.tensorflow_graphs.random_operations import drawing_operations
+from ...compat.tensorflow_graphs.graphs import drawing_operations
 from ...distribute.workers.agreement import gather_json, place_among_workers
 from ..fit_state import FitState
 from ..safe_file import SaveError

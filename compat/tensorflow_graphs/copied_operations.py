@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,11 +24,9 @@ class TracedOnce:
     read nothing else of its places, and may do nothing but make operations. Operations that depend on no place and have no
     effect are shared.
 
-    Args:
-        is_allowed: whether the code is known to meet these conditions. False: it runs each time.
-
     Context: one graph and one block of it (a branch, a loop's body). Outside of graphs of functions, where a gradient tape
-    records, and for places that are no plain variables or dense tensors of a graph, the code is run each time.
+    records, for places that are no plain variables or dense tensors of a graph, and where `is_allowed` is false, because the
+    code may not meet these conditions, it is run each time.
     """
 
     def __init__(self, is_allowed: bool = True) -> None:
@@ -56,13 +55,9 @@ class _First:
     def __init__(self, graph: Any, places: list[Any], begin: int, end: int) -> None:
         self.graph, self.places, self.begin, self.end = graph, places, begin, end
         self.place_of: dict[int, int] = {}  # id of a tensor in the graph -> number of the place that it is
-        self.recorded: list[tuple[Any, dict[str, Any]]] | None = None  # operations, and their attributes
-        self.is_read = False
 
     def made_again_for(self, places: Sequence[Any]) -> bool:
         """Copies the operations for `places`; returns False, having made nothing, where they cannot be copied."""
-        if not self.is_read:
-            self.is_read, self.recorded = True, self.read()
         if self.recorded is None:
             return False
         now = {inside: _tensor_of(places[number]) for inside, number in self.place_of.items()}
@@ -74,8 +69,9 @@ class _First:
                 variable_accessed(places[number])  # a function lists the variables that it needs
         return True
 
-    def read(self) -> list[tuple[Any, dict[str, Any]]] | None:
-        """The operations that depend on a place or have an effect; None where one of them cannot be copied."""
+    @functools.cached_property
+    def recorded(self) -> list[tuple[Any, dict[str, Any]]] | None:
+        """The operations that depend on a place or have an effect, and their attributes; None if one cannot be copied."""
         captured = {id(outer): inner for outer, inner in self.graph.captures}
         known = [captured.get(id(tensor), tensor) for tensor in map(_tensor_of, self.places)]
         made = self.graph.get_operations()[self.begin : self.end]

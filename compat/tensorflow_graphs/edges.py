@@ -30,7 +30,7 @@ def is_of_a_gradient(op: tf.Operation) -> bool:
 
 
 def number_of(op: tf.Operation) -> float:
-    """Operations of one graph are numbered in the order in which they were made, or as `made_in_backward_pass` says.
+    """Number operations of one graph in the order in which they were made, or as `made_in_backward_pass` says.
 
     The dependencies of an operation have smaller numbers.
     """
@@ -68,12 +68,7 @@ def newly_needed(ops: Iterable[tf.Operation], first: float, known: set[str]) -> 
 
     These are the sources of their inputs, their control inputs, and the automatic control dependencies that TensorFlow adds
     when the graph is finished: earlier operations with an effect on the same resource, or on no resource. All operations
-    made so far count.
-
-    Args:
-        ops: of one graph.
-        first: operations with smaller numbers are left out.
-        known: the names of operations that are left out; the result's names are added.
+    made so far count, except those with numbers below `first` and those with `known` names; the result's names are added.
     """
     found, todo, resources = [], list(ops), set[str]()
     while todo:
@@ -86,7 +81,7 @@ def newly_needed(ops: Iterable[tf.Operation], first: float, known: set[str]) -> 
 
 
 def _waited_for(op: tf.Operation, resources: set[str]) -> Iterator[tf.Operation]:
-    """Args: `resources`: the names of resources whose operations were found before; names are added."""
+    """Yield what `op` waits for; `resources` are those whose operations were found before, and it adds others."""
     for tensor in op.inputs:
         yield tensor.op
         if tensor.dtype == tf.resource and tensor.name not in resources:
@@ -132,14 +127,9 @@ def holds_functions(op: tf.Operation) -> bool:
 def made_again(
     op: tf.Operation, inputs: list[tf.Tensor], attributes: dict[str, Any] | None = None
 ) -> tuple[tf.Tensor, ...]:
-    """The outputs of another operation of the same kind, on the same device, with other inputs.
+    """Return the outputs of a copy of `op` in its graph, on its device, with other inputs.
 
-    Args:
-        op: the operation to copy.
-        inputs: of the new operation.
-        attributes: the attributes of `op`, where they have been read; None: they are read here.
-
-    Context: the graph of `op`.
+    `attributes` are those of `op`, if they have been read before.
     """
     graph: Any = op.graph
     again = graph._create_op_internal(

@@ -34,9 +34,8 @@ def made_once(operations: dict[Any, Any] | None = None) -> Iterator[None]:
     type, attributes, inputs, devices and control inputs are the same.
     While a gradient tape records, nothing is shared, because a tape distinguishes equal tensors.
 
-    Args:
-        operations: a dictionary that keeps the operations for another block; None: one of this block alone. Blocks on
-            variables of several devices have one for each device, so that no value is copied between devices.
+    The dictionary `operations` keeps the operations for another block. Blocks on variables of several devices have one for
+    each device, so that no value is copied between devices.
 
     Context: a fit, in which `once_where_asked` is in place; nothing is shared elsewhere.
     """

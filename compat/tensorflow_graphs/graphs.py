@@ -17,7 +17,7 @@ from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
 from tensorflow.python.autograph.impl.api import autograph_artifact, tf_convert
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.autograph_util import py_func_from_autograph
-from tensorflow.python.framework import config, ops
+from tensorflow.python.framework import config, op_def_registry, ops
 
 __all__ = ["control_status_ctx"]
 
@@ -37,13 +37,10 @@ def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
 
 
 def only_graph(function: Any) -> Callable[..., Any]:
-    """A callable that runs the one graph of a `tf.function` with a signature, without TensorFlow's search for the graph.
+    """Returns a callable that runs the one graph of a `tf.function` with a signature, on tensors in nests like it.
 
-    That search inspects every argument, device and strategy before each call and takes half a millisecond. Here all calls
-    use the same graph. Arguments are tensors, in nests like the signature.
-
-    Returns:
-        `function` itself where it has no graph yet, may have several, or where functions run eagerly.
+    TensorFlow's search for the graph inspects every argument, device and strategy before each call and takes half a
+    millisecond. Where the function has no graph yet, may have several, or runs eagerly, the result is the function itself.
     """
     graph: Any = getattr(function, "_concrete_variable_creation_fn", None)
     known = graph is not None and function.input_signature is not None and not function._created_variables
@@ -57,12 +54,10 @@ def graph_for(function: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
 
     For new layouts, and for arguments other than None and tensors of numbers or text, it is `function` itself.
     """
-    leaves = tf.nest.flatten(args)
-    if not hasattr(function, "get_concrete_function") or tf.config.functions_run_eagerly():
-        return function
-    tensors = [leaf for leaf in leaves if leaf is not None]
+    tensors = [leaf for leaf in tf.nest.flatten(args) if leaf is not None]
     plain = all(isinstance(t, tf.Tensor) and t.dtype not in (tf.resource, tf.variant) for t in tensors)
-    if not plain or not tf.executing_eagerly():
+    compiles = hasattr(function, "get_concrete_function") and not tf.config.functions_run_eagerly()
+    if not (plain and compiles and tf.executing_eagerly()):
         return function
     key = str(tf.nest.map_structure(lambda leaf: leaf is None, args)), *((t.dtype, t.shape) for t in tensors)
     known: dict[Any, Any] = vars(function).setdefault("_graphs_of_layouts", {})
@@ -200,7 +195,7 @@ def made_in_this_graph() -> Callable[[], contextlib.AbstractContextManager[Any]]
 
 def is_inside(graph: Any, outer: Any) -> bool:
     """Whether one graph is nested in another, at any depth: as a function, a branch or a loop."""
-    while isinstance(graph, tf.__internal__.FuncGraph) and graph is not outer:
+    while isinstance(graph, tf.__internal__.FuncGraph):
         graph = graph.outer_graph
         if graph is outer:
             return True
@@ -222,6 +217,18 @@ def effects() -> Iterator[list[tf.Operation]]:
     before = len(graph.get_operations())
     yield made
     made.extend(op for op in graph.get_operations()[before:] if op.op_def.is_stateful or op.type in _CALLS)
+
+
+_DRAWS = ("Multinomial", "ParameterizedTruncatedNormal", "Random", "SampleDistorted", "TruncatedNormal")
+"""How the names of stateful operations begin that draw random numbers."""
+
+
+def drawing_operations(graph: Any) -> list[str]:
+    """Returns the names of a graph's operations, its functions included, that draw from internal state."""
+    definition = graph.as_graph_def(add_shapes=False)
+    nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
+    drawing = (n for n in nodes if n.op.startswith(_DRAWS) or n.op.endswith("CandidateSampler"))
+    return sorted({n.name for n in drawing if getattr(op_def_registry.get(n.op), "is_stateful", False)})
 
 
 def operations_are_deterministic() -> bool:

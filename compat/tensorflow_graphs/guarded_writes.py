@@ -13,25 +13,10 @@ from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, Re
 from ..shared_change import shared_change
 from ..thread_value import ThreadValue
 
-_OF_SLICES = (
-    "scatter_add",
-    "scatter_sub",
-    "scatter_max",
-    "scatter_min",
-    "scatter_mul",
-    "scatter_div",
-    "scatter_update",
-)
-_OF_PLACES = (
-    "batch_scatter_update",
-    "scatter_nd_add",
-    "scatter_nd_sub",
-    "scatter_nd_max",
-    "scatter_nd_min",
-    "scatter_nd_update",
-    "_strided_slice_assign",
-)
-
+_OF_SLICES = "scatter_add scatter_sub scatter_max scatter_min scatter_mul scatter_div scatter_update"
+_OF_PLACES = """
+batch_scatter_update scatter_nd_add scatter_nd_sub scatter_nd_max scatter_nd_min scatter_nd_update _strided_slice_assign
+"""
 
 _guard = ThreadValue()
 _originals: dict[tuple[type, str], Callable[..., Any]] = {}
@@ -55,22 +40,17 @@ def writes_only_where_here() -> Callable[[], contextlib.AbstractContextManager[N
     return contextlib.nullcontext if condition is None else lambda: writes_only_where(condition)
 
 
-@contextlib.contextmanager
-def _unguarded() -> Iterator[Any]:
-    condition = _guard.value
-    with _guard.set_to(None):
-        yield condition
-
-
 def _replace() -> None:
-    makers = {"assign": _assign, "assign_add": _assign_sum, "assign_sub": _assign_sum}
-    makers |= dict.fromkeys(_OF_SLICES, _write_slices) | dict.fromkeys(_OF_PLACES, _write_anywhere)
+    writers = {"assign": _assign, "assign_add": _assign_sum, "assign_sub": _assign_sum}
+    writers |= dict.fromkeys(_OF_SLICES.split(), _write_slices) | dict.fromkeys(
+        _OF_PLACES.split(), _write_anywhere
+    )
     for owner in (BaseResourceVariable, ResourceVariable):
-        for name, make in makers.items():
+        for name, write in writers.items():
             original = vars(owner).get(name)
             if original is not None:
                 _originals[owner, name] = original
-                setattr(owner, name, functools.wraps(original)(make(original)))
+                setattr(owner, name, _guarded(original, write))
 
 
 def _put_back() -> None:
@@ -82,52 +62,45 @@ def _put_back() -> None:
 _replaced = shared_change(_replace, _put_back)
 
 
-def _assign(original: Any) -> Any:
-    def write(variable: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        with _unguarded() as condition:
-            if condition is not None:
-                value = tf.where(condition, tf.convert_to_tensor(value, variable.dtype), variable)
-            return original(variable, value, *args, **kwargs)
+def _guarded(original: Any, write: Callable[..., Any]) -> Any:
+    """The method `original` of variables; under a guard it is `write(original, condition, variable, ...)`, unguarded."""
 
-    return write
+    @functools.wraps(original)
+    def guarded(variable: Any, *args: Any, **kwargs: Any) -> Any:
+        condition = _guard.value
+        if condition is None:
+            return original(variable, *args, **kwargs)
+        with _guard.set_to(None):
+            return write(original, condition, variable, *args, **kwargs)
 
-
-def _assign_sum(original: Any) -> Any:
-    sign = -1 if original.__name__ == "assign_sub" else 1
-
-    def write(variable: Any, delta: Any, *args: Any, **kwargs: Any) -> Any:
-        with _unguarded() as condition:
-            if condition is None:
-                return original(variable, delta, *args, **kwargs)
-            delta, old = tf.convert_to_tensor(delta, variable.dtype), tf.convert_to_tensor(variable)
-            new = old + delta if sign > 0 else old - delta
-            return variable.assign(tf.where(condition, new, old), *args, **kwargs)
-
-    return write
+    return guarded
 
 
-def _write_slices(original: Any) -> Any:
-    def write(variable: Any, slices: Any, *args: Any, **kwargs: Any) -> Any:
-        with _unguarded() as condition:
-            if condition is None:
-                return original(variable, slices, *args, **kwargs)
-            old = variable.sparse_read(slices.indices)
-            with tf.control_dependencies([old]):
-                original(variable, slices, *args, **kwargs)
-            rows = tf.where(condition, variable.sparse_read(slices.indices), old)
-            return variable.scatter_update(tf.IndexedSlices(rows, slices.indices))
-
-    return write
+def _assign(original: Any, condition: tf.Tensor, variable: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    value = tf.where(condition, tf.convert_to_tensor(value, variable.dtype), variable)
+    return original(variable, value, *args, **kwargs)
 
 
-def _write_anywhere(original: Any) -> Any:
-    def write(variable: Any, *args: Any, **kwargs: Any) -> Any:
-        with _unguarded() as condition:
-            if condition is None:
-                return original(variable, *args, **kwargs)
-            old = tf.identity(variable)
-            with tf.control_dependencies([old]):
-                original(variable, *args, **kwargs)
-            return variable.assign(tf.where(condition, variable, old))
+def _assign_sum(
+    original: Any, condition: tf.Tensor, variable: Any, delta: Any, *args: Any, **kwargs: Any
+) -> Any:
+    delta, old = tf.convert_to_tensor(delta, variable.dtype), tf.convert_to_tensor(variable)
+    new = old - delta if original.__name__ == "assign_sub" else old + delta
+    return variable.assign(tf.where(condition, new, old), *args, **kwargs)
 
-    return write
+
+def _write_slices(
+    original: Any, condition: tf.Tensor, variable: Any, slices: Any, *args: Any, **kwargs: Any
+) -> Any:
+    old = variable.sparse_read(slices.indices)
+    with tf.control_dependencies([old]):
+        original(variable, slices, *args, **kwargs)
+    rows = tf.where(condition, variable.sparse_read(slices.indices), old)
+    return variable.scatter_update(tf.IndexedSlices(rows, slices.indices))
+
+
+def _write_anywhere(original: Any, condition: tf.Tensor, variable: Any, *args: Any, **kwargs: Any) -> Any:
+    old = tf.identity(variable)
+    with tf.control_dependencies([old]):
+        original(variable, *args, **kwargs)
+    return variable.assign(tf.where(condition, variable, old))

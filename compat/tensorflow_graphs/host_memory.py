@@ -65,14 +65,9 @@ def compares_on_host(graph: Any, kind: str, inputs: Sequence[Any]) -> bool:
 
 def widened(inputs: Sequence[Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """The inputs of a comparison in 64 bits, and its other arguments."""
-    wide = tf.int64.as_datatype_enum
-    attributes = {**options["attrs"], "T": tf.compat.v1.AttrValue(type=wide)}
-    kinds = [tf.int64 for _ in inputs]
-    return [tf.cast(each, tf.int64) for each in inputs], {
-        **options,
-        "attrs": attributes,
-        "input_types": kinds,
-    }
+    attributes = {**options["attrs"], "T": tf.compat.v1.AttrValue(type=tf.int64.as_datatype_enum)}
+    wide = {"attrs": attributes, "input_types": [tf.int64 for _ in inputs]}
+    return [tf.cast(each, tf.int64) for each in inputs], options | wide
 
 
 def _known(operation: Any) -> dict[str, bool]:

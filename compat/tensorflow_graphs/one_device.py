@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context, execute
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import OptionalXlaContext
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 from tensorflow.python.ops import control_flow_util_v2
@@ -40,21 +41,15 @@ _numbers = itertools.count()
 
 
 def traced_on_one_device(
-    fn: Callable[..., Any], specs: Sequence[tf.TensorSpec], name: str = "step", for_xla: bool = False
+    fn: Callable[..., Any], specs: Sequence[tf.TensorSpec], for_xla: bool = False
 ) -> Any:
-    """The graph of `fn(*tensors)` traced under the default strategy: distributed variables are read from their first copy.
+    """Trace `fn(*tensors)`, a list of tensors, under the default strategy; return a `FuncGraph`.
 
-    Args:
-        fn: called once with placeholders; returns a list of tensors.
-        specs: of the tensors.
-        name: of the graph.
-        for_xla: whether XLA will compile it, so that loops know the size of their lists.
-
-    Returns:
-        A `FuncGraph` whose `inputs` begin with the placeholders and whose `outputs` are the results of `fn`.
+    Distributed variables are read from their first copy. The inputs of the graph begin with placeholders for `specs`, its
+    outputs are the results. With `for_xla`, XLA will compile it, and loops know the size of their lists.
     """
     with tf.init_scope():  # its outer graph; inside of the scope tapes would not record
-        graph: Any = tf.__internal__.FuncGraph(name)
+        graph: Any = tf.__internal__.FuncGraph("step")
     with (
         graph.as_default(),
         as_on_one_device(),
@@ -112,11 +107,6 @@ def _graph_of(op: tf.Operation, name: str) -> Any:
     return _graphs_of_definitions[found]
 
 
-def body_of(op: tf.Operation) -> str:
-    """The name of a loop's body function; empty for other operations."""
-    return op.get_attr("body").name if "body" in op.node_def.attr else ""
-
-
 def distributed_variable(captured: Any) -> Any:
     """The variable whose first copy a graph has captured; None for other captures."""
     container = getattr(captured, "_distributed_container", None)
@@ -137,15 +127,10 @@ def copied_into_graph(
     seed: int = 0,
     changed: Mapping[str, Sequence[int]] | None = None,
 ) -> Any:
-    """A copy of an operation in the current graph.
+    """Copy an operation of any graph into the current graph, to run after `controls`.
 
-    Args:
-        op: of any graph.
-        inputs: of the copy; a branch or a loop may be given scalars in addition to the inputs of `op`.
-        functions: the names of functions that replace others that the operation names.
-        controls: operations that have to run before the copy.
-        seed: is added to the seed of an operation that draws random numbers.
-        changed: attributes, lists of int, that differ from those of `op`.
+    A branch or a loop may be given scalars in addition to the inputs of `op`, and other `functions` by the names of its own.
+    A draw of random numbers gets another seed for each `seed`. `changed` attributes are lists of int.
     """
     graph: Any = tf.compat.v1.get_default_graph()
     attributes = {key: value for key, value in op.node_def.attr.items() if key not in _LEFT_OUT}
@@ -163,10 +148,7 @@ def copied_into_graph(
     is_loop = "T" in attributes
     for name in (("T", "output_shapes") if is_loop else ("Tin",)) if more else ():
         _append(attributes, name, more)
-    with (
-        graph.control_dependencies(list(controls)),
-        graph._original_op(op),
-    ):  # errors name the line of user code
+    with graph.control_dependencies(list(controls)), graph._original_op(op):  # errors name the user's line
         return graph._create_op_internal(
             op.type,
             list(inputs),
@@ -202,14 +184,10 @@ def new_function(
     shapes: Sequence[Any],
     arguments: Sequence[Any],
 ) -> str:
-    """Makes a function for a branch or a loop in the current graph; returns its name.
+    """Make a function for a branch or a loop in the current graph; return its name, which begins with `name`.
 
-    Args:
-        name: of it; made unique.
-        like: the `FuncGraph` that it replaces.
-        build: called with the inputs; returns the outputs.
-        shapes: of the inputs.
-        arguments: the first arguments of its calls, scalars added to the inputs of `like` included.
+    `build` makes the outputs from the inputs. `shapes` are those of the inputs of `like`, the `FuncGraph` that it replaces.
+    `arguments` are those of its first call, which can have additional scalars.
     """
     graph: Any = tf.__internal__.FuncGraph(f"{name}_{next(_numbers)}")
     with graph.as_default():
@@ -237,9 +215,32 @@ def line_of_user(op: tf.Operation) -> tuple[str, str]:
     return "", ""
 
 
-def constant_of(op: tf.Operation) -> np.ndarray:
-    """The value of a `Const` operation."""
-    return tf.make_ndarray(op.get_attr("value"))
+def evaluated(op: tf.Operation, inputs: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+    """Runs an operation eagerly on integers and booleans instead of its inputs; None where it does not allow them.
+
+    Integers have 64 bits, regardless of the operation's own, so that the number of elements of a large tensor fits.
+    """
+    attributes: list[Any] = []
+    for name in op.node_def.attr:
+        if not name.startswith("_"):
+            value = op.get_attr(name)
+            if isinstance(value, tf.DType):
+                value = (tf.int64 if value.is_integer else value).as_datatype_enum
+            attributes += [name, value]
+    types = [argument.type for argument in op.op_def.input_arg]  # 0: an attribute has it
+    try:
+        with context.eager_mode(), tf.device("CPU:0"):
+            given = [
+                tf.constant(
+                    value, types[min(n, len(types) - 1)] or (tf.int64 if value.dtype != bool else tf.bool)
+                )
+                for n, value in enumerate(inputs)
+            ]
+            kind = op.type.encode()
+            found = execute.execute(kind, len(op.outputs), given, tuple(attributes), context.context())
+    except tf.errors.OpError:
+        return None
+    return [np.asarray(each) for each in found]
 
 
 def subgraphs(op: tf.Operation) -> Iterator[tuple[str, Any]]:

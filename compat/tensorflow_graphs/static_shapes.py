@@ -24,17 +24,10 @@ def with_static_shapes(
     shapes: Sequence[Sequence[int | None] | None],
     known: Mapping[str, tuple[Sequence[int | None] | None, np.ndarray | None]],
 ) -> dict[str, Any]:
-    """The shapes of all tensors of a graph, as TensorFlow infers them from these input shapes.
+    """Return the `TensorShape` of each tensor of a `FuncGraph` by name, as TensorFlow infers it from its inputs' shapes.
 
-    The shape of a list of tensors is that of its elements.
-
-    Args:
-        graph: a `FuncGraph`.
-        shapes: of its inputs, captures included.
-        known: name of a tensor in it -> its shape, and its value; None: the value is not known.
-
-    Returns:
-        Name of the tensor -> `TensorShape`.
+    The inputs include captures. The shape of a list of tensors is that of its elements. `known` has the shapes of other
+    tensors by name, with their values or None.
     """
     scratch = _Scratch()
     with scratch.as_default():

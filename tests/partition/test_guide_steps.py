@@ -33,7 +33,7 @@ def _batches(kind, data):
 
 def _communicated(program):
     """The number of gathered and of reduced tensors."""
-    sharded = [is_sharded(program.values[node.source].label) for node in program.collectives()]
+    sharded = [is_sharded(program.values[n.source].label) for n in program.nodes if program.communicates(n)]
     return sum(sharded), len(sharded) - sum(sharded)
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
-import numpy as np
 import pytest
 import tensorflow as tf
 from partition_in_parts import Parts
 from partition_programs import COMMUNICATED, PROGRAMS, SINGLE, S, X
 
-from unisono.trainer.partition.constants import COMPUTED
 from unisono.trainer.partition.program import PROBES, Program, Value
 from unisono.trainer.partition.rebuild import whole_shape
 from unisono.trainer.partition.rules import RULES
@@ -47,16 +43,6 @@ def test_array_that_is_not_read_does_not_open_the_size_of_the_others():
 
     assert Parts(of_pairs, X, S).program.one_size
     assert not Parts(lambda x, s: of_pairs(x, s) + tf.reduce_mean(s), X, S).program.one_size
-
-
-def test_axes_of_a_gradient_are_those_of_tensorflow():
-    sizes = [size for rank in range(4) for size in itertools.product((1, 2, 5), repeat=rank)]
-    for a, b in itertools.product(sizes, sizes):
-        if any(x != y and 1 not in (x, y) for x, y in zip(reversed(a), reversed(b))):
-            continue  # these cannot be broadcast
-        expected = tf.raw_ops.BroadcastGradientArgs(s0=np.int32(a), s1=np.int32(b))
-        found = COMPUTED["BroadcastGradientArgs"](None, np.array(a), np.array(b))
-        assert [each.tolist() for each in found] == [each.numpy().tolist() for each in expected], (a, b)
 
 
 P, Q = PROBES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import tensorflow as tf
 from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph
 from . import control_flow
 from .constants import constant, depends_on_sizes, holds_for_all_sizes, rounds_sizes
-from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, is_sharded, same_samples
+from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, are_together, is_sharded
 from .operation_labels import has_effects, labels_of, settled
 from .program import (
     BRANCHES,
@@ -22,6 +22,7 @@ from .program import (
     Copy,
     NeedsCollective,
     NotPartitioned,
+    Program,
     Read,
     Shape,
     Value,
@@ -42,26 +43,7 @@ READ = "unisono_read_"
 
 
 class Builder(Values):
-    """Builds one program.
-
-    Args:
-        values: of the outer programs, too.
-        slices: as for `partitioned`.
-        is_local: as for `partitioned`.
-        inside, whole, replicated: as for `Values`.
-    """
-
-    def __init__(
-        self,
-        values: list[Value],
-        slices: Mapping[int, Sequence[bool]] | None = None,
-        is_local: Callable[[tf.Operation], bool] = lambda op: False,
-        inside: bool = False,
-        whole: Collection[str] = (),
-        replicated: bool = False,
-    ) -> None:
-        super().__init__(values, inside, whole, replicated)
-        self._slices, self.is_local = slices or {}, is_local
+    """Builds one program."""
 
     def walk(self, graph: Any, inputs: Sequence[int]) -> list[int]:
         """Adds the operations of a graph, called with these values; returns the numbers of its outputs."""
@@ -120,35 +102,25 @@ class Builder(Values):
         tensor = op.outputs[number]
         if tensor.dtype == tf.variant:
             return self.add(listed(op, [self.program.values[each] for each in inputs], shapes.of(tensor)))
-        static = shapes.of(tensor)
         traced = shape_of(tensor.shape)
-        for shape in static:
-            for axis, extent in enumerate(traced or ()):
-                if shape is not None and shape[axis] is None:
-                    shape[axis] = extent
+        static: list[Shape] = [
+            None if shape is None else [b if a is None else a for a, b in zip(shape, traced or shape)]
+            for shape in shapes.of(tensor)
+        ]
         begin = self.program.values[inputs[1]].constant if op.type == "StridedSlice" else None
         if clamped := _clamped(op, begin, traced, static):
             static = [[None if axis in clamped else n for axis, n in enumerate(s or ())] for s in static]
-            shapes.forget(tensor, static)
+            shapes.set(tensor, static)
         values = self.program.values
-        found = [
-            constant(
-                op,
-                number,
-                [None if (c := values[each].constant) is None else c[probe] for each in inputs],
-                [values[each].shapes[probe] for each in inputs],
-            )
-            for probe in (0, 1)
-        ]
-        both = None if found[0] is None or found[1] is None else (found[0], found[1])
+        given = [values[each].constant for each in inputs]
+        both = constant(op, number, given, [values[each].shapes for each in inputs])
         if op.type == "TensorListPopBack":
             both = values[inputs[0]].elements
-        given = [values[each].constant for each in inputs]
         if (
             depends_on_sizes(given) and not holds_for_all_sizes(op.type, given, self.program.one_size)
         ) or rounds_sizes(op):
             both = None
-            shapes.forget(tensor)
+            shapes.set(tensor, shapes.of(tensor))
         both_shapes = (static[0] or traced, static[1] or traced)
         return self.add(Value(tensor.dtype, both_shapes, label, both))
 
@@ -190,7 +162,8 @@ class Builder(Values):
         given = [self.converted(number, want, op) for number, want in zip(inputs, wants)]
         if self.inside and any(label.counts for label in made):
             raise NeedsCollective(op.name)
-        copy = Copy(op, given, outputs, made, list(op.control_inputs))
+        copy = Copy(given, outputs, op, made, own_seed=op.op_def.is_stateful and any(map(is_sharded, made)))
+        copy.of_samples = any(is_sharded(label) or label.kind == "sizes" for label in map(self.label, given))
         self.program.nodes.append(copy)
         for number, label in zip(outputs, made):
             values[number].label = settled(label)
@@ -204,37 +177,33 @@ class Builder(Values):
         shape = values[inputs[0]].shapes[0] if inputs else None
         if op.type == "Squeeze" and not op.get_attr("squeeze_dims") and shape is not None:
             copy.attributes["squeeze_dims"] = [axis for axis, extent in enumerate(shape) if extent == 1]
-        copy.of_samples = any(is_sharded(label) or label.kind == "sizes" for label in map(self.label, given))
-        copy.own_seed = op.op_def.is_stateful and any(map(is_sharded, made))
         return outputs
 
     def _apply(self, op: tf.Operation, inputs: list[int]) -> None:
         """The gradients for an optimizer are partial sums over the replicas."""
         if self.inside:
             raise NotPartitioned("an optimizer is called in a branch or a loop")
-        number = int(op.name.rpartition("/")[2].removeprefix(APPLY).partition("_")[0])
+        number = _number_in(op, APPLY)
         rest, given = iter(inputs), list[int]()
-        for is_slices in self._slices[number]:
+        for is_slices in self.slices[number]:
             values = next(rest)
             if not is_slices:
                 given.append(self._summand(values, op))
                 continue
             indices = next(rest)
             labels = self.label(values), self.label(indices)
-            together = all(map(is_sharded, labels)) and labels[0].axis == labels[1].axis == 0
-            if not (together and same_samples(*labels)) or labels[1].counts:
+            if not are_together(*labels) or labels[0].axis or labels[1].counts:
                 indices = self.converted(indices, REPLICATED, op)
                 values = self._summand(values, op)
             given += [values, indices]
         given += [self.converted(value, REPLICATED, op) for value in rest]
-        self.program.nodes.append(Apply(number, given))
+        self.program.nodes.append(Apply(given, [], number))
 
     def _read_weight(self, op: tf.Operation) -> int:
         tensor = op.outputs[0]
         shape = shape_of(tensor.shape)
         target = self.add(Value(tensor.dtype, (shape, shape), REPLICATED))
-        number = int(op.name.rpartition("/")[2].removeprefix(READ).partition("_")[0])
-        self.program.nodes.append(Read(number, [], [target]))
+        self.program.nodes.append(Read([], [target], _number_in(op, READ)))
         return target
 
     def _summand(self, number: int, op: tf.Operation) -> int:
@@ -249,14 +218,19 @@ class Builder(Values):
         if len(graph.inputs) != len(inputs):
             raise NotPartitioned(f"the function {graph.name} was changed after it was traced")
         values = self.program.values
-        builder = Builder(values, None, self.is_local, True, self.whole_ops, self.replicated)
-        builder.program.one_size, own = self.program.one_size, []
+        program = Program(values, one_size=self.program.one_size)
+        builder = Builder(program, (), self.is_local, True, self.whole_ops, self.replicated)
+        own: list[int] = []
         for number, given in enumerate(inputs):
             value = values[given]
             constants = None if number in changed else value.constant
             own.append(builder.add(dataclasses.replace(value, constant=constants)))
         builder.program.inputs = own
         return builder, builder.walk(graph, own)
+
+
+def _number_in(op: tf.Operation, prefix: str) -> int:
+    return int(op.name.rpartition("/")[2].removeprefix(prefix).partition("_")[0])
 
 
 _CLAMPING = ("StridedSlice", "MatrixDiagPartV3", "Qr")

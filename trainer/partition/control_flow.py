@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from ...compat.tensorflow_graphs.one_device import inner_graph, subgraphs
 from .labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, needs_collective
-from .program import Copy, NeedsCollective, NotPartitioned, Shape, Value
+from .program import Copy, NeedsCollective, NotPartitioned, Program, Shape, Value
 from .rules.lists import EMPTY
 from .values import Values
 
@@ -50,31 +51,32 @@ def call(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
         raise NotPartitioned(f"the function that {op.name} calls has no graph")
     builder, outputs = outer.body(graph, inputs)
     builder.program.outputs = outputs
-    copy = Copy(op, inputs, [], [builder.label(number) for number in outputs], list(op.control_inputs))
-    copy.bodies = {op.get_attr("f").name: builder.program}
-    copy.outputs = [outer.add(dataclasses.replace(outer.program.values[number])) for number in outputs]
-    outer.program.nodes.append(copy)
-    return copy.outputs
+    values = [dataclasses.replace(outer.program.values[number]) for number in outputs]
+    return _added(outer, op, inputs, values, {op.get_attr("f").name: builder.program})
+
+
+def _added(
+    outer: Values, op: tf.Operation, inputs: list[int], values: list[Value], bodies: dict[str, Program]
+) -> list[int]:
+    outputs = [outer.add(value) for value in values]
+    labels = [value.label for value in values]
+    outer.program.nodes.append(Copy(inputs, outputs, op, labels, bodies))
+    return outputs
 
 
 def branch(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     """Adds a branch; returns the numbers of its outputs."""
     which = outer.converted(inputs[0], REPLICATED, op)
     found = [(name, *outer.body(graph, inputs[1:])) for name, graph in subgraphs(op)]
-    labels = [
-        _of_branches({builder.label(outputs[place]) for _, builder, outputs in found}, op)
-        for place in range(len(op.outputs))
-    ]
+    values = []
+    for numbers in zip(*(outputs for _, _, outputs in found)):
+        value = functools.reduce(_merged, map(_without_counts, (outer.program.values[n] for n in numbers)))
+        values.append(Value(value.dtype, value.shapes, value.label))
     for _, builder, outputs in found:
-        builder.program.outputs = [builder.converted(n, label, op) for n, label in zip(outputs, labels)]
-    copy = Copy(op, [which, *inputs[1:]], [], labels, list(op.control_inputs))
-    copy.bodies = {name: builder.program for name, builder, _ in found}
-    copy.outputs = [
-        outer.add(Value(tensor.dtype, _shapes_of_branches([outer.program.values[n] for n in numbers]), label))
-        for tensor, label, *numbers in zip(op.outputs, labels, *(outputs for _, _, outputs in found))
-    ]
-    outer.program.nodes.append(copy)
-    return copy.outputs
+        wanted = zip(outputs, values)
+        builder.program.outputs = [builder.converted(n, value.label, op) for n, value in wanted]
+    bodies = {name: builder.program for name, builder, _ in found}
+    return _added(outer, op, [which, *inputs[1:]], values, bodies)
 
 
 def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
@@ -84,7 +86,7 @@ def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
         raise NotPartitioned(f"the functions of {op.name} have no graphs")
     changed = [n for n, (a, b) in enumerate(zip(body.inputs, body.outputs)) if not _is_same(a, b)]
     values = [outer.program.values[number] for number in inputs]
-    carried = [dataclasses.replace(value, label=value.label._replace(counts=False)) for value in values]
+    carried = [*map(_without_counts, values)]
     for _ in range(_MOST_ROUNDS):
         given = [outer.add(_checked(outer.label(n), value, op)) for n, value in zip(inputs, carried)]
         builder, outputs = outer.body(body, given, changed)
@@ -103,17 +105,12 @@ def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     again, (goes_on,) = outer.body(condition, given, changed)
     again.program.outputs = [again.converted(goes_on, REPLICATED, op)]
     given = [outer.converted(number, label, op) for number, label in zip(inputs, labels)]
-    copy = Copy(op, given, [], labels, list(op.control_inputs))
-    copy.bodies = {
-        op.get_attr("body").name: builder.program,
-        op.get_attr("cond").name: again.program,
-    }
-    copy.outputs = [
-        outer.add(dataclasses.replace(value, constant=None) if n in changed else value)
+    bodies = {op.get_attr("body").name: builder.program, op.get_attr("cond").name: again.program}
+    values = [
+        dataclasses.replace(value, constant=None) if n in changed else value
         for n, value in enumerate(carried)
     ]
-    outer.program.nodes.append(copy)
-    return copy.outputs
+    return _added(outer, op, given, values, bodies)
 
 
 def _checked(have: Label, value: Value, op: tf.Operation) -> Value:
@@ -127,27 +124,12 @@ def _is_same(given: Any, returned: Any) -> bool:
     return returned is given or (returned.op.type == "Identity" and returned.op.inputs[0] is given)
 
 
-def _of_branches(found: set[Label], op: tf.Operation) -> Label:
-    """The label of an output, from its labels in the branches."""
-    labels = {label._replace(counts=False) for label in found - {EMPTY}}
-    others = labels - {REPLICATED}
-    if len(others) > 1 or (
-        len(labels) > 1 and not all(is_sharded(each) or each == PARTIAL_SUM for each in others)
-    ):
-        raise NeedsCollective(op.name)
-    return next(iter(others or labels), EMPTY)
-
-
-def _shapes_of_branches(values: Sequence[Value]) -> tuple[Shape, Shape]:
-    """The shapes of an output, from its shapes in the branches."""
-    one, other = values[0].shapes
-    for value in values[1:]:
-        one, other = _merged_shape(one, value.shapes[0]), _merged_shape(other, value.shapes[1])
-    return one, other
+def _without_counts(value: Value) -> Value:
+    return dataclasses.replace(value, label=value.label._replace(counts=False))
 
 
 def _merged(before: Value, after: Value) -> Value:
-    """A loop variable, from its initial value and its value after an iteration."""
+    """Return a value that stands for two: of a loop variable before and after an iteration, or of two branches."""
     label = _merged_label(before.label, after.label._replace(counts=False), before)
     if before.label == EMPTY:
         return dataclasses.replace(before, label=label, shapes=after.shapes, elements=after.elements)
@@ -160,7 +142,7 @@ def _merged(before: Value, after: Value) -> Value:
 
 
 def _merged_shape(before: Shape, after: Shape) -> Shape:
-    """A shape without the extents that an iteration changes."""
+    """Return a shape without the extents that differ."""
     if before is None or after is None or len(before) != len(after):
         return before
     return [None if b is not None and a != b else a for a, b in zip(before, after)]
@@ -176,4 +158,4 @@ def _merged_label(before: Label, after: Label, value: Value) -> Label:
         (other,) = pair
         if other == PARTIAL_SUM or (is_sharded(other) and not other.chosen):
             return other
-    raise NeedsCollective("a loop")
+    raise NeedsCollective("a loop or a branch")

@@ -53,10 +53,6 @@ class Replica:
         """The numbers that are unknown while tracing, by name, for the body of a branch or a loop."""
         return {name: number for name, number in vars(self).items() if isinstance(number, tf.Tensor)}
 
-    def with_unknown(self, numbers: Sequence[tf.Tensor]) -> Replica:
-        """This replica in the body of a branch or a loop, which gets these `numbers`."""
-        return dataclasses.replace(self, **dict(zip(self.unknown, numbers)))
-
     @property
     def alive(self) -> Any:
         """Whether it has samples: a bool or a bool tensor."""
@@ -78,6 +74,7 @@ class Request(NamedTuple):
 
 
 Exchange = Generator[list[Request], list[tf.Tensor], list[tf.Tensor]]
+"""Yields requests to all replicas, receives the answers, and returns tensors."""
 
 
 def after(tensor: tf.Tensor, made: Label, replica: Replica) -> tf.Tensor:
@@ -111,25 +108,13 @@ def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.T
 
 
 def exchanged(wanted: Sequence[tuple[tf.Tensor, Label, Label]], replica: Replica) -> Exchange:
-    """Conversions that communicate, all in one exchange.
-
-    Args:
-        wanted: the tensors, their labels, and the requested labels.
-        replica: this one.
-
-    Yields:
-        The requests to all replicas; receives the answers.
-
-    Returns:
-        The converted tensors.
-    """
+    """Convert tensors, with their labels and the requested labels, by communication: all in one exchange."""
     asked = [_requests(tensor, have, want, replica) for tensor, have, want in wanted]
     answers = iter((yield [request for each in asked for request in each]))
-    found = []
-    for (tensor, have, _), requests in zip(wanted, asked):
-        given = [next(answers) for _ in requests]
-        found.append(_answered(tensor, have, given))
-    return found
+    return [
+        _answered(tensor, have, [next(answers) for _ in requests])
+        for (tensor, have, _), requests in zip(wanted, asked)
+    ]
 
 
 def _requests(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> list[Request]:
@@ -146,7 +131,7 @@ def _requests(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> 
 
 def _answered(tensor: tf.Tensor, have: Label, given: list[tf.Tensor]) -> tf.Tensor:
     if is_sharded(have):
-        return tf.concat(given, have.axis) if len(given) > 1 else given[0]
+        return _joined(given, have.axis)
     if have in (PARTIAL_MAX, PARTIAL_MIN):
         reduce = tf.reduce_max if have == PARTIAL_MAX else tf.reduce_min
         found = tf.ensure_shape(reduce(given[0], 0), tensor.shape)
@@ -169,8 +154,7 @@ def _times_share(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
         return tensor
     if tensor.dtype.is_integer:
         raise AssertionError("a mean of integers")
-    dtype = tf.float64 if tensor.dtype == tf.float64 else tf.float32
-    real = dtype if not tensor.dtype.is_complex else tensor.dtype
+    real = tensor.dtype if tensor.dtype.is_complex or tensor.dtype == tf.float64 else tf.float32
     share = tf.cast(tf.cast(replica.held, tf.float64) / tf.cast(replica.total, tf.float64), real)
     return tf.cast(tf.cast(tensor, real) * share, tensor.dtype)
 
@@ -225,9 +209,8 @@ def _sliced(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
     if replica.held is replica.total:
         return tensor
     parts = []
-    pieces = tf.split(tensor, want.blocks, want.axis) if want.blocks > 1 else [tensor]
     start = _start_held(replica)
-    for piece in pieces:
+    for piece in _blocks(tensor, want):
         shape = tf.shape(piece)
         extent = piece.shape[want.axis]
         size = tf.constant(extent, tf.int32) if extent is not None else shape[want.axis]
@@ -237,7 +220,15 @@ def _sliced(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
             first, count = tf.where(size == 1, 0, first), tf.where(size == 1, 1, count)
         entries = [slice(None)] * want.axis + [slice(first, first + count)]
         parts.append(piece[tuple(entries)])
-    return tf.concat(parts, want.axis) if len(parts) > 1 else parts[0]
+    return _joined(parts, want.axis)
+
+
+def _blocks(tensor: tf.Tensor, label: Label) -> list[tf.Tensor]:
+    return tf.split(tensor, label.blocks, label.axis) if label.blocks > 1 else [tensor]
+
+
+def _joined(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
+    return tf.concat(parts, axis) if len(parts) > 1 else parts[0]
 
 
 def _own_key(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
@@ -290,7 +281,7 @@ def _pieces(tensor: tf.Tensor, have: Label, replica: Replica) -> list[tf.Tensor]
     """The blocks of this replica's part, without borrowed samples, with positions in the batch."""
     if have.counts:
         tensor = _in_the_batch(tensor, have, replica)
-    pieces = tf.split(tensor, have.blocks, have.axis) if have.blocks > 1 else [tensor]
+    pieces = _blocks(tensor, have)
     if replica.alive is True:
         return pieces
     counts = (tf.where(replica.alive, tf.shape(piece)[have.axis], 0) for piece in pieces)

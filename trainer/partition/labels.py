@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-BATCH = "batch"
-
 
 class Label(NamedTuple):
     """How one tensor is distributed.
@@ -30,7 +28,6 @@ class Label(NamedTuple):
         counts: False, or, where the values are positions along an axis with samples, relative to this replica's first
             sample, the extents of that axis for each of `PROBES`.
         column: whether only the first number along the last axis is such a position.
-        mesh: the axis of the mesh.
     """
 
     kind: str
@@ -39,7 +36,6 @@ class Label(NamedTuple):
     chosen: Any = None
     counts: tuple[int, int] | bool = False
     column: bool = False
-    mesh: str = BATCH
 
     def __str__(self) -> str:
         text = self.kind
@@ -92,7 +88,12 @@ def is_partial(label: Label) -> bool:
 
 def same_samples(one: Label, other: Label) -> bool:
     """Whether two SHARDED tensors have the same samples in the same order along their axes."""
-    return (one.blocks, one.chosen, one.mesh) == (other.blocks, other.chosen, other.mesh)
+    return (one.blocks, one.chosen) == (other.blocks, other.chosen)
+
+
+def are_together(one: Label, other: Label) -> bool:
+    """Whether two tensors are SHARDED along the same axis, with the same samples in the same order."""
+    return is_sharded(one) and is_sharded(other) and one.axis == other.axis and same_samples(one, other)
 
 
 def needs_collective(have: Label, want: Label) -> bool:
@@ -104,5 +105,5 @@ def needs_collective(have: Label, want: Label) -> bool:
     if have.kind == "sizes":
         return have.chosen is not None and want.kind != "sizes"
     if is_sharded(have):
-        return not (is_sharded(want) and have.axis == want.axis and same_samples(have, want))
+        return not are_together(have, want)
     return False

@@ -22,34 +22,20 @@ _TAKES_POSITIONS = """
     UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin
 """  # operations that accept positions relative to this replica's first sample; others get positions in the batch
 _ADDS_UP = ("AddN", "AddV2", "Identity")
-_HARMLESS = (
-    "Empty",
-    "PrintV2",
-    "StringFormat",
-    "OptionalFromValue",
-    "OptionalGetValue",
-    "OptionalNone",
-    "VariableShape",
-)
+_HARMLESS = "Empty PrintV2 StringFormat OptionalFromValue OptionalGetValue OptionalNone VariableShape"
 
 
 def has_effects(op: tf.Operation) -> bool:
     """Whether an operation does more than reading, drawing, checking and printing."""
-    harmless = op.type in READS or op.type in STATEFUL or op.type in _HARMLESS
+    harmless = op.type in READS or op.type in STATEFUL or op.type in _HARMLESS.split()
     return bool(op.op_def.is_stateful) and not harmless and op.type not in ("Assert", "ResourceGather")
 
 
 def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) -> Ruling:
-    """The labels that an operation needs of its inputs, and those of its outputs.
+    """Return the labels that an operation needs of its inputs, and those of its outputs.
 
-    Args:
-        op: the operation.
-        view: of it.
-        replicated: whether it gets whole inputs, regardless of its rule.
-        is_local: whether it computes statistics of a replica's own samples.
-
-    Raises:
-        NotPartitioned: it has effects, or lists of tensors, and no rule.
+    With `replicated` it gets whole inputs, regardless of its rule. With `is_local` it computes statistics of a replica's own
+    samples. Raises `NotPartitioned` where it has effects, or lists of tensors, and no rule.
     """
     shared = bool(view.values) and view.values[0].shared
     # A tape sums the gradients of several uses of a layer's output outside of the layer's name scope.
@@ -75,7 +61,7 @@ def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) ->
         if any(label != view.labels[0] for label in view.labels):
             raise NotPartitioned(f"there is no rule for {op.type} ({op.name})")
         return [None] * len(view.labels), [view.labels[0]] * len(op.outputs)
-    if op.op_def.is_stateful and op.type not in _HARMLESS:
+    if op.op_def.is_stateful and op.type not in _HARMLESS.split():
         raise NotPartitioned(f"{op.type} ({op.name}) has effects")
     return view.gathered()
 
@@ -91,12 +77,9 @@ def _local_labels(op: tf.Operation, view: View) -> Ruling:
         elif is_sharded(label) and want is not None and needs_collective(label, want):
             raise NotPartitioned(f"{op.name} mixes samples of a replica in a manner without a rule")
     computed = STATISTIC in given
-
-    def local(label: Label) -> Label:
-        replaced = not is_sharded(label) and (computed or label != REPLICATED)
-        return STATISTIC if replaced else label
-
-    return wants, list(map(local, made))
+    return wants, [
+        STATISTIC if not is_sharded(label) and (computed or label != REPLICATED) else label for label in made
+    ]
 
 
 def settled(label: Label) -> Label:

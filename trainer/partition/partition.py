@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,33 +19,40 @@ def partitioned(
     batch: int,
     outputs: Sequence[Label | None],
     sums_on_read: Callable[[Any], bool],
-    slices: Mapping[int, Sequence[bool]] | None = None,
+    slices: Sequence[Sequence[bool]] = (),
     is_local: Callable[[tf.Operation], bool] = lambda op: False,
 ) -> Program:
-    """Partitions a traced step.
+    """Partition a traced step, or raise `NotPartitioned`.
 
-    Args:
-        graph: a `FuncGraph`; its first `batch` inputs are the batch, with samples along axis 0 where they have axes.
-        batch: int.
-        outputs: the requested labels of the outputs.
-        sums_on_read: whether a captured resource is a variable whose value is the sum of the replicas' copies.
-        slices: for each call of an optimizer, which of its gradients are slices: values and indices.
-        is_local: whether an operation is declared to compute statistics of a replica's own samples.
-
-    Raises:
-        NotPartitioned: the step cannot be partitioned.
+    The first `batch` inputs of `graph` are the batch, with samples along axis 0 where they have axes. `outputs` are the
+    requested labels of its outputs. `sums_on_read` tells of a captured resource whether it is a variable whose value is the
+    sum of the replicas' copies. `slices` tells for each call of an optimizer which of its gradients are slices, values and
+    indices. `is_local` tells whether an operation is declared to compute statistics of a replica's own samples.
     """
     leaves = [n for n in read_inputs(graph, batch) if graph.inputs[n].shape.rank]
-    one_pass = functools.partial(_one_pass, graph, batch, outputs, sums_on_read, slices or {}, is_local)
+
+    def labelled(multiples: Mapping[int, int], one_size: bool) -> Program:
+        """Repeats the pass, with whole inputs for producers of lists that would have to be gathered."""
+        whole: set[str] = set()
+        while True:
+            builder = Builder(Program([], one_size=one_size), slices, is_local, whole_ops=whole)
+            try:
+                return _one_pass(builder, graph, batch, outputs, sums_on_read, multiples)
+            except ListIsGathered as found:
+                if found.producer in whole:
+                    raise NotPartitioned(
+                        f"{found.producer} makes a list of tensors that would have to be gathered"
+                    ) from None
+                whole.add(found.producer)
+
     try:  # without the same static size in all leaves, their sizes may differ
         multiples = dict(zip(leaves, _MULTIPLES)) if len(leaves) > 1 else {}
-        return _until_no_list_is_gathered(one_pass, multiples, not multiples)
+        return labelled(multiples, not multiples)
     except ValueError:
         pass
     try:  # two leaves whose sizes cannot differ have one; of three, one may still have another
         sizes = {graph.inputs[leaf].shape[0] for leaf in leaves}
-        one_size = len(sizes) == 1 and (len(leaves) <= 2 or None not in sizes)
-        return _until_no_list_is_gathered(one_pass, {}, one_size)
+        return labelled({}, len(sizes) == 1 and (len(leaves) <= 2 or None not in sizes))
     except ValueError as error:
         raise NotPartitioned(f"its shapes fit one size of the batch alone: {error}") from error
 
@@ -57,35 +63,14 @@ def read_inputs(graph: Any, batch: int) -> list[int]:
     return [number for number, tensor in enumerate(graph.inputs[:batch]) if tensor.op.name in needed]
 
 
-def _until_no_list_is_gathered(
-    one_pass: Callable[..., Program], multiples: Mapping[int, int], one_size: bool
-) -> Program:
-    """Repeats the pass, with whole inputs for producers of lists that would have to be gathered."""
-    whole: set[str] = set()
-    while True:
-        try:
-            return one_pass(multiples, one_size, whole)
-        except ListIsGathered as found:
-            if found.producer in whole:
-                raise NotPartitioned(
-                    f"{found.producer} makes a list of tensors that would have to be gathered"
-                ) from None
-            whole.add(found.producer)
-
-
 def _one_pass(
+    builder: Builder,
     graph: Any,
     batch: int,
     outputs: Sequence[Label | None],
     sums_on_read: Callable[[Any], bool],
-    slices: Mapping[int, Sequence[bool]],
-    is_local: Callable[[tf.Operation], bool],
     multiples: Mapping[int, int],
-    one_size: bool,
-    whole: set[str],
 ) -> Program:
-    builder = Builder([], slices=slices, is_local=is_local, whole=whole)
-    builder.program.one_size = one_size
     for number, tensor in enumerate(graph.inputs):
         shape = shape_of(tensor.shape)
         both = shape, shape

@@ -33,11 +33,7 @@ class NeedsCollective(Exception):
 
 
 class ListIsGathered(Exception):
-    """A list of tensors would have to be gathered: its producer must get whole tensors.
-
-    Attributes:
-        producer: the name of that operation.
-    """
+    """A list of tensors would have to be gathered: the operation named `producer` must get whole tensors."""
 
     def __init__(self, producer: str) -> None:
         super().__init__(producer)
@@ -68,14 +64,19 @@ class Value:
 
 
 @dataclasses.dataclass
-class Copy:
+class Node:
+    """A part of a program. `inputs` and `outputs` are the numbers of the values that it reads and produces."""
+
+    inputs: list[int]
+    outputs: list[int]
+
+
+@dataclasses.dataclass
+class Copy(Node):
     """An operation of the traced step that every replica runs.
 
     Attributes:
-        op: the operation.
-        inputs, outputs: numbers of values.
         made: labels of the outputs before a local factor; `Value.label` is the label after it.
-        controls: operations of the traced step that must run before.
         bodies: for each function of a branch or a loop, its partitioned program.
         own_seed: whether each replica draws different numbers.
         attributes: those that differ from the traced operation.
@@ -83,10 +84,7 @@ class Copy:
     """
 
     op: tf.Operation
-    inputs: list[int]
-    outputs: list[int]
     made: list[Label]
-    controls: list[tf.Operation] = dataclasses.field(default_factory=list)
     bodies: dict[str, Program] = dataclasses.field(default_factory=dict)
     own_seed: bool = False
     of_samples: bool = False
@@ -94,87 +92,53 @@ class Copy:
 
 
 @dataclasses.dataclass
-class Convert:
-    """Converts a value from one label to another.
+class Convert(Node):
+    """Converts a value from one label to another, for the operation `cause`; None: the value leaves the step."""
 
-    Attributes:
-        source, target: numbers of values.
-        cause: the operation that needs it; None: the value leaves the step.
-    """
-
-    source: int
-    target: int
     cause: tf.Operation | None = None
 
+    @property
+    def source(self) -> int:
+        """The number of the value."""
+        return self.inputs[0]
+
+    @property
+    def target(self) -> int:
+        """The number of the converted value."""
+        return self.outputs[0]
+
 
 @dataclasses.dataclass
-class Apply:
-    """A call of an optimizer in the middle of a step.
-
-    Attributes:
-        number: of the call.
-        inputs: numbers of values; SHARDED ones are slices, without a borrowed sample.
-    """
+class Apply(Node):
+    """Call `number` of an optimizer in the middle of a step. SHARDED inputs are slices, without a borrowed sample."""
 
     number: int
-    inputs: list[int]
 
 
 @dataclasses.dataclass
-class Read:
-    """A sharded weight is all-gathered, for the operations that read it here.
-
-    Attributes:
-        number: of the read.
-        inputs: none.
-        outputs: the number of the value.
-    """
+class Read(Node):
+    """Read `number` of a sharded weight, which is all-gathered for the operations that read it here."""
 
     number: int
-    inputs: list[int]
-    outputs: list[int]
 
 
 @dataclasses.dataclass
-class Extents:
-    """A vector of sizes of which one is a multiple of the number of a replica's samples.
-
-    Attributes:
-        numbers: the sizes, for one sample.
-        axis: of the multiple.
-        inputs: none.
-        outputs: the number of the value.
-    """
+class Extents(Node):
+    """A vector of sizes, `numbers` for one sample, of which that of `axis` is a multiple of a replica's samples."""
 
     numbers: tuple[int, ...]
     axis: int
-    inputs: list[int]
-    outputs: list[int]
-
-
-Node = Copy | Convert | Apply | Read | Extents
-
-
-def inputs_of(node: Node) -> list[int]:
-    """The numbers of the values that a node reads."""
-    return [node.source] if isinstance(node, Convert) else node.inputs
-
-
-def outputs_of(node: Node) -> list[int]:
-    """The numbers of the values that a node produces."""
-    return [node.target] if isinstance(node, Convert) else [] if isinstance(node, Apply) else node.outputs
 
 
 @dataclasses.dataclass
 class Program:
     """A partitioned step, or the body of a branch or a loop in it.
 
+    `inputs`, `captures` (with captured tensors) and `outputs` have numbers of values.
+
     Attributes:
         values: all of them; shared with nested bodies.
         nodes: in an order in which they can run.
-        inputs: numbers of its input values.
-        captures: captured tensors, each with the number of its value.
-        outputs: numbers of its results.
         one_size: whether all inputs that it reads certainly have the same number of samples.
     """
 
@@ -184,10 +148,6 @@ class Program:
     captures: list[tuple[Any, int]] = dataclasses.field(default_factory=list)
     outputs: list[int] = dataclasses.field(default_factory=list)
     one_size: bool = True
-
-    def collectives(self) -> list[Convert]:
-        """The conversions that communicate."""
-        return [node for node in self.nodes if isinstance(node, Convert) and self.communicates(node)]
 
     def communicates(self, node: Node) -> bool:
         """Whether a node is a conversion that needs an exchange between replicas."""
@@ -212,11 +172,11 @@ class Program:
             acts = isinstance(node, Apply) or (
                 op is not None and (op.op_def.is_stateful or id(op) in controls)
             )
-            if acts or not read.isdisjoint(outputs_of(node)):
+            if acts or not read.isdisjoint(node.outputs):
                 if isinstance(node, Copy):
                     node.inputs = [] if self.fixed(node) else node.inputs
-                    controls.update(map(id, node.controls))
-                read.update(inputs_of(node))
+                    controls.update(map(id, node.op.control_inputs))
+                read.update(node.inputs)
                 kept.append(node)
         self.nodes = kept[::-1]
 
@@ -231,12 +191,11 @@ class Program:
         applied = 0
         stages: list[tuple[list[Node], list[Convert]]] = []
         for node in self.nodes:
-            reads = inputs_of(node)
-            stage = max((made.get(number, 0) for number in reads), default=0)
+            stage = max((made.get(number, 0) for number in node.inputs), default=0)
             if isinstance(node, Copy):
-                held = [number for number in reads if self.values[number].dtype == tf.resource]
+                held = [number for number in node.inputs if self.values[number].dtype == tf.resource]
                 before = [touched.get(number, 0) for number in held]
-                before += [of_operation.get(id(op), 0) for op in node.controls]
+                before += [of_operation.get(id(op), 0) for op in node.op.control_inputs]
                 stage = max([stage, *before, applied if held or node.op.op_def.is_stateful else 0])
                 touched.update(dict.fromkeys(held, stage))
                 of_operation[id(node.op)] = stage
@@ -251,7 +210,7 @@ class Program:
                 made[node.target] = stage + 1
             else:
                 stages[stage][0].append(node)
-                made.update(dict.fromkeys(outputs_of(node), stage))
+                made.update(dict.fromkeys(node.outputs, stage))
         return stages
 
 
@@ -264,17 +223,22 @@ def received(program: Program) -> set[int]:
     return found
 
 
+def multiple_of_batch(extents: Sequence[Any]) -> int | None:
+    """Return the entries for each sample along an axis, from its extents for `PROBES`; None where it is no multiple."""
+    one, other = extents
+    if one is None or other is None or one % PROBES[0] or one * PROBES[1] != other * PROBES[0]:
+        return None
+    return int(one) // PROBES[0]
+
+
 def of_one_sample(sizes: tuple[np.ndarray, np.ndarray] | None, axis: int) -> tuple[int, ...] | None:
-    """A vector of sizes for one sample; None where that of `axis` is no multiple of the batch, or others depend on it."""
+    """Return a vector of sizes for one sample; None where that of `axis` is no multiple of the batch, or others vary."""
     if sizes is None or sizes[0].ndim != 1:
         return None
-    one, other = (
-        [n // batch if i == axis else n for i, n in enumerate(s)] for s, batch in zip(sizes, PROBES)
-    )
-    exact = (
-        one == other and one[axis] * PROBES[0] == sizes[0][axis] and one[axis] * PROBES[1] == sizes[1][axis]
-    )
-    return tuple(map(int, one)) if exact else None
+    each = multiple_of_batch([size[axis] for size in sizes])
+    if each is None or np.any(np.delete(sizes[0] != sizes[1], axis)):
+        return None
+    return tuple(each if n == axis else int(size) for n, size in enumerate(sizes[0]))
 
 
 def shape_of(shape: Any) -> Shape:

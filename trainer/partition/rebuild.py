@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,6 @@ import tensorflow as tf
 from ...compat.tensorflow_graphs.equal_operations import made_once
 from ...compat.tensorflow_graphs.graphs import graph_function
 from ...compat.tensorflow_graphs.one_device import (
-    body_of,
     copied_into_graph,
     new_function,
     on_replica,
@@ -23,7 +23,6 @@ from .operation_labels import READS
 from .program import (
     BRANCHES,
     LOOPS,
-    PROBES,
     Apply,
     Convert,
     Copy,
@@ -31,8 +30,7 @@ from .program import (
     Node,
     Program,
     Read,
-    inputs_of,
-    outputs_of,
+    multiple_of_batch,
 )
 
 
@@ -44,21 +42,11 @@ def rebuilt(
     read: Callable[[int], tf.Tensor] | None = None,
     compiles: bool = False,
 ) -> Exchange:
-    """Copies a step into the current graph, for one replica.
+    """Copy a step into the current graph for one replica, with `inputs` as its part of the batch; return the outputs.
 
-    Args:
-        program: of the step.
-        inputs: this replica's part of the batch.
-        replica: this one.
-        apply: called with the number of an optimizer's call, and this replica's parts of the gradients.
-        read: called with the number of a read of a sharded weight; returns the whole weight.
-        compiles: whether XLA compiles the operations between collectives and calls of optimizers.
-
-    Yields:
-        The requests to all replicas after each stage; receives the answers.
-
-    Returns:
-        The outputs of the step.
+    `apply` is called with the number of an optimizer's call and this replica's parts of the gradients, `read` with the
+    number of a read of a sharded weight, which it returns whole. With `compiles` XLA compiles the operations between
+    collectives and calls of optimizers.
     """
     copier = _Copier(program, replica, apply, read)
     values = copier.values
@@ -86,9 +74,7 @@ def whole_shape(program: Program, number: int, samples: Any) -> list[int | None]
     one, other = program.values[number].shapes
     if one is None or other is None or not program.one_size or not isinstance(samples, int):
         return None
-    multiples = [(a or 0) // PROBES[0] for a in one]
-    of_batch = [(m * PROBES[0], m * PROBES[1]) == pair for m, pair in zip(multiples, zip(one, other))]
-    return [m * samples if m and exact else None for m, exact in zip(multiples, of_batch)]
+    return [m * samples if (m := multiple_of_batch(extents)) else None for extents in zip(one, other)]
 
 
 _WITHOUT_EFFECTS = ("VariableShape", *LOOPS, *BRANCHES)  # no body of a program has side effects
@@ -124,7 +110,7 @@ class _Copier:
     def add(self, node: Node) -> None:
         """Runs a node that needs no communication."""
         labels = self._program.values
-        for number in inputs_of(node):
+        for number in node.inputs:
             self.value(number)
         if isinstance(node, Read):
             self.values[node.outputs[0]] = self._read(node.number)
@@ -138,7 +124,11 @@ class _Copier:
             self._apply(node.number, masked)
         else:  # a tape in a custom optimizer distinguishes equal constants: only the step's own are shared
             with made_once(self._shared):
-                self._copy(node)
+                if isinstance(node, Convert):
+                    have, want = labels[node.source].label, labels[node.target].label
+                    self.values[node.target] = local(self.values[node.source], have, want, self._replica)
+                elif isinstance(node, Copy):
+                    self._copy(node)
 
     def add_all(self, nodes: Sequence[Node], compiles: bool) -> None:
         """Runs the nodes of a stage in their order, XLA-compatible ones in compiled functions."""
@@ -162,9 +152,9 @@ class _Copier:
         for node in nodes:
             stateful = isinstance(node, Copy) and node.op.op_def.is_stateful
             is_read = isinstance(node, Copy) and node.op.type in READS
-            if isinstance(node, Apply) or (late and stateful) or not waits.isdisjoint(inputs_of(node)):
+            if isinstance(node, Apply) or (late and stateful) or not waits.isdisjoint(node.inputs):
                 late.append(node)
-                waits.update(outputs_of(node))
+                waits.update(node.outputs)
             elif is_read and not written:
                 reads.append(node)
             else:
@@ -179,17 +169,17 @@ class _Copier:
         """
         values = self._program.values
         own = {id(node) for node in nodes}
-        makers = {number: node for node in nodes for number in outputs_of(node)}
+        makers = {number: node for node in nodes for number in node.outputs}
         others = (node for node in self._program.nodes if id(node) not in own)
-        left = [number for node in others for number in inputs_of(node)] + self._program.outputs
+        left = [number for node in others for number in node.inputs] + self._program.outputs
         needed: set[int] = set()
         while left:
             number = left.pop()
             if number in makers and number not in needed:
                 needed.add(number)
-                left += inputs_of(makers[number]) if self._is_size(number) else []
+                left += makers[number].inputs if self._is_size(number) else []
         made = [number for number in needed if not self._is_size(number)]
-        given = {number for node in nodes for number in inputs_of(node)} - set(makers)
+        given = {number for node in nodes for number in node.inputs} - set(makers)
         lists = any(values[number].dtype == tf.variant for number in given)
         if lists or any(values[n].dtype in (tf.string, tf.variant, tf.resource) for n in made):
             return False
@@ -213,12 +203,8 @@ class _Copier:
     def _is_size(self, number: int) -> bool:
         return self._program.values[number].constant is not None
 
-    def _copy(self, node: Convert | Copy) -> None:
+    def _copy(self, node: Copy) -> None:
         values = self._program.values
-        if isinstance(node, Convert):
-            have, want = values[node.source].label, values[node.target].label
-            self.values[node.target] = local(self.values[node.source], have, want, self._replica)
-            return
         if (fixed := self._program.fixed(node)) is not None:
             for number, value in zip(node.outputs, fixed):
                 self.values[number] = tf.constant(value, values[number].dtype)
@@ -226,7 +212,7 @@ class _Copier:
         given = [self.values[number] for number in node.inputs]
         given += self._replica.unknown.values() if node.bodies else []
         functions = {name: self._function(name, body, given, node) for name, body in node.bodies.items()}
-        controls = [self._copies[id(op)] for op in node.controls if id(op) in self._copies]
+        controls = [self._copies[id(op)] for op in node.op.control_inputs if id(op) in self._copies]
         seed = self._replica.number if node.own_seed else 0
         copy = copied_into_graph(node.op, given, functions, controls, seed, node.attributes)
         self._copies[id(node.op)] = copy
@@ -246,11 +232,12 @@ class _Copier:
         source = dict(subgraphs(node.op))[name]
         count = len(self._replica.unknown)
         arguments = given[len(given) - len(body.inputs) - count :]
-        hands_on = name == body_of(node.op)
+        hands_on = "body" in node.op.node_def.attr and name == node.op.get_attr("body").name
 
         def build(inputs: list[Any]) -> list[Any]:
             numbers = inputs[len(inputs) - count :] if count else []
-            copier = _Copier(body, self._replica.with_unknown(numbers), None)
+            inside = dataclasses.replace(self._replica, **dict(zip(self._replica.unknown, numbers)))
+            copier = _Copier(body, inside, None)
             copier.values.update(zip(body.inputs, inputs))
             for inner in body.nodes:
                 copier.add(inner)
@@ -264,8 +251,6 @@ def _loop_shape(given: Any, traced: Any) -> Any:
     """The shape of a body's input: axes that the traced body leaves open stay open."""
     if given.dtype in (tf.resource, tf.variant) or given.shape.rank is None or traced.shape.rank is None:
         return traced.shape
-    if given.shape.is_fully_defined() and traced.shape.is_fully_defined():
-        return given.shape
     return [None if b is None else a for a, b in zip(given.shape.as_list(), traced.shape.as_list())]
 
 

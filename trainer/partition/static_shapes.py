@@ -42,9 +42,9 @@ class StaticShapes:
             self._known |= better
             self._found = self._inferred()
 
-    def forget(self, tensor: Any, shapes: Sequence[Shape] | None = None) -> None:
-        """Marks what is computed from a tensor's value, or from its extents that `shapes` leaves open, as unknown."""
-        self._known[tensor.name] = tuple((shape, None) for shape in shapes or self.of(tensor))
+    def set(self, tensor: Any, shapes: Sequence[Shape]) -> None:
+        """Mark what is computed from a tensor's value, or from its extents that `shapes` leaves open, as unknown."""
+        self._known[tensor.name] = tuple((shape, None) for shape in shapes)
         self._found = self._inferred()
 
     def _inferred(self) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,32 +25,32 @@ from .program import Convert, Copy, Extents, ListIsGathered, NeedsCollective, Pr
 from .rules.lists import EMPTY
 
 
+@dataclasses.dataclass
 class Values:
-    """A program that is being built, as `control_flow` sees it.
-
-    Args:
-        values: of the outer programs, too.
-        inside: whether it is the body of a branch or a loop, where collectives are not supported.
-        whole: names of operations that get whole inputs.
-        replicated: whether all operations are.
+    """A program that is being built.
 
     Attributes:
-        program: as far as it is built.
+        program: as far as it is built; its values include those of the outer programs.
+        slices, is_local: as for `partitioned`.
+        inside: whether it is the body of a branch or a loop, where collectives are not supported.
+        whole_ops: names of operations that get whole inputs.
+        replicated: whether all operations get whole inputs.
         states: the ids of assigned tensors; a read of a statistic among them reads its mean.
         made: the numbers of converted values, by the number of the original value and the label.
         again: the operations that can make a value whole once more, by its number.
         producers: the names of the operations that made lists, by the number of the list.
     """
 
-    def __init__(
-        self, values: list[Value], inside: bool = False, whole: Collection[str] = (), replicated: bool = False
-    ) -> None:
-        self.program = Program(values)
-        self.inside, self.whole_ops, self.replicated = inside, whole, replicated
-        self.states: set[int] = set()
-        self.made: dict[Any, int] = {}
-        self.again: dict[int, Copy] = {}
-        self.producers: dict[int, str] = {}
+    program: Program
+    slices: Sequence[Sequence[bool]]
+    is_local: Callable[[tf.Operation], bool]
+    inside: bool = False
+    whole_ops: Collection[str] = ()
+    replicated: bool = False
+    states: set[int] = dataclasses.field(default_factory=set)
+    made: dict[Any, int] = dataclasses.field(default_factory=dict)
+    again: dict[int, Copy] = dataclasses.field(default_factory=dict)
+    producers: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def add(self, value: Value) -> int:
         """The number of a new value."""
@@ -98,7 +98,7 @@ class Values:
         if key in self.made:
             return self.made[key]
         target = self.add(Value(value.dtype, value.shapes, want, value.constant))
-        node = Extents(numbers, want.axis, [], [target]) if numbers else Convert(number, target, cause)
+        node = Extents([], [target], numbers, want.axis) if numbers else Convert([number], [target], cause)
         self.program.nodes.append(node)
         self.made[key] = target
         return target

@@ -126,13 +126,9 @@ def _of_variable(value: tf.Tensor, before: tf.Tensor) -> Any:
 
 
 def make_writes(writes: Sequence[tuple[keras.Variable, tf.Tensor]], step: StepContext) -> None:
-    """Writes each variable's new value into this replica's copy, if the step was not skipped.
+    """Write each variable's new value into this replica's copy, if the step was not skipped.
 
-    Args:
-        writes: (variable, value) pairs; the values are equal on every replica, but for parts of sums: those of metrics.
-        step: the step of this replica; `finite_checks` say whether it was skipped.
-
-    Context: replica.
+    The values are equal on every replica, but for parts of sums: those of metrics.
     """
     if not writes:
         return

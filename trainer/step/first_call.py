@@ -23,17 +23,16 @@ def build_outside(layer: Any, call_spec: Any, strategy: tf.distribute.Strategy) 
     specs = tf.nest.map_structure(_spec, arguments_of(layer, call_spec))
     state = thread_state()
 
+    def call() -> Any:
+        args, kwargs = tf.nest.map_structure(placeholder, specs)
+        return layer(*args, **kwargs)
+
     def build() -> None:
         state.enter()
         with strategy.scope():
-            compute_output_spec(lambda: _call(layer, specs))
+            compute_output_spec(call)
 
     run_in_thread(build)
-
-
-def _call(layer: Any, specs: Any) -> Any:
-    args, kwargs = tf.nest.map_structure(placeholder, specs)
-    return layer(*args, **kwargs)
 
 
 def _spec(value: Any) -> Any:

@@ -54,32 +54,24 @@ def rowwise(fn: Any) -> Any:
 
 
 def works_on_samples(loss: keras.losses.Loss, y_pred: Any = None) -> bool:
-    """Whether each entry of `loss.call(y_true, y_pred)` depends on its own sample only.
+    """Tell whether each entry of `loss.call(y_true, y_pred)` depends on its own sample only.
 
-    Args:
-        loss: any loss.
-        y_pred: its argument; None: outputs `(batch, ...)` of at least two axes.
+    Without `y_pred`, outputs have at least two axes.
     """
     if getattr(loss, "_unisono_rowwise", False):
         return True
     if type(loss).call is not getattr(_WRAPPER, "call", None):
         return False
     fn = getattr(loss, "fn", None)
-    return getattr(fn, "_unisono_rowwise", False) or reduces_within_samples(fn, settings_of(loss), y_pred)
-
-
-def reduces_within_samples(fn: Any, settings: dict[str, Any], y_pred: Any = None) -> bool:
-    """Whether a function of Keras, with the arguments `settings`, computes each sample of `y_pred` independently.
-
-    All of them reduce an axis, by default the last one. In outputs of rank 1 that is the axis of the samples.
-    """
+    if getattr(fn, "_unisono_rowwise", False):
+        return True
     if fn not in _ROWWISE_FUNCTIONS:
         return False
     try:
         rank = 2 if y_pred is None else len(y_pred.shape)
     except (AttributeError, ValueError):  # a nest, or a rank that is not known
         return False
-    axis = settings.get("axis", -1)
+    axis = settings_of(loss).get("axis", -1)  # in outputs of rank 1 the last axis is that of the samples
     return isinstance(axis, int) and (axis if axis >= 0 else rank + axis) > 0
 
 
@@ -94,15 +86,7 @@ def reduces_by_itself(loss: keras.losses.Loss) -> bool:
 def loss_of_samples(
     loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> tf.Tensor:
-    """`loss(y_true, y_pred, sample_weight)` in a step that records its divisor. `reduce_entries` has the equations."""
-    values, mask = entries_of(loss, y_true, y_pred)
-    return reduce_entries(values, sample_weight, mask, loss.reduction, loss.dtype)
-
-
-def reduce_entries(
-    values: Any, sample_weight: Any, mask: Any, reduction: str | None, dtype: Any
-) -> tf.Tensor:
-    """Keras' reduction of a loss's entries, exact over all replicas.
+    """Returns `loss(y_true, y_pred, sample_weight)` of a replica, in a step that records its divisor.
 
     With b_r of B samples in part r and share_r = b_r / B, the loss of the batch is L = sum_r share_r C_r. N_r is the
     sum of the weighted values of the part, n_r their number, t_r its valid entries, V and W the valid entries and the
@@ -115,19 +99,9 @@ def reduce_entries(
     `mean_with_sample_weight`      N_r / (share_r W)
     `sum`                          N_r / share_r
     =============================  =======================================================================
-
-    Args:
-        values: tensor, `(batch, ...)` of per-entry losses; a scalar is a mean over the samples.
-        sample_weight: tensor that broadcasts against `values`, or None.
-        mask: bool tensor of the shape of `values`, or None.
-        reduction: one of Keras' reductions to a number.
-        dtype: dtype of the computation.
-
-    Returns:
-        Scalar tensor.
     """
-    step = this_step()
-    values = tf.convert_to_tensor(values, dtype=dtype)
+    step, (values, mask) = this_step(), entries_of(loss, y_true, y_pred)
+    values = tf.convert_to_tensor(values, dtype=loss.dtype)
     dtype = values.dtype
     alive = tf.cast(step.alive, dtype)
     weight = None if sample_weight is None else tf.cast(tf.convert_to_tensor(sample_weight), dtype)
@@ -147,12 +121,12 @@ def reduce_entries(
     if values.shape.rank == 0:
         return values
     share, total = step.share(dtype), tf.reduce_sum(values)
-    if reduction == "sum":
+    if loss.reduction == "sum":
         return tf.math.divide_no_nan(total, share)
-    if reduction == "mean_with_sample_weight" and weight is not None:
+    if loss.reduction == "mean_with_sample_weight" and weight is not None:
         return tf.math.divide_no_nan(total, share * _global_weight(tf.reduce_sum(weight) * alive))
     count = tf.cast(tf.size(values), dtype)
-    if valid is not None and entries is not None and reduction != "mean_with_sample_weight":
+    if valid is not None and entries is not None and loss.reduction != "mean_with_sample_weight":
         return tf.math.divide_no_nan(total * (entries / count), share * _global_weight(valid * alive))
     return tf.math.divide_no_nan(total, count)
 

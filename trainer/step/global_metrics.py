@@ -1,4 +1,4 @@
-"""The metrics that a model can reach, and the inputs of loss metrics.
+"""The metrics that a model can reach: their reset, and the inputs of loss metrics.
 
 On several replicas the partition of the step (`partition/`) derives each replica's additions.
 """
@@ -6,6 +6,7 @@ On several replicas the partition of the step (`partition/`) derives each replic
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +21,11 @@ from ...compat.keras_private.training import (
     compiled_loss,
     held_metrics,
 )
+from ...compat.keras_private.variables import is_plain, raw_value, stateless_scope
 from ...compat.shared_change import shared_attributes
 from ...distribute.step_context import current_step
+
+_TO_ZERO = (keras.metrics.Mean.reset_state, keras.metrics.Sum.reset_state, keras.metrics.Metric.reset_state)
 
 
 def leaf_metrics(metrics: list[Any]) -> list[Any]:
@@ -65,3 +69,31 @@ def as_tensors(structure: Any) -> Any:
     return keras.tree.map_structure(
         lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, keras.Variable) else leaf, structure
     )
+
+
+def reset(metric: Any) -> None:
+    """Do the same as `metric.reset_state()`, for metrics of Keras itself without its layers of calls. Context: host."""
+    if type(metric) in (CompileMetrics, MetricsList):
+        for part in metric.metrics:
+            reset(part)
+        return
+    own = type(metric).__module__.startswith(
+        "keras.src.metrics."
+    )  # its state consists of sums, which begin with 0
+    stock = own and type(metric).reset_state in _TO_ZERO and "reset_state" not in vars(metric)
+    variables = [raw_value(variable) for variable in metric.variables] if stock else []
+    if not stock or stateless_scope() is not None or not all(map(is_plain, variables)):
+        metric.reset_state()
+        return
+    for variable in variables:
+        zeros = (
+            _zero(variable.dtype, variable.device) if variable.shape.rank == 0 else tf.zeros_like(variable)
+        )
+        variable.assign(zeros, read_value=False)
+
+
+@functools.lru_cache(maxsize=100)
+def _zero(dtype: tf.DType, device: str) -> tf.Tensor:
+    """A number on the device of its variable: creating one takes longer than writing it."""
+    with tf.init_scope(), tf.device(device):
+        return tf.zeros([], dtype)

@@ -19,20 +19,19 @@ def function_call(original: Callable[..., Any]) -> Callable[..., Any]:
     """`tf.function.__call__`."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        scope, step = _collecting(), current_step()
-        computed = inlined(self) if scope is not None else None
-        if computed is None or scope is None or step is None:
+        scope = _collecting()
+        computed = None if scope is None else inlined(self)
+        if scope is None or computed is None:
             return original(self, *args, **kwargs)
         apart = compiled_apart(self)
         if apart is None:
             return computed(*args, **kwargs)
-        nested = _Nested(scope, step)
-        try:
+
+        def reading_here() -> Any:
             with scope.reading_in_this_graph():
                 return apart(*args, **kwargs)
-        except WriteInNestedGraph:
-            nested.restore()
-        return computed(*args, **kwargs)
+
+        return _computed(reading_here, lambda nested: computed(*args, **kwargs))
 
     return call
 
@@ -127,7 +126,7 @@ def _collecting() -> CollectedWrites | None:
 def _computed(unchanged: Callable[[], Any], with_writes: Callable[[_Nested], Any]) -> Any:
     """`unchanged()`, unless a write is found in it."""
     scope, step = _collecting(), current_step()
-    if scope is None or step is None or tf.executing_eagerly():
+    if scope is None or step is None:
         return unchanged()
     nested = _Nested(scope, step)
     try:
@@ -162,27 +161,25 @@ class _Nested:
             del self._scope.losses[self._losses :]
 
     def written_by(self, functions: list[Callable[[], Any]]) -> list[keras.Variable]:
-        """The variables that functions write, or that are written past the scope."""
-        written: dict[int, keras.Variable] = {}
-        for fn in functions:
-            with scratch_graph(), self._scope.in_this_graph(), self._applying_nothing():
-                fn()
-            mapping, variables, _ = self._before
-            for key, variable in {**variables, **self._scope.variables}.items():
-                if self._scope.state_mapping.get(key) is not mapping.get(key):
-                    written[key] = variable
-            self.restore()
-        return list(written.values())
+        """Find the variables that functions write, or that are written past the scope.
 
-    @contextlib.contextmanager
-    def _applying_nothing(self) -> Iterator[None]:
-        """Ignores `take_gradients` here: where gradients are taken instead of applied, they are taken later."""
+        Where gradients are taken instead of applied, they are taken later.
+        """
+        written: dict[int, keras.Variable] = {}
         taken = self._step.take_gradients
         self._step.take_gradients = None if taken is None else lambda optimizer, pairs: None
         try:
-            yield
+            for fn in functions:
+                with scratch_graph(), self._scope.in_this_graph():
+                    fn()
+                mapping, variables, _ = self._before
+                for key, variable in {**variables, **self._scope.variables}.items():
+                    if self._scope.state_mapping.get(key) is not mapping.get(key):
+                        written[key] = variable
+                self.restore()
         finally:
             self._step.take_gradients = taken
+        return list(written.values())
 
     def run(self, fn: Callable[[], Any], written: list[keras.Variable]) -> Any:
         """(The result of `fn`, the values of the variables after it, whether its updates were applied: a bool tensor)."""

@@ -16,16 +16,7 @@ from ..inputs.batch import sample_count, slice_samples, slice_units, unit_count
 
 
 def replica_bounds(global_samples: Any, num_replicas: int, replica: Any) -> tuple[Any, Any]:
-    """Samples `[first, last)` of the global batch that belong to `replica`: floor(r B / R) to floor((r + 1) B / R).
-
-    Args:
-        global_samples: int or int32 scalar tensor, B.
-        num_replicas: int, R.
-        replica: int or int32 scalar tensor, r.
-
-    Returns:
-        Two ints when all arguments are ints, else two int32 scalar tensors.
-    """
+    """Return the samples `[first, last)` of `replica`: floor(r B / R) to floor((r + 1) B / R). Ints give ints."""
     return (replica * global_samples) // num_replicas, ((replica + 1) * global_samples) // num_replicas
 
 
@@ -39,10 +30,9 @@ class ReplicaSlices:
         shapes_vary: see `StepContext`; of the collectives that all-gather batches.
 
     Args:
-        strategy: its number of replicas is R.
-        batch: nest of tensors `(batch, ...)` (dense, ragged or sparse) and Nones: the whole global batch, or this worker's
-            part of it.
-        samples: int; samples of the global batch; None: not known while tracing.
+        strategy: shares the batch.
+        batch: nest of tensors (dense, ragged or sparse) and Nones: the whole global batch, or this worker's part of it.
+        samples: of the global batch; None: not known while tracing.
         worker_samples: int32 `(workers,)`, where `batch` holds this worker's samples only: the samples of each worker.
         part: `part(replica, first, last)` reads samples `first` to `last - 1` on a replica of this worker; None: they are
             sliced from `batch`, on the host.
@@ -75,7 +65,7 @@ class ReplicaSlices:
             self.global_samples = unit_count(batch)
         else:
             self.global_samples = sample_count(batch) if samples is None else samples
-        self.parts: Any = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
+        self.parts: Any = self._leaves(batch)
         if self._replicas > 1:
             self.parts = strategy.experimental_distribute_values_from_function(self._slice)
 
@@ -107,11 +97,17 @@ class ReplicaSlices:
             self.shapes_vary = step is not None and step.shapes_vary
         return data
 
+    def _leaves(self, batch: Any) -> list[Any]:
+        """The leaves of a batch without those that are None in the whole one."""
+        pairs = zip(keras.tree.flatten(batch), keras.tree.flatten(self._batch))
+        return [leaf for leaf, known in pairs if known is not None]
+
     def _slice(self, context: Any) -> list[Any]:
+        replica = context.replica_id_in_sync_group
+        here = replica % len(self._strategy.extended.worker_devices)
         with tf.device("CPU:0"):
-            first, last, _ = self._bounds(context.replica_id_in_sync_group)
+            first, last, _ = self._bounds(replica)
             if self._whole and self._worker_samples is None:
-                here = context.replica_id_in_sync_group % len(self._strategy.extended.worker_devices)
                 first, last = (0, 1) if here else (0, self.global_samples)
             samples = last - first
             if isinstance(samples, int):
@@ -119,10 +115,8 @@ class ReplicaSlices:
             else:
                 first, last = tf.where(samples > 0, first, 0), tf.where(samples > 0, last, 1)
         if self._part is not None:
-            here = context.replica_id_in_sync_group % len(self._strategy.extended.worker_devices)
-            parts = zip(keras.tree.flatten(self._part(here, first, last)), keras.tree.flatten(self._batch))
-            return [part for part, leaf in parts if leaf is not None]
-        leaves = [leaf for leaf in keras.tree.flatten(self._batch) if leaf is not None]
+            return self._leaves(self._part(here, first, last))
+        leaves = self._leaves(self._batch)
         if self._in_units:
             return slice_units(leaves, first, last, self.global_samples, device="CPU:0")
         return [slice_samples(leaf, first, last, device="CPU:0") for leaf in leaves]

@@ -32,11 +32,10 @@ class Tracing:
 
     Attributes:
         weigh_losses: whether the total sample weights of losses are recorded; see `StepContext.totals`.
-        in_xla: see `StepContext`.
+        in_xla, calls: see `StepContext`.
         after: operations that must have ended before anything of the step begins, even the drawing of a random number.
         enter_thread: called first on each replica, which may run in another thread.
-        calls: see `StepContext`.
-        shapes_vary: bool; set while tracing, see `StepContext`.
+        shapes_vary: set while tracing, see `StepContext`.
     """
 
     weigh_losses: bool = False
@@ -53,15 +52,9 @@ def run_on_replica(
     tracing: Tracing,
     parts: Any = None,
 ) -> Any:
-    """Runs a step on one replica's samples and makes its writes; returns the step's result.
+    """Run a step, of a single device or partitioned, on one replica's samples, and make its writes; return its result.
 
-    Args:
-        step_fn: the step: of a single device, or partitioned.
-        data_of: `fn(parts)`: this replica's data, and the range of its samples.
-        tracing: how the step is traced.
-        parts: what the strategy has for this replica.
-
-    Context: replica.
+    `data_of(parts)` makes this replica's data, and the range of its samples, from the strategy's `parts`.
     """
     if tracing.enter_thread is not None:
         tracing.enter_thread()
@@ -111,16 +104,7 @@ def default_train_step(self: TrainedModel, data: Any) -> dict[str, Any]:
 
 
 def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -> tuple[Any, list[Any], Any]:
-    """The loss, its gradients and the outputs.
-
-    Args:
-        model: the model.
-        variables: the variables of the gradients.
-        data: the batch.
-
-    Returns:
-        (loss, gradients of `scale * loss`: None where there is none, outputs).
-    """
+    """Return the loss, the gradients of `scale * loss` (None where there is none), and the outputs."""
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     with tf.GradientTape() as tape:
         y_pred = forward(model, x, training=True)

@@ -42,10 +42,7 @@ def bring_along(model: TrainedModel, method: str) -> None:
     """Moves objects from outside of the scope into the model's strategy: layers, pretrained ones, whole models.
 
     A model that was built outside of any scope belongs to the strategy in whose scope its method is called, or to the
-    strategy of the model that contains its layers.
-
-    Raises:
-        ValueError: the model, or one of its variables, belongs to another strategy.
+    strategy of the model that contains its layers. Raises `ValueError` if it, or one of its variables, belongs to another.
     """
     adopting = strategy_of(model) is None and _only_strategy(model)
     if adopting:

@@ -30,10 +30,7 @@ def uniform(shape: Any, seed: Any, dtype: Any) -> tf.Tensor:
     Source: `Uint32ToFloat` and `BoxMullerFloat` in TensorFlow's `random_distributions.h` and
     `random_distributions_utils.h`.
 
-    Args:
-        shape: of the result; ints or an int tensor.
-        seed: int32 `[2]`.
-        dtype: float16, bfloat16, float32 or float64.
+    `seed` is int32 `[2]`; the dtype is float16, bfloat16, float32 or float64.
     """
     dtype = tf.as_dtype(dtype)
     count = _count(shape)
@@ -56,10 +53,7 @@ def normal(shape: Any, seed: Any, dtype: Any) -> tf.Tensor:
 
 def dropout(inputs: tf.Tensor, rate: float, noise_shape: Any, seed: Any) -> tf.Tensor:
     """`tf.nn.experimental.stateless_dropout` with the mask of the plain graph."""
-
-    def sampler(shape: Any, dtype: Any) -> tf.Tensor:
-        return uniform(shape, seed, dtype)
-
+    sampler = lambda shape, dtype: uniform(shape, seed, dtype)  # noqa: E731
     return tf.nn.experimental.general_dropout(inputs, rate, sampler, noise_shape)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 
 import tensorflow as tf
@@ -11,98 +12,56 @@ from ..labels import (
     PARTIAL_MIN,
     PARTIAL_SUM,
     REPLICATED,
-    Label,
     is_partial,
     is_sharded,
-    same_samples,
     sharded,
 )
 from ..program import varying_axes
-from .view import Gather, Ruling, View, Wants, rule
+from .view import Gather, Ruling, View, rule
 
 LINEAR = "linear"  # in all inputs together: a sum
 PRODUCT = "product"  # in each input alone
 QUOTIENT = "quotient"  # in the first input
 OTHER = "not linear"
+_SUMS = "AddV2 Add Sub AddN Neg Identity StopGradient PreventGradient Snapshot Real IdentityN"
+_EXTREMES = {
+    "Maximum": PARTIAL_MAX, "LogicalOr": PARTIAL_MAX, "Minimum": PARTIAL_MIN, "LogicalAnd": PARTIAL_MIN,
+}  # fmt: skip
 
 
 def elementwise(
     view: View, kind: str, inputs: Sequence[int] | None = None, fixed: Collection[int] = ()
 ) -> Ruling:
-    """The rule of an operation whose inputs are broadcast against each other.
+    """Label an operation that broadcasts `inputs` (all by default) against each other, and uses others unchanged.
 
-    Args:
-        view: of the operation.
-        kind: the inputs in which it is linear.
-        inputs: the numbers of the inputs that are broadcast; the others are used unchanged. None: all.
-        fixed: those among them in which it is not linear.
+    `kind` names the inputs in which it is linear, except those in `fixed`.
     """
     every = range(len(view.labels)) if inputs is None else inputs
     samples = [number for number in every if is_sharded(view.labels[number])]
     if not samples:
         return _without_samples(view, kind, every, fixed)
-    wants: Wants = [None] * len(view.labels)
     before = {number: view.out_rank() - view.rank(number) for number in every}  # axes that an input lacks
-    leads = [(view.values[n].free, before[n] + view.labels[n].axis, n) for n in samples]
-    _, axis, first = min(leads)
+    _, axis, first = min((view.values[n].free, before[n] + view.labels[n].axis, n) for n in samples)
     lead = view.labels[first]
-    for number in every:
-        own_axis = axis - before[number]
-        label = view.labels[number]
-        if is_sharded(label) and label.axis == own_axis and same_samples(label, lead):
-            wants[number] = None
-        elif own_axis >= 0 and own_axis in (varying_axes(view.shapes(number)) or ()):
-            if lead.chosen:
-                raise Gather
-            wants[number] = sharded(own_axis, lead.blocks)
-        else:
-            wants[number] = REPLICATED
-    return wants, [sharded(axis, lead.blocks, lead.chosen)] * len(view.op.outputs)
+    axes = {n: axis - lacks for n, lacks in before.items()}
+    axes = {n: own if own in (varying_axes(view.shapes(n)) or ()) else -1 for n, own in axes.items()}
+    return view.aligned(lead, axes), [sharded(axis, lead.blocks, lead.chosen)] * len(view.op.outputs)
 
 
 def _without_samples(view: View, kind: str, every: Sequence[int], fixed: Collection[int]) -> Ruling:
-    labels = view.labels
-    wants: Wants = [None] * len(labels)
-    for number in every:
-        wants[number] = labels[number] if labels[number] in (REPLICATED, PARTIAL_SUM) else REPLICATED
-    extreme = {
-        "Maximum": PARTIAL_MAX,
-        "LogicalOr": PARTIAL_MAX,
-        "Minimum": PARTIAL_MIN,
-        "LogicalAnd": PARTIAL_MIN,
-    }
-    found = extreme.get(view.type)
-    if found in labels and all(labels[number] in (found, REPLICATED) for number in every):
-        return [found if number in every else None for number in range(len(labels))], [found]  # type: ignore[list-item]
-    sums = [number for number in every if wants[number] == PARTIAL_SUM and number not in fixed]
-    stays = (
-        kind == LINEAR or (kind == PRODUCT and sums) or (kind == QUOTIENT and sums and sums[0] == every[0])
-    )
-    if kind == OTHER or not sums or not stays:
-        return [REPLICATED if n in every else None for n in range(len(labels))], [REPLICATED] * len(
-            view.op.outputs
-        )
-    for number in every:
-        if kind == LINEAR:
-            wants[number] = REPLICATED if number in fixed else PARTIAL_SUM
-        else:
-            wants[number] = PARTIAL_SUM if number == sums[0] else REPLICATED
-    return wants, [PARTIAL_SUM] * len(view.op.outputs)
+    labels, outputs = view.labels, len(view.op.outputs)
+    extreme = _EXTREMES.get(view.type)
+    if extreme in labels and all(labels[number] in (extreme, REPLICATED) for number in every):
+        return [extreme if number in every else None for number in range(len(labels))], [extreme]  # type: ignore[list-item]
+    sums = [number for number in every if labels[number] == PARTIAL_SUM and number not in fixed]
+    if kind == OTHER or not sums or (kind == QUOTIENT and sums[0] != every[0]):
+        return [REPLICATED if n in every else None for n in range(len(labels))], [REPLICATED] * outputs
+    kept = [number for number in every if number not in fixed] if kind == LINEAR else sums[:1]
+    wants = [PARTIAL_SUM if n in kept else REPLICATED if n in every else None for n in range(len(labels))]
+    return wants, [PARTIAL_SUM] * outputs
 
 
-@rule(
-    "AddV2",
-    "Add",
-    "Sub",
-    "AddN",
-    "Neg",
-    "Identity",
-    "StopGradient",
-    "PreventGradient",
-    "Snapshot",
-    "Real",
-    "IdentityN",
-)
+@rule(*_SUMS.split())
 def _linear(view: View) -> Ruling:
     if view.type == "IdentityN":
         return [None] * len(view.labels), list(view.labels)
@@ -113,16 +72,6 @@ def _linear(view: View) -> Ruling:
     if len(view.labels) == 1 and passes and view.type != "Real":
         return [None], [label]
     return elementwise(view, LINEAR)
-
-
-@rule("Mul", "MulNoNan")
-def _product(view: View) -> Ruling:
-    return elementwise(view, PRODUCT)
-
-
-@rule("RealDiv", "DivNoNan", "Div")
-def _quotient(view: View) -> Ruling:
-    return elementwise(view, QUOTIENT)
 
 
 @rule("Cast")
@@ -162,9 +111,8 @@ NOT_LINEAR = """
 """
 
 
-@rule(*NOT_LINEAR.split())
-def _other(view: View) -> Ruling:
-    return elementwise(view, OTHER)
+for _kind, _types in ((PRODUCT, "Mul MulNoNan"), (QUOTIENT, "RealDiv DivNoNan Div"), (OTHER, NOT_LINEAR)):
+    rule(*_types.split())(functools.partial(elementwise, kind=_kind))
 
 
 GRADIENTS = {  # number of the operand that is the gradient: the operation is linear in it
@@ -184,4 +132,4 @@ def _ensure_shape(view: View) -> Ruling:
     label = view.labels[0]
     if is_sharded(label) and tf.TensorShape(view.op.get_attr("shape"))[label.axis] is not None:
         return [REPLICATED], [REPLICATED]
-    return [None], [Label(*label)]
+    return [None], [label]

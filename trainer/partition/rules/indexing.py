@@ -1,27 +1,34 @@
-"""Gathers and scatters, one-hot codes, segments, tables, data-dependent choices."""
+"""Gathers and scatters, one-hot codes, segments, tables, data-dependent choices.
+
+Each replica can count positions that are computed from the batch size from its own first sample.
+"""
 
 from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
 
 from ..labels import (
     PARTIAL_MAX,
     PARTIAL_MIN,
     PARTIAL_SUM,
     REPLICATED,
-    Label,
+    are_together,
     is_partial,
     is_sharded,
-    same_samples,
     sharded,
     sizes,
 )
-from .positions import are_in_parts_of_samples, counts_samples, first_column_counts_samples, origin
+from ..program import multiple_of_batch
 from .view import Gather, Ruling, View, extents_of, rule
 
 
-def _are_along(view: View, axis: int, positions: Label) -> bool:
-    """Whether positions refer to an axis of the first input."""
-    extents = extents_of(view.shapes(0), axis)
-    return bool(positions.counts) and extents == positions.counts
+def _chooses_samples(view: View, axis: int) -> bool:
+    """Whether the second input has positions of samples along the sharded axis of the first one."""
+    params, indices = view.labels[:2]
+    plain = is_sharded(params) and params.axis == axis and params.blocks == 1 and not params.chosen
+    return plain and is_sharded(indices) and extents_of(view.shapes(0), axis) == indices.counts
 
 
 @rule("GatherV2")
@@ -33,12 +40,11 @@ def _gather(view: View) -> Ruling:
         is_sharded(params)
         and params.axis == axis
         and rank == 1
-        and counts_samples(view, view.op.inputs[1], extents)
+        and _counts_samples(view, view.op.inputs[1], extents)
     ):
         return [None, sharded(0, counts=extents), REPLICATED], [params]  # all of them, in order
     if batch:
-        together = is_sharded(params) and is_sharded(indices) and params.axis == indices.axis < batch
-        if together and same_samples(params, indices) and not indices.counts:
+        if are_together(params, indices) and params.axis < batch and not indices.counts:
             return [None, None, REPLICATED], [params]
         raise Gather
     if is_sharded(params) and params.axis != axis:
@@ -46,13 +52,7 @@ def _gather(view: View) -> Ruling:
             raise Gather
         moved = rank - 1 if params.axis > axis else 0
         return view.kept(params._replace(axis=params.axis + moved))
-    if (
-        is_sharded(params)
-        and is_sharded(indices)
-        and _are_along(view, axis, indices)
-        and params.blocks == 1
-        and not params.chosen
-    ):
+    if _chooses_samples(view, axis):
         return [None, None, REPLICATED], [sharded(axis, chosen=indices.chosen)]
     if is_sharded(indices) and not indices.counts:
         return [REPLICATED, None, REPLICATED], [indices._replace(axis=axis + indices.axis)]
@@ -70,21 +70,10 @@ def _gather_variable(view: View) -> Ruling:
 @rule("GatherNd")
 def _gather_nd(view: View) -> Ruling:
     params, indices = view.labels
-    if (
-        is_sharded(params)
-        and params.axis == 0
-        and _are_along(view, 0, indices)
-        and params.blocks == 1
-        and not params.chosen
-    ):
+    if _chooses_samples(view, 0):
         return [None, None], [sharded(0, chosen=indices.chosen)]
     extents = extents_of(view.shapes(0), 0)
-    if (
-        params == sharded(0)
-        and indices == sharded(0)
-        and None not in extents
-        and first_column_counts_samples(view, 1, extents)
-    ):
+    if params == indices == sharded(0) and _first_column_counts_samples(view, 1, extents):
         return [None, sharded(0, counts=extents, column=True)], [sharded(0)]
     if is_sharded(indices) and not indices.counts and indices.axis < view.rank(1) - 1:
         return [REPLICATED, None], [indices]
@@ -94,15 +83,10 @@ def _gather_nd(view: View) -> Ruling:
 @rule("ScatterNd")
 def _scatter(view: View) -> Ruling:
     indices, updates = view.labels[:2]
-    together = is_sharded(indices) and is_sharded(updates) and indices.axis == updates.axis == 0
-    if together and same_samples(indices, updates) and not view.depends_on_batch():
+    if are_together(indices, updates) and indices.axis == 0 and not view.depends_on_batch():
         return [None, None, REPLICATED], [PARTIAL_SUM]
     extents = extents_of(view.out_shapes[0], 0)
-    if (
-        indices == updates == sharded(0)
-        and None not in extents
-        and first_column_counts_samples(view, 0, extents)
-    ):
+    if indices == updates == sharded(0) and _first_column_counts_samples(view, 0, extents):
         return [sharded(0, counts=extents, column=True), None, sizes(0)], [sharded(0)]
     raise Gather
 
@@ -110,8 +94,7 @@ def _scatter(view: View) -> Ruling:
 @rule("TensorScatterAdd", "TensorScatterSub")
 def _scatter_into(view: View) -> Ruling:
     into, indices, updates = view.labels
-    together = is_sharded(indices) and is_sharded(updates) and indices.axis == updates.axis == 0
-    if together and same_samples(indices, updates) and not is_sharded(into):
+    if are_together(indices, updates) and indices.axis == 0 and not is_sharded(into):
         return [PARTIAL_SUM, None, None], [PARTIAL_SUM]
     raise Gather
 
@@ -132,14 +115,14 @@ def _segments(view: View) -> Ruling:
     data, ids, rank = view.samples(), view.labels[1], view.rank(1)
     if data.axis >= rank and not is_sharded(ids) and not is_partial(ids):
         return view.kept(data._replace(axis=data.axis - rank + 1))
-    together = is_sharded(ids) and data.axis == ids.axis and same_samples(data, ids)
+    together = are_together(data, ids)
     if together and data.axis < rank and not ids.counts and not view.depends_on_batch():
         return [None, None, REPLICATED], [_SEGMENTS[view.type]]
     extents = extents_of(view.out_shapes[0], 0)
-    if together and rank == 1 and None not in extents and data.blocks == 1:
+    if together and rank == 1 and data.blocks == 1:
         if ids.counts == extents:  # the backward pass of a choice of samples
             return [None, None, sizes(0)], [sharded(0)]
-        if not ids.counts and not data.chosen and are_in_parts_of_samples(view, 1, extents):
+        if not ids.counts and not data.chosen and _are_in_parts_of_samples(view, 1, extents):
             return [None, sharded(0, counts=extents), sizes(0)], [sharded(0)]
     raise Gather
 
@@ -162,7 +145,7 @@ def _positions_of_true(view: View) -> Ruling:
     extents = extents_of(view.shapes(0), 0)
     if None in extents:
         raise Gather
-    chosen = f"{id(view.value_of(origin(view.op.inputs[0])))} {extents}"  # where the same is true
+    chosen = f"{id(view.value_of(_origin(view.op.inputs[0])))} {extents}"  # where the same is true
     return [None], [sharded(0, chosen=chosen, counts=extents)]  # type: ignore[arg-type]
 
 
@@ -172,17 +155,75 @@ def _look_up(view: View) -> Ruling:
     return [None, label, REPLICATED], [label]
 
 
-@rule("MatrixBandPart")
-def _band(view: View) -> Ruling:
-    label = view.samples()
-    if label.axis >= view.rank(0) - 2:
-        raise Gather
-    return view.kept(label)
+_SAME_NUMBERS = ("Identity", "Cast", "StopGradient", "Reshape", "ExpandDims")
 
 
-@rule("Roll")
-def _roll(view: View) -> Ruling:
-    label = view.samples()
-    if label.axis in view.axes(2):
-        raise Gather
-    return view.kept(label)
+def _origin(tensor: Any) -> Any:
+    """The tensor that has the same numbers in the same order, before changes of shape or dtype."""
+    while tensor.op.type in _SAME_NUMBERS:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _multiple(view: View, tensor: Any) -> tuple[int, int] | None:
+    """For a tensor `step * [0, 1, ..., n - 1]`, n a multiple of the batch: n of the first of `PROBES`, and the step."""
+    tensor = _origin(tensor)
+    step = 1
+    if tensor.op.type == "Mul":
+        for factor, counted in (tensor.op.inputs, reversed(tensor.op.inputs)):
+            value = view.constant_of(factor)
+            if value is None or value[0].ndim:
+                continue
+            if value[0] == value[1] and _origin(counted).op.type == "Range":
+                step, tensor = int(value[0]), _origin(counted)
+                break
+    if tensor.op.type != "Range":
+        return None
+    first, limit, delta = (view.constant_of(each) for each in tensor.op.inputs)
+    if first is None or limit is None or delta is None:
+        return None
+    counts = not np.any(first) and np.all(np.equal(delta, 1))
+    return (int(limit[0]), step) if counts and multiple_of_batch(limit) is not None else None
+
+
+def _counts_samples(view: View, tensor: Any, extents: tuple[Any, ...]) -> bool:
+    """Whether a tensor is `[0, 1, ..., n - 1]`, n being these extents of an axis with samples."""
+    return _multiple(view, tensor) == (extents[0], 1) and multiple_of_batch(extents) is not None
+
+
+def _first_column_counts_samples(view: View, number: int, extents: tuple[Any, ...]) -> bool:
+    """Whether the first column of an input, a matrix, is `[0, 1, ..., n - 1]`."""
+    packed = view.op.inputs[number]
+    while packed.op.type in ("Identity", "Cast"):
+        packed = packed.op.inputs[0]
+    op = packed.op
+    if view.rank(number) != 2 or op.type not in ("Pack", "ConcatV2"):
+        return False
+    columns = view.value_of(op.inputs[0])
+    if columns is None or columns.shapes[0] is None or columns.shapes[0][0] != extents[0]:
+        return False
+    if op.type == "ConcatV2":
+        axis = view.constant_of(op.inputs[len(op.inputs) - 1])
+        if axis is None or int(axis[0]) % 2 != 1 or columns.shapes[0][1:] != [1]:
+            return False
+    elif op.get_attr("axis") % 2 != 1:
+        return False
+    return _counts_samples(view, op.inputs[0], extents)
+
+
+def _are_in_parts_of_samples(view: View, number: int, extents: tuple[Any, ...]) -> bool:
+    """Whether each sample has a part of these extents that contains the positions of its own entries.
+
+    This holds in the backward pass of a gather with `batch_dims`: `k * [0, ..., n - 1]` is added to positions in `range(k)`.
+    """
+    added = _origin(view.op.inputs[number])
+    if added.op.type != "AddV2":
+        return False
+    for offset, within in (added.op.inputs, reversed(added.op.inputs)):
+        found = _multiple(view, offset)
+        if found is None or found[0] * found[1] != extents[0] or multiple_of_batch(extents) is None:
+            continue
+        if any(use.type == "GatherV2" and use.get_attr("batch_dims") and use.inputs[1] is within
+               for use in within.consumers()):  # fmt: skip
+            return True
+    return False

@@ -15,13 +15,7 @@ EMPTY = Label("empty list")
 
 
 def listed(op: tf.Operation, inputs: Sequence[Value], inferred: Sequence[Shape]) -> Value:
-    """The known properties of the elements of a list, after an operation.
-
-    Args:
-        op: the operation.
-        inputs: its inputs.
-        inferred: the shape of the elements for each of `PROBES`, as TensorFlow infers it.
-    """
+    """Return the known properties of the elements of a list after an operation; `inferred` is TensorFlow's shape."""
     held = inputs[0] if inputs and inputs[0].dtype == tf.variant else None
     shapes, elements = inferred if held is None else held.shapes, None if held is None else held.elements
     if op.type in ("TensorListSetItem", "TensorListPushBack"):
@@ -69,11 +63,9 @@ def _optional(view: View) -> Ruling:
 @rule("TensorListFromTensor")
 def _from_tensor(view: View) -> Ruling:
     label = view.labels[0]
-    if is_sharded(label):
-        if label.axis == 0:
-            return view.gathered()
-        return [None, None], [label._replace(axis=label.axis - 1)]
-    return [None, None], [label]
+    if not is_sharded(label):
+        return [None, None], [label]
+    return view.gathered() if label.axis == 0 else ([None, None], [label._replace(axis=label.axis - 1)])
 
 
 @rule("TensorListSetItem", "TensorListPushBack")
@@ -88,31 +80,28 @@ def _put(view: View) -> Ruling:
     return wants, [goal]
 
 
-_SHAPED = {
-    "TensorListPopBack": 1,
-    "TensorListGetItem": 2,
-    "TensorListStack": 1,
-}  # number of the shape of an element
+_SHAPED = (
+    "TensorListPopBack",
+    "TensorListGetItem",
+    "TensorListStack",
+)  # the last input is the shape of an element
 
 
-@rule("TensorListPopBack", "TensorListGetItem", "TensorListStack", "TensorListResize", "TensorListLength",
-      "TensorListElementShape")  # fmt: skip
+@rule(*_SHAPED, "TensorListResize", "TensorListLength", "TensorListElementShape")
 def _take(view: View) -> Ruling:
-    held, wants = view.labels[0], list[Label | None]([None] * len(view.labels))
+    held, last = view.labels[0], len(view.labels) - 1
+    wants: Wants = [None] * len(view.labels)
     element = REPLICATED if held == EMPTY else held
-    shape = len(view.labels) - 1
-    if is_sharded(element) and _SHAPED.get(view.type) == shape and view.rank(shape) == 1:
-        known = not element.chosen and of_one_sample(view.values[shape].constant, element.axis)
-        wants[shape] = sizes(element.axis) if known else _open(element.axis)
-    if view.type == "TensorListPopBack":
-        return wants, [held, element]
-    if view.type == "TensorListGetItem":
-        return wants, [element]
-    if view.type == "TensorListStack":
-        return wants, [element._replace(axis=element.axis + 1) if is_sharded(element) else element]
-    if view.type == "TensorListResize":
-        return wants, [held]
-    return wants, [REPLICATED]
+    if is_sharded(element) and view.type in _SHAPED and view.rank(last) == 1:
+        known = not element.chosen and of_one_sample(view.values[last].constant, element.axis)
+        wants[last] = sizes(element.axis) if known else _open(element.axis)
+    made = {
+        "TensorListPopBack": [held, element],
+        "TensorListGetItem": [element],
+        "TensorListStack": [element._replace(axis=element.axis + 1) if is_sharded(element) else element],
+        "TensorListResize": [held],
+    }
+    return wants, made.get(view.type, [REPLICATED])
 
 
 @rule("TensorListConcatV2")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from ..labels import PARTIAL_SUM, REPLICATED, is_sharded, same_samples, sharded, sizes
-from ..program import varying_axes
-from .reductions import samples_together
+from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, sizes
 from .view import Gather, Ruling, View, Wants, rule
 
 
 def contraction(view: View, terms: list[str], result: str) -> Ruling:
-    """The rule of a product in the notation of einsum: a letter for each axis of each term and of the result.
+    """Label a product in the notation of einsum: a letter for each axis of each term and of the result.
 
     Upper-case letters are axes of extent 1 that are broadcast.
     """
@@ -21,19 +19,8 @@ def contraction(view: View, terms: list[str], result: str) -> Ruling:
         wants: Wants = [PARTIAL_SUM if n in sums[:1] else REPLICATED for n in range(len(terms))]
         return wants, [PARTIAL_SUM if sums else REPLICATED]
     lead = view.labels[next(number for number in order if at[number] == kept)]
-    wants = []
-    for number, (label, term) in enumerate(zip(view.labels, terms)):
-        axis = term.find(kept)
-        if axis < 0:
-            wants.append(REPLICATED)
-        elif is_sharded(label) and label.axis == axis and same_samples(label, lead):
-            wants.append(None)
-        elif not lead.chosen and axis in (varying_axes(view.shapes(number)) or ()):
-            wants.append(sharded(axis, lead.blocks))
-        else:
-            raise Gather
     made = lead._replace(axis=result.index(kept)) if kept in result else PARTIAL_SUM
-    return wants, [made]
+    return view.aligned(lead, {n: term.find(kept) for n, term in enumerate(terms)}), [made]
 
 
 @rule("MatMul")
@@ -76,9 +63,23 @@ def _bias(view: View) -> Ruling:
     of_gradient = view.type == "BiasAddGrad"
     if not (of_gradient and view.labels[0] == PARTIAL_SUM):
         channels = 1 if view.attr("data_format") == "NCHW" else view.rank(0) - 1
-        if view.samples().axis == channels:
-            raise Gather
+        view.samples(0, [channels])
     return view.kept(PARTIAL_SUM if of_gradient else view.labels[0])
+
+
+def samples_together(view: View, batched: tuple[int, ...], outputs: list[Label] | None = None) -> Ruling:
+    """Label an operation on each sample alone; the inputs `batched` have samples along axis 0.
+
+    By default the outputs are SHARDED along axis 0 where they have axes.
+    """
+    labels = [view.labels[number] for number in batched]
+    leads = [label for label in labels if is_sharded(label)]
+    if any(label != leads[0] for label in leads):
+        leads = [view.labels[n] for n in batched if is_sharded(view.labels[n]) and not view.values[n].free]
+    if not leads or any(label._replace(axis=0) != leads[0] for label in leads):
+        raise Gather
+    wants = view.aligned(leads[0], {n: 0 if n in batched else -1 for n in range(len(view.labels))})
+    return wants, outputs or [leads[0] if shapes[0] != [] else REPLICATED for shapes in view.out_shapes]
 
 
 EACH_SAMPLE = {  # numbers of the inputs that have samples along axis 0
@@ -87,8 +88,12 @@ EACH_SAMPLE = {  # numbers of the inputs that have samples along axis 0
         ResizeBicubic ResizeNearestNeighbor ResizeArea SpaceToDepth DepthToSpace LRN ExtractImagePatches
         MatrixInverse Cholesky MatrixDeterminant AdjustContrastv2 AdjustHue
         AdjustSaturation RGBToHSV HSVToRGB Dilation2D Qr MatrixDiagPartV3 FFT IFFT FFT2D IFFT2D RFFT IRFFT
+        ResizeNearestNeighborGrad
     """,
-    (0, 1): "ResizeBilinearGrad ResizeBicubicGrad MatrixSolve MatrixTriangularSolve",
+    (0, 1): """
+        ResizeBilinearGrad ResizeBicubicGrad MatrixSolve MatrixTriangularSolve InTopKV2 SoftmaxCrossEntropyWithLogits
+        SparseSoftmaxCrossEntropyWithLogits
+    """,
     (0, 1, 2): "MaxPoolGrad MaxPool3DGrad LRNGrad",
 }  # fmt: skip
 _SPATIAL = ("MatrixInverse", "Cholesky", "MatrixDeterminant", "Qr", "MatrixDiagPartV3", "MatrixSolve",
@@ -133,11 +138,6 @@ def _input_gradient(view: View) -> Ruling:
         if made[0].chosen:
             raise Gather
     return wants, made
-
-
-@rule("ResizeNearestNeighborGrad")
-def _resize_gradient(view: View) -> Ruling:
-    return samples_together(view, (0,))
 
 
 @rule("Conv2DBackpropFilter", "DepthwiseConv2dNativeBackpropFilter", "Conv3DBackpropFilterV2")

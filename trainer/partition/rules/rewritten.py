@@ -13,12 +13,7 @@ from ..program import Value
 
 
 def rewritten(op: tf.Operation, values: Sequence[Value]) -> Any:
-    """The graph of a function of the inputs that is equivalent to an operation; None: it has a rule.
-
-    Args:
-        op: the operation.
-        values: its inputs.
-    """
+    """Return the graph of a function of the inputs that is equivalent to an operation; None: it has a rule."""
     function = {"Mean": _mean, "SparseSoftmaxCrossEntropyWithLogits": _entropy_of_columns}.get(op.type)
     found = None if function is None else function(op, values)
     return None if found is None else graph_of(found, op.inputs)

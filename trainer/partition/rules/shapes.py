@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from ..labels import PARTIAL_SUM, REPLICATED, Label, is_partial, is_sharded, sharded, sizes
-from ..program import PROBES, Shape
+from ..program import PROBES
 from .elementwise import LINEAR, elementwise
-from .view import Gather, Ruling, View, Wants, rule
+from .view import Gather, Ruling, View, Wants, extents_of, known, rule
 
 
 @rule("Shape", "ShapeN", "Size", "Rank")
@@ -17,30 +17,14 @@ def _sizes(view: View) -> Ruling:
         if not is_sharded(label) or view.type == "Rank":
             made.append(REPLICATED)
         elif view.type == "Size":
-            made.append(sizes(0, label.chosen) if not label.chosen else PARTIAL_SUM)
+            made.append(PARTIAL_SUM if label.chosen else sizes(0))
         else:
             made.append(sizes(label.axis, label.chosen))
     return [None] * len(view.labels), made
 
 
-def reshaped(label: Label, before: tuple[Shape, Shape], after: tuple[Shape, Shape]) -> Label | None:
-    """The label of a SHARDED tensor after a reshape; None where its samples do not stay together.
-
-    Args:
-        label: before.
-        before: the shapes before, for each of `PROBES`.
-        after: the shapes after.
-    """
-    if label.counts or None in before or None in after:
-        return None
-    candidates = []
-    for old, new, batch in zip(before, after, PROBES):
-        assert old is not None and new is not None
-        candidates.append(_reshaped(label, old, new, batch))
-    return candidates[0] if candidates[0] == candidates[1] else None
-
-
 def _reshaped(label: Label, old: list[int | None], new: list[int | None], batch: int) -> Label | None:
+    """Return the label of a SHARDED tensor after a reshape; None where its samples do not stay together."""
     if None not in old and None not in new and not label.chosen:
         blocks = label.blocks * math.prod(old[: label.axis])  # type: ignore[arg-type]
         for axis, extent in enumerate(new):
@@ -63,8 +47,11 @@ def _reshape(view: View) -> Ruling:
     label = view.labels[0]
     if label.counts and label.axis == 0 and view.out_rank() == 1 and view.rank(0) == 1:
         return [None, sizes(0, label.chosen)], [label]
-    found = reshaped(label, view.shapes(0), view.out_shapes[0])
-    if found is None:
+    if label.counts:
+        raise Gather
+    shapes = zip(view.shapes(0), view.out_shapes[0], PROBES)
+    found, other = (_reshaped(label, known(old), known(new), batch) for old, new, batch in shapes)
+    if found is None or found != other:
         raise Gather
     return [None, sizes(found.axis, found.chosen)], [found]
 
@@ -78,14 +65,11 @@ def _expand(view: View) -> Ruling:
 
 @rule("Squeeze", linear_in=0)
 def _squeeze(view: View) -> Ruling:
-    label, shape = view.labels[0], view.shape(0)
+    shape = view.shape(0)
     dims = [dim % len(shape) for dim in view.attr("squeeze_dims")]
     if not dims and None in shape:
         raise Gather
-    dims = dims or [axis for axis, extent in enumerate(shape) if extent == 1]
-    if label.axis in dims:
-        raise Gather
-    return view.kept(label._replace(axis=label.axis - sum(dim < label.axis for dim in dims)))
+    return view.without_axes(dims or [axis for axis, extent in enumerate(shape) if extent == 1])
 
 
 @rule("Transpose", linear_in=0)
@@ -97,14 +81,8 @@ def _transpose(view: View) -> Ruling:
 @rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def _pad(view: View) -> Ruling:
     label = view.samples()
-    same = all(
-        old is not None
-        and new is not None
-        and old[label.axis] is not None
-        and old[label.axis] == new[label.axis]
-        for old, new in zip(view.shapes(0), view.out_shapes[0])
-    )
-    if not same and view.fixed(1)[label.axis].any():
+    before, after = (extents_of(shapes, label.axis) for shapes in (view.shapes(0), view.out_shapes[0]))
+    if (None in before or before != after) and view.fixed(1)[label.axis].any():
         raise Gather
     return view.kept(label)
 
@@ -137,12 +115,9 @@ def _fill(view: View) -> Ruling:
 
 
 def broadcast(view: View, data: int, shape: int) -> Ruling:
-    """A tensor filled with a replicated value: each replica makes the part of its samples.
+    """Label a tensor filled with the replicated input `data`: each replica makes the part of its samples.
 
-    Args:
-        view: of the operation.
-        data: number of the input that holds the value.
-        shape: number of the input with the shape, or with the repetitions of axes.
+    `shape` is the number of the input with the shape, or with the repetitions of axes.
     """
     label = view.labels[shape]
     wants: Wants = [REPLICATED] * len(view.labels)
@@ -151,14 +126,12 @@ def broadcast(view: View, data: int, shape: int) -> Ruling:
     if label.kind == "sizes" and label.chosen and ones:
         wants[shape] = None
         return wants, [sharded(label.axis, chosen=label.chosen)]
-    axes = view.depends_on_batch()
-    if len(axes) == 1 and given is not None and None not in (view.out_shapes[0][0] or [None]):
-        inner = axes[0] - (view.out_rank() - len(given))
-        extents = [view.out_shapes[0][probe][axes[0]] for probe in (0, 1)]  # type: ignore[index]
-        exact = all(extent % batch == 0 for extent, batch in zip(extents, PROBES))  # type: ignore[operator]
-        if exact and (inner < 0 or given[inner] == 1):
-            wants[shape] = sizes(axes[0])
-            return wants, [sharded(axes[0])]
+    axis = view.samples_axis()
+    if axis is not None and given is not None and None not in (view.out_shapes[0][0] or ()):
+        inner = axis - (view.out_rank() - len(given))
+        if inner < 0 or given[inner] == 1:
+            wants[shape] = sizes(axis)
+            return wants, [sharded(axis)]
     if view.labels[data] == PARTIAL_SUM:
         wants[data] = PARTIAL_SUM
         return wants, [PARTIAL_SUM]
@@ -172,8 +145,7 @@ def _concat(view: View) -> Ruling:
     if any(is_sharded(label) and label.axis == axis for label in parts):
         first = parts[0]
         alike = all(label == first for label in parts) and not first.chosen
-        shapes = [view.shapes(number) for number in range(len(parts))]
-        if alike and all(shape[0] is not None and shape[0][axis] == shapes[0][0][axis] for shape in shapes):  # type: ignore[index]
+        if alike and len({view.shape(number)[axis] for number in range(len(parts))}) == 1:
             return [*[None] * len(parts), REPLICATED], [first._replace(blocks=first.blocks * len(parts))]
         raise Gather
     wants, made = elementwise(view, LINEAR, range(len(parts)))
@@ -197,10 +169,7 @@ def _pack(view: View) -> Ruling:
 
 @rule("Unpack", linear_in=0)
 def _unpack(view: View) -> Ruling:
-    label, at = view.labels[0], view.attr("axis") % view.rank(0)
-    if at == label.axis:
-        raise Gather
-    return view.kept(label._replace(axis=label.axis - (at < label.axis)))
+    return view.without_axes([view.attr("axis") % view.rank(0)])
 
 
 @rule("Split", "SplitV")

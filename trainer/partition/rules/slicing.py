@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..labels import PARTIAL_SUM, REPLICATED, Label, is_partial, sizes
-from .view import Extents, Gather, Ruling, View, Wants, extents_of, rule
+from .view import Extents, Gather, Ruling, View, Wants, extents_of, known, rule
 
 
-def _entries(view: View, count: int, rank: int) -> tuple[list[int | None], dict[int, tuple[int, bool]]]:
-    """The original axis for each axis of a slice (None: new); the entry that names each original axis.
-
-    Each entry comes with a flag: whether the slice drops that axis.
-    """
+def _entries(view: View, rank: int) -> tuple[list[int | None], dict[int, int]]:
+    """Return the original axis for each axis of a slice (None: new), and the entry that names each original axis."""
+    count = known(view.shape(1)[0])
     names = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
     ellipsis, new, shrink = (view.op.get_attr(name) for name in names)
     axes: list[int | None] = []
-    named: dict[int, tuple[int, bool]] = {}
+    named: dict[int, int] = {}
     axis = 0
     ordinary = sum(1 for entry in range(count) if not (ellipsis | new) >> entry & 1)
     for entry in range(count):
@@ -27,9 +25,8 @@ def _entries(view: View, count: int, rank: int) -> tuple[list[int | None], dict[
         elif new >> entry & 1:
             axes.append(None)
         else:
-            dropped = bool(shrink >> entry & 1)
-            named[axis] = entry, dropped
-            if not dropped:
+            named[axis] = entry
+            if not shrink >> entry & 1:
                 axes.append(axis)
             axis += 1
     axes += range(axis, rank)
@@ -59,56 +56,46 @@ def _strided_blocks(view: View, label: Label, entry: int, whole: Extents, part: 
     return _blocks(label, starts, whole, part)
 
 
-def _number_of_entries(view: View) -> int:
-    (count,) = view.shape(1)
-    if count is None:
-        raise Gather
-    return count
-
-
 @rule("StridedSlice")
 def _strided_slice(view: View) -> Ruling:
     label = view.labels[0]
     if label.kind == "sizes" and label.chosen:
-        (length,) = view.shape(0)
-        if length is None or not view.op.get_attr("shrink_axis_mask") & 1:
+        length = known(view.shape(0)[0])
+        if not view.op.get_attr("shrink_axis_mask") & 1:
             raise Gather
         return view.kept(PARTIAL_SUM if int(view.fixed(1)[0]) % length == label.axis else REPLICATED)
     if is_partial(label):
         return view.kept(label)
     label = view.samples()
-    axes, named = _entries(view, _number_of_entries(view), view.rank(0))
+    axes, named = _entries(view, view.rank(0))
     if label.axis not in axes:
         raise Gather
     place = axes.index(label.axis)
     wants: Wants = [None, REPLICATED, REPLICATED, REPLICATED]
     if label.axis not in named:
         return wants, [label._replace(axis=place)]
-    entry = named[label.axis][0]
+    entry = named[label.axis]
     whole, part = extents_of(view.shapes(0), label.axis), extents_of(view.out_shapes[0], place)
     blocks = _strided_blocks(view, label, entry, whole, part)
     if not label.chosen:
         wants[1] = wants[2] = sizes(entry)
-    return wants, [
-        label._replace(axis=place, blocks=blocks, counts=label.counts if blocks == label.blocks else False)
-    ]
+    counts = label.counts if blocks == label.blocks else False
+    return wants, [label._replace(axis=place, blocks=blocks, counts=counts)]
 
 
 @rule("StridedSliceGrad", linear_in=4)
 def _strided_slice_gradient(view: View) -> Ruling:
     label = view.labels[4]
-    axes, named = _entries(view, _number_of_entries(view), view.out_rank())
+    axes, named = _entries(view, view.out_rank())
     axis = axes[label.axis]
     if axis is None:
         raise Gather
     wants: Wants = [sizes(axis, label.chosen), REPLICATED, REPLICATED, REPLICATED, None]
-    if label.chosen:
-        if view.labels[0] != wants[0]:
-            raise Gather
+    if label.chosen and view.labels[0] != wants[0]:
+        raise Gather
+    if label.chosen or axis not in named:
         return wants, [label._replace(axis=axis)]
-    if axis not in named:
-        return wants, [label._replace(axis=axis)]
-    entry = named[axis][0]
+    entry = named[axis]
     whole, part = extents_of(view.out_shapes[0], axis), extents_of(view.shapes(4), label.axis)
     ratios = {None if not b or a is None or a % b else a // b for a, b in zip(whole, part)}
     ratio = ratios.pop()

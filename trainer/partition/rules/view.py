@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from ..labels import REPLICATED, Label, is_partial, is_sharded
-from ..program import Shape, Value, varying_axes
+from ..labels import REPLICATED, Label, are_together, is_partial, is_sharded, sharded
+from ..program import PROBES, Shape, Value, varying_axes
 
 Wants = list[Label | None]
 Ruling = tuple[Wants, list[Label]]
@@ -26,24 +27,20 @@ class Gather(Exception):
 
 
 def rule(*types: str, linear_in: int | None = None) -> Callable[[Rule], Rule]:
-    """Registers a rule for operations of these types.
+    """Register a rule for operations of these types.
 
     A rule is `fn(view) -> (wants, made)`: the labels with which the operation can compute, None where an input is used
     unchanged, and the labels of its outputs. It raises `Gather` for whole inputs. Every rule has a test that compares uneven
-    parts with the whole.
-
-    Args:
-        types: of operations.
-        linear_in: the number of an input, where the rule is for samples of it; of partial sums of it, operations of these
-            types make partial sums, and of anything else they make what a single device makes.
+    parts with the whole. A rule with `linear_in` is for samples of that input: partial sums of it make partial sums, and
+    any other label of it needs whole inputs.
     """
 
     def enter(function: Rule) -> Rule:
         def checked(view: View) -> Ruling:
             try:
-                if linear_in is not None and is_partial(view.labels[linear_in]):
-                    return view.kept(view.labels[linear_in], linear_in)
                 if linear_in is not None:
+                    if is_partial(view.labels[linear_in]):
+                        return view.kept(view.labels[linear_in], linear_in)
                     view.samples(linear_in)
                 return function(view)
             except Gather:
@@ -60,7 +57,8 @@ def rule(*types: str, linear_in: int | None = None) -> Callable[[Rule], Rule]:
 Known = TypeVar("Known")
 
 
-def _known(value: Known | None) -> Known:
+def known(value: Known | None) -> Known:
+    """Return `value`; raise `Gather` where it is not known."""
     if value is None:
         raise Gather
     return value
@@ -75,28 +73,20 @@ def extents_of(shapes: tuple[Shape, Shape], axis: int) -> Extents:
     return one, other
 
 
+@dataclasses.dataclass
 class View:
     """An operation, the labels of its inputs, and its known sizes. Methods raise `Gather` for what is not known.
 
-    Args:
-        op: the operation.
-        inputs: its inputs.
-        shapes: for each output its shapes for each of `PROBES`.
-        value_of: the known properties of any tensor of the operation's graph.
-
-    Attributes:
-        labels: of the inputs.
+    `out_shapes` has the shapes of each output for each of `PROBES`; `value_of` knows any tensor of the graph.
     """
 
-    def __init__(
-        self,
-        op: tf.Operation,
-        inputs: Sequence[Value],
-        shapes: Sequence[tuple[Shape, Shape]],
-        value_of: Callable[[tf.Tensor], Value | None],
-    ) -> None:
-        self.op, self.values, self.out_shapes, self.value_of = op, inputs, shapes, value_of
-        self.labels = [value.label for value in inputs]
+    op: tf.Operation
+    values: Sequence[Value]
+    out_shapes: Sequence[tuple[Shape, Shape]]
+    value_of: Callable[[tf.Tensor], Value | None]
+
+    def __post_init__(self) -> None:
+        self.labels = [value.label for value in self.values]
 
     @property
     def type(self) -> str:
@@ -108,15 +98,16 @@ class View:
         found = self.op.get_attr(name)
         return found.decode() if isinstance(found, bytes) else found
 
-    def samples(self, number: int = 0) -> Label:
-        """The label of an input that is SHARDED."""
-        if not is_sharded(self.labels[number]):
+    def samples(self, number: int = 0, mixed: Collection[int] = ()) -> Label:
+        """Return the label of an input that is SHARDED, along an axis which the operation does not mix."""
+        label = self.labels[number]
+        if not is_sharded(label) or label.axis in mixed:
             raise Gather
-        return self.labels[number]
+        return label
 
     def shape(self, number: int) -> list[int | None]:
         """The shape of an input, for the first of `PROBES`."""
-        return _known(self.values[number].shapes[0])
+        return known(self.values[number].shapes[0])
 
     def rank(self, number: int) -> int:
         """The rank of an input."""
@@ -124,7 +115,7 @@ class View:
 
     def out_rank(self) -> int:
         """The rank of the first output."""
-        return len(_known(self.out_shapes[0][0]))
+        return len(known(self.out_shapes[0][0]))
 
     def shapes(self, number: int) -> tuple[Shape, Shape]:
         """The shapes of an input, for each of `PROBES`."""
@@ -132,7 +123,7 @@ class View:
 
     def constant(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """The value of an input for each of `PROBES`."""
-        return _known(self.values[number].constant)
+        return known(self.values[number].constant)
 
     def fixed(self, number: int) -> np.ndarray:
         """The value of an input that does not depend on the size of the batch."""
@@ -148,6 +139,37 @@ class View:
     def depends_on_batch(self, number: int = 0) -> list[int]:
         """The axes of an output whose extents depend on the size of the batch, as far as they are known."""
         return varying_axes(self.out_shapes[number]) or []
+
+    def samples_axis(self) -> int | None:
+        """Return the axis of the first output that has the samples; None where it has none, or it is not known."""
+        axes, (one, other) = self.depends_on_batch(), self.out_shapes[0]
+        if len(axes) != 1 or one is None or other is None:
+            return None
+        extents = one[axes[0]], other[axes[0]]
+        exact = all(extent is not None and extent % batch == 0 for extent, batch in zip(extents, PROBES))
+        return axes[0] if exact else None
+
+    def constant_of(self, tensor: tf.Tensor) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the value of any tensor of the graph for each of `PROBES`; None where it is not known."""
+        value = self.value_of(tensor)
+        return None if value is None else value.constant
+
+    def aligned(self, lead: Label, axes: Mapping[int, int]) -> Wants:
+        """Request the samples of `lead` along an axis of each of these inputs; an input with axis -1 is used whole."""
+        wants: Wants = [None] * len(self.labels)
+        for number, axis in axes.items():
+            if axis < 0:
+                wants[number] = REPLICATED
+            elif not are_together(self.labels[number], lead._replace(axis=axis)):
+                if lead.chosen or axis not in (varying_axes(self.shapes(number)) or ()):
+                    raise Gather
+                wants[number] = sharded(axis, lead.blocks)
+        return wants
+
+    def without_axes(self, axes: Collection[int]) -> Ruling:
+        """Label an operation that drops these axes of its first input."""
+        label = self.samples(0, axes)
+        return self.kept(label._replace(axis=label.axis - sum(axis < label.axis for axis in set(axes))))
 
     def gathered(self) -> Ruling:
         """Requests whole inputs, as on a single device."""

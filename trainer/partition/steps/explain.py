@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -23,18 +22,8 @@ from ..labels import (
 )
 from ..program import PROBES, Apply, Convert, Program, Read, Value
 
-_COMPARES = (
-    "MatMul",
-    "BatchMatMulV2",
-    "Einsum",
-    "Sub",
-    "SquaredDifference",
-    "AddV2",
-    "Mul",
-    "Equal",
-    "NotEqual",
-)
-_SORTS = ("TopKV2", "Sort", "UniqueV2", "Unique", "RandomShuffle", "Roll", "Cumsum", "ReverseV2")
+_COMPARES = "MatMul BatchMatMulV2 Einsum Sub SquaredDifference AddV2 Mul Equal NotEqual"
+_SORTS = "TopKV2 Sort UniqueV2 Unique RandomShuffle Roll Cumsum ReverseV2"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +31,7 @@ class Collective:
     """One tensor, or several that are sent together, that replicas exchange in a step.
 
     Attributes:
-        kind: "all-reduce", "all-gather" or "reduce-scatter".
+        kind: "all-reduce" or "all-gather".
         what: the tensors: their shapes for the given batch and dtype, or a description.
         bytes: of one replica's result, in one step.
         cause: the operation that needs it, such as "MatMul", or its purpose.
@@ -103,28 +92,20 @@ class StepExplanation:
 
 
 def explained(
-    program: Program, samples: int, replicas: int, names: Sequence[str], variables: Sequence[Sequence[Any]]
+    program: Program, samples: int, replicas: int, names: Sequence[str], variables: Sequence[int]
 ) -> StepExplanation:
-    """Explains a program.
-
-    Args:
-        program: of the step.
-        samples: of the global batch.
-        replicas: that share it.
-        names: of the outputs of the program.
-        variables: for each call of an optimizer, its variables.
-    """
+    """Explain a program with outputs of these `names`; `variables` counts the variables of each optimizer call."""
     found = []
     for node in program.nodes:
         if isinstance(node, Apply):
-            found += _gradients(program, node, len(variables[node.number]), samples)
+            given = [program.values[number] for number in node.inputs]
+            size = sum(_bytes(value, samples) for value in given if value.label == PARTIAL_SUM)
+            what = f"the gradients of {variables[node.number]} variables"
+            found += [Collective("all-reduce", what, size, "the optimizer applies them")] if size else []
         elif isinstance(node, Read):
             value = program.values[node.outputs[0]]
-            found.append(
-                Collective(
-                    "all-gather", _shape(value, samples), _bytes(value, samples), "a sharded weight is read"
-                )
-            )
+            what, size = _shape(value, samples), _bytes(value, samples)
+            found.append(Collective("all-gather", what, size, "a sharded weight is read"))
         elif isinstance(node, Convert) and program.communicates(node):
             found.append(_collective(program, node, samples))
     exits = [(name, _exit(program, number)) for name, number in zip(names, program.outputs)]
@@ -132,24 +113,12 @@ def explained(
 
 
 def _collective(program: Program, node: Convert, samples: int) -> Collective:
-    value, want = program.values[node.source], program.values[node.target].label
-    kind, reason = _kind(value.label, want), _reason(value.label, node.cause)
+    value = program.values[node.source]
+    kind = "all-gather" if is_sharded(value.label) else "all-reduce"
     line, code = ("", "") if node.cause is None else line_of_user(node.cause)
     cause = "a result of the step" if node.cause is None else node.cause.type
+    reason = _reason(value.label, node.cause)
     return Collective(kind, _shape(value, samples), _bytes(value, samples), cause, line, code, reason)
-
-
-def _gradients(program: Program, node: Apply, count: int, samples: int) -> list[Collective]:
-    values = [program.values[number] for number in node.inputs]
-    size = sum(_bytes(value, samples) for value in values if value.label == PARTIAL_SUM)
-    what = f"the gradients of {count} variables"
-    return [Collective("all-reduce", what, size, "the optimizer applies them")] if size else []
-
-
-def _kind(have: Label, want: Label) -> str:
-    if is_sharded(have):
-        return "all-gather"
-    return "reduce-scatter" if have == PARTIAL_SUM and is_sharded(want) else "all-reduce"
 
 
 def _reason(have: Label, cause: tf.Operation | None) -> str:
@@ -163,9 +132,9 @@ def _reason(have: Label, cause: tf.Operation | None) -> str:
         return "a sum over all samples is needed before the step goes on" if cause is not None else ""
     if cause is None:
         return "a result has a value for each sample"
-    if cause.type in _COMPARES:
+    if cause.type in _COMPARES.split():
         return "samples are compared with each other"
-    return "samples are put in order" if cause.type in _SORTS else "the operation needs all samples"
+    return "samples are put in order" if cause.type in _SORTS.split() else "the operation needs all samples"
 
 
 def _exit(program: Program, number: int) -> str:
@@ -179,17 +148,13 @@ def _exit(program: Program, number: int) -> str:
     return str(label)
 
 
-def _extent(one: int | None, other: int | None, samples: int) -> int | None:
-    """The extent of an axis for a batch, from those for two others: it is linear in the size."""
-    if one is None or other is None:
-        return None
-    low, high = PROBES
-    return one + (other - one) * (samples - low) // (high - low)
-
-
 def _extents(value: Value, samples: int) -> list[int | None]:
-    one, other = value.shapes
-    return [] if one is None or other is None else [_extent(a, b, samples) for a, b in zip(one, other)]
+    """The shape for a batch, from those for two others: extents are linear in the size."""
+    (one, other), (low, high) = value.shapes, PROBES
+    return [
+        None if a is None or b is None else a + (b - a) * (samples - low) // (high - low)
+        for a, b in zip(one or (), other or ())
+    ]
 
 
 def _shape(value: Value, samples: int) -> str:

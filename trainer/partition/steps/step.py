@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ....compat.keras_private.variables import raw_value, sums_on_read
+from ....distribute.replicas import of_first_replica
 from ....distribute.sharding.sharded_value import ShardedValue
+from ....distribute.step_context import this_step
+from ....optimizers.stages.aggregated_gradients import after_aggregation
+from ....optimizers.stages.call_options import CallOptions, call_options, current_options
+from ....optimizers.stages.user_code import apply_of
 from ..labels import LOGS, Label
 
 
@@ -45,6 +50,48 @@ class Step:
     def sharded(self) -> list[ShardedValue]:
         """The sharded weights."""
         return [v for v in map(raw_value, self.variables) if isinstance(v, ShardedValue)]
+
+
+@dataclasses.dataclass
+class OptimizerCall:
+    """A call of an optimizer in a step, as the single-device program makes it.
+
+    Attributes:
+        pairs: gradients and their variables.
+        written: those of the variables that the step has assigned before, and their values.
+        weight: the divisor of the loss, or None.
+    """
+
+    optimizer: Any
+    pairs: list[tuple[Any, Any]]
+    written: list[tuple[keras.Variable, tf.Tensor]]
+    weight: tf.Tensor | None
+    options: CallOptions
+
+    @classmethod
+    def of(cls, optimizer: Any, pairs: Any) -> OptimizerCall:
+        """Records a call. Context: the single-device step."""
+        step = this_step()
+        pairs, options = after_aggregation(optimizer, list(pairs), current_options())
+        noted = step.writes.variables
+        written = [(v, step.writes.state_mapping[id(v)]) for _, v in pairs if id(v) in noted]
+        options = dataclasses.replace(options, skip_aggregation=False)
+        return cls(optimizer, pairs, written, step.weight_total, options)
+
+    def apply(self, gradients: Sequence[Any], written: Sequence[tf.Tensor], weight: tf.Tensor | None) -> None:
+        """Calls the optimizer with a replica's parts of the gradients, after the first replica's assignments."""
+        assign([variable for variable, _ in self.written], written, range(len(written)))
+        with call_options(dataclasses.replace(self.options, weight_total=weight)):
+            apply_of(self.optimizer)(gradients, [v for _, v in self.pairs])
+
+
+def assign(variables: Iterable[Any], values: Iterable[tf.Tensor], shared: Iterable[int]) -> None:
+    """Collect assignments of a replica; of the `shared` ones by number, the first replica's values."""
+    values, shared = list(values), list(shared)
+    for number, value in zip(shared, of_first_replica([values[number] for number in shared])):
+        values[number] = value
+    for update in zip(variables, values):
+        this_step().writes.add_update(update)
 
 
 def numbers_in(results: Any) -> list[tf.Tensor]:

@@ -5,6 +5,7 @@ Steps that cannot be partitioned run on the first replica, with one warning with
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable
@@ -30,12 +31,7 @@ _log = logging.getLogger("unisono")
 
 
 class StepPartition:
-    """A step, partitioned for each layout of the batches.
-
-    Args:
-        step: the single-device program.
-        said: earlier warnings, so that each is given once.
-    """
+    """A step, partitioned for each layout of the batches; `said` has earlier warnings, so that each is given once."""
 
     def __init__(self, step: Step, said: set[str]) -> None:
         self._step, self._said = step, said
@@ -82,25 +78,29 @@ class StepPartition:
 
 
 class ModelPartition:
-    """The steps of a model, where several replicas share its batches.
-
-    Args:
-        model: the model.
-        name: of the step: "train_step", "test_step" or "predict_step".
-        step_fn: the step.
-    """
+    """A step of a model, where several replicas share its batches: "train_step", "test_step" or "predict_step"."""
 
     def __init__(self, model: TrainedModel, name: str, step_fn: Callable[[Any], Any]) -> None:
         self._model, self._name, self._step_fn = model, name, step_fn
-        self._partition: StepPartition | None = None
+
+    @functools.cached_property
+    def _partition(self) -> StepPartition:
+        model, training = self._model, self._name == "train_step"
+        step = Step(
+            self.results,
+            model.distribute_strategy,
+            f"The `{self._name}` of {type(model).__name__}",
+            layers_of(model),
+            [*model.variables, *(v for metric in metrics_of(model) for v in metric.variables)],
+            SAMPLES if self._name == "predict_step" else LOGS,
+            training and accumulates(model.optimizer),
+        )
+        return StepPartition(step, vars(model).setdefault("_said_of_steps", set()))
 
     def of(self, batch: Any, compiles: bool = False) -> TracedStep | WholeStep | None:
         """The step for a batch, for XLA if it `compiles`; None where no replicas share it. Context: cross-replica."""
         if not shared_by_replicas(self._model):
             return None
-        if self._partition is None:
-            said = vars(self._model).setdefault("_said_of_steps", set())
-            self._partition = StepPartition(self._as_step(), said)
         if self._model.run_eagerly:
             return self._partition.whole()
         return self._partition.of(batch_spec(batch), compiles)
@@ -111,21 +111,9 @@ class ModelPartition:
         model = self._model
         return len(model.distribute_strategy.extended.worker_devices) if shared_by_replicas(model) else 1
 
-    def _as_step(self) -> Step:
-        model, training = self._model, self._name == "train_step"
-        return Step(
-            self.results,
-            model.distribute_strategy,
-            f"The `{self._name}` of {type(model).__name__}",
-            layers_of(model),
-            [*model.variables, *(v for metric in metrics_of(model) for v in metric.variables)],
-            SAMPLES if self._name == "predict_step" else LOGS,
-            training and accumulates(model.optimizer),
-        )
-
     def explained(self, spec: Any, samples: int) -> StepExplanation:
         """The collectives of a step on such a batch. Context: cross-replica, on several replicas."""
-        return StepPartition(self._as_step(), set()).explained(spec, samples)
+        return self._partition.explained(spec, samples)
 
     def results(self, batch: Any) -> Any:
         """The single-device step: returns the outputs for a batch, or the logs that are not metrics."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import re
@@ -15,75 +14,32 @@ import tensorflow as tf
 from ....compat.keras_private.variables import is_read_together, raw_value, sums_on_read
 from ....compat.tensorflow_graphs.one_device import distributed_variable, traced_on_one_device
 from ....compat.tensorflow_private.strategies import pretending_replicas
-from ....distribute.replicas import local_replica_index, of_first_replica, shares_variables
+from ....distribute.gathering import gather_outputs
+from ....distribute.replicas import all_reduce_sum_packed, local_replica_index, shares_variables
 from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, seen_through
 from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
 from ....optimizers.building import ensure_built, run_in_thread
-from ....optimizers.stages.aggregated_gradients import after_aggregation
-from ....optimizers.stages.call_options import CallOptions, call_options, current_options
-from ....optimizers.stages.user_code import apply_of
 from ...inputs.batch import sample_count
 from ...step.collected_writes import CollectedWrites
 from ..builder import APPLY, READ
-from ..conversions import Replica
+from ..conversions import Exchange, Replica, Request
 from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, Label, is_sharded
 from ..partition import partitioned, read_inputs
 from ..program import NotPartitioned, Program, received
 from ..rebuild import rebuilt
-from .exchange import with_collectives
 from .explain import StepExplanation, explained
-from .step import Step, numbers_in, with_numbers
-
-
-@dataclasses.dataclass
-class Application:
-    """A call of an optimizer in a step.
-
-    Attributes:
-        optimizer: the optimizer.
-        variables: its arguments.
-        kinds: of each gradient: "none", "dense" or "slices", whose values and indices are two tensors.
-        written: variables that the step has assigned before.
-        is_weighted: whether the last tensor is the divisor of the loss.
-        options: of the call.
-    """
-
-    optimizer: Any
-    variables: list[Any]
-    kinds: list[str]
-    written: list[keras.Variable]
-    is_weighted: bool
-    options: CallOptions
-
-    def pairs(self, tensors: Sequence[tf.Tensor]) -> tuple[list[Any], list[Any]]:
-        """The gradients and their variables."""
-        rest, gradients = iter(tensors), []
-        for kind, variable in zip(self.kinds, self.variables):
-            if kind == "slices":
-                shape = tf.constant(tuple(variable.shape), tf.int64)
-                gradients.append(tf.IndexedSlices(next(rest), next(rest), shape))
-            else:
-                gradients.append(None if kind == "none" else next(rest))
-        return gradients, self.variables
+from .step import OptimizerCall, Step, assign, numbers_in, with_numbers
 
 
 class TracedStep:
-    """One step for one layout of its batches.
+    """One step for global batches of a spec; with `compiles` XLA compiles the computations between collectives.
 
-    Args:
-        step: the program of one device.
-        spec: nest of `tf.TensorSpec` and None: of a global batch.
-        compiles: whether XLA compiles a replica's computations between collectives.
-
-    Raises:
-        NotPartitioned: the step cannot be partitioned.
-
-    Context: any; it is traced outside of the current graph.
+    Raises `NotPartitioned` where it cannot be partitioned. It is traced outside of the current graph.
     """
 
     def __init__(self, step: Step, spec: Any, compiles: bool = False) -> None:
         self._step, self._spec, self._compiles = step, spec, compiles
-        self._applications: list[Application] = []
+        self._calls: list[OptimizerCall] = []
         self._reads: list[ShardedValue] = []
         self._result: Any = {}
         self._variables: list[keras.Variable] = []
@@ -93,24 +49,19 @@ class TracedStep:
         specs = [tf.TensorSpec([None, *s.shape[1:]] if s.shape.rank else [], s.dtype) for s in leaves]
         graph = traced_on_one_device(self._trace, specs, for_xla=compiles)
         shares = shares_variables(step.strategy)
-        self._partial = {
-            index
-            for index, variable in enumerate(self._variables)
-            if sums_on_read(raw_value(variable)) and not shares
-        }
-        self._results = len(graph.outputs) - len(self._variables)
-        wanted = [step.exits] * self._results
-        wanted += [
-            PARTIAL_SUM if n in self._partial else MEAN_OF_STATISTICS for n in range(len(self._variables))
+        self._wanted = [
+            PARTIAL_SUM if sums_on_read(raw_value(v)) and not shares else MEAN_OF_STATISTICS
+            for v in self._variables
         ]
-        slices = {
-            n: [kind == "slices" for kind in a.kinds if kind != "none"]
-            for n, a in enumerate(self._applications)
-        }
+        self._results = len(graph.outputs) - len(self._variables)
+        slices = [
+            [isinstance(gradient, tf.IndexedSlices) for gradient, _ in call.pairs if gradient is not None]
+            for call in self._calls
+        ]
         self.program: Program = partitioned(
             graph,
             len(leaves),
-            wanted,
+            [step.exits] * self._results + self._wanted,
             lambda handle: not shares and _sums_on_read(handle),
             slices,
             _statistics_of(step.layers),
@@ -151,35 +102,24 @@ class TracedStep:
         pairs = list(pairs)
         if not optimizer.built:
             run_in_thread(functools.partial(self._build, optimizer, [v for _, v in pairs]))
-        pairs, options = after_aggregation(optimizer, pairs, current_options())
-        options = dataclasses.replace(options, skip_aggregation=False)
-        tensors, kinds = [], []
-        for gradient, _ in pairs:
-            if isinstance(gradient, tf.IndexedSlices):
-                kinds.append("slices")
-                tensors += [gradient.values, gradient.indices]
-            else:
-                kinds.append("none" if gradient is None else "dense")
-                tensors += [] if gradient is None else [tf.convert_to_tensor(gradient)]
-        writes, number = this_step().writes, len(self._applications)
-        written = [v for _, v in pairs if id(v) in writes.variables]
-        tensors += [tf.convert_to_tensor(writes.state_mapping[id(v)]) for v in written]
-        writes.forget(written)
-        weight = this_step().weight_total
-        tensors += [] if weight is None else [tf.convert_to_tensor(weight)]
-        variables = [v for _, v in pairs]
-        self._applications.append(
-            Application(optimizer, variables, kinds, written, weight is not None, options)
-        )
+        call = OptimizerCall.of(optimizer, pairs)
+        tensors: list[Any] = []
+        for gradient, _ in call.pairs:
+            slices = isinstance(gradient, tf.IndexedSlices)
+            tensors += [gradient.values, gradient.indices] if slices else [gradient]
+        tensors += [*(value for _, value in call.written), call.weight]
+        this_step().writes.forget([variable for variable, _ in call.written])
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors if tensor is not None]
         if tensors:
-            tf.raw_ops.IdentityN(input=tensors, name=f"{APPLY}{number}")
+            tf.raw_ops.IdentityN(input=tensors, name=f"{APPLY}{len(self._calls)}")
+        self._calls.append(call)
 
     def explained(self, samples: int) -> StepExplanation:
         """The collectives of a step on a batch of so many samples."""
         results = ["/".join(map(str, path)) for path, _ in keras.tree.flatten_with_path(self._result)]
         names = [name or "result" for name in results][: self._results] + [v.path for v in self._variables]
-        variables = [each.variables for each in self._applications]
-        return explained(self.program, samples, self._step.strategy.num_replicas_in_sync, names, variables)
+        counts = [len(call.pairs) for call in self._calls]
+        return explained(self.program, samples, self._step.strategy.num_replicas_in_sync, names, counts)
 
     def read_part(self, batch: Any) -> Any:
         """The batch with None instead of the arrays that the step does not read: their sizes do not matter."""
@@ -205,19 +145,19 @@ class TracedStep:
         )
         read = lambda number: self._reads[number].read_value()  # noqa: E731
         run = rebuilt(self.program, leaves, replica, self._apply, read, self._compiles)
-        outputs = with_collectives(run)
-        self._note_writes(outputs[self._results :], step)
-        labels = [self.program.values[number].label for number in self.program.outputs[: self._results]]
-        found = [self._exit(tensor, label, step) for tensor, label in zip(outputs, labels)]
+        outputs = _with_collectives(run)
+        self._note_writes(outputs[self._results :])
+        found = [self._exit(tensor, label, step) for tensor, label in zip(outputs, self._labels)]
         return with_numbers(self._result, found)
+
+    @property
+    def _labels(self) -> list[Label]:
+        return [self.program.values[number].label for number in self.program.outputs[: self._results]]
 
     @property
     def sums(self) -> list[bool]:
         """For each result whether it is a partial sum."""
-        return [
-            self.program.values[number].label == PARTIAL_SUM
-            for number in self.program.outputs[: self._results]
-        ]
+        return [label == PARTIAL_SUM for label in self._labels]
 
     def _exit(self, tensor: tf.Tensor, label: Label, step: StepContext) -> tf.Tensor:
         """An output without the borrowed sample of a replica that has no samples."""
@@ -228,36 +168,35 @@ class TracedStep:
         return tensor[: tf.where(step.holds_first_sample, tf.shape(tensor)[0], 0)]
 
     def _apply(self, number: int, tensors: list[tf.Tensor]) -> None:
-        application = self._applications[number]
-        weight = tensors.pop() if application.is_weighted else None
-        count = len(tensors) - len(application.written)
-        gradients, variables = application.pairs(tensors[:count])
-        for variable, value in zip(application.written, of_first_replica(tensors[count:])):
-            this_step().writes.add_update((variable, value))
-        with call_options(dataclasses.replace(application.options, weight_total=weight)):
-            apply_of(application.optimizer)(gradients, variables)
+        call, rest, gradients = self._calls[number], iter(tensors), list[Any]()
+        for gradient, variable in call.pairs:
+            if isinstance(gradient, tf.IndexedSlices):
+                shape = tf.constant(tuple(variable.shape), tf.int64)
+                gradients.append(tf.IndexedSlices(next(rest), next(rest), shape))
+            else:
+                gradients.append(None if gradient is None else next(rest))
+        written = [next(rest) for _ in call.written]
+        call.apply(gradients, written, None if call.weight is None else next(rest))
 
-    def _note_writes(self, values: list[tf.Tensor], step: StepContext) -> None:
+    def _note_writes(self, values: list[tf.Tensor]) -> None:
         """Collects what the step has assigned.
 
         Numbers that every replica has computed are the first one's, since others may have rounded in another way; what a
         collective gave is equal already.
         """
-        floating = [
+        outputs = self.program.outputs[self._results :]
+        shared = [
             n
-            for n, (v, number) in enumerate(zip(values, self.program.outputs[self._results :]))
-            if n not in self._partial
+            for n, (v, number, label) in enumerate(zip(values, outputs, self._wanted))
+            if label != PARTIAL_SUM
             and (v.dtype.is_floating or v.dtype.is_complex)
             and number not in self._received
         ]
-        for number, value in zip(floating, of_first_replica([values[n] for n in floating])):
-            values[number] = value
-        for update in zip(self._variables, values):
-            step.writes.add_update(update)
+        assign(self._variables, values, shared)
 
 
 def _statistics_of(layers: Sequence[keras.layers.Layer]) -> Callable[[tf.Operation], bool]:
-    """Whether an operation belongs to a `BatchNormalization` that is not synchronized: by its name scope."""
+    """Find operations of a `BatchNormalization` that is not synchronized, by their name scope."""
     names = {
         layer.name
         for layer in layers
@@ -282,3 +221,32 @@ def _sums_on_read(handle: Any) -> bool:
     if variable is not None and is_read_together(variable) and not sums_on_read(variable):
         raise NotPartitioned("it reads a variable whose copies differ and are not parts of a sum")
     return sums_on_read(variable)
+
+
+def _with_collectives(run: Exchange) -> list[tf.Tensor]:
+    """Runs a replica's step; the collectives of its strategy answer its requests."""
+    answers: Any = None
+    while True:
+        try:
+            requests = run.send(answers)
+        except StopIteration as end:
+            return end.value
+        answers = _answers(requests)
+
+
+def _answers(requests: list[Request]) -> list[tf.Tensor]:
+    summed = [request.tensor for request in requests if request.axis is None]
+    if not all(tensor.shape.is_fully_defined() for tensor in summed):
+        this_step().shapes_vary = True
+    totals = iter(all_reduce_sum_packed(summed))
+    return [next(totals) if axis is None else _concatenated(tensor, axis) for tensor, axis in requests]
+
+
+def _concatenated(tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    order = [axis, *(n for n in range(tensor.shape.rank) if n != axis)]
+    moved = tensor if axis == 0 else tf.transpose(tensor, order)
+    step = this_step()
+    if not moved.shape.is_fully_defined() or not isinstance(step.samples, int):
+        step.shapes_vary = True
+    whole = gather_outputs(moved, step)
+    return whole if axis == 0 else tf.transpose(whole, [order.index(n) for n in range(len(order))])

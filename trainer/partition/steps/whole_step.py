@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -19,23 +18,10 @@ from ....distribute.replicas import (
 from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, seen_through
 from ....distribute.step_context import StepContext, WeightTotals, step_scope, this_step
 from ....distribute.workers.agreement import first_local_replica
-from ....optimizers.stages.aggregated_gradients import after_aggregation
-from ....optimizers.stages.call_options import CallOptions, call_options, current_options
 from ....optimizers.stages.user_code import apply_of
 from ...inputs.batch import slice_samples
 from ..labels import SAMPLES, SHARES
-from .step import Step, numbers_in, with_numbers
-
-
-@dataclasses.dataclass
-class _Call:
-    """A call of an optimizer: gradients and their variables, and the variables that the step assigned before."""
-
-    optimizer: Any
-    pairs: list[tuple[Any, Any]]
-    written: list[tuple[Any, tf.Tensor]]
-    weight: Any
-    options: CallOptions
+from .step import OptimizerCall, Step, assign, numbers_in, with_numbers
 
 
 class WholeStep:
@@ -43,22 +29,16 @@ class WholeStep:
 
     The other replicas wait, and take part in exchanges: they add zeros to the gradients and receive the values of
     variables. User code runs once in each process. Context: replica; the threads take turns, the first one runs until
-    it needs the others.
-
-    Args:
-        step: the single-device program.
-
-    One object serves one step (in a graph: one trace) and is called on every replica of this process.
+    it needs the others. One object serves one step (in a graph: one trace) and is called on every replica of this process.
     """
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._calls: list[_Call] = []
+        self._calls: list[OptimizerCall] = []
         self._writes: list[tuple[Any, tf.Tensor]] = []
         self._result: Any = {}
         self._ended = False
         self._updated_inside: dict[int, Any] = {}
-        self._totals, self._sharded = step.totals, step.sharded
 
     def __call__(self, data: Any) -> Any:
         """Runs the step; returns its results, with the labels of `Step.exits`.
@@ -66,12 +46,15 @@ class WholeStep:
         Context: inside of a step that collects writes.
         """
         step = this_step()
-        state = _State(self._totals, self._sharded)
+        state = _State(self._step)
         if local_replica_index() == 0:
             self._compute(data, step, state)
             self._writes, self._ended = step.writes.items(), True
         else:
-            self._follow(step, state)
+            number = 0  # of an exchange of the first replica of this process, in which this one takes part
+            while number < len(self._calls) or not self._ended:
+                self._apply(self._calls[number], step, state)
+                number += 1
         self._share_writes(step)
         self._hand_over()
         if self._step.exits == SAMPLES:
@@ -95,16 +78,11 @@ class WholeStep:
         own.builds_under = strategy
 
         def take(optimizer: Any, pairs: Any) -> None:
-            if (
-                tf.compat.v1.get_default_graph() is not graph
-            ):  # a branch or a loop, where no replica can wait for others
+            # No replica can wait for others in a branch or a loop.
+            if tf.compat.v1.get_default_graph() is not graph:
                 self._apply_inside(own, optimizer, list(pairs))
                 return
-            pairs, options = after_aggregation(optimizer, list(pairs), current_options())
-            options = dataclasses.replace(options, skip_aggregation=False)
-            noted = step.writes.variables
-            written = [(v, step.writes.state_mapping[id(v)]) for _, v in pairs if id(v) in noted]
-            call = _Call(optimizer, pairs, written, own.weight_total, options)
+            call = OptimizerCall.of(optimizer, pairs)
             self._calls.append(call)
             with context, pretending_replicas(None), seen_through(None), step_scope(step):
                 self._apply(call, step, state)
@@ -115,25 +93,12 @@ class WholeStep:
         with alone, pretending_replicas(1), seen_through(state.whole), step_scope(own):
             self._result = self._step.fn(data)
 
-    def _follow(self, step: StepContext, state: _State) -> None:
-        """Takes part in the exchanges of the first replica of this process."""
-        number = 0
-        while number < len(self._calls) or not self._ended:
-            self._apply(self._calls[number], step, state)
-            number += 1
-
-    def _apply(self, call: _Call, step: StepContext, state: _State) -> None:
+    def _apply(self, call: OptimizerCall, step: StepContext, state: _State) -> None:
         """Calls the optimizer: the gradients of the first replica, and zeros of the others."""
         first = step.replica_id == 0
-        values = of_first_replica([value for _, value in call.written])
-        for (variable, _), value in zip(call.written, values):
-            step.writes.add_update((variable, value))
-        weight = call.weight
-        if weight is not None:
-            (weight,) = of_first_replica([weight])
+        weight = None if call.weight is None else of_first_replica([call.weight])[0]
         gradients = [g if first or g is None else _nothing_of(g) for g, _ in call.pairs]
-        with call_options(dataclasses.replace(call.options, weight_total=weight)):
-            apply_of(call.optimizer)(gradients, [v for _, v in call.pairs])
+        call.apply(gradients, [value for _, value in call.written], weight)
         state.read()
 
     def _apply_inside(self, own: StepContext, optimizer: Any, pairs: list[tuple[Any, Any]]) -> None:
@@ -156,10 +121,7 @@ class WholeStep:
         """Writes on every replica what the first one has written. Of a sum of the copies it alone holds all."""
         shared = [n for n, (v, _) in enumerate(self._writes) if not sums_on_read(raw_value(v))]
         values = [value if step.replica_id == 0 else tf.zeros_like(value) for _, value in self._writes]
-        for number, value in zip(shared, of_first_replica([self._writes[n][1] for n in shared])):
-            values[number] = value
-        for (variable, _), value in zip(self._writes, values):
-            step.writes.add_update((variable, value))
+        assign([variable for variable, _ in self._writes], values, shared)
 
 
 class _State:
@@ -169,11 +131,11 @@ class _State:
         totals: by the id of a metric's variable.
     """
 
-    def __init__(self, totals: list[Any], sharded: list[ShardedValue]) -> None:
-        copies = [tf.identity(local_copy(raw_value(v))) for v in totals]
+    def __init__(self, step: Step) -> None:
+        copies = [tf.identity(local_copy(raw_value(v))) for v in step.totals]
         copies = copies if shares_variables() else all_reduce_sum_packed(copies)
-        self.totals = {id(variable): total for variable, total in zip(totals, copies)}
-        self._sharded = sharded
+        self.totals = {id(variable): total for variable, total in zip(step.totals, copies)}
+        self._sharded = step.sharded
         self._whole: dict[int, TensorInPlace] = {}
         self.read()
 
