@@ -25,7 +25,7 @@ from .stages.call_options import CallOptions, call_options, current_options, fro
 from .stages.error_feedback import create_errors
 from .stages.run_stages import run_stages
 from .update_rules.replica_rule import ReplicaRule, register_shards
-from .update_rules.sharded import created_as_shards, stages_of
+from .update_rules.sharded import created_as_shards
 
 Pairs = list[tuple[Any, Any]]
 Stage = Callable[[Pairs], Pairs]
@@ -226,8 +226,6 @@ class Optimizer(SavedState, ReplicaRule):
     def split(self, pairs: Pairs) -> list[tuple[Any, Pairs]]:
         """Which optimizer updates which pairs: this one all of them."""
         return [(self, pairs)]
-
-    stages = stages_of
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the optimizer state, as in Keras."""

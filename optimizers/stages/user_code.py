@@ -15,7 +15,6 @@ import tensorflow as tf
 from ...compat.keras_private.optimizers import own_learning_rate
 from ...compat.tensorflow_graphs.guarded_writes import writes_only_where
 from ...distribute.hardware.devices import is_gpu
-from ...distribute.replicas import function_of_its_own, once_per_copy
 from ...distribute.sharding.sharded_value import own_copy
 from ..building import inner_optimizers
 
@@ -40,14 +39,6 @@ def has_user_code(optimizer: Any, variables: Sequence[Any]) -> bool:
             return True
     constraints = (v.constraint for v in variables if isinstance(v, keras.Variable))
     return not all(constraint is None or _is_known(constraint) for constraint in constraints)
-
-
-def once_per_variable_copy(
-    optimizer: Any, variables: Sequence[Any], write: Callable[..., None]
-) -> Callable[..., Any]:
-    """`write`, so that each copy of each variable is written once, and user code computes the same bits on each replica."""
-    write = once_per_copy(write)
-    return function_of_its_own(write) if has_user_code(optimizer, variables) else write
 
 
 def if_true(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> None:

@@ -1,4 +1,6 @@
-"""Keras' hooks around an update rule, on this replica's copies: no `merge_call`, so conditionals are free.
+"""Stages 4 and 5 on whole gradients, with Keras' hooks around an update rule, on this replica's copies.
+
+There is no `merge_call`, so conditionals are free.
 
 A rule also runs on variables or optimizer state that are sharded by rows of a matrix, each shard on its device, if possible:
 on parameter servers a variable and its state are sharded, in a pipeline with replicas the state alone.
@@ -30,8 +32,11 @@ from ...distribute.parameter_servers.updates import colocated_with, shards_of
 from ...distribute.replicas import in_replica_context, local_copy
 from ...distribute.sharding.row_sharding import rows_per_shard, state_devices
 from ...distribute.sharding.sharded_value import TensorInPlace, own_copy
+from .. import checks
 from ..stages import clipping
-from ..stages.sparse_gradients import is_sparse
+from ..stages.aggregators import without_overwriting
+from ..stages.call_options import frozen_iterations
+from ..stages.sparse_gradients import Pairs, is_sparse, values_of
 from ..stages.user_code import is_elementwise, is_of_keras, needs_no_names, write_where
 
 
@@ -204,3 +209,49 @@ def register_shards(optimizer: Any, variables: Sequence[Any]) -> None:
     for index, variable in enumerate(variables):
         for shard in shards_of(variable) or ():
             know_variable(optimizer, shard, index)
+
+
+def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
+    """Stages 4 and 5: writes the weights and the optimizer state, in Keras' order."""
+    with frozen_iterations(optimizer, tf.identity(tf.convert_to_tensor(optimizer.iterations))):
+        pairs, overwriting = without_overwriting(pairs)
+        pairs = transform(optimizer, pairs)
+        for gradient, variable in overwriting:
+            optimizer.assign(variable, gradient)
+        if pairs:
+            gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
+            with once_there_is_one(pairs):
+                optimizer.decay_weights(variables)
+            optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
+        optimizer._update_model_variables_moving_average(trained_variables(optimizer))
+        optimizer.overwrite_with_average_when_due()
+        constrain([v for _, v in pairs])
+
+
+def transform(optimizer: Any, pairs: Pairs) -> Pairs:
+    """Stage 4: the transformers in order, then clipping; both see the aggregated, unscaled gradients of all variables."""
+    for transformer in optimizer.gradient_transformers:
+        pairs = checks.same_variables(transformer, "gradient_transformers", pairs, transformer(list(pairs)))
+    return clip(optimizer, pairs)
+
+
+def clip(optimizer: Any, pairs: Pairs) -> Pairs:
+    """The pairs with gradients clipped as the arguments of the optimizer say."""
+    clipped = optimizer._clip_gradients([g for g, _ in pairs])
+    return [(g, v) for g, (_, v) in zip(clipped, pairs)]
+
+
+def constrain(variables: Sequence[Any]) -> None:
+    """Applies the constraints of variables to this replica's copies."""
+    for variable in variables:
+        if variable.constraint is not None:
+            copy = local_copy(variable)
+            copy.assign(variable.constraint(copy))
+
+
+def once_there_is_one(pairs: Pairs) -> Any:
+    """Writes that need no gradient wait for one: a step that fails at its data changes nothing.
+
+    The last variable's, which is the first that a chain of layers has. To wait for all would keep the next step waiting.
+    """
+    return tf.control_dependencies([values_of(gradient) for gradient, _ in pairs[-1:]])
