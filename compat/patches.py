@@ -185,11 +185,8 @@ def replaced_functions(*circumstances: str) -> Iterator[None]:
     """Functions of `REPLACED` are replaced inside, and the originals again when the last such block ends.
 
     The lines of the replacements are left out of TensorFlow's list of the user's lines that made an operation: over several
-    processes it sends only a limited number of characters.
-
-    Args:
-        *circumstances: XLA, ACCUMULATING or SERVERS, where the step has them. The strategy and the machine say SERVERS
-            and GPUS, too.
+    processes it sends only a limited number of characters. `circumstances` are XLA, ACCUMULATING or SERVERS, where the step
+    has them; the strategy and the machine say SERVERS and GPUS, too.
     """
     found = {"", *circumstances}
     if isinstance(tf.distribute.get_strategy(), tf.distribute.experimental.ParameterServerStrategy):

@@ -58,11 +58,8 @@ def pipeline_checksum(dataset: tf.data.Dataset, of_python: Callable[[Any], str])
     """A checksum of the graph of a pipeline; None where it has no graph, or holds much data.
 
     It depends on operations, their order, constants and functions. It does not depend on names, seeds, the states of
-    random generators, numbers of threads or places of caches.
-
-    Args:
-        dataset: its elements are not drawn.
-        of_python: the text that stands for a Python function.
+    random generators, numbers of threads or places of caches. `of_python` gives the text that stands for a Python function.
+    No element is drawn.
     """
     parts = tf.nest.flatten(held_data(dataset), expand_composites=True)
     numbers = [part for part in parts if part.dtype != tf.variant]

@@ -92,11 +92,8 @@ def end_iterator(iterator: Any, dataset: Any) -> None:
     """Ends an iterator and frees its memory, in a separate thread; the iterator is empty from then on.
 
     The thread with which TensorFlow tunes a pipeline checks for the end after up to 60 s, later the longer the pass took.
-    The next epoch does not wait for it; the end of the program waits for at most 70 s.
-
-    Args:
-        iterator: no function may still draw from it; only iterators of one `tf.data.Dataset` are ended.
-        dataset: the dataset of the iterator.
+    The next epoch does not wait for it; the end of the program waits for at most 70 s. No function may still draw from the
+    iterator; only those of one `tf.data.Dataset` are ended.
     """
     handle = getattr(iterator, "_iterator_resource", None)
     if handle is None or not isinstance(dataset, tf.data.Dataset):

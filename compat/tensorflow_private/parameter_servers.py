@@ -94,11 +94,7 @@ def scheduled_error(coordinator: Any) -> BaseException | None:
 
 
 def join_for(coordinator: Any, seconds: float) -> bool:
-    """Waits until all scheduled functions have ended; False if they have not in `seconds`.
-
-    Raises:
-        Exception: the error of a scheduled function.
-    """
+    """Waits until all scheduled functions have ended, and raises their error; False if they have not in `seconds`."""
     return bool(coordinator._cluster.closure_queue.wait(timeout=seconds))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ...compat.tensorflow_private.devices import current_device
+from ...compat.tensorflow_private.strategies import current_device
 from ..arguments import shown, whole_number
 from ..environment import replicas_per_worker
 

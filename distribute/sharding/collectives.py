@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from ...compat.tensorflow_graphs.graphs import graph_function
 from ...compat.tensorflow_graphs.guarded_writes import writes_only_where_here
-from ...compat.tensorflow_private.collectives import all_gather as gather_on
-from ...compat.tensorflow_private.collectives import all_to_all, launchers_of, per_replica
+from ...compat.tensorflow_private.strategies import all_gather as gather_on
+from ...compat.tensorflow_private.strategies import all_to_all, launchers_of, per_replica
 from ..hardware.devices import computes_on_gpu
 from ..replicas import bytes_of_packs, num_replicas, replica_id
 from ..step_context import current_step, step_scope

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.keras_private.variables import VariableStandIn, plain_variable, put_inside, raw_value
-from ...compat.tensorflow_private.tapes import record_as_read, variable_without_value
+from ...compat.tensorflow_private.valueless_variables import record_as_read, variable_without_value
 from ...compat.thread_value import ThreadValue
 from ..replicas import copies_of, in_replica_context, local_copy, local_replica_index
 from ..workers.agreement import first_local_replica
