@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -18,14 +19,16 @@ _LONGEST_SWEEP = 10.0
 _PAUSE = 0.01
 
 
-def adopt_orphans() -> None:
-    """Orphaned descendants become children of this process from now on."""
-    _control(_PR_SET_CHILD_SUBREAPER, 1)
+def _control(option: int, value: int) -> None:
+    """prctl(2), on Linux; elsewhere nothing."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def die_with_parent() -> None:
-    """In a child, before it runs its program: the kernel kills it when the launcher dies (Linux; elsewhere nothing)."""
-    _control(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+adopt_orphans = functools.partial(_control, _PR_SET_CHILD_SUBREAPER, 1)
+"""Orphaned descendants become children of this process from now on."""
+die_with_parent = functools.partial(_control, _PR_SET_PDEATHSIG, int(signal.SIGKILL))
+"""In a child, before it runs its program: the kernel kills it when the launcher dies."""
 
 
 def end_descendants() -> None:
@@ -67,9 +70,3 @@ def stat_of(pid: int) -> list[str] | None:
             return file.read().rpartition(")")[2].split() or None
     except OSError:
         return None
-
-
-def _control(option: int, value: int) -> None:
-    """prctl(2), on Linux."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import sys
+from pathlib import Path
 
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
@@ -82,9 +83,9 @@ def _enter() -> None:
             number = ctypes.get_errno()
             raise OSError(number, f"unshare: {os.strerror(number)}")
         with contextlib.suppress(FileNotFoundError):
-            _write("/proc/self/setgroups", "deny")  # else the kernel rejects gid_map
-        _write("/proc/self/uid_map", f"{user} {user} 1")
-        _write("/proc/self/gid_map", f"{group} {group} 1")
+            Path("/proc/self/setgroups").write_text("deny")  # else the kernel rejects gid_map
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
     _bring_up_loopback()
 
 
@@ -97,8 +98,3 @@ def _bring_up_loopback() -> None:
         (flags,) = struct.unpack_from("h", request, 16)
         struct.pack_into("h", request, 16, flags | _UP)
         fcntl.ioctl(any_socket, _SET_FLAGS, request)
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)

@@ -128,7 +128,7 @@ class Recorder:
         self._record = Record("", 0, 0.0, since=time.time())
         self._lock = threading.Lock()
         self._position: Callable[[], str] = str
-        self._ticker = Ticker("record", self.update, lambda: _PAUSE)
+        self._ticker = Ticker("record", self.update, _PAUSE)
 
     def start(self, folder: str | None, task: str) -> None:
         """Keeps the record of a task ("worker 1", "ps 0") in the folder of UNISONO_RECORDS; without a folder, none."""
