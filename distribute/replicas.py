@@ -117,18 +117,22 @@ def _on_this_device(tensor: Any) -> Any:
     return tf.identity(tensor)
 
 
-def all_reduce_sum_packed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """`all_reduce_sum` for many small dense tensors: one collective for each dtype. Context: replica."""
-    tensors = list(tensors)
-    if len(tensors) < 2 or num_replicas() == 1:
-        return all_reduce_sum(tensors)
-    return in_packs(tensors, _by_dtype(tensors), all_reduce_sum)
-
-
-def in_packs(
-    tensors: Sequence[Any], groups: Sequence[Sequence[int]], send: Callable[[list[Any]], list[Any]]
+def all_reduce_sum_packed(
+    tensors: Sequence[Any], below: int | None = None, send: Callable[[list[Any]], list[Any]] = all_reduce_sum
 ) -> list[Any]:
-    """The results of `send`, which is given one flat tensor for each group of indices, and all others as they are."""
+    """Sums over replicas, in which small dense tensors share one collective for each dtype.
+
+    `below`: only those that certainly have fewer elements. `send` sums them, one flat tensor for each dtype, and all others
+    as they are.
+
+    Context: replica.
+    """
+    tensors = list(tensors)
+    if num_replicas() == 1:
+        return tensors
+    small = [i for i, tensor in enumerate(tensors) if below is None or _has_fewer(tensor, below)]
+    of_dtypes = _by_dtype([tensors[i] for i in small])
+    groups = [[small[i] for i in group] for group in of_dtypes if len(group) > 1]
     alone = sorted(set(range(len(tensors))).difference(*groups))
     flat = [tf.concat([tf.reshape(tensors[i], [-1]) for i in group], 0) for group in groups]
     sent = send(flat + [tensors[i] for i in alone])
@@ -140,6 +144,11 @@ def in_packs(
             part = tf.reshape(part, tensors[i].shape if known else tf.shape(tensors[i]))
             result[i] = part if known else tf.ensure_shape(part, tensors[i].shape)
     return [result[i] for i in range(len(tensors))]
+
+
+def _has_fewer(tensor: Any, elements: int) -> bool:
+    size = None if isinstance(tensor, tf.IndexedSlices) else tensor.shape.num_elements()
+    return size is not None and size < elements
 
 
 def local_copy(variable: Any) -> tf.Variable:

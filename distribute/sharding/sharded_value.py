@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -24,6 +25,8 @@ _numbers = itertools.count()
 
 
 _stand_in = ThreadValue()  # a function of a `ShardedValue`
+seen_through = _stand_in.set_to
+"""This thread sees the variable `stand_in(value)` instead of each `ShardedValue`; None: the value itself."""
 
 
 class ShardedValue(VariableStandIn):
@@ -155,13 +158,6 @@ def own_copy(variable: Any) -> Any:
     return value.own() if isinstance(value, ShardedValue) else local_copy(variable)
 
 
-def seen_through(
-    stand_in: Callable[[ShardedValue], Any] | None,
-) -> contextlib.AbstractContextManager[None]:
-    """This thread sees the variable `stand_in(value)` instead of each `ShardedValue`; None: the value itself."""
-    return _stand_in.set_to(stand_in)
-
-
 def own_part(variable: Any) -> tf.Tensor:
     """This replica's shard of a trained weight, flat, whether the weight is sharded or not. Context: replica."""
     value = raw_value(variable)
@@ -170,9 +166,8 @@ def own_part(variable: Any) -> tf.Tensor:
     return own_shard(local_copy(variable))
 
 
-def own_shards() -> contextlib.AbstractContextManager[None]:
-    """This thread sees this replica's shards instead of sharded variables. Context: replica."""
-    return seen_through(ShardedValue.own)
+own_shards = functools.partial(seen_through, ShardedValue.own)
+"""This thread sees this replica's shards instead of sharded variables. Context: replica."""
 
 
 @contextlib.contextmanager

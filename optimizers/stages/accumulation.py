@@ -96,7 +96,7 @@ class CallsOnHost:
 
     It counts while a loop runs whose steps call the optimizer once each (`once`). The device's count is read when the loop
     begins. A call that a loss scale skips counts as well: its update stays due at the k-th call. A call that anything else
-    skips does not; see `only_counted_on_device`. Of an optimizer with user code, which may call or not, nothing is
+    skips does not; see `run_stages`. Of an optimizer with user code, which may call or not, nothing is
     counted.
     """
 
@@ -136,13 +136,6 @@ def update_is_due(optimizer: Any) -> tf.Tensor:
         return (local_copy(call_count(optimizer)) + 1) % _steps(optimizer) == 0
     with tf.device(_HOST):
         return tf.equal(calls + 1, _steps(optimizer))
-
-
-def only_counted_on_device() -> None:
-    """The call of this step may be skipped without being counted, and the host cannot know. Context: replica."""
-    step = current_step()
-    if step is not None:
-        step.calls = {}
 
 
 def _steps(optimizer: Any) -> Any:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from ...compat.keras_private.optimizers import overwritten_by_gradient
 from ...compat.tensorflow_graphs.equal_operations import made_once
 from ...distribute.arguments import one_of, truth, whole_number
-from ...distribute.replicas import all_reduce_sum, in_packs, num_replicas, replica_id
+from ...distribute.replicas import all_reduce_sum, all_reduce_sum_packed, num_replicas, replica_id
 from ...distribute.step_context import current_step
 from ..checks import as_pairs, same_variables
 from .call_options import CallOptions
@@ -25,7 +25,6 @@ from .sparse_gradients import (
     Pairs,
     fit_to_send,
     is_on_gpu,
-    is_sparse,
     map_values,
     merged_rows,
     shorter,
@@ -112,12 +111,7 @@ def all_reduce_sum_pairs(grads_and_vars: Iterable[tuple[Any, Any]], pack_below: 
 @made_once()
 def reduce_packed(gradients: Sequence[Any], pack_below: int) -> list[Any]:
     """Sums over replicas; small dense gradients share one collective for each dtype. Context: replica."""
-    groups: dict[Any, list[int]] = {}
-    for index, gradient in enumerate(gradients):
-        size = None if is_sparse(gradient) else gradient.shape.num_elements()
-        if size is not None and size < pack_below:
-            groups.setdefault(gradient.dtype, []).append(index)
-    return in_packs(gradients, [group for group in groups.values() if len(group) > 1], sums)
+    return all_reduce_sum_packed(gradients, pack_below, sums)
 
 
 class Piece:

@@ -27,7 +27,7 @@ from ..building import ensure_built
 from ..rematerialization import rematerialize
 from ..update_rules.replica_rule import once_there_is_one, transform_and_apply
 from ..update_rules.sharded import aggregate_shards, record_shards, shards_state, transform_and_apply_shards
-from .accumulation import accumulate, only_counted_on_device
+from .accumulation import accumulate
 from .aggregators import aggregate
 from .call_options import CallOptions, call_options, current_options
 from .error_feedback import with_errors
@@ -93,8 +93,9 @@ def run_stages(
         finite = tf.logical_and(finite, tf.logical_not(veto))
     if watch is not None:
         finite = record_shards(watch, pairs, finite) if sharded else watch.record(pairs, finite)
-    if finite is not True and veto is None:
-        only_counted_on_device()
+    step = current_step()
+    if step is not None and finite is not True and veto is None:
+        step.calls = {}  # this call may be skipped without being counted, and the host cannot know
     keep_errors(finite)
     variables = [v for _, v in pairs]
     write: Any = functools.partial(_update, optimizer, variables, _take_collected_writes(variables), sharded)
@@ -103,7 +104,6 @@ def run_stages(
         write = once_per_copy(write)
         write = function_of_its_own(write) if has_user_code(optimizer, variables) else write
     write(finite, gradients, options.divisor())
-    step = current_step()
     if step is not None and finite is not True:
         step.finite_checks.append(finite)
     return finite

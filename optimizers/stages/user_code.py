@@ -59,26 +59,19 @@ def write_where(
     write: Callable[[], Any],
     branch: Callable[..., None] = if_true,
 ) -> None:
-    """Runs `write` where `condition`, a bool scalar, is true: in a conditional, or each old value is selected.
+    """Runs `write` where `condition`, a bool scalar, is true: in the conditional `branch`, or each old value is selected.
 
-    `branch` is the conditional. Context: replica.
+    Values are selected where variables are on a GPU: a conditional would wait for it in every step. On a CPU the conditional
+    costs nothing and saves the update. Side effects of user code must not happen in a skipped step.
+
+    Context: replica.
     """
-    if _skips_by_selecting(optimizer, variables):
+    on_gpu = variables and not tf.executing_eagerly() and is_gpu(str(own_copy(variables[0]).device))
+    if on_gpu and not has_user_code(optimizer, variables):
         with writes_only_where(condition):
             write()
     else:
         branch(condition, write)
-
-
-def _skips_by_selecting(optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Whether a skipped update is computed, and the old values are selected when it is written.
-
-    That is so where variables are on a GPU: a conditional would wait for it in every step. On a CPU the conditional costs
-    nothing and saves the update. Side effects of user code must not happen in a skipped step.
-    """
-    if tf.executing_eagerly() or not variables or not is_gpu(str(own_copy(variables[0]).device)):
-        return False
-    return not has_user_code(optimizer, list(variables))
 
 
 def makes_slices_dense(optimizer: Any) -> bool:

@@ -213,7 +213,7 @@ def register_shards(optimizer: Any, variables: Sequence[Any]) -> None:
 
 def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
     """Stages 4 and 5: writes the weights and the optimizer state, in Keras' order."""
-    with frozen_iterations(optimizer, tf.identity(tf.convert_to_tensor(optimizer.iterations))):
+    with frozen_iterations(optimizer):
         pairs, overwriting = without_overwriting(pairs)
         pairs = transform(optimizer, pairs)
         for gradient, variable in overwriting:

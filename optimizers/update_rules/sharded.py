@@ -87,7 +87,7 @@ def transform_and_apply_shards(optimizer: Any, pairs: Pairs) -> None:
 
     Where the last bit of what a replica computes differs, no other replica has that shard.
     """
-    with frozen_iterations(optimizer, tf.identity(tf.convert_to_tensor(optimizer.iterations))):
+    with frozen_iterations(optimizer):
         pairs, overwriting = without_overwriting(pairs)
         for gradient, variable in overwriting:
             optimizer.assign(variable, gradient)
