@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.data.util import structure
 
-from .dataset_graph import dataset_graph
+from .pipelines import dataset_graph, datasets_of
 
 _log = logging.getLogger("unisono")
 _PATIENCE = 70.0  # seconds; TensorFlow's tuner sleeps for no more than 60
@@ -49,8 +49,7 @@ def distributed_parts(distributed: Any) -> DistributedParts:
 
 def count_shuffles(dataset: tf.data.Dataset) -> int:
     """The `shuffle` transformations in a pipeline, those inside of functions not counted."""
-    own = int(type(dataset).__name__ == "_ShuffleDataset")
-    return own + sum(count_shuffles(part) for part in dataset._inputs())
+    return sum(type(each).__name__ == "_ShuffleDataset" for each in datasets_of(dataset))
 
 
 def batch_size(dataset: tf.data.Dataset) -> int | None:

@@ -85,6 +85,13 @@ class Transformation(NamedTuple):
         return "Parallel" in self.name
 
 
+def datasets_of(dataset: Any) -> Iterator[Any]:
+    """A pipeline's dataset of each transformation, the last first, without those in functions."""
+    yield dataset
+    for each in dataset._inputs():
+        yield from datasets_of(each)
+
+
 def transformations(dataset: Any) -> Iterator[Transformation]:
     """Every step of a pipeline, the last first. Nothing is run."""
     nodes, variables = [], []

@@ -91,8 +91,7 @@ def resolve_devices(devices: Sequence[str]) -> list[str]:
         raise ValueError(
             f'`devices` must be a list of at least one name such as "GPU:0". Received: {shown(devices)}'
         )
-    existing = [_full(tf.DeviceSpec.from_string(device.name)) for device in tf.config.list_logical_devices()]
-    found = []
+    existing, found = _existing(), []
     for name in devices:
         try:
             wanted = _full(tf.DeviceSpec.from_string(name))
@@ -109,14 +108,17 @@ def resolve_devices(devices: Sequence[str]) -> list[str]:
 
 def check_exist(argument: str, devices: Sequence[str]) -> None:
     """Raises a ValueError for devices of this process that do not exist: TensorFlow would silently use the CPU instead."""
-    there = [device.name for device in tf.config.list_logical_devices()]
-    existing = {_full(tf.DeviceSpec.from_string(name)) for name in there}
     for name in devices:
         spec = tf.DeviceSpec.from_string(name)
-        if spec.job in (None, _THIS_PROCESS) and spec.device_type and _full(spec) not in existing:
+        if spec.job in (None, _THIS_PROCESS) and spec.device_type and _full(spec) not in _existing():
+            there = [device.name for device in tf.config.list_logical_devices()]
             raise ValueError(
                 f"`{argument}` has the device {name!r}, which does not exist: there are {', '.join(there)}."
             )
+
+
+def _existing() -> list[tf.DeviceSpec]:
+    return [_full(tf.DeviceSpec.from_string(device.name)) for device in tf.config.list_logical_devices()]
 
 
 def _full(spec: tf.DeviceSpec) -> tf.DeviceSpec:

@@ -153,19 +153,13 @@ def accept_sharded_variables(strategy: tf.distribute.Strategy) -> None:
         `fn` on each copy of the variable with the copies of the arguments; shards are not copies.
     - `colocate_vars_with(variable)`, in which optimizers create their state: it is on the replicas' devices in any case.
     """
-    _update_sharded_too(strategy)
     colocate: Callable[[Any], Any] = strategy.extended.colocate_vars_with
+    original: Callable[..., Any] = strategy.extended.update
+    an_update = ThreadValue(False)  # whether this thread is in one
 
     def colocated(colocate_with_variable: Any) -> Any:
         sharded = isinstance(colocate_with_variable, ShardedValue)
         return contextlib.nullcontext() if sharded else colocate(colocate_with_variable)
-
-    strategy.extended.colocate_vars_with = colocated  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _update_sharded_too(strategy: tf.distribute.Strategy) -> None:
-    original: Callable[..., Any] = strategy.extended.update
-    an_update = ThreadValue(False)  # whether this thread is in one
 
     def update(
         var: Any, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, group: bool = True
@@ -179,6 +173,7 @@ def _update_sharded_too(strategy: tf.distribute.Strategy) -> None:
         with an_update.set_to(True):
             return fn(var, *args, **kwargs)
 
+    strategy.extended.colocate_vars_with = colocated  # pyright: ignore[reportAttributeAccessIssue]
     strategy.extended.update = update  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -54,10 +54,10 @@ def transient_weight(shard: Callable[[], tf.Tensor], shape: Sequence[int]) -> tf
     with graph.as_default():
         BackwardPass().gather_until()  # of an earlier gradient: the weight read now may depend on it
         weights = _weights_of(graph)
-        awaited = weights.last_used_with()
-        own = shard()
-        weights.add(_Gather(own, list(shape), _gathered(own, shape, awaited), awaited))
-    return weights.gathers[-1].whole
+        awaited, own = weights.last_used_with(), shard()
+        gathered = _gathered(own, shape, awaited)
+        weights.gathers[gathered.ref()] = _Gather(own, list(shape), gathered, awaited)
+    return gathered
 
 
 def _gathered(shard: tf.Tensor, shape: Sequence[int], awaited: Sequence[tf.Operation]) -> tf.Tensor:
@@ -88,26 +88,20 @@ class _Weights:
 
     def __init__(self, graph: Any) -> None:
         self.graph = graph
-        self.gathers: list[_Gather] = []
-        self._by_tensor: dict[Any, _Gather] = {}
+        self.gathers: dict[Any, _Gather] = {}  # by the reference of the whole tensor
         self._known: dict[Any, bool] = {}
-
-    def add(self, gather: _Gather) -> None:
-        """Records a gather."""
-        self.gathers.append(gather)
-        self._by_tensor[gather.whole.ref()] = gather
 
     def last_used_with(self) -> Sequence[tf.Operation]:
         """The first operation that uses the weight read last, if there is one already."""
         if not self.gathers:
             return ()
-        for use in self.uses(self.gathers[-1].whole):
-            return self.others(use)
-        return self.gathers[-1].awaited
+        last = next(reversed(self.gathers.values()))
+        uses = self._uses(last.whole)
+        return self.others(uses[0]) if uses else last.awaited
 
     def has(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor depends on weights alone."""
-        return tensor.ref() in self._by_tensor or tensor.op.type in KEPT or self.makes(tensor.op)
+        return tensor.ref() in self.gathers or tensor.op.type in KEPT or self.makes(tensor.op)
 
     def makes(self, op: tf.Operation) -> bool:
         """Whether all inputs of an operation depend on weights alone."""
@@ -116,7 +110,7 @@ class _Weights:
             self._known[op.name] = bool(op.inputs) and is_stateless(op) and all(map(self.has, op.inputs))
         return self._known[op.name]
 
-    def uses(self, tensor: tf.Tensor) -> list[tf.Operation]:
+    def _uses(self, tensor: tf.Tensor) -> list[tf.Operation]:
         """The operations that use a weight, or its cast, with another input; in their order."""
         found, todo = {}, [tensor]
         while todo:
@@ -132,8 +126,8 @@ class _Weights:
 
     def made_of(self, tensor: tf.Tensor) -> Iterator[_Gather]:
         """The weights that a tensor depends on."""
-        if tensor.ref() in self._by_tensor:
-            yield self._by_tensor[tensor.ref()]
+        if tensor.ref() in self.gathers:
+            yield self.gathers[tensor.ref()]
         elif tensor.op.type not in KEPT:
             for each in tensor.op.inputs:
                 yield from self.made_of(each)
@@ -165,7 +159,7 @@ class BackwardPass:
 
     def _found(self) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
         """Each operation of the backward pass that reads a tensor that the forward pass made of weights alone."""
-        seen, todo = set(), [gather.whole for gather in self._weights.gathers]
+        seen, todo = set(), [gather.whole for gather in self._weights.gathers.values()]
         while todo:
             tensor = todo.pop()
             for op in {each.name: each for each in tensor.consumers()}.values():
