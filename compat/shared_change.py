@@ -9,7 +9,7 @@ from typing import Any
 
 
 def shared_change(
-    make: Callable[[], None], undo: Callable[[], None]
+    make: Callable[[], object], undo: Callable[[], object]
 ) -> Callable[[], contextlib.AbstractContextManager[None]]:
     """A context manager inside of which a change holds. Counts the users inside, in all threads."""
     lock = threading.Lock()

@@ -84,8 +84,7 @@ def wait_for_accelerators() -> None:
 def resolve_devices(devices: Sequence[str]) -> list[str]:
     """The full names of devices: "/job:localhost/replica:0/task:0/device:GPU:0" for "GPU:0" (of this process).
 
-    Raises:
-        ValueError: a device does not exist; the message lists the existing ones.
+    A ValueError for a device that does not exist lists the existing ones.
     """
     if not isinstance(devices, list | tuple) or not devices:
         raise ValueError(

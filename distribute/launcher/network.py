@@ -30,12 +30,9 @@ def enter_private_network() -> None:
     These servers execute every graph that they receive, and listen on all interfaces. A namespace with only a loopback
     interface makes them unreachable for other machines and users, and blocks all connections to the outside.
 
-    Source: unshare(2), user_namespaces(7), network_namespaces(7), netdevice(7).
+    Where the kernel does not allow it, an OSError says what was tried, and the process has not moved.
 
-    Raises:
-        OSError: the kernel does not allow it; the message says what was tried. The process has not moved.
-
-    Context: a process that has one thread.
+    Source: unshare(2), user_namespaces(7), network_namespaces(7), netdevice(7). Context: a process that has one thread.
     """
     if not sys.platform.startswith("linux"):
         raise OSError(f"{sys.platform} has no network namespaces")

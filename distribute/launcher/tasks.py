@@ -44,11 +44,7 @@ class Task:
 
 
 def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
-    """The processes of one attempt, with fresh ports; `script` includes its arguments.
-
-    Raises:
-        ValueError: the machine has GPUs, but fewer than the layout needs.
-    """
+    """The processes of one attempt, with fresh ports; a ValueError if the machine has GPUs, but fewer than are needed."""
     common = {
         "PYTHONUNBUFFERED": "1",
         environment.TIMEOUT: f"{layout.timeout:g}",

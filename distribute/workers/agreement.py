@@ -94,17 +94,12 @@ def check_same_everywhere(
     strategy: tf.distribute.Strategy | None = None,
     with_chief: bool = False,
 ) -> None:
-    """Raises where workers differ in values that must be the same. All workers must call it.
+    """Raises a ValueError where workers differ in values that must be the same. All workers must call it.
 
-    Args:
-        values: name -> JSON value, for instance `{"number of rows of `x`": 1797}`; short ones, hashes of long ones.
-        what: the subject of the comparison, for the message, for instance "the arguments of fit".
-        strategy: whose workers. None: the current strategy's.
-        with_chief: whether each worker compares with the chief alone, and the chief with all: for frequent comparisons.
-
-    Raises:
-        ValueError: a value differs; the message names the workers, the value on each and the fix.
-        TimeoutError: a worker did not reach this point in time.
+    `values` are short JSON values, hashes of long ones, by names such as "number of rows of `x`". `what` is the subject of
+    the comparison, for the message, for instance "the arguments of fit". With `with_chief` each worker compares with the
+    chief alone, and the chief with all: for frequent comparisons. A worker that does not reach this point in time is a
+    TimeoutError.
     """
     me, workers = place_among_workers(strategy)
     if workers == 1:

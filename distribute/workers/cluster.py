@@ -95,11 +95,7 @@ def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
 
 
 def read_tf_config(environ: Mapping[str, str]) -> Cluster | None:
-    """The cluster in `environ["TF_CONFIG"]`; None where that is missing or names no cluster.
-
-    Raises:
-        ClusterError: one sentence for each possible mistake.
-    """
+    """The cluster in `environ["TF_CONFIG"]`; None where that is missing or names none. A `ClusterError` for each mistake."""
     text = environ.get("TF_CONFIG")
     if text is None:
         return None

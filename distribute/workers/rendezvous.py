@@ -49,12 +49,9 @@ class _Identity:
 def rendezvous(cluster: Cluster, timeout: float, program: str = "") -> None:
     """Waits until every worker of the cluster is present, at most `timeout` seconds in all.
 
-    `program` is a digest of the program that every worker must run; "" is not compared.
-
-    Raises:
-        ClusterError: this worker's port is taken, or a peer has another description of the cluster or another program,
-            belongs to another run, or has another worker's number.
-        TimeoutError: a worker is not present in time; the message names it.
+    `program` is a digest of the program that every worker must run; "" is not compared. It is a `ClusterError` if this
+    worker's port is taken, or a peer has another description of the cluster or another program, belongs to another run, or
+    has another worker's number. The TimeoutError names the workers that are not present in time.
     """
     attempt = _Rendezvous(cluster, program, time.monotonic() + timeout)
     with attempt.answering():

@@ -57,17 +57,13 @@ def run_stages(
     conditional, in a loop, under XLA. Where all replicas share one copy they run once (`distribute.replicas.once_per_copy`);
     with accumulation, at every k-th call, on the weighted mean of the k gradients.
 
-    Args:
-        optimizer: `unisono.optimizers.Optimizer`; built here if it is not.
-        grads_and_vars: this replica's gradients (dense, `tf.IndexedSlices` or None) and their variables.
-        scale: scalar by which the loss was multiplied, next to the optimizer's own `loss_scale_factor`.
-        check_finite: whether to skip the update, every bit unchanged, unless all aggregated gradients are finite.
-        veto: bool scalar tensor, the same on every replica; with `check_finite`: true skips the update in any case.
-        options: None: those of the call that this thread is in.
+    The optimizer is built here if it is not. The gradients are this replica's: dense, `tf.IndexedSlices` or None. The loss
+    was multiplied by `scale`, next to the optimizer's own `loss_scale_factor`. With `check_finite` the update is skipped,
+    every bit unchanged, unless all aggregated gradients are finite; `veto`, a bool scalar that is the same on every replica,
+    skips it in any case. `options` are by default those of the call that this thread is in.
 
-    Returns:
-        The finite check: bool scalar tensor, the same on every replica, true if the update was applied. Without
-        `check_finite` the constant True. A tensor is also appended to `current_step().finite_checks`.
+    Returns the finite check: bool scalar tensor, the same on every replica, true if the update was applied. Without
+    `check_finite` it is the constant True. A tensor is also appended to `current_step().finite_checks`.
 
     Context: replica, or cross-replica (then each replica takes its own part of `PerReplica` gradients).
     """
