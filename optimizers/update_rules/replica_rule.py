@@ -20,6 +20,7 @@ from ...compat.keras_private.optimizers import (
     averages_of,
     decays,
     know_variable,
+    own_learning_rate,
     state_of,
     trained_variables,
     variable_key,
@@ -33,6 +34,7 @@ from ...distribute.replicas import in_replica_context, local_copy
 from ...distribute.sharding.row_sharding import rows_per_shard, state_devices
 from ...distribute.sharding.sharded_value import TensorInPlace, own_copy
 from .. import checks
+from ..settings import check_learning_rate
 from ..stages import clipping
 from ..stages.aggregators import without_overwriting
 from ..stages.call_options import frozen_iterations
@@ -41,7 +43,7 @@ from ..stages.user_code import is_elementwise, is_of_keras, needs_no_names, writ
 
 
 class ReplicaRule(keras.optimizers.Optimizer):
-    """How an update rule reads and writes: assignments, clipping, weight decay and moving averages of one replica.
+    """How an update rule reads and writes: assignments, clipping, weight decay, moving averages, the learning rate.
 
     Context: its methods run where variables are written (`distribute.replicas.once_per_copy`).
     """
@@ -139,6 +141,31 @@ class ReplicaRule(keras.optimizers.Optimizer):
             for variable, average in zip(trainable_variables, averages_of(self)):
                 if average is not None:
                     _copy(variable).assign(_copy(average))
+
+    def _get_current_learning_rate(self) -> Any:
+        rate = own_learning_rate(self)
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            return rate(self.iterations)
+        return super()._get_current_learning_rate()
+
+    @property
+    def learning_rate(self) -> Any:
+        """As `keras.optimizers.Optimizer.learning_rate`."""
+        return keras.optimizers.Optimizer.learning_rate.fget(self)  # type: ignore[attr-defined]
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        check_learning_rate(value)
+        keras.optimizers.Optimizer.learning_rate.fset(self, value)  # type: ignore[attr-defined]
+
+    def learning_rate_for(self, variables: Sequence[Any]) -> Any:
+        """The learning rate of this update; read once where no variable needs another dtype."""
+        rate = self.learning_rate
+        if isinstance(rate, keras.Variable) and all(
+            tf.as_dtype(v.dtype) == tf.as_dtype(rate.dtype) for v in variables
+        ):
+            return tf.identity(local_copy(rate))
+        return rate
 
 
 def _copy(variable: Any) -> Any:
