@@ -21,6 +21,7 @@ from ..compat.tensorflow_graphs.edges import (
     read_instead,
 )
 from ..distribute.replicas import local_replica_index
+from ..distribute.sharding.transient_weights import holds_numbers
 from ..distribute.step_context import current_step
 
 _KEPT = ("Const", "Placeholder", "ReadVariableOp")  # they take little or no memory
@@ -123,7 +124,7 @@ class _Rematerialized:
 
     def _arriving(self, op: tf.Operation) -> list[tf.Tensor]:
         """The gradients that an operation of the backward pass reads: numbers that were made after the call."""
-        return [t for t in op.inputs if _is_of_numbers(t) and number_of(t.op) >= self._call.last]
+        return [t for t in op.inputs if holds_numbers(t) and number_of(t.op) >= self._call.last]
 
     def _operations(self) -> dict[str, tf.Operation]:
         """The operations of the call that lead to its results and can be rematerialized."""
@@ -145,7 +146,7 @@ class _Rematerialized:
         for tensor in itertools.chain.from_iterable(op.outputs for op in self._inside.values()):
             if tensor.ref() not in self._results:
                 for op in {each.name: each for each in tensor.consumers()}.values():
-                    if is_of_a_gradient(op) and any(map(_is_of_numbers, op.outputs)):
+                    if is_of_a_gradient(op) and any(map(holds_numbers, op.outputs)):
                         yield op, tensor
 
     def _needed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Operation]:
@@ -167,7 +168,3 @@ class _Rematerialized:
             with tf.device(tensor.op.device):
                 self._copies[tensor.ref()] = tf.identity(tensor)
         return self._copies[tensor.ref()]
-
-
-def _is_of_numbers(tensor: tf.Tensor) -> bool:
-    return tensor.dtype.is_floating or tensor.dtype.is_complex

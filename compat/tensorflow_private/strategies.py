@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +18,8 @@ from tensorflow.python.ops.collective_ops import all_to_all_v2
 
 from ..shared_change import shared_change
 from ..thread_value import ThreadValue
+
+__all__ = ["PerReplica"]  # one value for each local replica, as `merge_call` returns them
 
 
 def bytes_per_pack(strategy: tf.distribute.Strategy) -> int:
@@ -140,11 +142,6 @@ def all_gather(launcher: Any, shard: tf.Tensor) -> tf.Tensor:
     gathered: Any = launcher._all_gather(shard, None)
     gathered.set_shape([launcher._group_size * shard.shape[0], *shard.shape[1:]])
     return gathered
-
-
-def per_replica(values: Sequence[Any]) -> Any:
-    """One value for each local replica, as `merge_call` returns them."""
-    return PerReplica(list(values))
 
 
 current_device = device_util.current

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from ...compat.tensorflow_graphs.graphs import graph_function
 from ...compat.tensorflow_graphs.guarded_writes import writes_only_where_here
+from ...compat.tensorflow_private.strategies import PerReplica, all_to_all, launchers_of
 from ...compat.tensorflow_private.strategies import all_gather as gather_on
-from ...compat.tensorflow_private.strategies import all_to_all, launchers_of, per_replica
 from ..hardware.devices import computes_on_gpu
 from ..replicas import bytes_of_packs, num_replicas, replica_id
 from ..step_context import current_step, step_scope
@@ -125,8 +125,8 @@ def _together(exchange: _Exchange, mine: tf.Tensor) -> tf.Tensor:
     def across(strategy: tf.distribute.Strategy, values: Any) -> Any:
         local = list(strategy.experimental_local_results(values))
         if len(local) == strategy.num_replicas_in_sync:
-            return per_replica(exchange.copied(local))
-        return per_replica(_over_workers(strategy, exchange, local))
+            return PerReplica(exchange.copied(local))
+        return PerReplica(_over_workers(strategy, exchange, local))
 
     return tf.distribute.get_replica_context().merge_call(across, args=(tf.identity(mine),))
 

@@ -23,7 +23,7 @@ from ...compat.patches import wrap
 from ...compat.thread_value import ThreadValue
 from ..arguments import one_of, shown
 from ..pipeline.pipeline import Pipeline
-from .sharded_value import ShardedValue, is_shardable, sharded_weight
+from .sharded_value import ShardedValue, is_shardable, is_sharded, sharded_weight
 
 LEVELS = ("optimizer", "gradients", "weights")
 SHARDABLE = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -127,12 +127,8 @@ def _whole_under(strategy: tf.distribute.Strategy, owner: Any, level: str) -> It
     if issubclass(kind, keras.optimizers.Optimizer) and vars(owner).get("built"):
         found = unsharded_state(owner)
     elif level == "weights" and issubclass(kind, keras.Variable):
-        found = [owner] if is_shardable(owner, owner.shape or ()) and not _is_sharded(owner) else []
+        found = [owner] if is_shardable(owner, owner.shape or ()) and not is_sharded(owner) else []
     return (v for v in found if getattr(raw_value(v), "distribute_strategy", None) is strategy)
-
-
-def _is_sharded(variable: keras.Variable) -> bool:
-    return isinstance(raw_value(variable), ShardedValue)
 
 
 def unsharded_state(optimizer: Any) -> list[keras.Variable]:
@@ -142,7 +138,7 @@ def unsharded_state(optimizer: Any) -> list[keras.Variable]:
     return [
         v
         for v in own_variables(optimizer)
-        if tuple(v.shape) in shapes and id(v) not in others and not _is_sharded(v)
+        if tuple(v.shape) in shapes and id(v) not in others and not is_sharded(v)
     ]
 
 

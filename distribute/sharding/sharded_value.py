@@ -152,18 +152,20 @@ class TensorInPlace(VariableStandIn):
         return self.tensor
 
 
+def is_sharded(variable: Any) -> bool:
+    """Whether the value of a Keras variable has one shard on each replica."""
+    return isinstance(raw_value(variable), ShardedValue)
+
+
 def own_copy(variable: Any) -> Any:
     """This replica's part of a variable: its shard, or its copy. Context: replica."""
-    value = raw_value(variable)
-    return value.own() if isinstance(value, ShardedValue) else local_copy(variable)
+    return raw_value(variable).own() if is_sharded(variable) else local_copy(variable)
 
 
 def own_part(variable: Any) -> tf.Tensor:
     """This replica's shard of a trained weight, flat, whether the weight is sharded or not. Context: replica."""
-    value = raw_value(variable)
-    if isinstance(value, ShardedValue):
-        return tf.convert_to_tensor(value.own())
-    return own_shard(local_copy(variable))
+    copy = own_copy(variable)
+    return tf.convert_to_tensor(copy) if is_sharded(variable) else own_shard(copy)
 
 
 own_shards = functools.partial(seen_through, ShardedValue.own)
@@ -197,7 +199,9 @@ def created_in_shards(strategy: Any, shape: Sequence[int], initializer: Any) -> 
     The initial value of a constant initializer never has its full size in memory.
     """
     constant = keras.initializers.get(initializer)
-    fill = getattr(constant, "value", 0.0) if _is_constant(constant) else None
+    fill = getattr(constant, "value", 0.0)
+    if type(constant) not in (keras.initializers.Zeros, keras.initializers.Constant) or np.ndim(fill):
+        fill = None
 
     def create(next_creator: Any, **kwargs: Any) -> Any:
         value = ShardedValue(strategy, shape, kwargs["dtype"], kwargs.get("name") or "Variable", fill or 0.0)
@@ -208,13 +212,6 @@ def created_in_shards(strategy: Any, shape: Sequence[int], initializer: Any) -> 
 
     with tf.variable_creator_scope(create):
         yield
-
-
-def _is_constant(initializer: Any) -> bool:
-    return (
-        type(initializer) in (keras.initializers.Zeros, keras.initializers.Constant)
-        and np.ndim(getattr(initializer, "value", 0.0)) == 0
-    )
 
 
 def shard_variable(variable: keras.Variable, strategy: tf.distribute.Strategy) -> None:

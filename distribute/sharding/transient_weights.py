@@ -70,6 +70,11 @@ def _weights_of(graph: Any) -> _Weights:
     return held_by(graph, f"gathered weights, replica {local_replica_index()}", _Weights)
 
 
+def holds_numbers(tensor: tf.Tensor) -> bool:
+    """Whether a tensor has floating point numbers, as activations and gradients do: no shape, index or condition."""
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
+
+
 def held_by(graph: Any, name: str, make: Callable[[Any], Any]) -> Any:
     """An object that a graph holds under a name, created on first use; inner and outer graphs share it."""
     held = graph.get_collection_ref(name)

@@ -29,6 +29,7 @@ from ...distribute.sharding.sharded_value import (
     ShardedValue,
     TensorInPlace,
     created_in_shards,
+    is_sharded,
     own_copy,
     own_part,
     own_shards,
@@ -176,7 +177,7 @@ def _updated_shards(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
     shards = {id(v): _shard_of(optimizer, v) for _, v in pairs}
     if pairs:
         places = list(shards.values())
-        state = [(v, raw_value(v).shards[0].shape) for v in own_variables(optimizer) if _in_shards(v)]
+        state = [(v, raw_value(v).shards[0].shape) for v in own_variables(optimizer) if is_sharded(v)]
         with own_shards(), with_shapes(state):
             optimizer._backend_update_step([g for g, _ in pairs], places, optimizer.learning_rate_for(places))
     return shards
@@ -238,22 +239,18 @@ def _write_weights(variables: Sequence[Any], shards: Sequence[tf.Tensor]) -> Non
     """Writes new shards of weights: sharded weights keep them, of the others the whole is all-gathered."""
     new = list(zip(variables, shards))
     for variable, shard in new:
-        if _in_shards(variable):
+        if is_sharded(variable):
             own_copy(variable).assign(shard)
-    copied = [(v, shard) for v, shard in new if not _in_shards(v)]
+    copied = [(v, shard) for v, shard in new if not is_sharded(v)]
     wholes = all_gather([shard for _, shard in copied], [list(v.shape) for v, _ in copied])
     for (variable, _), value in zip(copied, wholes):
         local_copy(variable).assign(value)
 
 
-def _in_shards(variable: Any) -> bool:
-    return isinstance(raw_value(variable), ShardedValue)
-
-
 def _constrain(optimizer: Any, variables: Sequence[Any]) -> None:
-    copied = [v for v in variables if not _in_shards(v)]
+    copied = [v for v in variables if not is_sharded(v)]
     for variable in variables:
-        if _in_shards(variable):
+        if is_sharded(variable):
             value = raw_value(variable)
             value.assign(variable.constraint(value.read_value()))
     if copied:
