@@ -123,9 +123,7 @@ def all_reduce_sum_packed(
     """Sums over replicas, in which small dense tensors share one collective for each dtype.
 
     `below`: only those that certainly have fewer elements. `send` sums them, one flat tensor for each dtype, and all others
-    as they are.
-
-    Context: replica.
+    as they are. Context: replica.
     """
     tensors = list(tensors)
     if num_replicas() == 1:
@@ -154,9 +152,7 @@ def _has_fewer(tensor: Any, elements: int) -> bool:
 def local_copy(variable: Any) -> tf.Variable:
     """The copy of a Keras, TensorFlow or distributed variable that this replica reads and may write: a plain `tf.Variable`.
 
-    Writes to it do not affect other replicas, except where all share one copy (`CentralStorageStrategy`).
-
-    Context: replica.
+    Writes to it do not affect other replicas, except where all share one copy (`CentralStorageStrategy`). Context: replica.
     """
     value = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
     if not isinstance(value, tf.distribute.DistributedValues):
@@ -176,10 +172,7 @@ def copies_of(variable: Any) -> tuple[Any, ...]:
 
 
 def local_replica_index() -> int:
-    """This replica's number within its worker, known while tracing.
-
-    Context: replica.
-    """
+    """This replica's number within its worker, known while tracing. Context: replica."""
     known = traced_replica()
     if known is not None:
         return known
@@ -202,9 +195,7 @@ def once_per_copy(fn: Callable[..., Any]) -> Callable[..., Any]:
     Where every replica has its own copies, this is `fn` itself: each replica writes its own, and the arguments must be equal
     on all replicas for the copies to stay equal. Where all share one copy, it runs once, with the first replica's arguments;
     on parameter servers, while no other worker writes. Inside `fn` write through `local_copy(variable)` or
-    `keras.Optimizer.assign`; `tf.cond` is allowed.
-
-    Context: replica; without a strategy any.
+    `keras.Optimizer.assign`; `tf.cond` is allowed. Context: replica; without a strategy any.
     """
     context = tf.distribute.get_replica_context()
     if context is None or not shares_variables():
@@ -225,9 +216,7 @@ def function_of_its_own(fn: Callable[..., None]) -> Callable[..., None]:
     The replicas of a worker share one graph, and Grappler sorts the terms of a sum of three or more by the names of their
     operations (`a + b + c` and `tf.add_n` alike). The names differ between replicas, and with them the order of the sum. As
     a separate function, `fn` has the same operation names on each replica and is optimized alike. It begins when all its
-    arguments are ready.
-
-    Context: replica. With one replica, where all share one copy, and eagerly it is `fn` itself.
+    arguments are ready. Context: replica. With one replica, where all share one copy, and eagerly it is `fn` itself.
     """
     if tf.executing_eagerly() or num_replicas() == 1 or shares_variables():
         return fn
@@ -235,10 +224,7 @@ def function_of_its_own(fn: Callable[..., None]) -> Callable[..., None]:
 
 
 def of_first_replica(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The first replica's tensors, on every replica; the shapes are equal on all.
-
-    Context: replica.
-    """
+    """The first replica's tensors, on every replica; the shapes are equal on all. Context: replica."""
     if num_replicas() == 1:
         return list(tensors)
     step, first = current_step(), tf.equal(replica_id(), 0)

@@ -37,9 +37,7 @@ class ShardedValue(VariableStandIn):
     replaces it with another stand-in.
 
     `shape` is that of the whole value, and `fill` the initial value of all elements. `shards` are the variables of the local
-    replicas, flat, on their devices.
-
-    Context: eager.
+    replicas, flat, on their devices. Context: eager.
     """
 
     def __init__(
@@ -98,9 +96,7 @@ class ShardedValue(VariableStandIn):
 class ShardedWeight(ShardedValue):
     """A sharded weight: all-gathered where a step reads it, for as long as the step uses it.
 
-    Its gradient is that of the whole weight. Arguments and attributes as `ShardedValue`.
-
-    Context: eager.
+    Its gradient is that of the whole weight. Arguments and attributes as `ShardedValue`. Context: eager.
     """
 
     trainable = True
@@ -236,9 +232,7 @@ def sharded_weight(
     """The value of a Keras variable that is being created under a strategy; None: as without sharding.
 
     `value` is an array, a tensor, or a function that makes one of the variable's shape. Over several workers the
-    chief's counts.
-
-    Context: eager, on every worker.
+    chief's counts. Context: eager, on every worker.
     """
     shape = tuple(variable.shape) if callable(value) else tuple(np.shape(value))
     if not is_shardable(variable, shape) or isinstance(value, tf.Variable) or not tf.executing_eagerly():

@@ -44,9 +44,7 @@ def transient_weight(shard: Callable[[], tf.Tensor], shape: Sequence[int]) -> tf
     is changed after the gradient was taken. Each gather waits for the first use of the previous weight: at most two
     have their full size.
 
-    In a function, branch or loop that the replica's code traces, it is gathered before that begins.
-
-    Context: replica.
+    In a function, branch or loop that the replica's code traces, it is gathered before that begins. Context: replica.
     """
     graph = graph_of_replica()
     if graph is None:

@@ -38,9 +38,7 @@ def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = 
     """The float64 values of each worker, in the order of the workers; every worker gets all of them.
 
     It costs one small all-reduce; with one worker nothing. All workers must call it, at the same point of the program,
-    with the same count of values.
-
-    Context: host, cross-replica.
+    with the same count of values. Context: host, cross-replica.
     """
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
     me, workers = place_among_workers(strategy)
