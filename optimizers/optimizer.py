@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ from ..distribute.sharding.row_sharding import created_in_rows
 from ..distribute.variables import prepare_variables
 from . import checks
 from .adoption import register_class
+from .checks import GradsAndVars, Pairs
 from .saved_state import SavedState
 from .stages import accumulation
 from .stages.aggregated_gradients import after_aggregation, aggregate_alone
@@ -24,7 +25,6 @@ from .stages.run_stages import run_stages
 from .update_rules.replica_rule import ReplicaRule, register_shards
 from .update_rules.sharded import created_as_shards
 
-Pairs = list[tuple[Any, Any]]
 Stage = Callable[[Pairs], Pairs]
 
 
@@ -97,7 +97,7 @@ class Optimizer(SavedState, ReplicaRule):
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(
         self,
-        grads_and_vars: Iterable[tuple[Any, Any]],
+        grads_and_vars: GradsAndVars,
         name: str | None = None,
         skip_gradients_aggregation: bool = False,
         *,
@@ -153,7 +153,7 @@ class Optimizer(SavedState, ReplicaRule):
         run_stages(self, pairs, options=options)
 
     @tf.autograph.experimental.do_not_convert
-    def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
+    def aggregate_gradients(self, grads_and_vars: GradsAndVars) -> Pairs:
         """The gradients of the global batch, the same on every replica: aggregated and unscaled, not yet applied.
 
             pairs = optimizer.aggregate_gradients(zip(gradients, variables))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -33,7 +33,7 @@ class _Memory:
 
 def aggregate_alone(
     optimizer: Any,
-    grads_and_vars: Iterable[tuple[Any, Any]],
+    grads_and_vars: checks.GradsAndVars,
     inner: Any = None,
     scale: Any = None,
     widen: Any = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -38,7 +38,7 @@ from .user_code import has_user_code, if_true, write_where
 @tf.autograph.experimental.do_not_convert
 def run_stages(
     optimizer: Any,
-    grads_and_vars: Iterable[tuple[Any, Any]],
+    grads_and_vars: checks.GradsAndVars,
     *,
     scale: Any = None,
     check_finite: bool = False,
