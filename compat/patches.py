@@ -235,7 +235,9 @@ def _replaced_for(only_for: tuple[str, ...]) -> Callable[[], contextlib.Abstract
     )
 
 
-_replaced = {only_for: _replaced_for(only_for) for only_for in {each.only_for for each in REPLACED}}
+_replaced = {
+    only_for: _replaced_for(only_for) for only_for in dict.fromkeys(each.only_for for each in REPLACED)
+}
 
 
 def wrap(name: str, around: Callable[..., Any]) -> None:
