@@ -94,7 +94,7 @@ def _packs(tensors: Sequence[Any]) -> Any:
 
 def bytes_of_packs(strategy: Any = None) -> int:
     """The maximum bytes of a collective of many tensors, by the user or by us, for a strategy (None: the current one)."""
-    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    strategy = strategy or tf.distribute.get_strategy()
     return bytes_per_pack(strategy) or (_BYTES_PER_PACK_OF_GPUS if _on_gpus(strategy) else _BYTES_PER_PACK)
 
 
@@ -183,7 +183,7 @@ def local_replica_index() -> int:
 def shares_variables(strategy: Any = None) -> bool:
     """Whether the replicas of a strategy, by default the current one, read and write one common copy of every variable."""
     return isinstance(
-        tf.distribute.get_strategy() if strategy is None else strategy,
+        strategy or tf.distribute.get_strategy(),
         tf.distribute.experimental.CentralStorageStrategy
         | tf.distribute.experimental.ParameterServerStrategy,
     )

@@ -217,7 +217,7 @@ class Optimizer(SavedState, ReplicaRule):
             raise ValueError(
                 "`var_list` must be variables, such as `model.trainable_variables`. Received: None"
             )
-        recorder: Any = tf.GradientTape() if tape is None else tape
+        recorder: Any = tape or tf.GradientTape()
         if callable(loss):
             with recorder:
                 if not callable(var_list):

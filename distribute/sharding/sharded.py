@@ -99,7 +99,7 @@ def _initialize(original: Callable[..., None], variable: keras.Variable, value: 
 
 def level_of(strategy: Any = None) -> str | None:
     """The level of sharding of a strategy (None: the current one); None: nothing is sharded."""
-    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    strategy = strategy or tf.distribute.get_strategy()
     return _levels.get(strategy) if strategy.num_replicas_in_sync > 1 else None
 
 

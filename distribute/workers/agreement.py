@@ -40,7 +40,7 @@ def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = 
     It costs one small all-reduce; with one worker nothing. All workers must call it, at the same point of the program,
     with the same count of values. Context: host, cross-replica.
     """
-    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    strategy = strategy or tf.distribute.get_strategy()
     me, workers = place_among_workers(strategy)
     if workers == 1:
         return [[float(value) for value in values]]
@@ -149,7 +149,7 @@ def _compare(what: str, me: int, mine: dict[str, Any], other: int, theirs: dict[
 
 def place_among_workers(strategy: Any = None) -> tuple[int, int]:
     """This worker's number, and how many train together; (0, 1) for a strategy (None: the current) of one process."""
-    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    strategy = strategy or tf.distribute.get_strategy()
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return 0, 1
     cluster = cluster_of(strategy.cluster_resolver)
