@@ -148,13 +148,9 @@ class ReplicaRule(keras.optimizers.Optimizer):
             return rate(self.iterations)
         return super()._get_current_learning_rate()
 
-    @property
-    def learning_rate(self) -> Any:
-        """As `keras.optimizers.Optimizer.learning_rate`."""
-        return keras.optimizers.Optimizer.learning_rate.fget(self)  # type: ignore[attr-defined]
-
-    @learning_rate.setter
+    @keras.optimizers.Optimizer.learning_rate.setter  # type: ignore[attr-defined]
     def learning_rate(self, value: Any) -> None:
+        """As `keras.optimizers.Optimizer.learning_rate`, checked when it is set."""
         check_learning_rate(value)
         keras.optimizers.Optimizer.learning_rate.fset(self, value)  # type: ignore[attr-defined]
 
