@@ -82,9 +82,8 @@ def _packs(tensors: Sequence[Any]) -> Any:
     """
     strategy = tf.distribute.get_strategy()
     workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    if not (workers or isinstance(strategy, tf.distribute.MirroredStrategy)):
-        return None
-    if not (workers or _on_gpus(strategy)) or bytes_per_pack(strategy):
+    gpus = isinstance(strategy, tf.distribute.MirroredStrategy) and _on_gpus(strategy)
+    if not (workers or gpus) or bytes_per_pack(strategy):
         return None
     dense = [t for t in tensors if not isinstance(t, tf.IndexedSlices)]
     if len(dense) < 2 or any(t.shape.num_elements() is None for t in dense):

@@ -70,9 +70,7 @@ class Cluster:
     @property
     def is_chief(self) -> bool:
         """Whether this process writes files, logs and the progress bar: the chief, or worker 0 without a chief."""
-        if self.task_type == "chief":
-            return True
-        return self.task_type == "worker" and self.task_index == 0 and not self.jobs.get("chief")
+        return self.address in self.workers[:1]
 
 
 def cluster_of(resolver: Any) -> Cluster | None:
