@@ -82,11 +82,10 @@ def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
 
 def state_of(optimizer: keras.optimizers.Optimizer) -> Callable[[Any], list[Any]]:
     """The optimizer state of a trained variable: its item of every list with one for each of them (momentums, averages)."""
-    number, every = len(trained_variables(optimizer)), own_variables(optimizer)
-    lists = [each for each in vars(optimizer).values() if isinstance(each, list) and len(each) == number]
-    lists = [
-        each for each in lists if each is not every
-    ]  # count, rate and all state, in the order of creation
+    number = len(trained_variables(optimizer))
+    every = own_variables(optimizer)  # count, rate and all state, in the order of creation
+    lists = [each for each in vars(optimizer).values() if isinstance(each, list) and each is not every]
+    lists = [each for each in lists if len(each) == number]
 
     def state(variable: Any) -> list[Any]:
         index = optimizer._get_variable_index(variable)

@@ -39,9 +39,7 @@ class ErrorRecord:
     text: str  # its message; a long one without its middle
     place: str  # the innermost line of the user's code, "" where there is none
     time: float  # `time.time()`
-    blame: Blame | None = (
-        None  # where it is a consequence: it reports other processes that were lost or failed
-    )
+    blame: Blame | None = None  # where it is a consequence: it reports others that were lost or failed
 
 
 @dataclasses.dataclass
