@@ -94,7 +94,7 @@ def check_same_everywhere(
 ) -> None:
     """Raises a ValueError where workers differ in values that must be the same. All workers must call it.
 
-    `values` are short JSON values, hashes of long ones, by names such as "number of samples of `x`". `what` is the subject of
+    `values` are short JSON values, hashes of long ones, by names such as "samples of `x`". `what` is the subject of
     the comparison, for the message, for instance "the arguments of fit". With `with_chief` each worker compares with the
     chief alone, and the chief with all: for frequent comparisons. A worker that does not reach this point in time is a
     TimeoutError.

@@ -221,8 +221,7 @@ def test_thread_without_a_step_calls_the_original_while_another_computes_one(key
 
     given = [types.SimpleNamespace(dtype="float32", built=False, reduction="sum") for _ in ARGUMENTS[key]]
     given = given[:3] if key.startswith("while_loop") else given[:2] if key.startswith("cond") else given
-    (change,) = (each for each in patches.REPLACED if each.key == key)
-    function = change.make(original)
+    function = {each.key: each for each in REPLACED}[key].make(original)
     for custom_step in (False, True):
         with Elsewhere(in_a_step):
             if custom_step:

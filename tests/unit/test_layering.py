@@ -143,11 +143,8 @@ def test_private_names_are_touched_in_compat_only(package):
                 raise AssertionError(f"{path.relative_to(ROOT)} touches {ast.unparse(node)}")
 
 
-PUBLIC_THOUGH = {
-    "_current_frames",
-    "_exit",
-    "_fields",
-}  # `sys._current_frames`, `os._exit`, and the fields of named tuples: documented despite their names
+# `sys._current_frames`, `os._exit`, and the fields of named tuples: documented despite their names.
+PUBLIC_THOUGH = {"_current_frames", "_exit", "_fields"}
 
 
 def attributes(tree: ast.Module) -> Iterator[tuple[str, str]]:
