@@ -158,7 +158,7 @@ def bare(
     """All-reduces as many bytes as the gradients have, without computation, in messages of `piece` bytes."""
     tf = one_core()
     from unisono.compat.tensorflow_private.clusters import send_in_pieces
-    from unisono.compat.tensorflow_private.collectives import all_gather, all_to_all, launchers_of
+    from unisono.compat.tensorflow_private.strategies import all_gather, all_to_all, launchers_of
 
     send_in_pieces(piece)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()

@@ -7,9 +7,10 @@ first needed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -36,21 +37,45 @@ from .shared_change import shared_change
 SERVERS, GPUS, XLA, ACCUMULATING = "servers", "GPUs", "XLA", "accumulating"
 
 
-class Changed(NamedTuple):
-    """A changed name: the module or class that holds it, the name there, and why.
-
-    `only_for`: circumstances; where a step has none of these, the original stays. Empty: in every step.
-    """
+@dataclasses.dataclass(eq=False)
+class Changed:
+    """A changed name: the module or class that holds it, the name there, and why."""
 
     owner: Any
     name: str
     reason: str
-    only_for: tuple[str, ...] = ()
+    only_for: tuple[
+        str, ...
+    ] = ()  # where a step has none of these circumstances, the original stays; (): in every step
+    make: Callable[[Any], Any] | None = None  # makes a replacement of an original
+    made: tuple[Any, Any] = (None, None)  # the last original and its replacement
+    installed: bool = False
 
     @property
     def key(self) -> str:
         """Its short name: `Loss.__call__`, `random.uniform`."""
         return f"{self.owner.__name__.rpartition('.')[2]}.{self.name}"
+
+    def install(self) -> None:
+        """Puts the replacement in the place of the original, if there is one."""
+        if self.make is None:
+            return
+        found = vars(self.owner)[self.name]
+        # A patch that begins inside of a step and ends outside restores our replacement.
+        original = getattr(getattr(found, "fget", found), "__unisono_original__", found)
+        if self.made[0] is not original:
+            function = getattr(original, "fget", original)
+            replacement: Any = functools.wraps(function)(self.make(function))
+            replacement.__unisono_original__ = original
+            self.made = original, property(replacement) if isinstance(original, property) else replacement
+        setattr(self.owner, self.name, self.made[1])
+        self.installed = True
+
+    def restore(self) -> None:
+        """Puts the original back, unless other code has wrapped the replacement."""
+        if self.installed and vars(self.owner)[self.name] is self.made[1]:
+            setattr(self.owner, self.name, self.made[0])
+        self.installed = False
 
 
 REPLACED = (
@@ -161,10 +186,7 @@ WRAPPED = (
 
 ADDED = (Changed(ShardedVariable, "__array__", "Keras reads a variable like this when it saves"),)
 
-_makers: dict[str, Callable[[Any], Any]] = {}
 _FILES: set[str] = set()  # of the replacements
-_made: dict[str, tuple[Any, Any]] = {}  # for each name the last original and its replacement
-_installed: dict[str, tuple[Any, Any]] = {}  # the original and its replacement
 
 
 def provide(key: str, make: Callable[[Any], Any], *within: Callable[..., Any]) -> None:
@@ -174,9 +196,9 @@ def provide(key: str, make: Callable[[Any], Any], *within: Callable[..., Any]) -
 
     A later replacement wraps an earlier one. `within`: functions of other modules that also wrap the original.
     """
-    assert key in {each.key for each in REPLACED}, key
-    inner = _makers.get(key)
-    _makers[key] = make if inner is None else lambda original: make(inner(original))
+    (change,) = (each for each in REPLACED if each.key == key)
+    inner = change.make
+    change.make = make if inner is None else lambda original: make(inner(original))
     _FILES.update(function.__code__.co_filename for function in (make, *within))
 
 
@@ -185,11 +207,8 @@ def replaced_functions(*circumstances: str) -> Iterator[None]:
     """Functions of `REPLACED` are replaced inside, and the originals again when the last such block ends.
 
     The lines of the replacements are left out of TensorFlow's list of the user's lines that made an operation: over several
-    processes it sends only a limited number of characters.
-
-    Args:
-        *circumstances: XLA, ACCUMULATING or SERVERS, where the step has them. The strategy and the machine say SERVERS
-            and GPUS, too.
+    processes it sends only a limited number of characters. `circumstances` are XLA, ACCUMULATING or SERVERS, where the step
+    has them; the strategy and the machine say SERVERS and GPUS, too.
     """
     found = {"", *circumstances}
     if isinstance(tf.distribute.get_strategy(), tf.distribute.experimental.ParameterServerStrategy):
@@ -209,43 +228,16 @@ class _LeftOut(tf_stack.StackTraceFilter):
         return frozenset(_FILES) | self.parent.get_filtered_filenames()
 
 
-def _install(changes: list[Changed]) -> None:
-    for each in changes:
-        if each.key in _makers:
-            original = _original(vars(each.owner)[each.name])
-            replacement = _replacement(each.key, original)
-            setattr(each.owner, each.name, replacement)
-            _installed[each.key] = original, replacement
-
-
-def _restore(changes: list[Changed]) -> None:
-    for each in changes:
-        original, replacement = _installed.pop(each.key, (None, None))
-        if replacement is not None and vars(each.owner)[each.name] is replacement:
-            setattr(each.owner, each.name, original)  # otherwise other code has wrapped it
-
-
 def _replaced_for(only_for: tuple[str, ...]) -> Callable[[], contextlib.AbstractContextManager[None]]:
     changes = [each for each in REPLACED if each.only_for == only_for]
-    return shared_change(functools.partial(_install, changes), functools.partial(_restore, changes))
+    return shared_change(
+        lambda: [each.install() for each in changes], lambda: [each.restore() for each in changes]
+    )
 
 
-_replaced = {only_for: _replaced_for(only_for) for only_for in {each.only_for: None for each in REPLACED}}
-
-
-def _original(found: Any) -> Any:
-    """The value before our replacement: a patch that begins inside of a step and ends outside restores our replacement."""
-    return getattr(found.fget if isinstance(found, property) else found, "__unisono_original__", found)
-
-
-def _replacement(key: str, original: Any) -> Any:
-    if _made.get(key, (None, None))[0] is not original:
-        function: Any = original.fget if isinstance(original, property) else original
-        replacement: Any = functools.wraps(function)(_makers[key](function))
-        replacement.__unisono_original__ = original
-        replacement = property(replacement) if isinstance(original, property) else replacement
-        _made[key] = original, replacement
-    return _made[key][1]
+_replaced = {
+    only_for: _replaced_for(only_for) for only_for in dict.fromkeys(each.only_for for each in REPLACED)
+}
 
 
 def wrap(name: str, around: Callable[..., Any]) -> None:

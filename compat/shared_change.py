@@ -9,14 +9,9 @@ from typing import Any
 
 
 def shared_change(
-    make: Callable[[], None], undo: Callable[[], None]
+    make: Callable[[], object], undo: Callable[[], object]
 ) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """A context manager inside of which a change holds. Counts the users inside, in all threads.
-
-    Args:
-        make: makes the change.
-        undo: reverts it.
-    """
+    """A context manager inside of which a change holds. Counts the users inside, in all threads."""
     lock = threading.Lock()
     users = 0
 
@@ -47,10 +42,7 @@ _attributes: dict[tuple[int, str], list[Any]] = {}  # the number of users inside
 def shared_attribute(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """Inside, the attribute of an object is `make` of its original value; the first user's change serves all threads.
 
-    Args:
-        owner: the object; its attribute is set past Keras' tracking.
-        name: of the attribute.
-        make: a function of the present value, such as a method of the class.
+    The attribute is set past Keras' tracking. The original value may be a method of the class.
     """
     key = id(owner), name
     with _attributes_lock:

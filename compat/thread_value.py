@@ -9,11 +9,7 @@ from typing import Any
 
 
 class ThreadValue(threading.local):
-    """Owns one value for each thread.
-
-    Args:
-        value: in every thread, outside of such blocks.
-    """
+    """Owns one value for each thread, which is `value` outside of such blocks."""
 
     def __init__(self, value: Any = None) -> None:
         self.value = value

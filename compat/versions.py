@@ -58,6 +58,7 @@ ATTRIBUTES = {
     "tensorflow.python.data.ops.from_tensor_slices_op:_TensorSliceDataset": "_structure _tensors",
     "tensorflow.python.data.ops.from_tensors_op:_TensorDataset": "_structure _tensors",
     "tensorflow.python.data.ops.iterator_ops:OwnedIterator": "_iterator_resource",
+    "tensorflow.python.data.ops.map_op:_ParallelMapDataset": "_deterministic",
     f"{_DISTRIBUTE}.collective_all_reduce_strategy:CollectiveAllReduceExtended": "_communication_options "
     "_cross_device_ops",
     f"{_DISTRIBUTE}.cross_device_ops:CollectiveAllReduce": "_launchers",

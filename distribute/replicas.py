@@ -82,9 +82,8 @@ def _packs(tensors: Sequence[Any]) -> Any:
     """
     strategy = tf.distribute.get_strategy()
     workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    if not (workers or isinstance(strategy, tf.distribute.MirroredStrategy)):
-        return None
-    if not (workers or _on_gpus(strategy)) or bytes_per_pack(strategy):
+    gpus = isinstance(strategy, tf.distribute.MirroredStrategy) and _on_gpus(strategy)
+    if not (workers or gpus) or bytes_per_pack(strategy):
         return None
     dense = [t for t in tensors if not isinstance(t, tf.IndexedSlices)]
     if len(dense) < 2 or any(t.shape.num_elements() is None for t in dense):
@@ -94,7 +93,7 @@ def _packs(tensors: Sequence[Any]) -> Any:
 
 def bytes_of_packs(strategy: Any = None) -> int:
     """The maximum bytes of a collective of many tensors, by the user or by us, for a strategy (None: the current one)."""
-    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    strategy = strategy or tf.distribute.get_strategy()
     return bytes_per_pack(strategy) or (_BYTES_PER_PACK_OF_GPUS if _on_gpus(strategy) else _BYTES_PER_PACK)
 
 
@@ -117,18 +116,20 @@ def _on_this_device(tensor: Any) -> Any:
     return tf.identity(tensor)
 
 
-def all_reduce_sum_packed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """`all_reduce_sum` for many small dense tensors: one collective for each dtype. Context: replica."""
-    tensors = list(tensors)
-    if len(tensors) < 2 or num_replicas() == 1:
-        return all_reduce_sum(tensors)
-    return in_packs(tensors, _by_dtype(tensors), all_reduce_sum)
-
-
-def in_packs(
-    tensors: Sequence[Any], groups: Sequence[Sequence[int]], send: Callable[[list[Any]], list[Any]]
+def all_reduce_sum_packed(
+    tensors: Sequence[Any], below: int | None = None, send: Callable[[list[Any]], list[Any]] = all_reduce_sum
 ) -> list[Any]:
-    """The results of `send`, which is given one flat tensor for each group of indices, and all others as they are."""
+    """Sums over replicas, in which small dense tensors share one collective for each dtype.
+
+    `below`: only those that certainly have fewer elements. `send` sums them, one flat tensor for each dtype, and all others
+    as they are. Context: replica.
+    """
+    tensors = list(tensors)
+    if num_replicas() == 1:
+        return tensors
+    small = [i for i, tensor in enumerate(tensors) if below is None or _has_fewer(tensor, below)]
+    of_dtypes = _by_dtype([tensors[i] for i in small])
+    groups = [[small[i] for i in group] for group in of_dtypes if len(group) > 1]
     alone = sorted(set(range(len(tensors))).difference(*groups))
     flat = [tf.concat([tf.reshape(tensors[i], [-1]) for i in group], 0) for group in groups]
     sent = send(flat + [tensors[i] for i in alone])
@@ -142,12 +143,15 @@ def in_packs(
     return [result[i] for i in range(len(tensors))]
 
 
+def _has_fewer(tensor: Any, elements: int) -> bool:
+    size = None if isinstance(tensor, tf.IndexedSlices) else tensor.shape.num_elements()
+    return size is not None and size < elements
+
+
 def local_copy(variable: Any) -> tf.Variable:
     """The copy of a Keras, TensorFlow or distributed variable that this replica reads and may write: a plain `tf.Variable`.
 
-    Writes to it do not affect other replicas, except where all share one copy (`CentralStorageStrategy`).
-
-    Context: replica.
+    Writes to it do not affect other replicas, except where all share one copy (`CentralStorageStrategy`). Context: replica.
     """
     value = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
     if not isinstance(value, tf.distribute.DistributedValues):
@@ -167,10 +171,7 @@ def copies_of(variable: Any) -> tuple[Any, ...]:
 
 
 def local_replica_index() -> int:
-    """This replica's number within its worker, known while tracing.
-
-    Context: replica.
-    """
+    """This replica's number within its worker, known while tracing. Context: replica."""
     known = traced_replica()
     if known is not None:
         return known
@@ -181,7 +182,7 @@ def local_replica_index() -> int:
 def shares_variables(strategy: Any = None) -> bool:
     """Whether the replicas of a strategy, by default the current one, read and write one common copy of every variable."""
     return isinstance(
-        tf.distribute.get_strategy() if strategy is None else strategy,
+        strategy or tf.distribute.get_strategy(),
         tf.distribute.experimental.CentralStorageStrategy
         | tf.distribute.experimental.ParameterServerStrategy,
     )
@@ -193,9 +194,7 @@ def once_per_copy(fn: Callable[..., Any]) -> Callable[..., Any]:
     Where every replica has its own copies, this is `fn` itself: each replica writes its own, and the arguments must be equal
     on all replicas for the copies to stay equal. Where all share one copy, it runs once, with the first replica's arguments;
     on parameter servers, while no other worker writes. Inside `fn` write through `local_copy(variable)` or
-    `keras.Optimizer.assign`; `tf.cond` is allowed.
-
-    Context: replica; without a strategy any.
+    `keras.Optimizer.assign`; `tf.cond` is allowed. Context: replica; without a strategy any.
     """
     context = tf.distribute.get_replica_context()
     if context is None or not shares_variables():
@@ -216,9 +215,7 @@ def function_of_its_own(fn: Callable[..., None]) -> Callable[..., None]:
     The replicas of a worker share one graph, and Grappler sorts the terms of a sum of three or more by the names of their
     operations (`a + b + c` and `tf.add_n` alike). The names differ between replicas, and with them the order of the sum. As
     a separate function, `fn` has the same operation names on each replica and is optimized alike. It begins when all its
-    arguments are ready.
-
-    Context: replica. With one replica, where all share one copy, and eagerly it is `fn` itself.
+    arguments are ready. Context: replica. With one replica, where all share one copy, and eagerly it is `fn` itself.
     """
     if tf.executing_eagerly() or num_replicas() == 1 or shares_variables():
         return fn
@@ -226,10 +223,7 @@ def function_of_its_own(fn: Callable[..., None]) -> Callable[..., None]:
 
 
 def of_first_replica(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The first replica's tensors, on every replica; the shapes are equal on all.
-
-    Context: replica.
-    """
+    """The first replica's tensors, on every replica; the shapes are equal on all. Context: replica."""
     if num_replicas() == 1:
         return list(tensors)
     step, first = current_step(), tf.equal(replica_id(), 0)

@@ -92,25 +92,22 @@ class WeightTotals:
 class StepContext(ReplicaSamples):
     """A replica's samples, and the state that code inside of Keras leaves for the surrounding step."""
 
-    compute: Any = (
-        None  # computes loss, gradients and outputs in `Model.train_step`; None: Keras' own function
-    )
+    # Computes loss, gradients and outputs in `Model.train_step`; None: Keras' own function.
+    compute: Any = None
     in_xla: bool = False  # whether XLA compiles this part of the step, where collectives are not supported
     # Of its losses, where they are needed (to accumulate gradients, to combine the parts of a batch).
     totals: WeightTotals | None = None
     writes: Any = None  # the scope that collects the writes of Keras variables in this step
     # Bool scalar tensors, one for each optimizer that was to update: true if it did.
     finite_checks: list[Any] = dataclasses.field(default_factory=list)
-    notes: dict[Any, Any] = dataclasses.field(
-        default_factory=dict
-    )  # of other objects for the rest of this step
+    # Notes of other objects for the rest of this step.
+    notes: dict[Any, Any] = dataclasses.field(default_factory=dict)
     # Set while the step is traced: a collective in it may have another shape in another step. TensorFlow keeps the shape of
     # a collective for a whole call, so such steps cannot run in one loop.
     shapes_vary: bool = False
     builds_under: Any = None  # None or the strategy under which layers that have no variables yet are built
-    take_gradients: Any = (
-        None  # None or `fn(optimizer, pairs)`; called with the gradients instead of applying them
-    )
+    # None or `fn(optimizer, pairs)`, called with the gradients instead of applying them.
+    take_gradients: Any = None
     # An optimizer's calls since its last update before this step, by its id; int32 scalar on the host. For a missing
     # optimizer only the device knows the number.
     calls: dict[int, Any] = dataclasses.field(default_factory=dict)

@@ -85,7 +85,7 @@ def path_text(name: str, value: Any) -> str:
 def open_plain(path: str | Path) -> io.BufferedReader:
     """Opens a plain file for reading; an OSError for FIFOs, devices and folders, without waiting for them."""
     _reject_unless_plain(os.stat(path), path)  # opening a device can have effects
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         _reject_unless_plain(os.fstat(descriptor), path)
         return os.fdopen(descriptor, "rb")

@@ -18,9 +18,7 @@ def move_variables(variables: Iterable[Any], strategy: tf.distribute.Strategy) -
     """Recreates the TensorFlow variable inside each Keras variable under `strategy`, unless it belongs to it already.
 
     The Keras variables stay the same objects and keep their values. Other objects are ignored. Returns whether one was
-    recreated.
-
-    Context: eager; cross-replica.
+    recreated. Context: eager; cross-replica.
     """
     moved = False
     with strategy.scope():

@@ -11,7 +11,8 @@ import tensorflow as tf
 from ..compat.keras_private.optimizers import trained_variables
 from ..distribute.arguments import shown, takes_arguments
 
-Pairs = list[tuple[Any, Any]]
+Pairs = list[tuple[Any, Any]]  # gradients and their variables
+GradsAndVars = Iterable[tuple[Any, Any]]
 
 
 def built_variables(optimizer: Any, count: int) -> list[Any]:

@@ -10,6 +10,7 @@ import keras
 from ..compat.keras_private.optimizers import index_of_optimizer, wrapped_optimizers
 from ..distribute.arguments import shown, takes_arguments
 from .adoption import adopt, register_class
+from .checks import Pairs
 from .optimizer import Optimizer
 from .saved_state import config_of_stages, with_stages
 from .stages.error_feedback import create_errors
@@ -55,9 +56,9 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
                     "are aggregated once for all. Pass it to the MultiOptimizer."
                 )
 
-    def split(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, list[tuple[Any, Any]]]]:
+    def split(self, pairs: Pairs) -> list[tuple[Any, Pairs]]:
         """The pairs of each optimizer, without those that have none."""
-        parts: list[tuple[Any, list[tuple[Any, Any]]]] = [(inner, []) for inner in wrapped_optimizers(self)]
+        parts: list[tuple[Any, Pairs]] = [(inner, []) for inner in wrapped_optimizers(self)]
         for gradient, variable in pairs:
             parts[index_of_optimizer(self, variable)][1].append((gradient, variable))
         return [(inner, part) for inner, part in parts if part]

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ..compat.keras_private.optimizers import call_count, own_learning_rate
+from ..compat.keras_private.optimizers import call_count
 from ..compat.keras_private.variables import as_number
-from ..distribute.parameter_servers.shards import created_colocated
-from ..distribute.replicas import local_copy
+from ..distribute.parameter_servers.shards import created_colocated, gradient
 from ..distribute.sharding.row_sharding import created_in_rows
 from ..distribute.variables import prepare_variables
 from . import checks
 from .adoption import register_class
-from .gradients import compute_gradients
+from .checks import GradsAndVars, Pairs
 from .saved_state import SavedState
-from .settings import check_learning_rate
 from .stages import accumulation
 from .stages.aggregated_gradients import after_aggregation, aggregate_alone
 from .stages.call_options import CallOptions, call_options, current_options, frozen_count, gradients_are_taken
 from .stages.error_feedback import create_errors
 from .stages.run_stages import run_stages
 from .update_rules.replica_rule import ReplicaRule, register_shards
-from .update_rules.sharded import created_as_shards, stages_of
+from .update_rules.sharded import created_as_shards
 
-Pairs = list[tuple[Any, Any]]
 Stage = Callable[[Pairs], Pairs]
 
 
@@ -100,7 +97,7 @@ class Optimizer(SavedState, ReplicaRule):
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(
         self,
-        grads_and_vars: Iterable[tuple[Any, Any]],
+        grads_and_vars: GradsAndVars,
         name: str | None = None,
         skip_gradients_aggregation: bool = False,
         *,
@@ -156,7 +153,7 @@ class Optimizer(SavedState, ReplicaRule):
         run_stages(self, pairs, options=options)
 
     @tf.autograph.experimental.do_not_convert
-    def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
+    def aggregate_gradients(self, grads_and_vars: GradsAndVars) -> Pairs:
         """The gradients of the global batch, the same on every replica: aggregated and unscaled, not yet applied.
 
             pairs = optimizer.aggregate_gradients(zip(gradients, variables))
@@ -211,7 +208,31 @@ class Optimizer(SavedState, ReplicaRule):
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None
     ) -> Pairs:
         """The gradients of the scaled loss: what `apply_gradients` takes, and unscales. Arguments as `minimize`."""
-        return compute_gradients(self, loss, var_list, grad_loss, tape)
+        if tape is None and not callable(loss):
+            raise ValueError(
+                "`tape` is missing: if `loss` is a tensor, pass the tf.GradientTape that recorded it, "
+                f"or pass a function that computes the loss. Received: loss={loss!r}"
+            )
+        if var_list is None:
+            raise ValueError(
+                "`var_list` must be variables, such as `model.trainable_variables`. Received: None"
+            )
+        recorder: Any = tape or tf.GradientTape()
+        if callable(loss):
+            with recorder:
+                if not callable(var_list):
+                    for variable in tf.nest.flatten(var_list):
+                        recorder.watch(variable.value if isinstance(variable, keras.Variable) else variable)
+                value = self.scale_loss(loss())
+        else:
+            value = loss
+            plain = type(self).scale_loss is keras.optimizers.Optimizer.scale_loss
+            if not plain or self.loss_scale_factor is not None:
+                with recorder:
+                    value = self.scale_loss(loss)
+        variables = tf.nest.flatten(var_list() if callable(var_list) else var_list)
+        gradients = gradient(recorder, value, variables, grad_loss)
+        return list(zip(gradients, variables))
 
     def on_adopted(self) -> None:
         """Called once on an instance that `adopt` has given this class."""
@@ -226,8 +247,6 @@ class Optimizer(SavedState, ReplicaRule):
     def split(self, pairs: Pairs) -> list[tuple[Any, Pairs]]:
         """Which optimizer updates which pairs: this one all of them."""
         return [(self, pairs)]
-
-    stages = stages_of
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the optimizer state, as in Keras."""
@@ -270,31 +289,6 @@ class Optimizer(SavedState, ReplicaRule):
     def warned_missing(self) -> list[list[str]]:
         """Lists of variables without gradient that were listed in a warning."""
         return self._ours().setdefault("warned_missing", [])
-
-    def _get_current_learning_rate(self) -> Any:
-        rate = own_learning_rate(self)
-        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-            return rate(self.iterations)
-        return super()._get_current_learning_rate()
-
-    @property
-    def learning_rate(self) -> Any:
-        """As `keras.optimizers.Optimizer.learning_rate`."""
-        return keras.optimizers.Optimizer.learning_rate.fget(self)  # type: ignore[attr-defined]
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        check_learning_rate(value)
-        keras.optimizers.Optimizer.learning_rate.fset(self, value)  # type: ignore[attr-defined]
-
-    def learning_rate_for(self, variables: Sequence[Any]) -> Any:
-        """The learning rate of this update; read once where no variable needs another dtype."""
-        rate = self.learning_rate
-        if isinstance(rate, keras.Variable) and all(
-            tf.as_dtype(v.dtype) == tf.as_dtype(rate.dtype) for v in variables
-        ):
-            return tf.identity(local_copy(rate))
-        return rate
 
 
 register_class(keras.optimizers.Optimizer, Optimizer)

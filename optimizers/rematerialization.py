@@ -21,6 +21,7 @@ from ..compat.tensorflow_graphs.edges import (
     read_instead,
 )
 from ..distribute.replicas import local_replica_index
+from ..distribute.sharding.transient_weights import holds_numbers
 from ..distribute.step_context import current_step
 
 _KEPT = ("Const", "Placeholder", "ReadVariableOp")  # they take little or no memory
@@ -81,7 +82,7 @@ def rematerialize() -> None:
         return
     graph = tf.compat.v1.get_default_graph()
     for call in _outermost([each for each in _calls_in(graph) if each.graph is graph]):
-        _Rematerialized(call).change()
+        _change(call)
 
 
 def _calls_in(graph: Any) -> list[_Call]:
@@ -94,80 +95,71 @@ def _outermost(calls: Sequence[_Call]) -> list[_Call]:
     return [each for each in parts if not any(other.is_around(each) for other in parts)]
 
 
-class _Rematerialized:
-    """The second computation of one call, for the operations of the backward pass that use its activations."""
+def _change(call: _Call) -> None:
+    """Adds the second computation of a call for the backward pass; nothing happens where no gradient was taken."""
+    inside, kept, copies = _operations(call), {tensor.ref() for tensor in call.results}, {}
+    reads = sorted(_reads(inside, kept), key=lambda read: number_of(read[0]))
+    start = next((index for index, (op, _) in enumerate(reads) if _arriving(call, op)), None)
+    if start is None:
+        return
+    first, reads = reads[start][0], reads[start:]
 
-    def __init__(self, call: _Call) -> None:
-        self._call = call
-        self._results = {tensor.ref() for tensor in call.results}
-        self._inside = self._operations()
-        self._copies: dict[Any, tf.Tensor] = {}
-
-    def change(self) -> None:
-        """Changes the graph; nothing happens where no gradient was taken."""
-        reads = sorted(self._reads(), key=lambda read: number_of(read[0]))
-        start = next((index for index, (op, _) in enumerate(reads) if self._arriving(op)), None)
-        if start is None:
-            return
-        first, reads = reads[start][0], reads[start:]
-        with (
-            made_in_backward_pass(self._call.graph, first),
-            tf.control_dependencies(None),
-            tf.control_dependencies([tensor.op for tensor in self._arriving(first)]),
-        ):
-            for op in self._needed([tensor for _, tensor in reads]):
-                inputs = [self._copy_of(tensor) for tensor in op.inputs]
-                self._copies.update({old.ref(): new for old, new in zip(op.outputs, made_again(op, inputs))})
-        for op, tensor in reads:
-            read_instead(op, tensor, self._copies[tensor.ref()])
-
-    def _arriving(self, op: tf.Operation) -> list[tf.Tensor]:
-        """The gradients that an operation of the backward pass reads: numbers that were made after the call."""
-        return [t for t in op.inputs if _is_of_numbers(t) and number_of(t.op) >= self._call.last]
-
-    def _operations(self) -> dict[str, tf.Operation]:
-        """The operations of the call that lead to its results and can be rematerialized."""
-        found: dict[str, tf.Operation] = {}
-        todo = [tensor.op for tensor in self._call.results]
-        while todo:
-            op = todo.pop()
-            if op.name in found or op.graph is not self._call.graph or number_of(op) < self._call.first:
-                continue
-            found[op.name] = op
-            todo.extend(tensor.op for tensor in op.inputs)
-        return {name: op for name, op in found.items() if op.type not in _KEPT and is_stateless(op)}
-
-    def _reads(self) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
-        """The operations of the backward pass that use activations that are not kept, and these activations.
-
-        Operations that read only a shape do so during the forward pass, and keep nothing alive.
-        """
-        for tensor in itertools.chain.from_iterable(op.outputs for op in self._inside.values()):
-            if tensor.ref() not in self._results:
-                for op in {each.name: each for each in tensor.consumers()}.values():
-                    if is_of_a_gradient(op) and any(map(_is_of_numbers, op.outputs)):
-                        yield op, tensor
-
-    def _needed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """The operations to rematerialize for these tensors, in their order."""
-        needed: dict[str, tf.Operation] = {}
-        todo = list(tensors)
-        while todo:
-            op = todo.pop().op
-            if op.name in self._inside and op.name not in needed:
-                needed[op.name] = op
-                todo.extend(tensor for tensor in op.inputs if tensor.ref() not in self._results)
-        return sorted(needed.values(), key=number_of)
-
-    def _copy_of(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The copy of a tensor in the second computation; that of a kept one waits until the backward pass needs it."""
+    def copy_of(tensor: tf.Tensor) -> tf.Tensor:
+        """That of a kept tensor waits until the backward pass needs it."""
         if tensor.op.type == "Const":
             return tensor
-        if tensor.ref() not in self._copies:
+        if tensor.ref() not in copies:
             with tf.device(tensor.op.device):
-                self._copies[tensor.ref()] = tf.identity(tensor)
-        return self._copies[tensor.ref()]
+                copies[tensor.ref()] = tf.identity(tensor)
+        return copies[tensor.ref()]
+
+    with (
+        made_in_backward_pass(call.graph, first),
+        tf.control_dependencies(None),
+        tf.control_dependencies([tensor.op for tensor in _arriving(call, first)]),
+    ):
+        for op in _needed([tensor for _, tensor in reads], inside, kept):
+            again = made_again(op, [copy_of(tensor) for tensor in op.inputs])
+            copies.update({old.ref(): new for old, new in zip(op.outputs, again)})
+    for op, tensor in reads:
+        read_instead(op, tensor, copies[tensor.ref()])
 
 
-def _is_of_numbers(tensor: tf.Tensor) -> bool:
-    return tensor.dtype.is_floating or tensor.dtype.is_complex
+def _arriving(call: _Call, op: tf.Operation) -> list[tf.Tensor]:
+    """The gradients that an operation of the backward pass reads: numbers that were made after the call."""
+    return [t for t in op.inputs if holds_numbers(t) and number_of(t.op) >= call.last]
+
+
+def _operations(call: _Call) -> dict[str, tf.Operation]:
+    """The operations of the call that lead to its results and can be rematerialized."""
+    found: dict[str, tf.Operation] = {}
+    todo = [tensor.op for tensor in call.results]
+    while todo:
+        op = todo.pop()
+        if op.name not in found and op.graph is call.graph and number_of(op) >= call.first:
+            found[op.name] = op
+            todo.extend(tensor.op for tensor in op.inputs)
+    return {name: op for name, op in found.items() if op.type not in _KEPT and is_stateless(op)}
+
+
+def _reads(inside: dict[str, tf.Operation], kept: set[Any]) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
+    """The operations of the backward pass that use activations that are not kept, and these activations.
+
+    Operations that read only a shape do so during the forward pass, and keep nothing alive.
+    """
+    for tensor in itertools.chain.from_iterable(op.outputs for op in inside.values()):
+        if tensor.ref() not in kept:
+            for op in {each.name: each for each in tensor.consumers()}.values():
+                if is_of_a_gradient(op) and any(map(holds_numbers, op.outputs)):
+                    yield op, tensor
+
+
+def _needed(tensors: list[tf.Tensor], inside: dict[str, tf.Operation], kept: set[Any]) -> list[tf.Operation]:
+    """The operations to rematerialize for these tensors, in their order."""
+    needed: dict[str, tf.Operation] = {}
+    while tensors:
+        op = tensors.pop().op
+        if op.name in inside and op.name not in needed:
+            needed[op.name] = op
+            tensors.extend(tensor for tensor in op.inputs if tensor.ref() not in kept)
+    return sorted(needed.values(), key=number_of)

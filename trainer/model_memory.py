@@ -10,8 +10,8 @@ import tensorflow as tf
 from ..compat.keras_private.functional import declared_inputs
 from ..compat.keras_private.layers import layers_of
 from ..compat.keras_private.variables import stored_dtype
-from ..compat.keras_private.weightless import variables_without_memory
 from ..compat.tensorflow_graphs.graphs import bytes_kept_for_backward, scratch_graph
+from ..compat.tensorflow_private.valueless_variables import variables_without_memory
 from ..distribute.arguments import shown
 from ..distribute.hardware.memory_plan import ModelMemory
 

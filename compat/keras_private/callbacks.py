@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from operator import attrgetter, methodcaller
 from typing import Any
 
 # Attributes in which Keras' own callbacks keep their state during training.
@@ -27,14 +28,10 @@ def is_default_hook(method: Callable[..., Any]) -> bool:
 # ModelCheckpoint
 
 
-def batches_since_saving(callback: Any) -> int:
-    """The number of batches since a `ModelCheckpoint` last saved."""
-    return callback._batches_seen_since_last_saving
-
-
-def choose_monitor_op(callback: Any) -> None:
-    """Lets a `ModelCheckpoint` choose the direction (`min` or `max`) of its monitored value."""
-    callback._set_monitor_op()
+batches_since_saving = attrgetter("_batches_seen_since_last_saving")
+"""The number of batches since a `ModelCheckpoint` last saved."""
+choose_monitor_op = methodcaller("_set_monitor_op")
+"""Lets a `ModelCheckpoint` choose the direction (`min` or `max`) of its monitored value."""
 
 
 def path_to_save(callback: Any, epoch: int, batch: int | None, logs: dict | None) -> str:
@@ -50,19 +47,12 @@ def should_save(callback: Any, epoch: int, batch: int | None, logs: dict | None,
 # TensorBoard
 
 
-def train_writer(callback: Any) -> Any:
-    """The summary writer of training; opened when it is first asked for."""
-    return callback._train_writer
-
-
-def validation_writer(callback: Any) -> Any:
-    """The summary writer of validation; opened when it is first asked for."""
-    return callback._val_writer
-
-
-def close_writers(callback: Any) -> None:
-    """Closes both writers."""
-    callback._close_writers()
+train_writer = attrgetter("_train_writer")
+"""The summary writer of training; opened when it is first asked for."""
+validation_writer = attrgetter("_val_writer")
+"""The summary writer of validation; opened when it is first asked for."""
+close_writers = methodcaller("_close_writers")
+"""Closes both writers."""
 
 
 def profiled_steps(callback: Any) -> tuple[int, int] | None:
@@ -70,30 +60,20 @@ def profiled_steps(callback: Any) -> tuple[int, int] | None:
     return (callback._start_batch, callback._stop_batch) if callback._should_trace else None
 
 
-def is_profiling(callback: Any) -> bool:
-    """Whether a profile has begun and not ended."""
-    return callback._is_tracing
-
-
-def start_profile(callback: Any) -> None:
-    """Begins the profile."""
-    callback._start_trace()
-
-
-def stop_profile(callback: Any) -> None:
-    """Ends the profile and writes it."""
-    callback._stop_trace()
+is_profiling = attrgetter("_is_tracing")
+"""Whether a profile has begun and not ended."""
+start_profile = methodcaller("_start_trace")
+"""Begins the profile."""
+stop_profile = methodcaller("_stop_trace")
+"""Ends the profile and writes it."""
+profiler_has_begun = attrgetter("_profiler_started")
+"""Whether TensorFlow's profiler was begun by the callback."""
 
 
 def end_profiles_by(callback: Any, around: Callable[..., Any]) -> None:
     """Calls `around(original, callback, save)` where this TensorBoard ends a profile by `original(save)`."""
     original = functools.partial(type(callback)._stop_profiler, callback)
     vars(callback)["_stop_profiler"] = functools.partial(around, original, callback)
-
-
-def profiler_has_begun(callback: Any) -> bool:
-    """Whether TensorFlow's profiler was begun by the callback."""
-    return callback._profiler_started
 
 
 def profiler_has_ended(callback: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import keras
@@ -39,9 +40,8 @@ def computes_again(layer: Any) -> bool:
     return getattr(getattr(layer, "_remat_mode", None), "mode", None) is not None
 
 
-def takes_training(layer: Any) -> bool:
-    """Whether `layer.call` has the argument `training`."""
-    return layer._call_has_training_arg
+takes_training = attrgetter("_call_has_training_arg")
+"""Whether `layer.call` has the argument `training`."""
 
 
 def arguments_of(layer: Any, call_spec: Any) -> tuple[list[Any], dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import keras
@@ -32,11 +33,6 @@ def build_base_optimizer(optimizer: keras.optimizers.LossScaleOptimizer, variabl
     keras_optimizer.Optimizer.build(optimizer, variables)
 
 
-def optimizer_strategy(optimizer: keras.optimizers.Optimizer) -> Any:
-    """The `tf.distribute.Strategy` under which `optimizer` made its variables."""
-    return optimizer._distribution_strategy
-
-
 def set_strategy(optimizer: keras.optimizers.Optimizer, strategy: Any) -> None:
     """Notes that the variables of `optimizer` belong to `strategy`."""
     optimizer._distribution_strategy = strategy
@@ -53,24 +49,20 @@ def scope_of(optimizer: keras.optimizers.Optimizer) -> Any:
     return strategy.scope()
 
 
-def call_count(optimizer: keras.optimizers.Optimizer) -> Any:
-    """The variable that counts calls; with accumulation several calls make one update."""
-    return optimizer._iterations
-
-
-def own_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The variables of `optimizer` itself, without those of nested optimizers."""
-    return optimizer._variables
-
-
-def trained_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The variables that `optimizer` was built for."""
-    return optimizer._trainable_variables
-
-
-def own_learning_rate(optimizer: keras.optimizers.Optimizer) -> Any:
-    """The learning rate as it was given: a variable, a schedule or a function."""
-    return optimizer._learning_rate
+call_count = attrgetter("_iterations")
+"""The variable that counts calls; with accumulation several calls make one update."""
+own_variables = attrgetter("_variables")
+"""The variables of `optimizer` itself, without those of nested optimizers."""
+trained_variables = attrgetter("_trainable_variables")
+"""The variables that `optimizer` was built for."""
+own_learning_rate = attrgetter("_learning_rate")
+"""The learning rate as it was given: a variable, a schedule or a function."""
+accumulators_of = attrgetter("_accumulated_gradients")
+"""The variables that accumulate gradients, one for each trained variable."""
+averages_of = attrgetter("_model_variables_moving_average")
+"""The moving average of each trained variable, or None."""
+optimizer_strategy = attrgetter("_distribution_strategy")
+"""The `tf.distribute.Strategy` under which `optimizer` made its variables."""
 
 
 def variable_key(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
@@ -78,19 +70,9 @@ def variable_key(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
     return optimizer._var_key(variable)
 
 
-def accumulators_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The variables that accumulate gradients, one for each trained variable."""
-    return optimizer._accumulated_gradients
-
-
 def accumulator_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
     """The variable that accumulates the gradients of `variable`."""
     return optimizer._accumulated_gradients[optimizer._get_variable_index(variable)]
-
-
-def averages_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The moving average of each trained variable, or None."""
-    return optimizer._model_variables_moving_average
 
 
 def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
@@ -100,11 +82,10 @@ def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
 
 def state_of(optimizer: keras.optimizers.Optimizer) -> Callable[[Any], list[Any]]:
     """The optimizer state of a trained variable: its item of every list with one for each of them (momentums, averages)."""
-    number, every = len(trained_variables(optimizer)), own_variables(optimizer)
-    lists = [each for each in vars(optimizer).values() if isinstance(each, list) and len(each) == number]
-    lists = [
-        each for each in lists if each is not every
-    ]  # count, rate and all state, in the order of creation
+    number = len(trained_variables(optimizer))
+    every = own_variables(optimizer)  # count, rate and all state, in the order of creation
+    lists = [each for each in vars(optimizer).values() if isinstance(each, list) and each is not every]
+    lists = [each for each in lists if len(each) == number]
 
     def state(variable: Any) -> list[Any]:
         index = optimizer._get_variable_index(variable)

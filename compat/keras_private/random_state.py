@@ -86,6 +86,5 @@ def drawn_seed(seed: Any) -> Any:
     return backend_random._cast_seed(seed_generator.draw_seed(seed))
 
 
-def noise_shape_of(inputs: Any, noise_shape: Any) -> Any:
-    """The shape of a dropout mask; open dimensions of `noise_shape` are taken from `inputs`."""
-    return backend_random._get_concrete_noise_shape(inputs, noise_shape)
+noise_shape_of = backend_random._get_concrete_noise_shape
+"""The shape of a dropout mask; open dimensions of the second argument are taken from the first, the inputs."""

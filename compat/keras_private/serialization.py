@@ -14,12 +14,7 @@ __all__ = ["deserialize_keras_object"]
 
 
 def save_as(cls: type, original: type) -> None:
-    """Lets Keras write objects of `cls` into files as `original`: plain Keras can then open these files.
-
-    Args:
-        cls: a class of ours.
-        original: the class of Keras, or the one that a user registered.
-    """
+    """Lets Keras write objects of our `cls` as `original`, Keras' or a user's class: plain Keras can open these files."""
     for names in (REGISTERED_OBJS_TO_NAMES, GLOBAL_CUSTOM_NAMES):
         if original in names:
             names[cls] = names[original]

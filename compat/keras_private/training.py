@@ -7,6 +7,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 import keras
@@ -35,9 +36,18 @@ def filter_traceback(function: Function) -> Function:
     return cast(Function, traceback_utils.filter_traceback(function))
 
 
-def compiled_loss(model: Any) -> Any | None:
-    """The compiled loss: callable as `loss(y, y_pred, sample_weight)`; None without a loss."""
-    return model._compile_loss
+compiled_loss = attrgetter("_compile_loss")
+"""The compiled loss: callable as `loss(y, y_pred, sample_weight)`; None without a loss."""
+compiled_metrics = attrgetter("_compile_metrics")
+"""The compiled arguments `metrics` and `weighted_metrics`; None without any."""
+loss_tracker = attrgetter("_loss_tracker")
+"""The metric with the mean of the loss; None before `compile`."""
+compile_config = attrgetter("_compile_config.config")
+"""The arguments of `compile` as saved in a file; removed ones take their defaults."""
+strategy_of = attrgetter("_distribute_strategy")
+"""The strategy that the model was built under; None for one that was built outside of any scope."""
+epoch_to_begin_with = attrgetter("_initial_epoch")
+"""The initial epoch that a callback of Keras has set."""
 
 
 def flat_losses(model: Any) -> list[Any]:
@@ -64,28 +74,14 @@ def pretending_built(optimizer: Any) -> contextlib.AbstractContextManager[None]:
     return shared_attribute(optimizer, "built", lambda _: True)
 
 
-def compiled_metrics(model: Any) -> Any | None:
-    """The compiled arguments `metrics` and `weighted_metrics`; None without any."""
-    return model._compile_metrics
-
-
 def given_metrics(model: Any) -> Any:
     """The argument `metrics` of `compile`, as given; None without any."""
     metrics = compiled_metrics(model)
     return None if metrics is None else metrics._user_metrics
 
 
-def loss_tracker(model: Any) -> Any:
-    """The metric with the mean of the loss; None before `compile`."""
-    return model._loss_tracker
-
-
 def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """`model.compute_loss`, with or without the argument `training`, as the user wrote it.
-
-    Raises:
-        TypeError: it returned no number.
-    """
+    """`model.compute_loss`, with or without the argument `training`, as written; a TypeError if it returns no number."""
     loss = model._compute_loss(*args, **kwargs)
     if loss is None or isinstance(loss, str | bytes) or (isinstance(loss, list | tuple | dict) and not loss):
         hint = ": is a `return` missing?" if loss is None else ""
@@ -98,11 +94,6 @@ def overrides_compute_loss(model: Any) -> bool:
     return type(model).compute_loss is not KerasTrainer.compute_loss or "compute_loss" in vars(model)
 
 
-def compile_config(model: Any) -> dict[str, Any]:
-    """The arguments of `compile` as saved in a file; removed ones take their defaults."""
-    return model._compile_config.config
-
-
 def check_compiled(model: Any, method: str) -> None:
     """Raises for a model without `compile`; the message names the method that was called."""
     model._assert_compile_called(method)
@@ -111,11 +102,6 @@ def check_compiled(model: Any, method: str) -> None:
 def logs_in_order(model: Any, logs: dict[str, Any]) -> Any:
     """The results in the order of the model's metrics: a number, or a list of them."""
     return model._flatten_metrics_in_order(logs)
-
-
-def strategy_of(model: Any) -> Any | None:
-    """The strategy that the model was built under; None for one that was built outside of any scope."""
-    return model._distribute_strategy
 
 
 def set_strategy_of(model: Any, strategy: Any) -> None:
@@ -141,11 +127,6 @@ def build_symbolically(model: Any, batch: Any) -> None:
         model._symbolic_build(data_batch=batch)
     except RuntimeError as error:
         raise (error.__context__ or error) from None  # Keras hides the error of a `call` behind its advice
-
-
-def epoch_to_begin_with(model: Any) -> int | None:
-    """The initial epoch that a callback of Keras has set."""
-    return model._initial_epoch
 
 
 def begin_with_epoch(model: Any, epoch: int) -> None:

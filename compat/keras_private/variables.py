@@ -126,9 +126,7 @@ def put_inside(variable: keras.Variable, value: Any, keeps_id: bool = True) -> N
 class VariableStandIn:
     """A value that Keras variables and optimizers accept as a `tf.Variable`; a subclass reads and writes it.
 
-    Args:
-        strategy: its strategy, as `variable_created_in_scope` reports; None: none.
-        unique_id: the id by which optimizers know it.
+    `variable_created_in_scope` reports its strategy, or None, and optimizers know it by the id.
     """
 
     shape: Any

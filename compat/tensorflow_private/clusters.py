@@ -23,11 +23,8 @@ def configure_coordination(
 ) -> None:
     """Sets the timeouts with which workers detect that a peer has died, before TensorFlow starts the coordination service.
 
-    Args:
-        leader: device name of the task that runs the service.
-        jobs: task types and the number of their tasks.
-        heartbeat_seconds: silence after which a task counts as dead.
-        shutdown_seconds: how long a task that ends waits for the others to end.
+    The task on the device `leader` runs it. `jobs` are task types and the number of their tasks. After `heartbeat_seconds`
+    of silence a task counts as dead; one that ends waits `shutdown_seconds` for the others to end.
     """
     if _context().coordination_service is not None:
         return
@@ -59,11 +56,7 @@ def set_value(key: str, value: str) -> None:
 
 
 def get_value(key: str, timeout_seconds: float) -> str:
-    """Waits for a key to be set.
-
-    Raises:
-        tf.errors.DeadlineExceededError: it was not set in time.
-    """
+    """Waits for a key to be set; a tf.errors.DeadlineExceededError if it was not in time."""
     return _context().get_config_key_value(key, max(1, int(1000 * timeout_seconds)))
 
 
@@ -91,12 +84,10 @@ def guard_multi_worker_strategies(
 ) -> None:
     """Changes how every later MultiWorkerMirroredStrategy starts, whoever creates it.
 
-    Args:
-        check: called before TF_CONFIG is read.
-        join: `join(cluster_resolver, start)`, called instead of `start()`, which joins the cluster.
-        count_cpu_replicas: the replicas of a worker without accelerators, one on each of its logical CPU devices.
-        creating: entered while workers create a variable: the initial values come from the chief.
-        compare: `compare(strategy, name, "float32[3, 4]")`, called before a worker creates a variable.
+    `check` is called before TF_CONFIG is read, and `join(cluster_resolver, start)` instead of `start()`, which joins the
+    cluster. `count_cpu_replicas` gives the replicas of a worker without accelerators, one on each logical CPU device.
+    `creating` is entered while workers create a variable: the initial values come from the chief. Before that,
+    `compare(strategy, name, "float32[3, 4]")` is called.
     """
 
     class Guarded(CollectiveAllReduceExtended):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
 
-from .pipelines import PYTHON_CALLS, STATE_PREFIXES, dataset_graph, python_functions_of
+from .pipelines import PYTHON_CALLS, STATE_PREFIXES, dataset_graph, datasets_of, python_functions_of
 
 _MOST_HELD = 2**26  # bytes
 # Attributes that TensorFlow numbers or draws anew in every process, or that depend on the machine.
@@ -47,22 +47,16 @@ def read_dataset(x: Any) -> Any:
 
 def numbers_of(dataset: tf.data.Dataset, *names: str) -> list[list[int]]:
     """These attributes of each transformation of a pipeline that has all of them, without those in functions."""
-    own = [tf.get_static_value(getattr(dataset, name, None)) for name in names]
-    return [
-        *([] if any(number is None for number in own) else [[int(number) for number in own]]),
-        *(each for part in dataset._inputs() for each in numbers_of(part, *names)),
-    ]
+    found = [[tf.get_static_value(getattr(each, n, None)) for n in names] for each in datasets_of(dataset)]
+    return [[int(number) for number in numbers] for numbers in found if not any(n is None for n in numbers)]
 
 
 def pipeline_checksum(dataset: tf.data.Dataset, of_python: Callable[[Any], str]) -> str | None:
     """A checksum of the graph of a pipeline; None where it has no graph, or holds much data.
 
     It depends on operations, their order, constants and functions. It does not depend on names, seeds, the states of
-    random generators, numbers of threads or places of caches.
-
-    Args:
-        dataset: its elements are not drawn.
-        of_python: the text that stands for a Python function.
+    random generators, numbers of threads or places of caches. `of_python` gives the text that stands for a Python function.
+    No element is drawn.
     """
     parts = tf.nest.flatten(held_data(dataset), expand_composites=True)
     numbers = [part for part in parts if part.dtype != tf.variant]
@@ -85,26 +79,16 @@ class _Digests:
 
     def of_graph(self) -> bytes:
         """The digest of the results of the graph."""
-        drawing = (node for node in self._graph.node if self._keeps_state(node))
-        self._states = {
-            name[1:] for node in drawing for source in node.input for name in self._assigns(source)
-        }
+        # The nodes that must run before a source of a transformation that draws from a random generator: its variables.
+        sources = {s for node in self._graph.node if self._draws(node) for s in node.input}
+        before = [name for node in self._graph.node if node.name in sources for name in node.input]
+        self._states = {name[1:] for name in before if name[0] == "^"}
         known = self._of_nodes(self._graph.node, {})
         return _digest(*(known[node.name] for node in self._graph.node if node.op == "_Retval"))
 
-    def _assigns(self, source: str) -> Iterable[str]:
-        """The operations that must run before a node: those that initialize its variable."""
-        return (
-            name for node in self._graph.node if node.name == source for name in node.input if name[0] == "^"
-        )
-
-    def _keeps_state(self, node: Any) -> bool:
-        """Whether a function of this transformation draws from a random generator."""
-        return any(
-            operation.startswith(STATE_PREFIXES)
-            for name in _called(node)
-            for operation in self._operations_of(name)
-        )
+    def _draws(self, node: Any) -> bool:
+        operations = (operation for name in _called(node) for operation in self._operations_of(name))
+        return any(operation.startswith(STATE_PREFIXES) for operation in operations)
 
     def _operations_of(self, name: str) -> frozenset[str]:
         """The operations of a function and of the functions that it calls."""

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.data.util import structure
 
-from .dataset_graph import dataset_graph
+from .pipelines import dataset_graph, datasets_of
 
 _log = logging.getLogger("unisono")
 _PATIENCE = 70.0  # seconds; TensorFlow's tuner sleeps for no more than 60
@@ -49,8 +49,7 @@ def distributed_parts(distributed: Any) -> DistributedParts:
 
 def count_shuffles(dataset: tf.data.Dataset) -> int:
     """The `shuffle` transformations in a pipeline, those inside of functions not counted."""
-    own = int(type(dataset).__name__ == "_ShuffleDataset")
-    return own + sum(count_shuffles(part) for part in dataset._inputs())
+    return sum(type(each).__name__ == "_ShuffleDataset" for each in datasets_of(dataset))
 
 
 def batch_size(dataset: tf.data.Dataset) -> int | None:
@@ -92,11 +91,8 @@ def end_iterator(iterator: Any, dataset: Any) -> None:
     """Ends an iterator and frees its memory, in a separate thread; the iterator is empty from then on.
 
     The thread with which TensorFlow tunes a pipeline checks for the end after up to 60 s, later the longer the pass took.
-    The next epoch does not wait for it; the end of the program waits for at most 70 s.
-
-    Args:
-        iterator: no function may still draw from it; only iterators of one `tf.data.Dataset` are ended.
-        dataset: the dataset of the iterator.
+    The next epoch does not wait for it; the end of the program waits for at most 70 s. No function may still draw from the
+    iterator; only those of one `tf.data.Dataset` are ended.
     """
     handle = getattr(iterator, "_iterator_resource", None)
     if handle is None or not isinstance(dataset, tf.data.Dataset):

@@ -37,14 +37,10 @@ class _PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
 
     def _validate_preemption_failure(self, e: Exception) -> None:
         """Raises `e` unless it reports a lost worker. TensorFlow does not support a cluster with missing workers."""
-        queue = self._cluster.closure_queue
-        if not (_left_out(e) and not queue._cancellation_mgr.is_cancelled):
+        # The operation found its worker on the list of devices, but no longer on that of connections.
+        left_out = isinstance(e, tf.errors.InvalidArgumentError) and "Client for target /job:worker" in str(e)
+        if not left_out or self._cluster.closure_queue._cancellation_mgr.is_cancelled:
             super()._validate_preemption_failure(e)
-
-
-def _left_out(error: Exception) -> bool:
-    """Whether an operation found its worker on the list of devices, but no longer on that of connections."""
-    return isinstance(error, tf.errors.InvalidArgumentError) and "Client for target /job:worker" in str(error)
 
 
 def recover_in_part(coordinator: Any, answers: Callable[[str, int], bool]) -> None:
@@ -94,11 +90,7 @@ def scheduled_error(coordinator: Any) -> BaseException | None:
 
 
 def join_for(coordinator: Any, seconds: float) -> bool:
-    """Waits until all scheduled functions have ended; False if they have not in `seconds`.
-
-    Raises:
-        Exception: the error of a scheduled function.
-    """
+    """Waits until all scheduled functions have ended, and raises their error; False if they have not in `seconds`."""
     return bool(coordinator._cluster.closure_queue.wait(timeout=seconds))
 
 

@@ -85,6 +85,13 @@ class Transformation(NamedTuple):
         return "Parallel" in self.name
 
 
+def datasets_of(dataset: Any) -> Iterator[Any]:
+    """A pipeline's dataset of each transformation, the last first, without those in functions."""
+    yield dataset
+    for each in dataset._inputs():
+        yield from datasets_of(each)
+
+
 def transformations(dataset: Any) -> Iterator[Transformation]:
     """Every step of a pipeline, the last first. Nothing is run."""
     nodes, variables = [], []
@@ -126,11 +133,7 @@ def in_any_order(dataset: tf.data.Dataset) -> bool:
 
 
 def dataset_graph(dataset: tf.data.Dataset) -> Any:
-    """The GraphDef of a pipeline; states outside of it are left out.
-
-    Raises:
-        tf.errors.OpError, ValueError: the pipeline has no graph.
-    """
+    """The GraphDef of a pipeline, without states outside of it; a tf.errors.OpError or ValueError if it has no graph."""
     policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     graph = dataset._as_serialized_graph(external_state_policy=policy).numpy()
     return tf.compat.v1.GraphDef.FromString(graph)
@@ -152,11 +155,7 @@ def _gives_new_order(name: str) -> bool:
 
 
 def python_functions_of(token: bytes) -> Iterator[Callable[..., Any]]:
-    """The user's functions behind an operation that calls Python.
-
-    Args:
-        token: the operation's attribute of that name.
-    """
+    """The user's functions behind an operation that calls Python, which has the attribute `token`."""
     function = _py_funcs.get(token.decode())
     function = getattr(function, "_func", function)  # of an EagerFunc
     if function is None:

@@ -38,14 +38,11 @@ def write_in_fork(seconds: float, most: float, state: Callable[[int], tuple[bool
     tensorflow/tensorboard#3149). The process is then killed, hangs, or continues with overwritten memory. In this
     process the events are dropped unread.
 
-    Args:
-        seconds: timeout in CPU time; waiting for a processor does not count. A fork inherits the state of other threads,
-            such as a lock that is held: a fork that fails, or has taken half of the time, is followed by another one.
-        most: timeout in wall-clock time.
-        state: whether a process runs or waits for a processor now, and its CPU seconds.
+    `seconds` limits the CPU time, without waiting for a processor, and `most` the wall-clock time. A fork inherits the state
+    of other threads, such as a lock that is held: one that fails, or has taken half of the time, is followed by another.
+    `state` says whether a process runs or waits for a processor now, and its CPU seconds.
 
-    Returns:
-        None, or the reason why nothing was written.
+    Returns None, or the reason why nothing was written.
     """
     session, reason = profiler_v2._profiler, None
     for _ in range(_FORKS):

@@ -1,4 +1,4 @@
-"""Private state of a strategy and its replicas."""
+"""Private state of a strategy, its replicas, devices and collectives."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.client import pywrap_tf_session
+from tensorflow.python.distribute import device_util
 from tensorflow.python.distribute.values import PerReplica
+from tensorflow.python.eager import context
+from tensorflow.python.ops.collective_ops import all_to_all_v2
 
 from ..shared_change import shared_change
 from ..thread_value import ThreadValue
+
+__all__ = ["PerReplica"]  # one value for each local replica, as `merge_call` returns them
 
 
 def bytes_per_pack(strategy: tf.distribute.Strategy) -> int:
@@ -100,3 +107,58 @@ def pretending_replicas(count: int | None) -> Iterator[None]:
     """
     with _replaced(), _pretended_replicas.set_to(count):
         yield
+
+
+def launchers_of(strategy: tf.distribute.Strategy) -> list[Any]:
+    """The launchers of collectives, one for each local replica of a strategy of several workers.
+
+    They share the group, instance keys and ordering tokens of the all-reduces, so all collectives run in one order.
+    """
+    return list(strategy.extended._cross_device_ops._launchers)
+
+
+def all_to_all(launcher: Any, rows: tf.Tensor) -> tf.Tensor:
+    """Sends matrix row r of `rows` to replica r; matrix row s of the result comes from replica s. The shapes are equal.
+
+    Context: a graph; once for each replica of the strategy.
+    """
+    instance_key, options = launcher._next_instance_key(), launcher._options
+    with tf.device(launcher._device):
+        received: Any = all_to_all_v2(
+            rows,
+            launcher._group_size,
+            launcher._group_key,
+            instance_key,
+            communication_hint=options.implementation.value,
+            timeout=options.timeout_seconds or 0,
+            ordering_token=launcher._get_ordering_token(),
+        )
+        received.set_shape(rows.shape)
+        return received
+
+
+def all_gather(launcher: Any, shard: tf.Tensor) -> tf.Tensor:
+    """Concatenates the tensors of all replicas; their shapes are equal. Context as `all_to_all`."""
+    gathered: Any = launcher._all_gather(shard, None)
+    gathered.set_shape([launcher._group_size * shard.shape[0], *shard.shape[1:]])
+    return gathered
+
+
+current_device = device_util.current
+"""The device that the current code requests; empty without a request."""
+
+
+def memory_limit(device: str) -> int | None:
+    """The bytes that TensorFlow may take of a device, such as "GPU:0"; None without it. Initializes the devices."""
+    current: Any = context.context()
+    current.ensure_initialized()
+    wanted = tf.DeviceSpec.from_string(device)
+    listed = pywrap_tfe.TFE_ContextListDevices(current._handle)
+    try:
+        for index in range(pywrap_tf_session.TF_DeviceListCount(listed)):
+            spec = tf.DeviceSpec.from_string(pywrap_tf_session.TF_DeviceListName(listed, index))
+            if (spec.device_type, spec.device_index) == (wanted.device_type, wanted.device_index or 0):
+                return pywrap_tf_session.TF_DeviceListMemoryBytes(listed, index)
+    finally:
+        pywrap_tf_session.TF_DeleteDeviceList(listed)
+    return None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from ...compat.tensorflow_private.devices import memory_limit
+from ...compat.tensorflow_private.strategies import memory_limit
 from ..arguments import shown
 
 _STATUS, _CLEAR, _MACHINE = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")

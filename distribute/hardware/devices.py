@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ...compat.tensorflow_private.devices import current_device
+from ...compat.tensorflow_private.strategies import current_device
 from ..arguments import shown, whole_number
 from ..environment import replicas_per_worker
 
@@ -84,15 +84,13 @@ def wait_for_accelerators() -> None:
 def resolve_devices(devices: Sequence[str]) -> list[str]:
     """The full names of devices: "/job:localhost/replica:0/task:0/device:GPU:0" for "GPU:0" (of this process).
 
-    Raises:
-        ValueError: a device does not exist; the message lists the existing ones.
+    A ValueError for a device that does not exist lists the existing ones.
     """
     if not isinstance(devices, list | tuple) or not devices:
         raise ValueError(
             f'`devices` must be a list of at least one name such as "GPU:0". Received: {shown(devices)}'
         )
-    existing = [_full(tf.DeviceSpec.from_string(device.name)) for device in tf.config.list_logical_devices()]
-    found = []
+    existing, found = _existing(), []
     for name in devices:
         try:
             wanted = _full(tf.DeviceSpec.from_string(name))
@@ -109,14 +107,17 @@ def resolve_devices(devices: Sequence[str]) -> list[str]:
 
 def check_exist(argument: str, devices: Sequence[str]) -> None:
     """Raises a ValueError for devices of this process that do not exist: TensorFlow would silently use the CPU instead."""
-    there = [device.name for device in tf.config.list_logical_devices()]
-    existing = {_full(tf.DeviceSpec.from_string(name)) for name in there}
     for name in devices:
         spec = tf.DeviceSpec.from_string(name)
-        if spec.job in (None, _THIS_PROCESS) and spec.device_type and _full(spec) not in existing:
+        if spec.job in (None, _THIS_PROCESS) and spec.device_type and _full(spec) not in _existing():
+            there = [device.name for device in tf.config.list_logical_devices()]
             raise ValueError(
                 f"`{argument}` has the device {name!r}, which does not exist: there are {', '.join(there)}."
             )
+
+
+def _existing() -> list[tf.DeviceSpec]:
+    return [_full(tf.DeviceSpec.from_string(device.name)) for device in tf.config.list_logical_devices()]
 
 
 def _full(spec: tf.DeviceSpec) -> tf.DeviceSpec:

@@ -261,10 +261,7 @@ def _plan(
 def _samples_of_device(samples: int, replicas: int, accumulation: int, stages: int) -> tuple[int, int]:
     """How many samples a device processes at once, and for how many it keeps activations."""
     of_copy = -(-samples // (replicas // stages))
-    if stages == 1:
-        at_once = -(-of_copy // accumulation)
-        return at_once, at_once
-    at_once = -(-of_copy // min(of_copy, _MICRO_BATCHES * stages))
+    at_once = -(-of_copy // (accumulation if stages == 1 else min(of_copy, _MICRO_BATCHES * stages)))
     # 1F1B keeps the activations of at most K micro-batches, with K stages.
     return at_once, min(of_copy, at_once * stages)
 

@@ -1,7 +1,6 @@
 """The descendants of the launcher: found, ended, and reaped, even orphans in other sessions.
 
-The launcher is a subreaper (Linux): an orphaned process of a worker becomes its child. Elsewhere process groups are ended;
-a process that left its group is not found.
+The launcher is a subreaper: an orphaned process of a worker becomes its child.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import time
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
@@ -20,12 +18,12 @@ _PAUSE = 0.01
 
 def adopt_orphans() -> None:
     """Orphaned descendants become children of this process from now on."""
-    _control(_PR_SET_CHILD_SUBREAPER, 1)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent() -> None:
-    """In a child, before it runs its program: the kernel kills it when the launcher dies (Linux; elsewhere nothing)."""
-    _control(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    """In a child, before it runs its program: the kernel kills it when the launcher dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def end_descendants() -> None:
@@ -43,8 +41,6 @@ def end_descendants() -> None:
 
 def bury_orphans(mine: set[int]) -> None:
     """Reaps ended orphans of workers; the processes in `mine` are reaped elsewhere."""
-    if not hasattr(os, "waitid"):
-        return
     with contextlib.suppress(ChildProcessError):
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if ended.si_pid in mine:
@@ -53,9 +49,6 @@ def bury_orphans(mine: set[int]) -> None:
 
 
 def _children() -> list[int]:
-    """The children of this process (Linux; elsewhere [])."""
-    if not os.path.isdir("/proc/self"):
-        return []
     parents = {pid: stat_of(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
     return [pid for pid, fields in parents.items() if fields is not None and int(fields[1]) == os.getpid()]
 
@@ -67,9 +60,3 @@ def stat_of(pid: int) -> list[str] | None:
             return file.read().rpartition(")")[2].split() or None
     except OSError:
         return None
-
-
-def _control(option: int, value: int) -> None:
-    """prctl(2), on Linux."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..workers.error_text import Blame, blame_in
-from ..workers.records import Record, short
+from ..workers.records import ErrorRecord, Record, short
 from .tasks import Task
 
 _OWN_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
@@ -34,9 +34,14 @@ class ProcessState:
     lines: Sequence[str] = ()  # the last ones that it printed
 
     @property
+    def error(self) -> ErrorRecord | None:
+        """The recorded error that ends its program."""
+        return self.record and self.record.error
+
+    @property
     def failed(self) -> bool:
         """Whether its program has failed, or is about to fail."""
-        return self.code not in (None, 0) or (self.record is not None and self.record.error is not None)
+        return self.code not in (None, 0) or self.error is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +97,8 @@ def how_it_ended(code: int) -> str:
 
 def _blame(process: ProcessState, by_name: Mapping[str, ProcessState]) -> Blame | None:
     """A failed process's report about others, if it can be a cause: an error may name a process that passed it on."""
-    error = process.record.error if process.record is not None else None
-    if error is not None:
-        blame = error.blame
+    if process.error is not None:
+        blame = process.error.blame
     elif process.code is not None and process.code < 0 and -process.code not in _OWN_FAULTS:
         return None  # killed from outside, whatever it has printed
     else:
@@ -126,10 +130,9 @@ def _stopped(process: ProcessState, since: float, now: float) -> Failure:
 
 def _ended(process: ProcessState, now: float) -> Failure:
     """The failure of a process that has ended or recorded an error."""
-    code, record = process.code, process.record
+    code, record, error = process.code, process.record, process.error
     status = 1 if code is None or code == 0 else code if code > 0 else 128 - code
-    if record is not None and record.error is not None:
-        error = record.error
+    if record is not None and error is not None:
         place = f", in {error.place}" if error.place else ""
         at = f", at {record.position}" if record.position else ""
         text = short(error.text, _MOST_TEXT).rstrip(".")
@@ -147,9 +150,7 @@ def _ended(process: ProcessState, now: float) -> Failure:
 
 def _lost(lost: ProcessState, survivor: ProcessState, now: float) -> Failure:
     """The failure of a process that others lost, and that has not failed itself."""
-    noticed = survivor.ended
-    if survivor.record is not None and survivor.record.error is not None:
-        noticed = survivor.record.error.time
+    noticed = survivor.ended if survivor.error is None else survivor.error.time
     if lost.code is not None:
         early = f"ended early, with status 0, while {survivor.task.name} still needed it"
         what = early if lost.code == 0 else how_it_ended(lost.code)

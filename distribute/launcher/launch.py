@@ -5,6 +5,7 @@ Nothing here imports TensorFlow, so that the launcher starts quickly and uses no
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import sys
 import tempfile
@@ -32,38 +33,23 @@ _WRONG_ARGUMENT = 2
 _MOST_OTHERS = 8
 
 
+@dataclasses.dataclass
 class Launcher:
     """Runs a script, with its arguments, on every worker of a layout until all are done.
 
     It schedules the attempts: when one is over, whether another follows, how long ending may take. `Processes` starts and
     ends processes, `attribute` finds the one that failed first, `Restarts` decides whether to try again.
-
-    Args:
-        script: path of the script and its arguments.
-        layout: the cluster to start.
-        restarts: how often all processes are restarted after a failure.
-        log_dir: directory for the output of each task, or None: the output is only printed.
-        grace: seconds after a signal that the launcher passes on, until the workers are killed.
-        network: "own": the processes get a private network where the kernel allows it; "host": that of this machine.
     """
 
-    def __init__(
-        self,
-        script: Sequence[str],
-        layout: Layout,
-        restarts: int = 0,
-        log_dir: Path | None = None,
-        grace: float = 30.0,
-        network: str = "own",
-    ) -> None:
-        self._script, self._layout = list(script), layout
-        self._most_restarts, self._log_dir, self._grace = restarts, log_dir, grace
-        self._restarts = Restarts(restarts)
-        self._wanted_network = network
-        self._is_private = False
-        self._signals: list[int] = []
-        self._stopping: int | None = None
-        self._records = Path()
+    script: Sequence[str]  # its path and its arguments
+    layout: Layout
+    most_restarts: int  # how often all processes are restarted after a failure
+    log_dir: Path | None  # for the output of each task; None: the output is only printed
+    grace: float  # seconds after a signal that the launcher passes on, until the workers are killed
+    network: str  # "own": a private network where the kernel allows it; "host": that of this machine
+    _is_private: bool = False
+    _signals: list[int] = dataclasses.field(default_factory=list)
+    _stopping: int | None = None
 
     def run(self) -> int:
         """Runs to the end, and returns the exit status. Context: no thread has been started.
@@ -73,19 +59,18 @@ class Launcher:
         GPUs.
         """
         adopt_orphans()
-        if self._wanted_network == "own":
+        if self.network == "own":
             read_gpus()  # may load the driver, which a user namespace has no privilege for
-        self._is_private, sentence = choose_network(self._wanted_network)
+        self._is_private, sentence = choose_network(self.network)
         if sentence:
             _say(sentence)
         with tempfile.TemporaryDirectory(prefix="unisono-records-") as records:
-            self._records = Path(records)
             old = {
                 each: signal.signal(each, lambda number, _: self._signals.append(number))
                 for each in PASSED_ON
             }
             try:
-                return self._attempts()
+                return self._attempts(Path(records))
             except ValueError as error:
                 print(f"unisono launch: {error}", file=sys.stderr)
                 return _WRONG_ARGUMENT
@@ -93,11 +78,10 @@ class Launcher:
                 for number, previous in old.items():
                     signal.signal(number, previous)
 
-    def _attempts(self) -> int:
-        attempt, port_retries = 0, _PORT_RETRIES
+    def _attempts(self, records: Path) -> int:
+        attempt, port_retries, restarts = 0, _PORT_RETRIES, Restarts(self.most_restarts)
         while True:
-            tasks = plan(self._layout, self._script)
-            processes = Processes(tasks, self._records, self._log_dir, attempt)
+            processes = Processes(plan(self.layout, self.script), records, self.log_dir, attempt)
             failed: list[Failure] = []
             try:
                 failed = self._watch(processes)
@@ -116,15 +100,15 @@ class Launcher:
                 port_retries -= 1
                 _say("another program took the port in between: starting again with other ports")
                 continue
-            pause = self._restarts.next(first.error)
+            pause = restarts.next(first.error)
             if pause is None:
-                if self._restarts.repeated:
+                if restarts.repeated:
                     _say(
                         "it is the same error at the same step as in the attempt before: there is no further restart"
                     )
                 return first.status
             attempt += 1
-            _say(f"starting all again in {pause:g} s, restart {attempt} of {self._most_restarts}")
+            _say(f"starting all again in {pause:g} s, restart {attempt} of {self.most_restarts}")
             self._sleep(pause)
             if self._stopping is not None:
                 return 128 + self._stopping
@@ -139,7 +123,7 @@ class Launcher:
                 if number in _ENDING:
                     if self._stopping is not None:
                         return failures or [_unwilling(processes, number)]
-                    self._stopping, deadline = number, time.monotonic() + self._grace
+                    self._stopping, deadline = number, time.monotonic() + self.grace
             trouble = False
             for task, code in processes.ended():
                 if code == 0 and task.role == "script":
@@ -148,7 +132,7 @@ class Launcher:
                     failures.append(Failure(task.name, how_it_ended(code), time.time(), 1))
                     processes.scripts_left.discard(task.name)
                 elif task.role == "spare":
-                    restarts = spares.setdefault(task.name, Restarts(self._most_restarts))
+                    restarts = spares.setdefault(task.name, Restarts(self.most_restarts))
                     self._replace(task, code, restarts, processes)
                 else:
                     trouble = True
@@ -172,7 +156,7 @@ class Launcher:
         """Whether a task has been stopped for too long; a replaceable one is ended and replaced."""
         if not processes.several:
             return False
-        timeout = self._layout.timeout
+        timeout = self.layout.timeout
         for task in processes.stopped_for(_SPARE_SHARE * timeout):
             if task.role == "spare":
                 _say(f"{task.name} has been stopped (SIGSTOP) for {_SPARE_SHARE * timeout:g} s, and is ended")

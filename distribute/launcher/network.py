@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import socket
 import struct
-import sys
+from pathlib import Path
 
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
 _GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
@@ -29,15 +30,10 @@ def enter_private_network() -> None:
     These servers execute every graph that they receive, and listen on all interfaces. A namespace with only a loopback
     interface makes them unreachable for other machines and users, and blocks all connections to the outside.
 
-    Source: unshare(2), user_namespaces(7), network_namespaces(7), netdevice(7).
+    Where the kernel does not allow it, an OSError says what was tried, and the process has not moved.
 
-    Raises:
-        OSError: the kernel does not allow it; the message says what was tried. The process has not moved.
-
-    Context: a process that has one thread.
+    Source: unshare(2), user_namespaces(7), network_namespaces(7), netdevice(7). Context: a process that has one thread.
     """
-    if not sys.platform.startswith("linux"):
-        raise OSError(f"{sys.platform} has no network namespaces")
     answer, say = os.pipe()
     trial = os.fork()  # a process cannot leave a namespace again
     if trial == 0:
@@ -82,23 +78,16 @@ def _enter() -> None:
             number = ctypes.get_errno()
             raise OSError(number, f"unshare: {os.strerror(number)}")
         with contextlib.suppress(FileNotFoundError):
-            _write("/proc/self/setgroups", "deny")  # else the kernel rejects gid_map
-        _write("/proc/self/uid_map", f"{user} {user} 1")
-        _write("/proc/self/gid_map", f"{group} {group} 1")
+            Path("/proc/self/setgroups").write_text("deny")  # else the kernel rejects gid_map
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
     _bring_up_loopback()
 
 
 def _bring_up_loopback() -> None:
-    import fcntl
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = bytearray(struct.pack("16sh14x", b"lo", 0))
         fcntl.ioctl(any_socket, _GET_FLAGS, request)
         (flags,) = struct.unpack_from("h", request, 16)
         struct.pack_into("h", request, 16, flags | _UP)
         fcntl.ioctl(any_socket, _SET_FLAGS, request)
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)

@@ -112,7 +112,7 @@ class Processes:
 
     def failing(self) -> bool:
         """Whether a task that still runs has recorded an error that ends its program."""
-        return any(each.record is not None and each.record.error is not None for each in self._running())
+        return any(each.error is not None for each in self._running())
 
     def stopped_for(self, seconds: float) -> list[Task]:
         """The tasks that have been stopped (SIGSTOP) for at least so long."""

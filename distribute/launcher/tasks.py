@@ -23,9 +23,8 @@ class Layout:
 
     workers: int = 1  # training processes
     replicas_per_worker: int | None = None  # None: one for each GPU of the worker, else one
-    parameter_servers: int = (
-        0  # with any, the script runs on the coordinator alone, which sends steps to the workers
-    )
+    # With any, the script runs on the coordinator alone, which sends steps to the workers.
+    parameter_servers: int = 0
     stages: int = 1  # of the pipeline; each process that runs the script gets `stages - 1` helpers
     timeout: float = environment.DEFAULT_TIMEOUT  # seconds after which a lost peer is an error
 
@@ -44,11 +43,7 @@ class Task:
 
 
 def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
-    """The processes of one attempt, with fresh ports; `script` includes its arguments.
-
-    Raises:
-        ValueError: the machine has GPUs, but fewer than the layout needs.
-    """
+    """The processes of one attempt, with fresh ports; a ValueError if the machine has GPUs, but fewer than are needed."""
     common = {
         "PYTHONUNBUFFERED": "1",
         environment.TIMEOUT: f"{layout.timeout:g}",

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from ...compat.tensorflow_graphs.graphs import graph_function
 from ...compat.tensorflow_graphs.guarded_writes import writes_only_where_here
-from ...compat.tensorflow_private.collectives import all_gather as gather_on
-from ...compat.tensorflow_private.collectives import all_to_all, launchers_of, per_replica
+from ...compat.tensorflow_private.strategies import PerReplica, all_to_all, launchers_of
+from ...compat.tensorflow_private.strategies import all_gather as gather_on
 from ..hardware.devices import computes_on_gpu
 from ..replicas import bytes_of_packs, num_replicas, replica_id
 from ..step_context import current_step, step_scope
@@ -33,9 +33,7 @@ def reduce_scatter(
     """This replica's flat shards of the sums over all replicas; terms are added in the order of the replicas.
 
     The tensors have known shapes, the same on every replica. `before` is called with those of a pack before it is sent,
-    `after` with the same and a tensor that is ready with their sum.
-
-    Context: replica.
+    `after` with the same and a tensor that is ready with their sum. Context: replica.
     """
     replicas = num_replicas()
     result: list[Any] = [None] * len(tensors)
@@ -68,10 +66,7 @@ def all_gather(shards: Sequence[tf.Tensor], shapes: Sequence[Sequence[int]]) -> 
 
 
 def sizes_are_known(rows: tf.Tensor) -> bool:
-    """Whether GPUs can exchange their slices without size queries by the host: see `gather_dense`.
-
-    Context: replica.
-    """
+    """Whether GPUs can exchange their slices without size queries by the host: see `gather_dense`. Context: replica."""
     step = current_step()
     if tf.executing_eagerly() or not computes_on_gpu():
         return False
@@ -125,8 +120,8 @@ def _together(exchange: _Exchange, mine: tf.Tensor) -> tf.Tensor:
     def across(strategy: tf.distribute.Strategy, values: Any) -> Any:
         local = list(strategy.experimental_local_results(values))
         if len(local) == strategy.num_replicas_in_sync:
-            return per_replica(exchange.copied(local))
-        return per_replica(_over_workers(strategy, exchange, local))
+            return PerReplica(exchange.copied(local))
+        return PerReplica(_over_workers(strategy, exchange, local))
 
     return tf.distribute.get_replica_context().merge_call(across, args=(tf.identity(mine),))
 
@@ -210,9 +205,7 @@ def as_shards(value: tf.Tensor, replicas: int) -> tf.Tensor:
 def own_shard(value: Any, shape: Sequence[int] | None = None) -> tf.Tensor:
     """This replica's shard of a tensor or of `tf.IndexedSlices` with unique rows: flat, of a static size.
 
-    `shape` is that of the variable, needed where the static shape of `value` is not known.
-
-    Context: replica.
+    `shape` is that of the variable, needed where the static shape of `value` is not known. Context: replica.
     """
     if isinstance(value, tf.IndexedSlices):
         return _shard_of_slices(value, list(value.shape if shape is None else shape))
@@ -255,9 +248,7 @@ def if_all(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]
 
     TensorFlow rejects a collective in a conditional of one replica. So the conditional is created once, in cross-replica
     context, and the replicas run again in its branches, like the steps of a loop. The condition, a bool scalar, is the
-    same on every replica; each has its own functions, which may hold its tensors.
-
-    Context: replica.
+    same on every replica; each has its own functions, which may hold its tensors. Context: replica.
     """
     step, guarded = current_step(), writes_only_where_here()
 

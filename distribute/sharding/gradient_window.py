@@ -16,7 +16,7 @@ from ...compat.tensorflow_graphs.edges import (
     number_of,
 )
 from ..replicas import bytes_of_packs, local_replica_index
-from .transient_weights import KEPT, held_by
+from .transient_weights import KEPT, held_by, holds_numbers
 
 
 class Window:
@@ -24,7 +24,7 @@ class Window:
 
     A backward pass is often faster than links: every gradient would have its full size before the first sum is ready.
     So the operations that make the gradients of a pack wait for the sum of an earlier pack. The graph is changed after
-    the gradient was taken.
+    the gradient was taken. Operations that only read a shape run in the forward pass, and do not wait.
 
     No cycle can arise. An operation that waits for a sum is needed only for a later pack: not for any earlier sum, on any
     replica of this process. Over several workers collectives run in one order everywhere, and an operation that a collective
@@ -49,7 +49,7 @@ class Window:
             earlier = {*(tensor.op.name for tensor in op.inputs), *(each.name for each in op.control_inputs)}
             if not earlier.isdisjoint(waiting):
                 waiting.add(op.name)
-            elif _takes_memory(op):
+            elif is_of_a_gradient(op) and op.type not in KEPT and any(map(holds_numbers, op.outputs)):
                 let_wait(op, sum_before)
                 waiting.add(op.name)
 
@@ -82,9 +82,3 @@ def gradient_window() -> Window | None:
     """The window of this replica's graph, for all its backward passes; None in eager mode. Context: replica."""
     graph = graph_of_replica()
     return None if graph is None else held_by(graph, "gradients that are sent", Window)
-
-
-def _takes_memory(op: tf.Operation) -> bool:
-    """Whether an operation of a backward pass computes numbers: one that only reads a shape runs in the forward pass."""
-    numbers = any(tensor.dtype.is_floating or tensor.dtype.is_complex for tensor in op.outputs)
-    return is_of_a_gradient(op) and numbers and op.type not in KEPT

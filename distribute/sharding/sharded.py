@@ -23,7 +23,7 @@ from ...compat.patches import wrap
 from ...compat.thread_value import ThreadValue
 from ..arguments import one_of, shown
 from ..pipeline.pipeline import Pipeline
-from .sharded_value import ShardedValue, is_shardable, sharded_weight
+from .sharded_value import ShardedValue, is_shardable, is_sharded, sharded_weight
 
 LEVELS = ("optimizer", "gradients", "weights")
 SHARDABLE = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -99,7 +99,7 @@ def _initialize(original: Callable[..., None], variable: keras.Variable, value: 
 
 def level_of(strategy: Any = None) -> str | None:
     """The level of sharding of a strategy (None: the current one); None: nothing is sharded."""
-    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    strategy = strategy or tf.distribute.get_strategy()
     return _levels.get(strategy) if strategy.num_replicas_in_sync > 1 else None
 
 
@@ -127,12 +127,8 @@ def _whole_under(strategy: tf.distribute.Strategy, owner: Any, level: str) -> It
     if issubclass(kind, keras.optimizers.Optimizer) and vars(owner).get("built"):
         found = unsharded_state(owner)
     elif level == "weights" and issubclass(kind, keras.Variable):
-        found = [owner] if is_shardable(owner, owner.shape or ()) and not _is_sharded(owner) else []
+        found = [owner] if is_shardable(owner, owner.shape or ()) and not is_sharded(owner) else []
     return (v for v in found if getattr(raw_value(v), "distribute_strategy", None) is strategy)
-
-
-def _is_sharded(variable: keras.Variable) -> bool:
-    return isinstance(raw_value(variable), ShardedValue)
 
 
 def unsharded_state(optimizer: Any) -> list[keras.Variable]:
@@ -142,7 +138,7 @@ def unsharded_state(optimizer: Any) -> list[keras.Variable]:
     return [
         v
         for v in own_variables(optimizer)
-        if tuple(v.shape) in shapes and id(v) not in others and not _is_sharded(v)
+        if tuple(v.shape) in shapes and id(v) not in others and not is_sharded(v)
     ]
 
 
@@ -153,19 +149,13 @@ def accept_sharded_variables(strategy: tf.distribute.Strategy) -> None:
         `fn` on each copy of the variable with the copies of the arguments; shards are not copies.
     - `colocate_vars_with(variable)`, in which optimizers create their state: it is on the replicas' devices in any case.
     """
-    _update_sharded_too(strategy)
     colocate: Callable[[Any], Any] = strategy.extended.colocate_vars_with
+    original: Callable[..., Any] = strategy.extended.update
+    an_update = ThreadValue(False)  # whether this thread is in one
 
     def colocated(colocate_with_variable: Any) -> Any:
         sharded = isinstance(colocate_with_variable, ShardedValue)
         return contextlib.nullcontext() if sharded else colocate(colocate_with_variable)
-
-    strategy.extended.colocate_vars_with = colocated  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _update_sharded_too(strategy: tf.distribute.Strategy) -> None:
-    original: Callable[..., Any] = strategy.extended.update
-    an_update = ThreadValue(False)  # whether this thread is in one
 
     def update(
         var: Any, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, group: bool = True
@@ -179,6 +169,7 @@ def _update_sharded_too(strategy: tf.distribute.Strategy) -> None:
         with an_update.set_to(True):
             return fn(var, *args, **kwargs)
 
+    strategy.extended.colocate_vars_with = colocated  # pyright: ignore[reportAttributeAccessIssue]
     strategy.extended.update = update  # pyright: ignore[reportAttributeAccessIssue]
 
 

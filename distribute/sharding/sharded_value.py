@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -12,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.keras_private.variables import VariableStandIn, plain_variable, put_inside, raw_value
-from ...compat.tensorflow_private.tapes import record_as_read, variable_without_value
+from ...compat.tensorflow_private.valueless_variables import record_as_read, variable_without_value
 from ...compat.thread_value import ThreadValue
 from ..replicas import copies_of, in_replica_context, local_copy, local_replica_index
 from ..workers.agreement import first_local_replica
@@ -24,6 +25,8 @@ _numbers = itertools.count()
 
 
 _stand_in = ThreadValue()  # a function of a `ShardedValue`
+seen_through = _stand_in.set_to
+"""This thread sees the variable `stand_in(value)` instead of each `ShardedValue`; None: the value itself."""
 
 
 class ShardedValue(VariableStandIn):
@@ -34,9 +37,7 @@ class ShardedValue(VariableStandIn):
     replaces it with another stand-in.
 
     `shape` is that of the whole value, and `fill` the initial value of all elements. `shards` are the variables of the local
-    replicas, flat, on their devices.
-
-    Context: eager.
+    replicas, flat, on their devices. Context: eager.
     """
 
     def __init__(
@@ -95,9 +96,7 @@ class ShardedValue(VariableStandIn):
 class ShardedWeight(ShardedValue):
     """A sharded weight: all-gathered where a step reads it, for as long as the step uses it.
 
-    Its gradient is that of the whole weight. Arguments and attributes as `ShardedValue`.
-
-    Context: eager.
+    Its gradient is that of the whole weight. Arguments and attributes as `ShardedValue`. Context: eager.
     """
 
     trainable = True
@@ -149,30 +148,24 @@ class TensorInPlace(VariableStandIn):
         return self.tensor
 
 
+def is_sharded(variable: Any) -> bool:
+    """Whether the value of a Keras variable has one shard on each replica."""
+    return isinstance(raw_value(variable), ShardedValue)
+
+
 def own_copy(variable: Any) -> Any:
     """This replica's part of a variable: its shard, or its copy. Context: replica."""
-    value = raw_value(variable)
-    return value.own() if isinstance(value, ShardedValue) else local_copy(variable)
-
-
-def seen_through(
-    stand_in: Callable[[ShardedValue], Any] | None,
-) -> contextlib.AbstractContextManager[None]:
-    """This thread sees the variable `stand_in(value)` instead of each `ShardedValue`; None: the value itself."""
-    return _stand_in.set_to(stand_in)
+    return raw_value(variable).own() if is_sharded(variable) else local_copy(variable)
 
 
 def own_part(variable: Any) -> tf.Tensor:
     """This replica's shard of a trained weight, flat, whether the weight is sharded or not. Context: replica."""
-    value = raw_value(variable)
-    if isinstance(value, ShardedValue):
-        return tf.convert_to_tensor(value.own())
-    return own_shard(local_copy(variable))
+    copy = own_copy(variable)
+    return tf.convert_to_tensor(copy) if is_sharded(variable) else own_shard(copy)
 
 
-def own_shards() -> contextlib.AbstractContextManager[None]:
-    """This thread sees this replica's shards instead of sharded variables. Context: replica."""
-    return seen_through(ShardedValue.own)
+own_shards = functools.partial(seen_through, ShardedValue.own)
+"""This thread sees this replica's shards instead of sharded variables. Context: replica."""
 
 
 @contextlib.contextmanager
@@ -202,7 +195,9 @@ def created_in_shards(strategy: Any, shape: Sequence[int], initializer: Any) -> 
     The initial value of a constant initializer never has its full size in memory.
     """
     constant = keras.initializers.get(initializer)
-    fill = getattr(constant, "value", 0.0) if _is_constant(constant) else None
+    fill = getattr(constant, "value", 0.0)
+    if type(constant) not in (keras.initializers.Zeros, keras.initializers.Constant) or np.ndim(fill):
+        fill = None
 
     def create(next_creator: Any, **kwargs: Any) -> Any:
         value = ShardedValue(strategy, shape, kwargs["dtype"], kwargs.get("name") or "Variable", fill or 0.0)
@@ -213,13 +208,6 @@ def created_in_shards(strategy: Any, shape: Sequence[int], initializer: Any) -> 
 
     with tf.variable_creator_scope(create):
         yield
-
-
-def _is_constant(initializer: Any) -> bool:
-    return (
-        type(initializer) in (keras.initializers.Zeros, keras.initializers.Constant)
-        and np.ndim(getattr(initializer, "value", 0.0)) == 0
-    )
 
 
 def shard_variable(variable: keras.Variable, strategy: tf.distribute.Strategy) -> None:
@@ -244,9 +232,7 @@ def sharded_weight(
     """The value of a Keras variable that is being created under a strategy; None: as without sharding.
 
     `value` is an array, a tensor, or a function that makes one of the variable's shape. Over several workers the
-    chief's counts.
-
-    Context: eager, on every worker.
+    chief's counts. Context: eager, on every worker.
     """
     shape = tuple(variable.shape) if callable(value) else tuple(np.shape(value))
     if not is_shardable(variable, shape) or isinstance(value, tf.Variable) or not tf.executing_eagerly():

@@ -44,9 +44,7 @@ def transient_weight(shard: Callable[[], tf.Tensor], shape: Sequence[int]) -> tf
     is changed after the gradient was taken. Each gather waits for the first use of the previous weight: at most two
     have their full size.
 
-    In a function, branch or loop that the replica's code traces, it is gathered before that begins.
-
-    Context: replica.
+    In a function, branch or loop that the replica's code traces, it is gathered before that begins. Context: replica.
     """
     graph = graph_of_replica()
     if graph is None:
@@ -54,10 +52,10 @@ def transient_weight(shard: Callable[[], tf.Tensor], shape: Sequence[int]) -> tf
     with graph.as_default():
         BackwardPass().gather_until()  # of an earlier gradient: the weight read now may depend on it
         weights = _weights_of(graph)
-        awaited = weights.last_used_with()
-        own = shard()
-        weights.add(_Gather(own, list(shape), _gathered(own, shape, awaited), awaited))
-    return weights.gathers[-1].whole
+        awaited, own = weights.last_used_with(), shard()
+        gathered = _gathered(own, shape, awaited)
+        weights.gathers[gathered.ref()] = _Gather(own, list(shape), gathered, awaited)
+    return gathered
 
 
 def _gathered(shard: tf.Tensor, shape: Sequence[int], awaited: Sequence[tf.Operation]) -> tf.Tensor:
@@ -68,6 +66,11 @@ def _gathered(shard: tf.Tensor, shape: Sequence[int], awaited: Sequence[tf.Opera
 def _weights_of(graph: Any) -> _Weights:
     """The gathered weights of this replica in a graph."""
     return held_by(graph, f"gathered weights, replica {local_replica_index()}", _Weights)
+
+
+def holds_numbers(tensor: tf.Tensor) -> bool:
+    """Whether a tensor has floating point numbers, as activations and gradients do: no shape, index or condition."""
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
 def held_by(graph: Any, name: str, make: Callable[[Any], Any]) -> Any:
@@ -88,26 +91,20 @@ class _Weights:
 
     def __init__(self, graph: Any) -> None:
         self.graph = graph
-        self.gathers: list[_Gather] = []
-        self._by_tensor: dict[Any, _Gather] = {}
+        self.gathers: dict[Any, _Gather] = {}  # by the reference of the whole tensor
         self._known: dict[Any, bool] = {}
-
-    def add(self, gather: _Gather) -> None:
-        """Records a gather."""
-        self.gathers.append(gather)
-        self._by_tensor[gather.whole.ref()] = gather
 
     def last_used_with(self) -> Sequence[tf.Operation]:
         """The first operation that uses the weight read last, if there is one already."""
         if not self.gathers:
             return ()
-        for use in self.uses(self.gathers[-1].whole):
-            return self.others(use)
-        return self.gathers[-1].awaited
+        last = next(reversed(self.gathers.values()))
+        uses = self._uses(last.whole)
+        return self.others(uses[0]) if uses else last.awaited
 
     def has(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor depends on weights alone."""
-        return tensor.ref() in self._by_tensor or tensor.op.type in KEPT or self.makes(tensor.op)
+        return tensor.ref() in self.gathers or tensor.op.type in KEPT or self.makes(tensor.op)
 
     def makes(self, op: tf.Operation) -> bool:
         """Whether all inputs of an operation depend on weights alone."""
@@ -116,7 +113,7 @@ class _Weights:
             self._known[op.name] = bool(op.inputs) and is_stateless(op) and all(map(self.has, op.inputs))
         return self._known[op.name]
 
-    def uses(self, tensor: tf.Tensor) -> list[tf.Operation]:
+    def _uses(self, tensor: tf.Tensor) -> list[tf.Operation]:
         """The operations that use a weight, or its cast, with another input; in their order."""
         found, todo = {}, [tensor]
         while todo:
@@ -132,8 +129,8 @@ class _Weights:
 
     def made_of(self, tensor: tf.Tensor) -> Iterator[_Gather]:
         """The weights that a tensor depends on."""
-        if tensor.ref() in self._by_tensor:
-            yield self._by_tensor[tensor.ref()]
+        if tensor.ref() in self.gathers:
+            yield self.gathers[tensor.ref()]
         elif tensor.op.type not in KEPT:
             for each in tensor.op.inputs:
                 yield from self.made_of(each)
@@ -165,7 +162,7 @@ class BackwardPass:
 
     def _found(self) -> Iterator[tuple[tf.Operation, tf.Tensor]]:
         """Each operation of the backward pass that reads a tensor that the forward pass made of weights alone."""
-        seen, todo = set(), [gather.whole for gather in self._weights.gathers]
+        seen, todo = set(), [gather.whole for gather in self._weights.gathers.values()]
         while todo:
             tensor = todo.pop()
             for op in {each.name: each for each in tensor.consumers()}.values():

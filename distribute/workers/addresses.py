@@ -8,7 +8,6 @@ import pathlib
 import random
 import socket
 import stat
-import sys
 import time
 from collections.abc import Iterator
 
@@ -95,9 +94,9 @@ def keep_alive(address: str, seconds: float) -> None:
     for connection in _connections(address):
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in (("TCP_KEEPIDLE", pause), ("TCP_KEEPINTVL", pause), ("TCP_KEEPCNT", 3)):
-                if hasattr(socket, name):
-                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
 def _connections(address: str) -> Iterator[socket.socket]:
@@ -107,11 +106,7 @@ def _connections(address: str) -> Iterator[socket.socket]:
     except OSError:
         return
     wanted = {(str(place[0]), place[1]) for *_, place in found}
-    try:
-        names = os.listdir("/dev/fd")  # missing on Windows
-    except OSError:
-        return
-    for name in names:
+    for name in os.listdir("/proc/self/fd"):
         try:
             handle = os.dup(int(name))
         except OSError:
@@ -157,14 +152,13 @@ def free_ports(count: int) -> list[int]:
 
 def _claim(port: int) -> None:
     """Reserves a port, which is bound later, for this process until it ends. Raises OSError where another has it."""
-    if sys.platform == "linux":  # names without a file
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            claim.bind(f"\0unisono port {port}")
-        except OSError:
-            claim.close()
-            raise
-        claim.detach()  # stays open
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0unisono port {port}")  # a name without a file
+    except OSError:
+        claim.close()
+        raise
+    claim.detach()  # stays open
 
 
 def _port_to_try() -> int:

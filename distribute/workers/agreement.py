@@ -38,11 +38,9 @@ def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = 
     """The float64 values of each worker, in the order of the workers; every worker gets all of them.
 
     It costs one small all-reduce; with one worker nothing. All workers must call it, at the same point of the program,
-    with the same count of values.
-
-    Context: host, cross-replica.
+    with the same count of values. Context: host, cross-replica.
     """
-    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    strategy = strategy or tf.distribute.get_strategy()
     me, workers = place_among_workers(strategy)
     if workers == 1:
         return [[float(value) for value in values]]
@@ -94,17 +92,12 @@ def check_same_everywhere(
     strategy: tf.distribute.Strategy | None = None,
     with_chief: bool = False,
 ) -> None:
-    """Raises where workers differ in values that must be the same. All workers must call it.
+    """Raises a ValueError where workers differ in values that must be the same. All workers must call it.
 
-    Args:
-        values: name -> JSON value, for instance `{"number of rows of `x`": 1797}`; short ones, hashes of long ones.
-        what: the subject of the comparison, for the message, for instance "the arguments of fit".
-        strategy: whose workers. None: the current strategy's.
-        with_chief: whether each worker compares with the chief alone, and the chief with all: for frequent comparisons.
-
-    Raises:
-        ValueError: a value differs; the message names the workers, the value on each and the fix.
-        TimeoutError: a worker did not reach this point in time.
+    `values` are short JSON values, hashes of long ones, by names such as "samples of `x`". `what` is the subject of
+    the comparison, for the message, for instance "the arguments of fit". With `with_chief` each worker compares with the
+    chief alone, and the chief with all: for frequent comparisons. A worker that does not reach this point in time is a
+    TimeoutError.
     """
     me, workers = place_among_workers(strategy)
     if workers == 1:
@@ -156,7 +149,7 @@ def _compare(what: str, me: int, mine: dict[str, Any], other: int, theirs: dict[
 
 def place_among_workers(strategy: Any = None) -> tuple[int, int]:
     """This worker's number, and how many train together; (0, 1) for a strategy (None: the current) of one process."""
-    strategy = tf.distribute.get_strategy() if strategy is None else strategy
+    strategy = strategy or tf.distribute.get_strategy()
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return 0, 1
     cluster = cluster_of(strategy.cluster_resolver)

@@ -70,9 +70,7 @@ class Cluster:
     @property
     def is_chief(self) -> bool:
         """Whether this process writes files, logs and the progress bar: the chief, or worker 0 without a chief."""
-        if self.task_type == "chief":
-            return True
-        return self.task_type == "worker" and self.task_index == 0 and not self.jobs.get("chief")
+        return self.address in self.workers[:1]
 
 
 def cluster_of(resolver: Any) -> Cluster | None:
@@ -95,11 +93,7 @@ def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
 
 
 def read_tf_config(environ: Mapping[str, str]) -> Cluster | None:
-    """The cluster in `environ["TF_CONFIG"]`; None where that is missing or names no cluster.
-
-    Raises:
-        ClusterError: one sentence for each possible mistake.
-    """
+    """The cluster in `environ["TF_CONFIG"]`; None where that is missing or names none. A `ClusterError` for each mistake."""
     text = environ.get("TF_CONFIG")
     if text is None:
         return None

@@ -67,17 +67,13 @@ def _join(resolver: Any, start: Callable[[], None]) -> None:
         configure_coordination(leader, trained, min(_HEARTBEAT, timeout), min(_SHUTDOWN, timeout))
         send_in_pieces(_PIECE)
         _bounded(start, timeout)
-        _restore_sigterm()
+        # TensorFlow's coordination service handles SIGTERM: a worker would neither end nor save on request.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
         peer_monitor.begin(cluster, timeout)
     else:
         start()
     _joined = True
-
-
-def _restore_sigterm() -> None:
-    """Restores SIGTERM, which TensorFlow's coordination service handles: a worker would neither end nor save on request."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
 
 
 def _program() -> str:

@@ -109,11 +109,10 @@ _ENGINE = re.compile(
 
 def is_own_file(path: str) -> bool:
     """Whether a frame's file is the user's: not of a library, Python or Unisono."""
-    slashes = path.replace("\\", "/")
     return not (
-        any(folder in slashes for folder in _LIBRARIES)
+        any(folder in path for folder in _LIBRARIES)
         or path.startswith((_OURS, _PYTHON, "<frozen"))
-        or slashes.endswith("/runpy.py")
+        or path.endswith("/runpy.py")
     )
 
 

@@ -39,21 +39,15 @@ class PeerMonitor:
     def __init__(self, cluster: Cluster, timeout: float) -> None:
         self._me, self._peers = cluster.worker_index, cluster.num_workers
         self._timeout = timeout
-        self._pause = min(2.0, timeout / 20)
         self._count = 0
         self._published = -1
         self._since: float | None = None
         self._allowance = float("inf")
         self._longest = 0.0
-        self._ticker = Ticker("peer-monitor", self._check, lambda: self._pause)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._ticker.start()
-
-    def stop(self) -> None:
-        """Ends the thread, in a bounded time."""
-        self._ticker.stop(2 * _READ + self._pause)
+        pause = min(2.0, timeout / 20)
+        ticker = Ticker("peer-monitor", self._check, pause)
+        ticker.start()
+        atexit.register(ticker.stop, 2 * _READ + pause)  # no call into TensorFlow during its shutdown
 
     @contextlib.contextmanager
     def monitored(self, ran_before: bool) -> Iterator[None]:
@@ -124,8 +118,6 @@ def begin(cluster: Cluster, timeout: float) -> None:
     """Starts the monitor of this process, and reports an error of the program to all workers."""
     global _monitor
     _monitor = PeerMonitor(cluster, timeout)
-    _monitor.start()
-    atexit.register(_monitor.stop)  # no call into TensorFlow during its shutdown
 
     def report(error: BaseException) -> None:
         text = short(essence(str(error)), _MOST_TEXT)

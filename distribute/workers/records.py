@@ -39,9 +39,7 @@ class ErrorRecord:
     text: str  # its message; a long one without its middle
     place: str  # the innermost line of the user's code, "" where there is none
     time: float  # `time.time()`
-    blame: Blame | None = (
-        None  # where it is a consequence: it reports other processes that were lost or failed
-    )
+    blame: Blame | None = None  # where it is a consequence: it reports others that were lost or failed
 
 
 @dataclasses.dataclass
@@ -128,7 +126,7 @@ class Recorder:
         self._record = Record("", 0, 0.0, since=time.time())
         self._lock = threading.Lock()
         self._position: Callable[[], str] = str
-        self._ticker = Ticker("record", self.update, lambda: _PAUSE)
+        self._ticker = Ticker("record", self.update, _PAUSE)
 
     def start(self, folder: str | None, task: str) -> None:
         """Keeps the record of a task ("worker 1", "ps 0") in the folder of UNISONO_RECORDS; without a folder, none."""

@@ -49,12 +49,9 @@ class _Identity:
 def rendezvous(cluster: Cluster, timeout: float, program: str = "") -> None:
     """Waits until every worker of the cluster is present, at most `timeout` seconds in all.
 
-    `program` is a digest of the program that every worker must run; "" is not compared.
-
-    Raises:
-        ClusterError: this worker's port is taken, or a peer has another description of the cluster or another program,
-            belongs to another run, or has another worker's number.
-        TimeoutError: a worker is not present in time; the message names it.
+    `program` is a digest of the program that every worker must run; "" is not compared. It is a `ClusterError` if this
+    worker's port is taken, or a peer has another description of the cluster or another program, belongs to another run, or
+    has another worker's number. The TimeoutError names the workers that are not present in time.
     """
     attempt = _Rendezvous(cluster, program, time.monotonic() + timeout)
     with attempt.answering():
@@ -102,16 +99,18 @@ class _Rendezvous:
             # The others must learn of it too.
             self.over.wait(max(0.0, min(_ASK, self._until - time.monotonic())))
             raise failure
-        late = [f"worker {i} ({a})" for i, a in self.peers.items() if i not in seen]
-        if late:
+
+        def all_but(found: set[int]) -> str:
+            return ", ".join(f"worker {i} ({a})" for i, a in self.peers.items() if i not in found)
+
+        if late := all_but(seen):
             raise TimeoutError(
-                f"{', '.join(late)} did not start within {timeout:g} s: find out why, or raise the timeout "
+                f"{late} did not start within {timeout:g} s: find out why, or raise the timeout "
                 f"(launch --timeout, or the variable UNISONO_TIMEOUT)."
             )
-        deaf = [f"worker {i} ({a})" for i, a in self.peers.items() if i not in sees_us]
-        if deaf:
+        if deaf := all_but(sees_us):
             raise TimeoutError(
-                f"{', '.join(deaf)} started, but could not reach this worker (worker {self._identity.index} at "
+                f"{deaf} started, but could not reach this worker (worker {self._identity.index} at "
                 f"{self._address}) within {timeout:g} s: allow the connection in the firewalls between them."
             )
 

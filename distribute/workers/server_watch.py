@@ -28,11 +28,11 @@ class ServerWatch:
 
     def __init__(self, addresses: Mapping[int, str], timeout: float) -> None:
         self.addresses, self.timeout = dict(addresses), timeout
-        self._pause = min(_TICK, timeout / 4)
         self._silent: set[int] = set()
         self._silent_since: dict[int, float] = {}
+        self._pause = min(_TICK, timeout / 4)
         self._tickers = [
-            Ticker(f"server-watch-{number}", functools.partial(self._check, number), lambda: self._pause)
+            Ticker(f"server-watch-{number}", functools.partial(self._check, number), self._pause)
             for number in self.addresses
         ]
 

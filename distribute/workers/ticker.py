@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 class Ticker:
-    """Owns a thread that calls `tick()` every `pause()` seconds, until that returns False or `stop` is called."""
+    """Owns a thread that calls `tick()` every `pause` seconds, until that returns False or `stop` is called."""
 
-    def __init__(self, name: str, tick: Callable[[], bool], pause: Callable[[], float]) -> None:
+    def __init__(self, name: str, tick: Callable[[], bool], pause: float) -> None:
         self._tick, self._pause = tick, pause
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"unisono-{name}", daemon=True)
@@ -25,7 +25,7 @@ class Ticker:
             self._thread.join(seconds)
 
     def _run(self) -> None:
-        while not self._ended.wait(self._pause()) and self._tick():
+        while not self._ended.wait(self._pause) and self._tick():
             pass
 
 

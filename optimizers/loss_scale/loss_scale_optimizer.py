@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -21,7 +21,7 @@ from ...distribute.replicas import in_replica_context, local_copy, once_per_copy
 from ...distribute.sharding.sharded_value import own_copy
 from ..adoption import adopt, register_class
 from ..building import ensure_built
-from ..checks import built_variables
+from ..checks import GradsAndVars, Pairs, built_variables
 from ..optimizer import Optimizer
 from ..stages.accumulation import update_is_due
 from ..stages.aggregated_gradients import after_aggregation, aggregate_alone, forget_applied
@@ -126,7 +126,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         scale_variables.note(self, scale)
         return loss * tf.cast(scale, loss.dtype)
 
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
+    def apply_gradients(self, grads_and_vars: GradsAndVars, *args: Any, **kwargs: Any) -> Any:
         """As `optimizers.Optimizer.apply_gradients`, with gradients of the scaled loss: they are unscaled here.
 
         Returns the calls that the inner optimizer has counted; a skipped one is not counted.
@@ -160,7 +160,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         finite = run_stages(inner, pairs, scale=scale, check_finite=True, veto=veto, options=options)
         self._write(self._close_call if accumulates else self._move, finite)
 
-    def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    def aggregate_gradients(self, grads_and_vars: GradsAndVars) -> Pairs:
         """As `optimizers.Optimizer.aggregate_gradients`, with gradients of the scaled loss: they are unscaled here too."""
         scale = self._scale_of_gradients()
         return aggregate_alone(self, grads_and_vars, self.inner_optimizer, scale, _widen_gradient)

@@ -68,21 +68,18 @@ def note(optimizer: Any, scale: tf.Tensor) -> None:
     """
     step = current_step()
     if step is not None:
-        step.notes["scale", id(optimizer)] = scale
+        step.notes[_key(optimizer)] = scale
     elif not tf.executing_eagerly():
         tf.compat.v1.get_default_graph().get_collection_ref(_key(optimizer))[:] = [scale]
 
 
 def noted(optimizer: Any) -> tf.Tensor | None:
     """The scale that the loss was last multiplied with; None if that is not known in the current graph."""
-    step = current_step()
-    if tf.executing_eagerly():
-        return None if step is None else step.notes.get(("scale", id(optimizer)))
-    graph = tf.compat.v1.get_default_graph()
+    step, eager, graph = current_step(), tf.executing_eagerly(), tf.compat.v1.get_default_graph()
     if step is None:
-        return next(iter(graph.get_collection(_key(optimizer))), None)
-    scale = step.notes.get(("scale", id(optimizer)))
-    return scale if getattr(scale, "graph", None) is graph else None
+        return None if eager else next(iter(graph.get_collection(_key(optimizer))), None)
+    scale = step.notes.get(_key(optimizer))
+    return scale if eager or getattr(scale, "graph", None) is graph else None
 
 
 def _key(optimizer: Any) -> str:

@@ -18,6 +18,7 @@ from ...compat.keras_private.optimizers import (
 from ...compat.keras_private.variables import plain_variable
 from ...compat.tensorflow_graphs.graphs import is_inside
 from ...distribute.replicas import copies_of, local_copy
+from ...distribute.sharding.sharded_value import own_copy
 from ...distribute.step_context import current_step
 from ..building import inner_optimizers
 from .sparse_gradients import Pairs, assign_add, dense, times
@@ -46,22 +47,20 @@ def accumulate(
     weight_total: Any,
     update: Callable[[Pairs], None],
     branch: Callable[..., None],
-    copy_of: Callable[[Any], Any],
 ) -> None:
     """Carries the aggregated gradients of this call; at every k-th call runs `update` on their weighted mean.
 
     With the total sample weights W_i, the gradient of the k batches together is g = sum_i W_i g_i / sum_i W_i. Both
     sums are carried; the division happens once, at the update. `weight_total` is the W of this call.
 
-    `update`, stages 4 and 5, takes the pairs of the means. `branch` is a conditional, as `if_true`. `copy_of` gives what
-    this replica holds of an accumulator: all of it, or a shard as the gradients are.
+    `update`, stages 4 and 5, takes the pairs of the means. `branch` is a conditional, as `if_true`.
 
     Context: inside of `once_per_copy`.
     """
     given = {variable_key(optimizer, v): v for _, v in pairs}
     absent = [(None, v) for key, v in optimizer.has_accumulated.items() if key not in given]
     optimizer.has_accumulated.update(given)
-    accumulators = {id(v): copy_of(accumulator_of(optimizer, v)) for _, v in [*pairs, *absent]}
+    accumulators = {id(v): own_copy(accumulator_of(optimizer, v)) for _, v in [*pairs, *absent]}
     carried = local_copy(optimizer.accumulated_weight)
     weight = tf.cast(weight_total, tf.float64)
     total = carried + weight
@@ -97,7 +96,7 @@ class CallsOnHost:
 
     It counts while a loop runs whose steps call the optimizer once each (`once`). The device's count is read when the loop
     begins. A call that a loss scale skips counts as well: its update stays due at the k-th call. A call that anything else
-    skips does not; see `only_counted_on_device`. Of an optimizer with user code, which may call or not, nothing is
+    skips does not; see `run_stages`. Of an optimizer with user code, which may call or not, nothing is
     counted.
     """
 
@@ -137,13 +136,6 @@ def update_is_due(optimizer: Any) -> tf.Tensor:
         return (local_copy(call_count(optimizer)) + 1) % _steps(optimizer) == 0
     with tf.device(_HOST):
         return tf.equal(calls + 1, _steps(optimizer))
-
-
-def only_counted_on_device() -> None:
-    """The call of this step may be skipped without being counted, and the host cannot know. Context: replica."""
-    step = current_step()
-    if step is not None:
-        step.calls = {}
 
 
 def _steps(optimizer: Any) -> Any:

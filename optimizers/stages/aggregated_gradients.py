@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -33,7 +33,7 @@ class _Memory:
 
 def aggregate_alone(
     optimizer: Any,
-    grads_and_vars: Iterable[tuple[Any, Any]],
+    grads_and_vars: checks.GradsAndVars,
     inner: Any = None,
     scale: Any = None,
     widen: Any = None,
@@ -41,9 +41,7 @@ def aggregate_alone(
     """Stages 1 and 2; see `Optimizer.aggregate_gradients`.
 
     `optimizer`, which is called, remembers it; the stages are those of `inner`, if given. `widen` is called on each gradient
-    first. `scale` is as for `run_stages`.
-
-    Context: replica.
+    first. `scale` is as for `run_stages`. Context: replica.
     """
     inner, step = inner or optimizer, current_step()
     on_replica, taken = in_replica_context(), step is not None and step.take_gradients is not None

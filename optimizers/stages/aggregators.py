@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -16,16 +16,15 @@ import tensorflow as tf
 from ...compat.keras_private.optimizers import overwritten_by_gradient
 from ...compat.tensorflow_graphs.equal_operations import made_once
 from ...distribute.arguments import one_of, truth, whole_number
-from ...distribute.replicas import all_reduce_sum, in_packs, num_replicas, replica_id
+from ...distribute.replicas import all_reduce_sum, all_reduce_sum_packed, num_replicas, replica_id
 from ...distribute.step_context import current_step
-from ..checks import as_pairs, same_variables
+from ..checks import GradsAndVars, as_pairs, same_variables
 from .call_options import CallOptions
 from .sparse_gradients import (
     DENSEST,
     Pairs,
     fit_to_send,
     is_on_gpu,
-    is_sparse,
     map_values,
     merged_rows,
     shorter,
@@ -90,7 +89,7 @@ def _largest(value: tf.Tensor) -> tf.Tensor:
     return tf.reduce_max(all_reduce_sum([mine * value])[0], axis=0)
 
 
-def all_reduce_sum_pairs(grads_and_vars: Iterable[tuple[Any, Any]], pack_below: int = SMALL) -> Pairs:
+def all_reduce_sum_pairs(grads_and_vars: GradsAndVars, pack_below: int = SMALL) -> Pairs:
     """The default aggregation: the sum over all replicas, the same bits on each.
 
         g = sum_r g_r
@@ -112,12 +111,7 @@ def all_reduce_sum_pairs(grads_and_vars: Iterable[tuple[Any, Any]], pack_below: 
 @made_once()
 def reduce_packed(gradients: Sequence[Any], pack_below: int) -> list[Any]:
     """Sums over replicas; small dense gradients share one collective for each dtype. Context: replica."""
-    groups: dict[Any, list[int]] = {}
-    for index, gradient in enumerate(gradients):
-        size = None if is_sparse(gradient) else gradient.shape.num_elements()
-        if size is not None and size < pack_below:
-            groups.setdefault(gradient.dtype, []).append(index)
-    return in_packs(gradients, [group for group in groups.values() if len(group) > 1], sums)
+    return all_reduce_sum_packed(gradients, pack_below, sums)
 
 
 class Piece:
@@ -140,7 +134,7 @@ def piece(cls: type[_Piece]) -> type[_Piece]:
 
 
 @keras.saving.register_keras_serializable("unisono")
-def no_aggregation(grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
+def no_aggregation(grads_and_vars: GradsAndVars) -> Pairs:
     """For gradients that are already the same on every replica, because the caller has reduced them.
 
     Examples:
@@ -169,7 +163,7 @@ class PackedAggregation(Piece):
     def __post_init__(self) -> None:
         whole_number("max_elements", self.max_elements)
 
-    def __call__(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
+    def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Context: replica."""
         return all_reduce_sum_pairs(grads_and_vars, self.max_elements)
 
@@ -207,7 +201,7 @@ class HalfPrecisionAggregation(Piece):
         if self.dtype not in (tf.float16, tf.bfloat16):
             one_of("dtype", self.dtype, ("float16", "bfloat16"))
 
-    def __call__(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Pairs:
+    def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Context: replica."""
         pairs = list(grads_and_vars)
         if num_replicas() == 1:

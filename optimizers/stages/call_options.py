@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from ...compat.thread_value import ThreadValue
 from ...distribute.step_context import current_step
 
@@ -44,13 +46,13 @@ def current_options() -> CallOptions:
     return _options.value
 
 
-def call_options(options: CallOptions) -> contextlib.AbstractContextManager[None]:
-    """Calls of optimizers inside the block have these options."""
-    return _options.set_to(options)
+call_options = _options.set_to
+"""Calls of optimizers inside the block have these `CallOptions`."""
 
 
-def frozen_iterations(optimizer: Any, count: Any) -> contextlib.AbstractContextManager[None]:
-    """`optimizer.iterations` is the tensor `count` inside the block: read once, not once for each variable."""
+def frozen_iterations(optimizer: Any) -> contextlib.AbstractContextManager[None]:
+    """`optimizer.iterations` is a tensor inside the block: read once, not once for each variable."""
+    count = tf.identity(tf.convert_to_tensor(optimizer.iterations))
     return _counts.set_to({**_counts.value, id(optimizer): count, 0: count})
 
 

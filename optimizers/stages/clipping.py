@@ -5,7 +5,7 @@ Inside of `norms_over_shards` each replica has a shard of every gradient, and no
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +18,8 @@ from .sparse_gradients import map_values, times, values_of
 _over_shards = ThreadValue(False)
 
 
-def norms_over_shards() -> contextlib.AbstractContextManager[None]:
-    """Inside, this thread's gradients are shards, and their norms take one all-reduce. Context: replica."""
-    return _over_shards.set_to(True)
+norms_over_shards = functools.partial(_over_shards.set_to, True)
+"""Inside, this thread's gradients are shards, and their norms take one all-reduce. Context: replica."""
 
 
 def over_shards(partial: tf.Tensor) -> tf.Tensor:

@@ -70,11 +70,8 @@ def with_errors(
 
     The pairs are of the loss times `scale`; errors are carried unscaled, and sparse gradients carry nothing.
 
-    Returns:
-        The pairs; and `keep(finite=True)`, which keeps what the sum of these pairs rounds away, unless the step is skipped
-        because the bool scalar `finite` is false.
-
-    Context: replica.
+    Returns the pairs; and `keep(finite=True)`, which keeps what the sum of these pairs rounds away, unless the step is
+    skipped because the bool scalar `finite` is false. Context: replica.
     """
     if options.skip_aggregation or not _carries(optimizer):
         return pairs, lambda finite=True: None

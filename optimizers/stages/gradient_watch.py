@@ -20,9 +20,7 @@ class GradientWatch:
     Callbacks attach one to an optimizer with `watch_gradients`; `run_stages` calls `record` between its stages 3 and 4.
 
     `guard`: skip the first step whose gradients are not finite and every step after it, so that the model stays as it was
-    before that step. Not with a loss scale, under which such steps are normal.
-
-    Context: host, inside the strategy's scope.
+    before that step. Not with a loss scale, under which such steps are normal. Context: host, inside the strategy's scope.
     """
 
     def __init__(self, variables: Sequence[Any], guard: bool = False) -> None:

@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ...compat.keras_private.optimizers import (
-    call_count,
-    check_known,
-    overwritten_by_gradient,
-    trained_variables,
-)
+from ...compat.keras_private.optimizers import call_count, check_known, overwritten_by_gradient
 from ...compat.keras_private.variables import direct_writes, stateless_scope
 from ...distribute.parameter_servers.updates import send_to_servers
-from ...distribute.replicas import all_reduce_sum, local_copy, num_replicas, replica_id
+from ...distribute.replicas import (
+    all_reduce_sum,
+    function_of_its_own,
+    local_copy,
+    num_replicas,
+    once_per_copy,
+    replica_id,
+)
+from ...distribute.sharding.collectives import if_all
 from ...distribute.step_context import current_step
 from .. import checks
 from ..building import ensure_built
 from ..rematerialization import rematerialize
-from .accumulation import accumulate, only_counted_on_device
-from .aggregators import aggregate, without_overwriting
-from .call_options import CallOptions, call_options, current_options, frozen_iterations
+from ..update_rules.replica_rule import once_there_is_one, transform_and_apply
+from ..update_rules.sharded import aggregate_shards, record_shards, shards_state, transform_and_apply_shards
+from .accumulation import accumulate
+from .aggregators import aggregate
+from .call_options import CallOptions, call_options, current_options
 from .error_feedback import with_errors
 from .sparse_gradients import Pairs, divided, map_values, values_of
-from .user_code import if_true, once_per_variable_copy, write_where
+from .user_code import has_user_code, if_true, write_where
 
 
 @tf.autograph.experimental.do_not_convert
 def run_stages(
     optimizer: Any,
-    grads_and_vars: Iterable[tuple[Any, Any]],
+    grads_and_vars: checks.GradsAndVars,
     *,
     scale: Any = None,
     check_finite: bool = False,
@@ -52,17 +57,13 @@ def run_stages(
     conditional, in a loop, under XLA. Where all replicas share one copy they run once (`distribute.replicas.once_per_copy`);
     with accumulation, at every k-th call, on the weighted mean of the k gradients.
 
-    Args:
-        optimizer: `unisono.optimizers.Optimizer`; built here if it is not.
-        grads_and_vars: this replica's gradients (dense, `tf.IndexedSlices` or None) and their variables.
-        scale: scalar by which the loss was multiplied, next to the optimizer's own `loss_scale_factor`.
-        check_finite: whether to skip the update, every bit unchanged, unless all aggregated gradients are finite.
-        veto: bool scalar tensor, the same on every replica; with `check_finite`: true skips the update in any case.
-        options: None: those of the call that this thread is in.
+    The optimizer is built here if it is not. The gradients are this replica's: dense, `tf.IndexedSlices` or None. The loss
+    was multiplied by `scale`, next to the optimizer's own `loss_scale_factor`. With `check_finite` the update is skipped,
+    every bit unchanged, unless all aggregated gradients are finite; `veto`, a bool scalar that is the same on every replica,
+    skips it in any case. `options` are by default those of the call that this thread is in.
 
-    Returns:
-        The finite check: bool scalar tensor, the same on every replica, true if the update was applied. Without
-        `check_finite` the constant True. A tensor is also appended to `current_step().finite_checks`.
+    Returns the finite check: bool scalar tensor, the same on every replica, true if the update was applied. Without
+    `check_finite` it is the constant True. A tensor is also appended to `current_step().finite_checks`.
 
     Context: replica, or cross-replica (then each replica takes its own part of `PerReplica` gradients).
     """
@@ -73,29 +74,32 @@ def run_stages(
         check_known(optimizer, [v for _, v in pairs])
     if tf.distribute.get_replica_context() is None:
         return _in_every_replica(optimizer, pairs, scale, check_finite, veto, options)
-    pairs, stages = checks.with_gradients(optimizer, pairs), optimizer.stages(options)
+    pairs, sharded = checks.with_gradients(optimizer, pairs), shards_state(optimizer)
     rematerialize()
     watch = optimizer.__dict__.get("_gradient_watch")
     began = watch.before_aggregation(pairs) if watch is not None else None
     sent, keep_errors = with_errors(optimizer, pairs, options, scale)
-    pairs = stages.aggregate(optimizer, sent, options)
+    pairs = (aggregate_shards if sharded else aggregate)(optimizer, sent, options)
     if watch is not None:
         watch.after_aggregation(pairs, began)
     if not options.unscaled:
         pairs = unscale(optimizer, pairs, scale)
-    finite = stages.all_finite(optimizer, pairs, options) if check_finite else True
+    finite = _all_finite(optimizer, pairs, options, sharded) if check_finite else True
     if veto is not None:
         finite = tf.logical_and(finite, tf.logical_not(veto))
     if watch is not None:
-        finite = stages.record(watch, pairs, finite)
-    if finite is not True and veto is None:
-        only_counted_on_device()
+        finite = record_shards(watch, pairs, finite) if sharded else watch.record(pairs, finite)
+    step = current_step()
+    if step is not None and finite is not True and veto is None:
+        step.calls = {}  # this call may be skipped without being counted, and the host cannot know
     keep_errors(finite)
     variables = [v for _, v in pairs]
-    write = functools.partial(stages.update, optimizer, variables, _take_collected_writes(variables))
+    write: Any = functools.partial(_update, optimizer, variables, _take_collected_writes(variables), sharded)
     gradients = send_to_servers([g for g, _ in pairs], variables)
-    stages.once(optimizer, variables, write)(finite, gradients, options.divisor())
-    step = current_step()
+    if not sharded:  # no other replica has the shards of this one
+        write = once_per_copy(write)
+        write = function_of_its_own(write) if has_user_code(optimizer, variables) else write
+    write(finite, gradients, options.divisor())
     if step is not None and finite is not True:
         step.finite_checks.append(finite)
     return finite
@@ -109,119 +113,55 @@ def unscale(optimizer: Any, pairs: Pairs, scale: Any = None) -> Pairs:
     return pairs
 
 
-def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
-    """Stages 4 and 5: writes the weights and the optimizer state, in Keras' order."""
-    with frozen_iterations(optimizer, tf.identity(tf.convert_to_tensor(optimizer.iterations))):
-        pairs, overwriting = without_overwriting(pairs)
-        pairs = transform(optimizer, pairs)
-        for gradient, variable in overwriting:
-            optimizer.assign(variable, gradient)
-        if pairs:
-            gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-            with once_there_is_one(pairs):
-                optimizer.decay_weights(variables)
-            optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
-        optimizer._update_model_variables_moving_average(trained_variables(optimizer))
-        optimizer.overwrite_with_average_when_due()
-        constrain([v for _, v in pairs])
+def _all_finite(optimizer: Any, pairs: Pairs, options: CallOptions, sharded: bool) -> tf.Tensor:
+    """Stage 3: whether every number of every gradient is finite; bool scalar, the same on every replica.
 
-
-class Stages:
-    """Stages 1 and 3 to 5 on whole gradients, the same on every replica; `ShardedStages` overrides them for shards."""
-
-    aggregate = staticmethod(aggregate)
-    """Stage 1."""
-    branch = staticmethod(if_true)
-    """A conditional around writes."""
-    copy_of = staticmethod(local_copy)
-    """What this replica holds of an accumulator."""
-    once = staticmethod(once_per_variable_copy)
-    """Makes of `update` what each replica calls."""
-    transform_and_apply = staticmethod(transform_and_apply)
-    """Stages 4 and 5."""
-
-    def all_finite(self, optimizer: Any, pairs: Pairs, options: CallOptions) -> tf.Tensor:
-        """Stage 3: whether every number of every gradient is finite; bool scalar, the same on every replica.
-
-        It must be finite in the dtype of its variable, in which the update rule computes: a gradient can be wider.
-        """
-        finite = tf.reduce_all(
-            tf.stack([tf.reduce_all(tf.math.is_finite(tf.cast(values_of(g), v.dtype))) for g, v in pairs])
-        )
-        if num_replicas() == 1 or not self.can_differ(optimizer, options):
-            return finite
-        return all_reduce_sum([tf.cast(finite, tf.float32)])[0] == num_replicas()
-
-    def can_differ(self, optimizer: Any, options: CallOptions) -> bool:
-        """Whether the replicas' gradients can differ after stage 1: nothing guarantees that user code made them equal."""
-        return options.skip_aggregation or optimizer.gradient_aggregator is not None
-
-    def record(self, watch: Any, pairs: Pairs, finite: Any) -> Any:
-        """What a `GradientWatch` makes of the finite check."""
-        return watch.record(pairs, finite)
-
-    def update(
-        self,
-        optimizer: Any,
-        variables: list[Any],
-        collected: Sequence[tuple[keras.Variable, Any]],
-        finite: Any,
-        gradients: Sequence[Any],
-        weight_total: Any,
-    ) -> None:
-        """Stages 4 and 5, if `finite`: of the optimizer, or of each one inside for its part of the variables.
-
-        Context: where variables are written (`once_per_copy`).
-        """
-        if finite is not True:
-            accepted = functools.partial(
-                self.update, optimizer, variables, collected, True, gradients, weight_total
-            )
-            write_where(finite, optimizer, variables, accepted, self.branch)
-            return
-        with direct_writes():
-            for variable, value in collected:
-                local_copy(variable).assign(value)
-            parts = optimizer.split(list(zip(gradients, variables)))
-            for each, part in parts:
-                apply = functools.partial(self.transform_and_apply, each)
-                if each.gradient_accumulation_steps:
-                    accumulate(each, part, weight_total, apply, self.branch, self.copy_of)
-                else:
-                    apply(part)
-                with once_there_is_one(part):
-                    local_copy(call_count(each)).assign_add(1)
-            if all(each is not optimizer for each, _ in parts):
-                local_copy(call_count(optimizer)).assign_add(1)
-
-
-def transform(optimizer: Any, pairs: Pairs) -> Pairs:
-    """Stage 4: the transformers in order, then clipping; both see the aggregated, unscaled gradients of all variables."""
-    for transformer in optimizer.gradient_transformers:
-        pairs = checks.same_variables(transformer, "gradient_transformers", pairs, transformer(list(pairs)))
-    return clip(optimizer, pairs)
-
-
-def clip(optimizer: Any, pairs: Pairs) -> Pairs:
-    """The pairs with gradients clipped as the arguments of the optimizer say."""
-    clipped = optimizer._clip_gradients([g for g, _ in pairs])
-    return [(g, v) for g, (_, v) in zip(clipped, pairs)]
-
-
-def constrain(variables: Sequence[Any]) -> None:
-    """Applies the constraints of variables to this replica's copies."""
-    for variable in variables:
-        if variable.constraint is not None:
-            copy = local_copy(variable)
-            copy.assign(variable.constraint(copy))
-
-
-def once_there_is_one(pairs: Pairs) -> Any:
-    """Writes that need no gradient wait for one: a step that fails at its data changes nothing.
-
-    The last variable's, which is the first that a chain of layers has. To wait for all would keep the next step waiting.
+    It must be finite in the dtype of its variable, in which the update rule computes: a gradient can be wider.
     """
-    return tf.control_dependencies([values_of(gradient) for gradient, _ in pairs[-1:]])
+    finite = tf.reduce_all(
+        tf.stack([tf.reduce_all(tf.math.is_finite(tf.cast(values_of(g), v.dtype))) for g, v in pairs])
+    )
+    # Nothing guarantees that user code has made the gradients equal; shards differ.
+    can_differ = sharded or options.skip_aggregation or optimizer.gradient_aggregator is not None
+    if num_replicas() == 1 or not can_differ:
+        return finite
+    return all_reduce_sum([tf.cast(finite, tf.float32)])[0] == num_replicas()
+
+
+def _update(
+    optimizer: Any,
+    variables: list[Any],
+    collected: Sequence[tuple[keras.Variable, Any]],
+    sharded: bool,
+    finite: Any,
+    gradients: Sequence[Any],
+    weight_total: Any,
+) -> None:
+    """Stages 4 and 5, if `finite`: of the optimizer, or of each one inside for its part of the variables.
+
+    Context: where variables are written (`once_per_copy`).
+    """
+    branch, apply_to = (if_all, transform_and_apply_shards) if sharded else (if_true, transform_and_apply)
+    if finite is not True:
+        accepted = functools.partial(
+            _update, optimizer, variables, collected, sharded, True, gradients, weight_total
+        )
+        write_where(finite, optimizer, variables, accepted, branch)
+        return
+    with direct_writes():
+        for variable, value in collected:
+            local_copy(variable).assign(value)
+        parts = optimizer.split(list(zip(gradients, variables)))
+        for each, part in parts:
+            apply = functools.partial(apply_to, each)
+            if each.gradient_accumulation_steps:
+                accumulate(each, part, weight_total, apply, branch)
+            else:
+                apply(part)
+            with once_there_is_one(part):
+                local_copy(call_count(each)).assign_add(1)
+        if all(each is not optimizer for each, _ in parts):
+            local_copy(call_count(optimizer)).assign_add(1)
 
 
 def _take_collected_writes(variables: Sequence[Any]) -> list[tuple[keras.Variable, Any]]:

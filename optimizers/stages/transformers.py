@@ -5,7 +5,7 @@ Each must give the same result on all replicas. Rows of `tf.IndexedSlices` are u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import keras
@@ -13,13 +13,11 @@ import tensorflow as tf
 
 from ...distribute.arguments import number, whole_number
 from ...distribute.replicas import local_copy
-from ..checks import as_pairs
+from ..checks import GradsAndVars, as_pairs
 from . import clipping
 from .aggregators import Piece, piece
 from .call_options import updates_so_far
 from .sparse_gradients import Pairs, dense, map_values
-
-GradsAndVars = Iterable[tuple[Any, Any]]
 
 
 class _AboveZero(Piece):

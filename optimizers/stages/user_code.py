@@ -15,7 +15,6 @@ import tensorflow as tf
 from ...compat.keras_private.optimizers import own_learning_rate
 from ...compat.tensorflow_graphs.guarded_writes import writes_only_where
 from ...distribute.hardware.devices import is_gpu
-from ...distribute.replicas import function_of_its_own, once_per_copy
 from ...distribute.sharding.sharded_value import own_copy
 from ..building import inner_optimizers
 
@@ -42,14 +41,6 @@ def has_user_code(optimizer: Any, variables: Sequence[Any]) -> bool:
     return not all(constraint is None or _is_known(constraint) for constraint in constraints)
 
 
-def once_per_variable_copy(
-    optimizer: Any, variables: Sequence[Any], write: Callable[..., None]
-) -> Callable[..., Any]:
-    """`write`, so that each copy of each variable is written once, and user code computes the same bits on each replica."""
-    write = once_per_copy(write)
-    return function_of_its_own(write) if has_user_code(optimizer, variables) else write
-
-
 def if_true(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> None:
     """A conditional of branches that write. Context: that of the branches; no collective may stand in them."""
 
@@ -68,26 +59,17 @@ def write_where(
     write: Callable[[], Any],
     branch: Callable[..., None] = if_true,
 ) -> None:
-    """Runs `write` where `condition`, a bool scalar, is true: in a conditional, or each old value is selected.
+    """Runs `write` where `condition`, a bool scalar, is true: in the conditional `branch`, or each old value is selected.
 
-    `branch` is the conditional. Context: replica.
+    Values are selected where variables are on a GPU: a conditional would wait for it in every step. On a CPU the conditional
+    costs nothing and saves the update. Side effects of user code must not happen in a skipped step. Context: replica.
     """
-    if _skips_by_selecting(optimizer, variables):
+    on_gpu = variables and not tf.executing_eagerly() and is_gpu(str(own_copy(variables[0]).device))
+    if on_gpu and not has_user_code(optimizer, variables):
         with writes_only_where(condition):
             write()
     else:
         branch(condition, write)
-
-
-def _skips_by_selecting(optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Whether a skipped update is computed, and the old values are selected when it is written.
-
-    That is so where variables are on a GPU: a conditional would wait for it in every step. On a CPU the conditional costs
-    nothing and saves the update. Side effects of user code must not happen in a skipped step.
-    """
-    if tf.executing_eagerly() or not variables or not is_gpu(str(own_copy(variables[0]).device)):
-        return False
-    return not has_user_code(optimizer, list(variables))
 
 
 def makes_slices_dense(optimizer: Any) -> bool:

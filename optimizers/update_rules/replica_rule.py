@@ -1,4 +1,6 @@
-"""Keras' hooks around an update rule, on this replica's copies: no `merge_call`, so conditionals are free.
+"""Stages 4 and 5 on whole gradients, with Keras' hooks around an update rule, on this replica's copies.
+
+There is no `merge_call`, so conditionals are free.
 
 A rule also runs on variables or optimizer state that are sharded by rows of a matrix, each shard on its device, if possible:
 on parameter servers a variable and its state are sharded, in a pipeline with replicas the state alone.
@@ -18,6 +20,7 @@ from ...compat.keras_private.optimizers import (
     averages_of,
     decays,
     know_variable,
+    own_learning_rate,
     state_of,
     trained_variables,
     variable_key,
@@ -30,13 +33,17 @@ from ...distribute.parameter_servers.updates import colocated_with, shards_of
 from ...distribute.replicas import in_replica_context, local_copy
 from ...distribute.sharding.row_sharding import rows_per_shard, state_devices
 from ...distribute.sharding.sharded_value import TensorInPlace, own_copy
+from .. import checks
+from ..settings import check_learning_rate
 from ..stages import clipping
-from ..stages.sparse_gradients import is_sparse
+from ..stages.aggregators import without_overwriting
+from ..stages.call_options import frozen_iterations
+from ..stages.sparse_gradients import Pairs, is_sparse, values_of
 from ..stages.user_code import is_elementwise, is_of_keras, needs_no_names, write_where
 
 
 class ReplicaRule(keras.optimizers.Optimizer):
-    """How an update rule reads and writes: assignments, clipping, weight decay and moving averages of one replica.
+    """How an update rule reads and writes: assignments, clipping, weight decay, moving averages, the learning rate.
 
     Context: its methods run where variables are written (`distribute.replicas.once_per_copy`).
     """
@@ -135,6 +142,27 @@ class ReplicaRule(keras.optimizers.Optimizer):
                 if average is not None:
                     _copy(variable).assign(_copy(average))
 
+    def _get_current_learning_rate(self) -> Any:
+        rate = own_learning_rate(self)
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            return rate(self.iterations)
+        return super()._get_current_learning_rate()
+
+    @keras.optimizers.Optimizer.learning_rate.setter  # type: ignore[attr-defined]
+    def learning_rate(self, value: Any) -> None:
+        """As `keras.optimizers.Optimizer.learning_rate`, checked when it is set."""
+        check_learning_rate(value)
+        keras.optimizers.Optimizer.learning_rate.fset(self, value)  # type: ignore[attr-defined]
+
+    def learning_rate_for(self, variables: Sequence[Any]) -> Any:
+        """The learning rate of this update; read once where no variable needs another dtype."""
+        rate = self.learning_rate
+        if isinstance(rate, keras.Variable) and all(
+            tf.as_dtype(v.dtype) == tf.as_dtype(rate.dtype) for v in variables
+        ):
+            return tf.identity(local_copy(rate))
+        return rate
+
 
 def _copy(variable: Any) -> Any:
     """The copy to write: this replica's in replica context, else the variable with all its copies."""
@@ -204,3 +232,49 @@ def register_shards(optimizer: Any, variables: Sequence[Any]) -> None:
     for index, variable in enumerate(variables):
         for shard in shards_of(variable) or ():
             know_variable(optimizer, shard, index)
+
+
+def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
+    """Stages 4 and 5: writes the weights and the optimizer state, in Keras' order."""
+    with frozen_iterations(optimizer):
+        pairs, overwriting = without_overwriting(pairs)
+        pairs = transform(optimizer, pairs)
+        for gradient, variable in overwriting:
+            optimizer.assign(variable, gradient)
+        if pairs:
+            gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
+            with once_there_is_one(pairs):
+                optimizer.decay_weights(variables)
+            optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
+        optimizer._update_model_variables_moving_average(trained_variables(optimizer))
+        optimizer.overwrite_with_average_when_due()
+        constrain([v for _, v in pairs])
+
+
+def transform(optimizer: Any, pairs: Pairs) -> Pairs:
+    """Stage 4: the transformers in order, then clipping; both see the aggregated, unscaled gradients of all variables."""
+    for transformer in optimizer.gradient_transformers:
+        pairs = checks.same_variables(transformer, "gradient_transformers", pairs, transformer(list(pairs)))
+    return clip(optimizer, pairs)
+
+
+def clip(optimizer: Any, pairs: Pairs) -> Pairs:
+    """The pairs with gradients clipped as the arguments of the optimizer say."""
+    clipped = optimizer._clip_gradients([g for g, _ in pairs])
+    return [(g, v) for g, (_, v) in zip(clipped, pairs)]
+
+
+def constrain(variables: Sequence[Any]) -> None:
+    """Applies the constraints of variables to this replica's copies."""
+    for variable in variables:
+        if variable.constraint is not None:
+            copy = local_copy(variable)
+            copy.assign(variable.constraint(copy))
+
+
+def once_there_is_one(pairs: Pairs) -> Any:
+    """Writes that need no gradient wait for one: a step that fails at its data changes nothing.
+
+    The last variable's, which is the first that a chain of layers has. To wait for all would keep the next step waiting.
+    """
+    return tf.control_dependencies([values_of(gradient) for gradient, _ in pairs[-1:]])

@@ -22,13 +22,14 @@ from ...compat.keras_private.optimizers import (
 )
 from ...compat.keras_private.variables import raw_value, with_shapes
 from ...distribute.replicas import function_of_its_own, local_copy
-from ...distribute.sharding.collectives import all_gather, if_all, own_shard, reduce_scatter
+from ...distribute.sharding.collectives import all_gather, own_shard, reduce_scatter
 from ...distribute.sharding.gradient_window import gradient_window
 from ...distribute.sharding.sharded import level_of, unsharded_state
 from ...distribute.sharding.sharded_value import (
     ShardedValue,
     TensorInPlace,
     created_in_shards,
+    is_sharded,
     own_copy,
     own_part,
     own_shards,
@@ -40,72 +41,66 @@ from ..building import inner_optimizers, run_in_thread
 from ..stages.aggregators import aggregate, without_overwriting
 from ..stages.call_options import CallOptions, frozen_iterations
 from ..stages.clipping import norms_over_shards
-from ..stages.run_stages import Stages, clip, constrain, once_there_is_one, transform
 from ..stages.sparse_gradients import Pairs, fit_to_send, is_sparse
 from ..stages.transformers import AddDecayedWeights, ClipByGlobalNorm, ClipByNorm, ClipByValue
 from ..stages.user_code import has_user_code, is_elementwise
-from .replica_rule import ReplicaRule
+from .replica_rule import ReplicaRule, clip, constrain, once_there_is_one, transform
 
 
-def stages_of(optimizer: Any, options: CallOptions) -> Stages:
-    """The stages of one call."""
-    if level_of() is None:
-        return _WHOLE
-    _shard_existing_state(optimizer)
-    return _SHARDED
+def shards_state(optimizer: Any) -> bool:
+    """Whether the stages run on shards, for the current strategy; the optimizer state is then sharded, too.
 
-
-class ShardedStages(Stages):
-    """Each replica updates its shards: where the last bit of what it computes differs, no other replica has that shard.
-
-    After stage 1 each replica has its shards of dense gradients.
+    A built optimizer may have made state before it was ours, or under another strategy. In a trace the variables are made
+    in another thread.
     """
-
-    branch = staticmethod(if_all)
-    copy_of = staticmethod(own_copy)
-    once = staticmethod(lambda optimizer, variables, write: write)
-
-    def aggregate(self, optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
-        """Stage 1; new values are whole, and so are sparse gradients that are summed here and not accumulated.
-
-        An aggregator sums whole gradients, and so has the caller if aggregation is skipped: these are cut.
-        """
-        if options.skip_aggregation or optimizer.gradient_aggregator is not None:
-            BackwardPass().gather_until()
-            return _cut(aggregate(optimizer, pairs, options))
-        pairs = _reduce_scattered(optimizer, pairs, options)
-        parts = [part for each, part in optimizer.split(pairs) if each.gradient_accumulation_steps]
-        accumulated = {id(v) for part in parts for _, v in part}
-        return [_cut([(g, v)])[0] if is_sparse(g) and id(v) in accumulated else (g, v) for g, v in pairs]
-
-    def transform_and_apply(self, optimizer: Any, pairs: Pairs) -> None:
-        """Stages 4 and 5 of sharded gradients. Context: replica."""
-        with frozen_iterations(optimizer, tf.identity(tf.convert_to_tensor(optimizer.iterations))):
-            pairs, overwriting = without_overwriting(pairs)
-            for gradient, variable in overwriting:
-                optimizer.assign(variable, gradient)
-            elementwise = is_elementwise(optimizer)
-            pairs = _transformed(optimizer, pairs, elementwise)
-            with once_there_is_one(pairs):
-                optimizer.decay_weights([v for _, v in pairs])
-            shards = (_updated_shards if elementwise else _updated_by_whole)(optimizer, pairs)
-            _average(optimizer, shards)
-            variables = [v for v in trained_variables(optimizer) if id(v) in shards]
-            _write_weights(variables, [shards[id(v)].tensor for v in variables])
-            _constrain(optimizer, [v for _, v in pairs if v.constraint is not None])
-
-    def can_differ(self, optimizer: Any, options: CallOptions) -> bool:
-        """Shards differ."""
-        return True
-
-    def record(self, watch: Any, pairs: Pairs, finite: Any) -> Any:
-        """A `GradientWatch` records the shards of all replicas."""
-        shards = [(own_shard(g, list(v.shape)) if _stays_whole(g, v) else g, v) for g, v in pairs]
-        with norms_over_shards():
-            return watch.record(shards, finite)
+    if level_of() is None:
+        return False
+    strategy = tf.distribute.get_strategy()
+    late = [v for each in (optimizer, *inner_optimizers(optimizer)) for v in unsharded_state(each)]
+    if late:
+        run_in_thread(lambda: [shard_variable(variable, strategy) for variable in late])
+    return True
 
 
-_WHOLE, _SHARDED = Stages(), ShardedStages()
+def aggregate_shards(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
+    """Stage 1: this replica's shards. New values are whole, and so are sparse gradients summed here and not accumulated.
+
+    An aggregator sums whole gradients, and so has the caller if aggregation is skipped: these are cut.
+    """
+    if options.skip_aggregation or optimizer.gradient_aggregator is not None:
+        BackwardPass().gather_until()
+        return _cut(aggregate(optimizer, pairs, options))
+    pairs = _reduce_scattered(optimizer, pairs, options)
+    parts = [part for each, part in optimizer.split(pairs) if each.gradient_accumulation_steps]
+    accumulated = {id(v) for part in parts for _, v in part}
+    return [_cut([(g, v)])[0] if is_sparse(g) and id(v) in accumulated else (g, v) for g, v in pairs]
+
+
+def record_shards(watch: Any, pairs: Pairs, finite: Any) -> Any:
+    """What a `GradientWatch` makes of the finite check and the shards of all replicas."""
+    shards = [(own_shard(g, list(v.shape)) if _stays_whole(g, v) else g, v) for g, v in pairs]
+    with norms_over_shards():
+        return watch.record(shards, finite)
+
+
+def transform_and_apply_shards(optimizer: Any, pairs: Pairs) -> None:
+    """Stages 4 and 5 of sharded gradients: each replica updates its shards. Context: replica.
+
+    Where the last bit of what a replica computes differs, no other replica has that shard.
+    """
+    with frozen_iterations(optimizer):
+        pairs, overwriting = without_overwriting(pairs)
+        for gradient, variable in overwriting:
+            optimizer.assign(variable, gradient)
+        elementwise = is_elementwise(optimizer)
+        pairs = _transformed(optimizer, pairs, elementwise)
+        with once_there_is_one(pairs):
+            optimizer.decay_weights([v for _, v in pairs])
+        shards = (_updated_shards if elementwise else _updated_by_whole)(optimizer, pairs)
+        _average(optimizer, shards)
+        variables = [v for v in trained_variables(optimizer) if id(v) in shards]
+        _write_weights(variables, [shards[id(v)].tensor for v in variables])
+        _constrain(optimizer, [v for _, v in pairs if v.constraint is not None])
 
 
 def _reduce_scattered(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
@@ -146,17 +141,6 @@ def created_as_shards(reference: Any, initializer: Any) -> contextlib.AbstractCo
     return created_in_shards(strategy, list(reference.shape), initializer)
 
 
-def _shard_existing_state(optimizer: Any) -> None:
-    """Shards the state that a built optimizer made before it was ours, or under another strategy.
-
-    Context: any; in a trace the variables are made in another thread.
-    """
-    strategy = tf.distribute.get_strategy()
-    late = [v for each in (optimizer, *inner_optimizers(optimizer)) for v in unsharded_state(each)]
-    if late:
-        run_in_thread(lambda: [shard_variable(variable, strategy) for variable in late])
-
-
 def _transformed(optimizer: Any, pairs: Pairs, to_shards: bool) -> Pairs:
     """Stage 4, to shards or to whole gradients."""
     own_clipping = type(optimizer)._clip_gradients is not ReplicaRule._clip_gradients
@@ -193,7 +177,7 @@ def _updated_shards(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
     shards = {id(v): _shard_of(optimizer, v) for _, v in pairs}
     if pairs:
         places = list(shards.values())
-        state = [(v, raw_value(v).shards[0].shape) for v in own_variables(optimizer) if _in_shards(v)]
+        state = [(v, raw_value(v).shards[0].shape) for v in own_variables(optimizer) if is_sharded(v)]
         with own_shards(), with_shapes(state):
             optimizer._backend_update_step([g for g, _ in pairs], places, optimizer.learning_rate_for(places))
     return shards
@@ -255,22 +239,18 @@ def _write_weights(variables: Sequence[Any], shards: Sequence[tf.Tensor]) -> Non
     """Writes new shards of weights: sharded weights keep them, of the others the whole is all-gathered."""
     new = list(zip(variables, shards))
     for variable, shard in new:
-        if _in_shards(variable):
+        if is_sharded(variable):
             own_copy(variable).assign(shard)
-    copied = [(v, shard) for v, shard in new if not _in_shards(v)]
+    copied = [(v, shard) for v, shard in new if not is_sharded(v)]
     wholes = all_gather([shard for _, shard in copied], [list(v.shape) for v, _ in copied])
     for (variable, _), value in zip(copied, wholes):
         local_copy(variable).assign(value)
 
 
-def _in_shards(variable: Any) -> bool:
-    return isinstance(raw_value(variable), ShardedValue)
-
-
 def _constrain(optimizer: Any, variables: Sequence[Any]) -> None:
-    copied = [v for v in variables if not _in_shards(v)]
+    copied = [v for v in variables if not is_sharded(v)]
     for variable in variables:
-        if _in_shards(variable):
+        if is_sharded(variable):
             value = raw_value(variable)
             value.assign(variable.constraint(value.read_value()))
     if copied:

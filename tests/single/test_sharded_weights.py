@@ -179,7 +179,7 @@ def test_no_weight_stays_whole_from_the_forward_to_the_backward_pass(policy):
 def every_gather(graph):
     for replica in (0, 1):
         for weights in graph.get_collection(f"gathered weights, replica {replica}"):
-            yield from weights.gathers if weights.graph is graph else ()
+            yield from weights.gathers.values() if weights.graph is graph else ()
 
 
 def users(tensor):

@@ -64,7 +64,7 @@ def test_ticker_ticks_until_it_has_nothing_left_to_watch():
             done.set()
         return bool(left)
 
-    ticker = Ticker("test", tick, lambda: 0.001)
+    ticker = Ticker("test", tick, 0.001)
     ticker.start()
     done.wait()
     ticker.stop(threading.TIMEOUT_MAX)
@@ -73,7 +73,7 @@ def test_ticker_ticks_until_it_has_nothing_left_to_watch():
 
 def test_ticker_that_is_stopped_ticks_no_more():
     ticked = []
-    ticker = Ticker("test", lambda: not ticked.append(1), lambda: 60.0)
+    ticker = Ticker("test", lambda: not ticked.append(1), 60.0)
     ticker.start()
     ticker.stop(threading.TIMEOUT_MAX)
     assert not ticked

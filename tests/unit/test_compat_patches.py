@@ -149,7 +149,7 @@ def test_originals_are_back_after_every_method_of_a_model():
     model.train_on_batch(x, y)
     model.test_on_batch(x, y)
     model.predict_on_batch(x)
-    assert seen == [True] and are_originals(now()) and not patches._installed
+    assert seen == [True] and are_originals(now()) and not any(each.installed for each in patches.REPLACED)
 
 
 def test_handle_of_a_variable_is_the_property_by_which_tapes_know_it():
@@ -221,7 +221,7 @@ def test_thread_without_a_step_calls_the_original_while_another_computes_one(key
 
     given = [types.SimpleNamespace(dtype="float32", built=False, reduction="sum") for _ in ARGUMENTS[key]]
     given = given[:3] if key.startswith("while_loop") else given[:2] if key.startswith("cond") else given
-    function = patches._makers[key](original)
+    function = {each.key: each for each in REPLACED}[key].make(original)
     for custom_step in (False, True):
         with Elsewhere(in_a_step):
             if custom_step:

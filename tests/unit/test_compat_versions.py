@@ -38,7 +38,7 @@ def own_attributes(tree):
 def test_every_attribute_that_compat_touches_is_in_the_table():
     known = {name for names in versions.ATTRIBUTES.values() for name in names.split()}
     touched = set()
-    for path in (ROOT / "compat").glob("*.py"):
+    for path in (ROOT / "compat").rglob("*.py"):
         tree = ast.parse(path.read_text())
         own = set(own_attributes(tree))
         for node in ast.walk(tree):
@@ -47,6 +47,8 @@ def test_every_attribute_that_compat_touches_is_in_the_table():
             elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr"):
                 name = getattr(node.args[1], "value", "")
                 touched |= {name} if isinstance(name, str) and is_private(name) else set()
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("attrgetter", "methodcaller"):
+                touched.add(ast.literal_eval(node.args[0]).partition(".")[0])
     others = {"_attributes", "_CoordinatedClosureQueue", "_current_frames", "_getframe"}
     assert touched - others <= known
 

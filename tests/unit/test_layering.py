@@ -143,11 +143,8 @@ def test_private_names_are_touched_in_compat_only(package):
                 raise AssertionError(f"{path.relative_to(ROOT)} touches {ast.unparse(node)}")
 
 
-PUBLIC_THOUGH = {
-    "_current_frames",
-    "_exit",
-    "_fields",
-}  # `sys._current_frames`, `os._exit`, and the fields of named tuples: documented despite their names
+# `sys._current_frames`, `os._exit`, and the fields of named tuples: documented despite their names.
+PUBLIC_THOUGH = {"_current_frames", "_exit", "_fields"}
 
 
 def attributes(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -155,6 +152,8 @@ def attributes(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             name, owner = node.attr, node.value
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("attrgetter", "methodcaller"):
+            name, owner = str(getattr(node.args[0], "value", "")).partition(".")[0], node.args[0]
         elif (
             isinstance(node, ast.Call)
             and ast.unparse(node.func) in ("getattr", "hasattr", "setattr", "delattr", "object.__setattr__")

@@ -76,8 +76,7 @@ def test_the_kernel_is_asked_to_check_after_connections(talks):
         assert not connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         keep_alive(address, 8.0)
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        if hasattr(socket, "TCP_KEEPIDLE"):
-            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 2
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 2
 
 
 def test_silence_for_the_timeout_loses_a_process_and_ends_what_waits_for_it(talks, monkeypatch):

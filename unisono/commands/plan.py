@@ -82,7 +82,7 @@ def read_model(place: str) -> ModelMemory:
     """The memory of the model in a `.keras` file, whose weights are not read, or of the one that a function returns."""
     import keras
 
-    from ..compat.keras_private.weightless import variables_without_memory
+    from ..compat.tensorflow_private.valueless_variables import variables_without_memory
     from ..trainer.model_memory import model_memory
 
     with variables_without_memory():

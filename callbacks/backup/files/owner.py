@@ -95,7 +95,7 @@ class FolderOwner:
             self._mine = None
             _held.pop(mine.token, None)
             raise
-        self._ticker = Ticker("backup-owner", self._keep_alive, lambda: self._beat)
+        self._ticker = Ticker("backup-owner", self._keep_alive, self._beat)
         self._ticker.start()
 
     def check(self) -> None:

@@ -1,4 +1,7 @@
-"""Variables with a shape and no value: a model that is too large for this machine's memory can still be traced."""
+"""Variables with a shape and no value: graphs can read them, and gradient tapes identify sharded weights by them.
+
+A model that is too large for this machine's memory can still be traced.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import record, tape
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 _SMALL = 4096  # elements; Python reads counters, rates and seeds while a model is made
@@ -27,12 +31,19 @@ def variables_without_memory() -> Iterator[None]:
             value: Any = tf.convert_to_tensor(initial(), arguments.get("dtype"))
         if (value.shape.num_elements() or 0) <= _SMALL:
             return next_creator(**arguments)
-        return UninitializedVariable(
-            trainable=arguments.get("trainable"),
-            dtype=value.dtype,
-            shape=value.shape,
-            name=arguments.get("name") or "Variable",
-        )
+        name = arguments.get("name") or "Variable"
+        return variable_without_value(value.shape, value.dtype, name, arguments.get("trainable"))
 
     with tf.variable_creator_scope(create):
         yield
+
+
+def variable_without_value(shape: Any, dtype: Any, name: str, trainable: Any = True) -> Any:
+    """A variable with a handle, a shape and no value."""
+    return UninitializedVariable(trainable=trainable, shape=shape, dtype=dtype, name=name)
+
+
+def record_as_read(variable: Any, value: tf.Tensor) -> None:
+    """Gradient tapes of this thread take `value`, of the shape of `variable`, as the result of reading the variable."""
+    tape.variable_accessed(variable)
+    record.record_operation("ReadVariableOp", [value], [variable.handle], lambda gradient: [gradient])
