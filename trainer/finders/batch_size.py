@@ -81,16 +81,10 @@ def find_batch_size(
 
 
 def largest_that_fits(bytes_of: Callable[[int], float], limit: float, samples: int, multiple: int) -> int:
-    """The largest size that fits, a multiple of `multiple` or all `samples`.
+    """The largest size that fits into `limit` bytes, a multiple of `multiple` or all `samples`.
 
-    Args:
-        bytes_of: size -> bytes, which have a fixed part and a part in proportion to the size; infinity where memory ran out.
-        limit: bytes.
-        samples: the largest size.
-        multiple: sizes are multiples of it.
-
-    Raises:
-        ValueError: the smallest size does not fit.
+    `bytes_of(size)` has a fixed part and a part in proportion to the size; infinity where memory ran out. `ValueError`: the
+    smallest size does not fit.
     """
     size = min(samples, _FIRST_SAMPLES * multiple)
     fits, used = size, bytes_of(size)

@@ -18,8 +18,7 @@ from ...distribute.parameter_servers.worker_pool import ParameterServerError
 from ...mixed_precision import skipped_steps
 from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Source
-from ..run.evaluation import concatenated
-from ..run.runner import Passes, Runner
+from ..run.runner import Runner, concatenated
 from .pieces import Piece
 from .schedule import Schedule, next_stop, wants_each_step
 from .worker_function import WorkerFunction, WorkerPrediction
@@ -29,21 +28,9 @@ from .worker_steps import WorkerSteps
 class ParameterServerRunner(Runner):
     """Runs a model's steps on the workers of its `ParameterServerStrategy`. Has no state. Context: host."""
 
-    def train_function(self, model: TrainedModel) -> WorkerSteps:
-        """The training steps on workers.
-
-        Raises:
-            ValueError: the cluster or an argument of `compile` does not allow it.
-        """
-        return WorkerSteps(model, training=True)
-
-    def test_function(self, model: TrainedModel) -> WorkerSteps:
-        """The evaluation steps on workers; raises as `train_function` does."""
-        return WorkerSteps(model, training=False)
-
-    def predict_function(self, model: TrainedModel) -> WorkerPrediction:
-        """The predictions on workers."""
-        return WorkerPrediction(model)
+    def function(self, model: TrainedModel, phase: str) -> WorkerFunction:
+        """The steps on workers; raises `ValueError` where the cluster or an argument of `compile` does not allow it."""
+        return WorkerPrediction(model) if phase == "predict" else WorkerSteps(model, phase == "train")
 
     def begin_fit(self, model: TrainedModel, state: FitState) -> None:
         """Does nothing: workers always run the graph without XLA."""
@@ -86,7 +73,12 @@ class ParameterServerRunner(Runner):
         return logs
 
     def test_steps(
-        self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList, passes: Passes
+        self,
+        model: TrainedModel,
+        source: Source,
+        callbacks: keras.callbacks.CallbackList,
+        plan: dict[str, Any],
+        passes: int,
     ) -> dict[str, Any]:
         """One pass over `source`: counts every sample once, in order, even when workers are lost; returns the logs."""
         function, begin = model.test_function, callbacks.on_test_batch_begin

@@ -14,8 +14,7 @@ from ...compat.shared_change import shared_attribute
 from ..inputs import Source
 from .callback_list import callback_list
 from .checks.argument_errors import check_labels
-from .passes import concatenated
-from .runner import Passes, Runner
+from .runner import Runner, concatenated
 
 
 def evaluate(
@@ -24,11 +23,12 @@ def evaluate(
     verbose: Any,
     callbacks: Any,
     runner: Runner,
-    passes: Passes | None = None,
+    plan: dict[str, Any] | None = None,
+    passes: int = 1,
 ) -> dict[str, Any]:
-    """The logs of one pass over `source`; `passes`: state for later passes over it. Context: host."""
+    """The logs of one pass over `source`; `plan` and `passes` as for `Runner.test_steps`. Context: host."""
     with runner.watching(model), shared_attribute(model, "_evaluating", lambda _: True):
-        runner.build(model, source.spec, source.batch_size, training=False)
+        runner.build(model, source.spec, source.batch_size, "test_step")
         check_labels(model, source, "test_step")
         callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
         model.make_test_function()
@@ -36,7 +36,7 @@ def evaluate(
         callbacks.on_test_begin()
         model.reset_metrics()
         source.begin_epoch(0)
-        logs = runner.test_steps(model, source, callbacks, passes or Passes())
+        logs = runner.test_steps(model, source, callbacks, {} if plan is None else plan, passes)
         callbacks.on_test_end(logs)
     return logs
 
@@ -49,7 +49,7 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
             if hasattr(callback, "on_predict_exit"):
                 at_exit.callback(callback.on_predict_exit)
         writer = next((each for each in callbacks.callbacks if isinstance(each, PredictionWriter)), None)
-        runner.build_for_prediction(model, source.spec)
+        runner.build(model, source.spec, step="predict_step")
         model.make_predict_function()
         model.stop_predicting = False
         callbacks.on_predict_begin()

@@ -17,12 +17,8 @@ from ....distribute.replicas import all_reduce_sum_packed, carried_as, local_rep
 class Shares:
     """The logs of a step that replicas share: those of each replica of this process.
 
-    A loop carries them as they are, so that replicas exchange the logs of its last step alone.
-
-    Attributes:
-        logs: of each replica.
-        sums: for each number in them whether it is a part of a sum over the replicas, or equal on all.
-        strategy: of the replicas.
+    A loop carries them as they are, so that replicas exchange the logs of its last step alone. `sums` says of each number in
+    them whether it is a part of a sum over the replicas, or equal on all.
     """
 
     logs: list[dict[str, Any]]
@@ -62,24 +58,20 @@ class CarriedLogs:
 
     A loop must declare the types of its variables before the trace of its body determines the logs. So it carries a
     `tf.experimental.Optional` of unknown content for each replica. XLA does not support it: there the logs of an earlier
-    trace are the example.
-
-    Args:
-        present: () -> bool; whether the steps return logs that are not metrics.
-        replicas: () -> int; how many replicas of this process have logs of their own.
+    trace are the example. `present() -> bool`: whether the steps return logs that are not metrics.
     """
 
-    def __init__(self, present: Callable[[], bool], replicas: Callable[[], int]) -> None:
-        self._present, self._replicas = present, replicas
+    def __init__(self, present: Callable[[], bool]) -> None:
+        self._present = present
         self._specs: Any = None
         self._shares: Shares | None = None
 
-    def start(self, probe: Callable[[], dict[str, Any]] | None = None) -> Any:
-        """The initial loop variable. `probe`: traces a step, for XLA; None: not for XLA."""
+    def start(self, probe: Callable[[], dict[str, Any]] | None, replicas: int) -> Any:
+        """The initial loop variable, where so many replicas of this process have logs; `probe` traces a step for XLA."""
         if not self._present():
             return {}
         if probe is None:
-            return [tf.raw_ops.OptionalNone() for _ in range(self._replicas())]
+            return [tf.raw_ops.OptionalNone() for _ in range(replicas)]
         if not self._sizes_are_known():
             self._specs = _specs(graph_function(probe).get_concrete_function().structured_outputs)
         return self._zeros()

@@ -43,14 +43,7 @@ def record_steps(model: TrainedModel, callbacks: Sequence[Any]) -> None:
 
 
 class StepLogs:
-    """Passes the logs of the steps of one epoch to callbacks, one compiled call at a time.
-
-    Args:
-        callbacks: of the fit, in their order.
-        state: of the fit.
-        function: runs the steps.
-        fixed: int or None; the steps of a compiled call where the user set them.
-    """
+    """Passes the logs of the steps of one epoch to callbacks, one compiled call at a time, of `fixed` steps if set."""
 
     def __init__(
         self, callbacks: Sequence[Any], state: FitState, function: StepFunction, fixed: int | None

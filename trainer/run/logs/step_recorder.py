@@ -34,8 +34,8 @@ class StepRecorder:
         model: the model of the logs.
         records: whether the logs are kept; otherwise only the loss is checked.
         halts: whether the loop ends after a step whose loss is NaN or infinite.
-        most_steps: int; of a compiled call.
-        device: str; the device of the model's variables.
+        most_steps: of a compiled call.
+        device: of the model's variables.
     """
 
     def __init__(self, model: TrainedModel, records: bool, halts: bool, most_steps: int, device: str) -> None:
@@ -61,10 +61,9 @@ class StepRecorder:
             self._halted.assign(False)
 
     def record(self, logs: Mapping[str, Any]) -> None:
-        """Records the logs of a step. Context: cross-replica, after the step, in a graph or eagerly, under XLA too.
+        """Records the logs of a step, or of the metrics where it has none of its own.
 
-        Args:
-            logs: those of the step itself; where it has none, those of the metrics are used.
+        Context: cross-replica, after the step, in a graph or eagerly, under XLA too.
         """
         model = self._model
         logs = flat({**(logs or model.get_metrics_result()), **step_values(optimizers_of(model))})

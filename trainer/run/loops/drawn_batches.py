@@ -1,4 +1,4 @@
-"""Draws the batches of a chunk one after the other, for loops: each is the data of a step, if there is one."""
+"""What loops draw from a chunk for each step: a batch, if there is one, and its samples."""
 
 from __future__ import annotations
 
@@ -15,22 +15,13 @@ from ...inputs.sources.source import Chunk
 
 
 class Batches:
-    """Batches that certainly exist. Context of the methods: cross-replica, in a `tf.function` or eager.
-
-    Args:
-        samples: int or None; samples of each batch, where known.
-    """
+    """Batches that certainly exist, of `samples` samples each. Context: cross-replica, in a `tf.function` or eager."""
 
     def __init__(self, samples: int | None) -> None:
         self._samples = samples
 
     def take(self, read: Any, before: Any = None) -> Any:
-        """What a loop carries to the next step: a nest of tensors.
-
-        Args:
-            read: the result of the chunk's reader.
-            before: what the loop has carried to the step before; None before the first.
-        """
+        """The nest of tensors that a loop carries to the next step, from the reader's result and that of the step before."""
         return read
 
     def exists(self, drawn: Any) -> Any:
@@ -58,10 +49,7 @@ class WorkerBatches(Batches):
     """Batches of one worker's own data, and the samples of every worker.
 
     The last worker's data ends the pass. Until then a worker whose data has ended continues with a borrowed batch
-    without counted samples.
-
-    Args:
-        count: `samples_of_workers` of the strategy.
+    without counted samples. `count` is `samples_of_workers` of the strategy.
     """
 
     def __init__(self, count: Callable[[tf.Tensor], tf.Tensor]) -> None:
@@ -108,11 +96,7 @@ def samples_of_workers(strategy: tf.distribute.Strategy, samples: tf.Tensor) -> 
 
 
 def _empty(spec: Any) -> Any:
-    """A part of a batch of one sample of zeros, for a worker that never had any data.
-
-    Args:
-        spec: `tf.TensorSpec`, `tf.RaggedTensorSpec` or `tf.SparseTensorSpec`.
-    """
+    """A part of a batch of one sample of zeros, for a worker that never had any data; `spec` is a `tf.TypeSpec`."""
     if spec == tf.type_spec_from_value(None):
         return None
     shape = [1 if size is None else size for size in spec.shape]

@@ -36,16 +36,11 @@ from .predict_loop import PredictLoop
 class PredictFunction:
     """Runs steps of prediction on global batches; the samples of the result are in the order of the batch.
 
-    Args:
-        model: the model.
-        predict_step: `fn(data) -> outputs`, called in replica context. A layer that draws random numbers in it moves its
-            generator on, so that the next batch gets others.
-        in_loops: whether many batches may be predicted in one call.
+    `predict_step(data) -> outputs` is called in replica context. A layer that draws random numbers in it moves its generator
+    on, so that the next batch gets others. `in_loops`: whether many batches may be predicted in one call.
     """
 
-    def __init__(
-        self, model: TrainedModel, predict_step: Callable[[Any], Any], in_loops: bool = True
-    ) -> None:
+    def __init__(self, model: TrainedModel, predict_step: Callable[[Any], Any], in_loops: bool) -> None:
         self._model, self._predict_step = model, predict_step
         self._strategy = model.distribute_strategy
         self._alone = self._strategy.num_replicas_in_sync == 1
@@ -56,14 +51,9 @@ class PredictFunction:
         self._reached: int | None = None
 
     def __call__(self, call: CompiledCall, step: int = 0) -> tuple[int, list[Any]]:
-        """Runs a compiled call.
+        """The number of batches, and their outputs, in order: of each, or of several concatenated.
 
-        Args:
-            call: the chunks of the call.
-            step: int; the number of earlier batches; errors name their own.
-
-        Returns:
-            The number of batches, and their outputs, in order: of each, or of several concatenated.
+        `step` is the number of earlier batches; errors name their own.
         """
         done, outputs = 0, []
         for chunk in call.chunks:
@@ -146,10 +136,8 @@ class PredictFunction:
         strategy = self._strategy
         custom = self._model._overrides_step("predict_step")
         after = []
-        if not self._alone and part is None:
-            after = (
-                check_samples(batch, strategy.num_replicas_in_sync, inputs_alone=True) if not custom else []
-            )
+        if not (self._alone or custom) and part is None:
+            after = check_samples(batch, strategy.num_replicas_in_sync, inputs_alone=True)
         own = self._partition.of(batch)
         whole, predict_step = isinstance(own, WholeStep), own or self._predict_step
         slices = ReplicaSlices(strategy, batch, samples, worker_samples, part, in_units=custom, whole=whole)

@@ -23,10 +23,8 @@ class PredictLoop:
     """The loop for one layout of input; decides when it pays.
 
     The loop costs a second trace, so it is used once the calls have taken longer than the first one with its trace.
-
-    Args:
-        step: `step(batch)`, the outputs for a batch, while tracing.
-        chunk: the first of the layout; its batches may have any number of samples, and may end before its steps do.
+    `step(batch)` gives the outputs for a batch, while tracing. The batches of `chunk` may have any number of samples, and
+    may end before its steps do.
     """
 
     def __init__(self, step: Callable[[Any], Any], chunk: Chunk) -> None:

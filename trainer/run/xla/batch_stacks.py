@@ -30,7 +30,7 @@ class Stacks:
             returns the logs; it is compiled here.
         single: `single(batch)` runs a step on one batch with any number of samples and returns the logs.
         reached: int32 variable; the steps that were run before an error, or `UNKNOWN`.
-        device: str; the device of the model's variables.
+        device: of the model's variables.
     """
 
     def __init__(
@@ -67,13 +67,11 @@ class Stacks:
             input_signature=[tf.type_spec_from_value(chunk.inputs), tf.TensorSpec([], tf.int32)],
         )
         self.single = graph_function(single, reduce_retracing=True)
-        self.functions = [self.loop, self.single]
 
     def __call__(self, iterator: Any, steps: int) -> tuple[int, Any]:
         """Runs up to `steps` steps, fewer where the data ends; returns how many, and the logs after the last.
 
-        Raises:
-            The error of the pipeline, after the steps on earlier batches.
+        An error of the pipeline is raised after the steps on earlier batches.
         """
         with tf.device(self._device):
             return self._call(iterator, steps)

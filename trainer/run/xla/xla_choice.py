@@ -57,24 +57,15 @@ _LAYOUTS = 200  # of inputs, for each function
 
 @dataclasses.dataclass
 class Measured:
-    """The measurements for one layout of the input, over all fits of a model.
+    """The measurements for one layout of the input, over all fits of a model."""
 
-    Attributes:
-        backend: GRAPH or XLA, once the faster one is known; else None.
-        reason: as text.
-        compiling: seconds of the first compiled call.
-        steps: the number of steps.
-        xla_compiles: whether XLA has compiled the steps.
-        knows_batch_size: whether steps of evaluation have been traced for a fixed batch size, because XLA was worth a try.
-        seconds: backend -> (steps, seconds) of the last compiled calls.
-    """
-
-    backend: str | None = None
+    backend: str | None = None  # GRAPH or XLA, once the faster one is known
     reason: str = ""
-    compiling: float = 0.0
+    compiling: float = 0.0  # seconds of the first compiled call
     steps: int = 0
-    xla_compiles: bool = False
-    knows_batch_size: bool = False
+    xla_compiles: bool = False  # whether XLA has compiled the steps
+    knows_batch_size: bool = False  # evaluation has a trace for a fixed size, as XLA was worth a try
+    # backend -> (steps, seconds) of the last compiled calls
     seconds: dict[str, collections.deque[tuple[int, float]]] = dataclasses.field(
         default_factory=lambda: {backend: collections.deque(maxlen=_KEPT) for backend in (GRAPH, XLA)}
     )
@@ -99,9 +90,10 @@ class XlaChoice:
         model: the built model.
         function: runs the steps.
         source: the input.
-        plan: of the fit or the pass; "way" is the backend of the next step, "settled" whether it is final, "switches" a
-            list of [epoch, step, backend] for each change in a fit, "open rows" the `Source.open_sizes`.
-        steps_ahead: int; 0 where every step must be a separate compiled call. None: unknown.
+        plan: of the fit or the pass, JSON values with which a resumed run continues; "way" is the backend of the next step,
+            "settled" whether it is final, "switches" a list of [epoch, step, backend] for each change in a fit, "open rows"
+            the `Source.open_sizes`.
+        steps_ahead: 0 where every step must be a separate compiled call. None: unknown.
     """
 
     def __init__(
