@@ -18,7 +18,7 @@ from ...distribute.parameter_servers.worker_pool import ParameterServerError
 from ...mixed_precision import skipped_steps
 from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Source
-from ..run.runner import Runner, concatenated
+from ..run.runner import Runner
 from .pieces import Piece
 from .schedule import Schedule, next_stop, wants_each_step
 from .worker_function import WorkerFunction, WorkerPrediction
@@ -79,34 +79,26 @@ class ParameterServerRunner(Runner):
         callbacks: keras.callbacks.CallbackList,
         plan: dict[str, Any],
         passes: int,
-    ) -> dict[str, Any]:
-        """One pass over `source`: counts every sample once, in order, even when workers are lost; returns the logs."""
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """One pass over `source`: counts every sample once, in order, even when workers are lost."""
         function, begin = model.test_function, callbacks.on_test_batch_begin
-        totals, done, logs = None, 0, {}
+        totals, done = None, 0
         for piece, results in _in_order(function, source, begin, lambda: model.stop_evaluating):
             totals = totals or function.totals()
             totals.add(results)
             done += piece.steps
-            logs = pythonify_logs(totals.logs())
-            callbacks.on_test_batch_end(done - 1, logs)
+            yield done - 1, pythonify_logs(totals.logs())
         if totals is not None:
             totals.commit()
-        return logs
 
     def predict_steps(
-        self,
-        model: TrainedModel,
-        source: Source,
-        callbacks: keras.callbacks.CallbackList,
-        take: Callable[[list[Any]], None],
-    ) -> int:
-        """Passes the outputs of every batch of `source` to `take`, in order; returns the number of batches."""
+        self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList
+    ) -> Iterator[tuple[int, list[Any]]]:
+        """One pass over `source`, in order."""
         steps, begin = 0, callbacks.on_predict_batch_begin
         for _, outputs in _in_order(model.predict_function, source, begin, lambda: model.stop_predicting):
             steps += len(outputs)
-            take(outputs)
-            callbacks.on_predict_batch_end(steps - 1, {"outputs": concatenated(outputs)})
-        return steps
+            yield steps - 1, outputs
 
     @contextlib.contextmanager
     def watching(self, model: TrainedModel) -> Iterator[None]:

@@ -9,12 +9,12 @@ import keras
 
 from ...callbacks.saving.prediction_writer import PredictionWriter
 from ...callbacks.trained_model import TrainedModel
-from ...compat.keras_private.training import convert_to_np_if_not_ragged
+from ...compat.keras_private.training import convert_to_np_if_not_ragged, potentially_ragged_concat
 from ...compat.shared_change import shared_attribute
 from ..inputs import Source
 from .callback_list import callback_list
 from .checks.argument_errors import check_labels
-from .runner import Runner, concatenated
+from .runner import Runner
 
 
 def evaluate(
@@ -36,7 +36,9 @@ def evaluate(
         callbacks.on_test_begin()
         model.reset_metrics()
         source.begin_epoch(0)
-        logs = runner.test_steps(model, source, callbacks, {} if plan is None else plan, passes)
+        logs: dict[str, Any] = {}
+        for batch, logs in runner.test_steps(model, source, callbacks, {} if plan is None else plan, passes):
+            callbacks.on_test_batch_end(batch, logs)
         callbacks.on_test_end(logs)
     return logs
 
@@ -55,11 +57,22 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
         callbacks.on_predict_begin()
         source.begin_epoch(0)
         outputs: list[Any] = []
-        take = outputs.extend if writer is None else lambda new: writer.write(concatenated(new))
-        steps = runner.predict_steps(model, source, callbacks, take)
+        batch = -1
+        for batch, new in runner.predict_steps(model, source, callbacks):
+            if writer is None:
+                outputs += new
+            else:
+                writer.write(concatenated(new))
+            callbacks.on_predict_batch_end(batch, {"outputs": concatenated(new)})
         callbacks.on_predict_end()
-    if not steps:
+    if batch < 0:
         raise ValueError("`predict()` got no batch from `x`: give at least one sample.")
     if writer is not None:
         return writer.outputs()
     return keras.tree.map_structure(convert_to_np_if_not_ragged, concatenated(outputs))
+
+
+def concatenated(outputs: list[Any]) -> Any:
+    """The concatenated outputs of several batches."""
+    leaves = [potentially_ragged_concat(list(parts)) for parts in zip(*map(keras.tree.flatten, outputs))]
+    return keras.tree.pack_sequence_as(outputs[0], leaves)

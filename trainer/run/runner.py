@@ -11,7 +11,7 @@ import keras
 from ...callbacks.call_schedule import steps_until_call
 from ...callbacks.fit_state import FitState
 from ...callbacks.trained_model import TrainedModel
-from ...compat.keras_private.training import potentially_ragged_concat, pythonify_logs
+from ...compat.keras_private.training import pythonify_logs
 from ...compat.patches import replaced_functions
 from ...distribute.hardware.devices import wait_for_accelerators
 from ..inputs import Source
@@ -22,10 +22,9 @@ from .logs.step_logs import record_steps
 from .loops.compiled_calls import CallLength, compiled_calls
 from .loops.loop_choice import loop_for
 from .loops.predict_function import PredictFunction
-from .loops.sample_layouts import open_sizes
 from .loops.step_function import StepFunction
 from .worker_settlement import Workers
-from .xla.xla_choice import XlaChoice
+from .xla.xla_choice import XlaChoice, open_sizes
 
 
 class Runner:
@@ -84,33 +83,21 @@ class Runner:
         callbacks: keras.callbacks.CallbackList,
         plan: dict[str, Any],
         passes: int,
-    ) -> dict[str, Any]:
-        """One pass over `source`, in the graph or under XLA; returns the logs after the last step.
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """One pass over `source`, in the graph or under XLA: (its last batch, the logs after it) of each compiled call.
 
         `plan` is that of `XlaChoice` for all passes over this input, `passes` the number of those from this one on.
         """
         ahead = _steps_ahead(callbacks.callbacks, "test", source, passes)
         XlaChoice(model, model.test_function, source, plan, ahead)
-        logs: dict[str, Any] = {}
-        for batch, logs in _pass(model, source, callbacks, "test", "stop_evaluating", pythonify_logs):
-            callbacks.on_test_batch_end(batch, logs)
-        return logs
+        return _pass(model, source, callbacks, "test", "stop_evaluating", pythonify_logs)
 
     def predict_steps(
-        self,
-        model: TrainedModel,
-        source: Source,
-        callbacks: keras.callbacks.CallbackList,
-        take: Callable[[list[Any]], None],
-    ) -> int:
-        """Passes the outputs of every batch of `source` to `take`, in order; returns their number."""
-        steps = 0
+        self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList
+    ) -> Iterator[tuple[int, list[Any]]]:
+        """One pass over `source`, in order: (its last batch, the outputs of its batches) of each compiled call."""
         source.open_sizes = open_sizes(model, source.steps_per_epoch, predicting=True)
-        for batch, outputs in _pass(model, source, callbacks, "predict", "stop_predicting", list):
-            steps += len(outputs)
-            take(outputs)
-            callbacks.on_predict_batch_end(batch, {"outputs": concatenated(outputs)})
-        return steps
+        return _pass(model, source, callbacks, "predict", "stop_predicting", list)
 
 
 def _steps_ahead(
@@ -148,9 +135,3 @@ def _pass(
             yield length.last_batch(done), result
         if (getattr(model, stop) and not workers.several) or done < call.steps:
             return
-
-
-def concatenated(outputs: list[Any]) -> Any:
-    """The concatenated outputs of several batches."""
-    leaves = [potentially_ragged_concat(list(parts)) for parts in zip(*map(keras.tree.flatten, outputs))]
-    return keras.tree.pack_sequence_as(outputs[0], leaves)

@@ -46,8 +46,8 @@ def explained(
 ) -> Iterator[None]:
     """Converts an error of the block to an `ArgumentError`, if an argument does not fit.
 
-    A label or a weight is found in the message of the error, any other argument by `mismatch`, but not after the `first`
-    batch of this `spec`, and not in a custom step. `argument` has the batches in `fit`, where that is not `x`.
+    A label or a weight is found in the message of the error. Any other argument is found by `mismatch`, for the `first`
+    batch of such a `spec`, if no custom step got it. `argument` is that of `fit` with the batches, where that is not `x`.
     """
     try:
         yield

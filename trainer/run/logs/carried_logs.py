@@ -32,25 +32,24 @@ class Shares:
         count = len(strategy.extended.worker_devices)
         return cls([_packed(logs, [each[n] for each in leaves]) for n in range(count)], sums, strategy)
 
-    def whole(self) -> dict[str, Any]:
-        """The logs over all replicas. Context: cross-replica."""
-        leaves = keras.tree.flatten(self.logs[0])
-        if not any(self.sums):
-            return self.logs[0]
-
-        def totals() -> list[tf.Tensor]:
-            own = keras.tree.flatten(self.logs[local_replica_index()])
-            parts = [leaf for leaf, is_sum in zip(own, self.sums) if is_sum]
-            found = all_reduce_sum_packed([tf.cast(part, carried_as(part.dtype)) for part in parts])
-            return [tf.cast(total, part.dtype) for total, part in zip(found, parts)]
-
-        found = iter(self.strategy.experimental_local_results(each)[0] for each in self.strategy.run(totals))
-        return _packed(self.logs[0], [next(found) if s else leaf for leaf, s in zip(leaves, self.sums)])
-
 
 def whole(logs: dict[str, Any] | Shares) -> dict[str, Any]:
     """The logs over all replicas. Context: cross-replica."""
-    return logs.whole() if isinstance(logs, Shares) else logs
+    if not isinstance(logs, Shares):
+        return logs
+    each, sums, strategy = logs.logs, logs.sums, logs.strategy
+    if not any(sums):
+        return each[0]
+
+    def totals() -> list[tf.Tensor]:
+        own = keras.tree.flatten(each[local_replica_index()])
+        parts = [leaf for leaf, is_sum in zip(own, sums) if is_sum]
+        found = all_reduce_sum_packed([tf.cast(part, carried_as(part.dtype)) for part in parts])
+        return [tf.cast(total, part.dtype) for total, part in zip(found, parts)]
+
+    found = iter(strategy.experimental_local_results(total)[0] for total in strategy.run(totals))
+    leaves = zip(keras.tree.flatten(each[0]), sums)
+    return _packed(each[0], [next(found) if is_sum else leaf for leaf, is_sum in leaves])
 
 
 class CarriedLogs:

@@ -14,8 +14,11 @@ from ...inputs.batch import sample_count
 from ...inputs.sources.source import Chunk
 
 
-class Batches:
-    """Batches that certainly exist, of `samples` samples each. Context: cross-replica, in a `tf.function` or eager."""
+class OptionalBatches:
+    """Batches of data that may end: the reader gives a `tf.experimental.Optional`. `samples`: of each, where known.
+
+    Context: cross-replica, in a `tf.function` or eager.
+    """
 
     def __init__(self, samples: int | None) -> None:
         self._samples = samples
@@ -24,28 +27,16 @@ class Batches:
         """The nest of tensors that a loop carries to the next step, from the reader's result and that of the step before."""
         return read
 
-    def exists(self, drawn: Any) -> Any:
-        """Whether `drawn`, a result of `take`, has a batch; bool or bool tensor."""
-        return True
-
-    def arguments(self, drawn: Any) -> tuple[Any, ...]:
-        """The batch, its samples (int or None), and the samples of each worker where their inputs differ."""
-        return drawn, self._samples
-
-
-class OptionalBatches(Batches):
-    """Batches of data that may end: the reader gives a `tf.experimental.Optional`."""
-
-    def exists(self, drawn: Any) -> Any:
-        """Whether the data has not ended."""
+    def exists(self, drawn: Any) -> tf.Tensor:
+        """Whether `drawn`, a result of `take`, has a batch."""
         return drawn.has_value()
 
     def arguments(self, drawn: Any) -> tuple[Any, ...]:
-        """The batch and its samples."""
+        """The batch, its samples (int or None), and the samples of each worker where their inputs differ."""
         return drawn.get_value(), self._samples
 
 
-class WorkerBatches(Batches):
+class WorkerBatches(OptionalBatches):
     """Batches of one worker's own data, and the samples of every worker.
 
     The last worker's data ends the pass. Until then a worker whose data has ended continues with a borrowed batch
@@ -74,11 +65,11 @@ class WorkerBatches(Batches):
 
 def batches_of(
     chunk: Chunk, strategy: tf.distribute.Strategy, compile_count: Callable[..., Any] = lambda count: count
-) -> Batches:
-    """How a loop draws the batches of chunks of this layout; `compile_count` wraps the function that counts samples."""
+) -> OptionalBatches:
+    """How a loop draws the batches of open-ended chunks; `compile_count` wraps the function that counts samples."""
     if chunk.per_worker:
         return WorkerBatches(compile_count(functools.partial(samples_of_workers, strategy)))
-    return OptionalBatches(chunk.batch_size) if chunk.open_ended else Batches(chunk.batch_size)
+    return OptionalBatches(chunk.batch_size)
 
 
 def samples_of_workers(strategy: tf.distribute.Strategy, samples: tf.Tensor) -> tf.Tensor:

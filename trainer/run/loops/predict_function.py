@@ -81,7 +81,7 @@ class PredictFunction:
             if concatenated is not None:
                 return done, [concatenated] if done else []
         began = time.perf_counter()
-        outputs = list(self._drawn_one_by_one(chunk) if chunk.open_ended else self._one_by_one(chunk))
+        outputs = list(self._one_by_one(chunk))
         if loop is not None:
             wait_for_accelerators()
             loop.note(outputs, began)
@@ -98,29 +98,28 @@ class PredictFunction:
         return self._loops[layout]
 
     def _one_by_one(self, chunk: Chunk) -> Iterator[Any]:
-        """The outputs for each batch, which the function reads."""
-        reader, samples, parts = chunk.reader, chunk.batch_size, chunk.part_reader
-        step = self._function(
-            (reader, samples),
-            lambda inputs, i: self._outputs(
-                reader(inputs, i), samples, part=parts and functools.partial(parts, inputs, i)
-            ),
-            reduce_retracing=True,
-        )
-        for self._reached in range(chunk.steps):
-            given = chunk.inputs, tf.constant(self._reached)
-            yield graph_for(step, given)(*given)
+        """The outputs for each batch until the data ends; of several workers' own data those of all samples.
 
-    def _drawn_one_by_one(self, chunk: Chunk) -> Iterator[Any]:
-        """The outputs for each batch until the data ends; of several workers' own data those of all samples."""
+        The compiled step reads the batch itself, unless the data may end.
+        """
+        reader, samples, parts, drawn = chunk.reader, chunk.batch_size, chunk.part_reader, None
+
+        def read(inputs: Any, i: tf.Tensor) -> Any:
+            part = parts and functools.partial(parts, inputs, i)
+            return self._outputs(reader(inputs, i), samples, part=part)
+
         batches = batches_of(chunk, self._strategy, functools.partial(self._function, "rows"))
-        step, drawn = self._function("batch", self._outputs, reduce_retracing=True), None
+        key, fn = ("batch", self._outputs) if chunk.open_ended else ((reader, samples), read)
+        step = self._function(key, fn, reduce_retracing=True)
         for self._reached in range(chunk.steps):
-            drawn = batches.take(chunk.reader(chunk.inputs, tf.constant(self._reached)), drawn)
-            if not batches.exists(drawn):
-                return
-            batch, _, *counts = batches.arguments(drawn)
-            yield graph_for(step, (batch, None, *counts))(batch, None, *counts)
+            given: Any = chunk.inputs, tf.constant(self._reached)
+            if chunk.open_ended:
+                drawn = batches.take(reader(*given), drawn)
+                if not batches.exists(drawn):
+                    return
+                batch, _, *counts = batches.arguments(drawn)
+                given = batch, None, *counts
+            yield graph_for(step, given)(*given)
 
     def _function(self, key: Any, fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """`fn`, compiled once for each key."""

@@ -42,19 +42,6 @@ class StepFunction:
 
     `step_fn(data) -> logs` is called in replica context. `loop_for(self, chunk)` is the loop for chunks of that layout, see
     `loop_choice.py`.
-
-    Attributes:
-        alone: whether there is one replica.
-        backend: GRAPH or XLA; see `xla_choice`.
-        full_size: int or None; samples of a full batch: a last partial one is not worth compiling for.
-        fresh: whether the last compiled call included compilation.
-        shapes_vary: whether the last traced step has collectives whose shape depends on the batch.
-        usual_steps: int; the length of compiled calls, for the next epoch.
-        call_seconds: approximate overhead of a call, where it is large: each variable is an argument.
-        measured: the measurements for each layout of the input; see `xla_choice`.
-        recorder: keeps the logs of each step for callbacks; None where no callback needs them. See `step_logs`.
-        reached_steps: int32 variable; the steps of the last call that ran before an error, or UNKNOWN.
-        carried: the logs that loops carry.
     """
 
     def __init__(
@@ -65,14 +52,22 @@ class StepFunction:
         loop_for: Callable[[StepFunction, Chunk], Compiled],
     ) -> None:
         self.model, self.training, self._step_fn, self._loop_for = model, training, step_fn, loop_for
-        self.alone = model.distribute_strategy.num_replicas_in_sync == 1
-        self.backend = GRAPH
-        self.full_size: int | None = None
-        self.fresh = self.shapes_vary = False
-        self.usual_steps, self.call_seconds = 1, 0.0
-        self.measured: dict[Any, Any] = {}
+        self.alone = model.distribute_strategy.num_replicas_in_sync == 1  # one replica
+        self.backend = GRAPH  # or XLA; see `xla_choice`
+        self.full_size: int | None = (
+            None  # samples of a full batch: a last partial one is not worth compiling for
+        )
+        self.fresh = False  # whether the last compiled call included compilation
+        self.shapes_vary = (
+            False  # whether the last traced step has collectives whose shape depends on the batch
+        )
+        self.usual_steps = 1  # the length of compiled calls, for the next epoch
+        self.call_seconds = (
+            0.0  # approximate overhead of a call, where it is large: each variable is an argument
+        )
+        self.measured: dict[Any, Any] = {}  # for each layout of the input; see `xla_choice`
         self.after_call: Callable[[CompiledCall, int, float], None] | None = None
-        self.recorder: StepRecorder | None = None
+        self.recorder: StepRecorder | None = None  # keeps the logs of each step for callbacks that need them
         self._compiled: dict[Any, Any] = {}
         self._partition = ModelPartition(model, "train_step" if training else "test_step", step_fn)
         self._device = ""
@@ -80,7 +75,7 @@ class StepFunction:
         self.carried = CarriedLogs(lambda: model._has_own_logs(training))
         self._calls = CallsOnHost(model.optimizer, training and not model._overrides_step("train_step"))
         with tf.device("CPU:0"):
-            self.reached_steps = plain_variable(tf.constant(UNKNOWN))
+            self.reached_steps = plain_variable(tf.constant(UNKNOWN))  # of the last call, before an error
 
     def __call__(self, call: CompiledCall, step: int = 0) -> tuple[int, dict[str, Any]]:
         """Runs a compiled call after `step` steps of the epoch, which errors name.

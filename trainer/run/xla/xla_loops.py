@@ -39,17 +39,13 @@ def _step_by_itself(
 ) -> Any:
     """One step, compiled; uncompiled where XLA does not support a part of the batch (strings)."""
     leaves = present(batch)
-    if not all(map(_compiles, leaves)):
+    # XLA takes tensors of numbers. Their shape may be unknown: XLA compiles for each one that occurs.
+    if not all(isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.string, tf.variant) for leaf in leaves):
         return function.global_step(batch, samples, worker_samples, after)
     function.call_hooks(batch)
     step = functools.partial(function.global_step, samples=samples, after=after, in_xla=True, hooks=False)
     with tf.device(function.device()):
         return graph_function(taking_present(step, batch), jit_compile=True)(leaves)
-
-
-def _compiles(leaf: Any) -> bool:
-    """Whether XLA supports it: a tensor of numbers. Its shape may be unknown: XLA compiles for each one that occurs."""
-    return isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.string, tf.variant)
 
 
 def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
@@ -59,14 +55,7 @@ def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
             return None  # batches of a stack are drawn before it is known whether the loop reaches them
         layout = {"reader": _read_stack, "batch_size": chunk.usual_batch_size, "open_ended": False}
         loop = _loop_in_xla(function, dataclasses.replace(chunk, **layout))
-        single = step_in_graph(function, chunk)
-        stacks = Stacks(
-            chunk,
-            lambda inputs, steps: loop(inputs, steps)[1],
-            lambda batch: function.logs(single(batch, None)),
-            function.reached_steps,
-            function.device(),
-        )
+        stacks = Stacks(function, chunk, loop, step_in_graph(function, chunk))
         compiled = Compiled(stacks, inputs_and_steps, (stacks.loop, stacks.single))
     else:
         worth_it = function.model.jit_compile or chunk.batch_size == function.full_size
