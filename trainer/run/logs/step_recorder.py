@@ -21,14 +21,8 @@ class StepRecorder:
     """Owns a buffer on the model's device, a matrix with a row for each step of a compiled call.
 
     The entry is written after the step has finished, so that entries are available when a later step fails. Numbers are
-    stored as float64, which represents every shorter float and every count below 2**53 exactly.
-
-    Args:
-        model: the model of the logs.
-        records: whether the logs are kept; otherwise only the loss is checked.
-        halts: whether the loop ends after a step whose loss is NaN or infinite.
-        most_steps: of a compiled call.
-        device: of the model's variables.
+    stored as float64, which represents every shorter float and every count below 2**53 exactly. If it `records`, logs are
+    kept. If it `halts`, the loop ends after a step whose loss is NaN or infinite. `device` is that of the model's variables.
     """
 
     def __init__(self, model: TrainedModel, records: bool, halts: bool, most_steps: int, device: str) -> None:

@@ -69,16 +69,10 @@ class CallLength:
     """Sizes compiled calls so that each lasts about `target` seconds, and ends where a callback must be called.
 
     Where the overhead of a call is large (`call_seconds` of the function: thousands of variables), it is longer, up to 1 s.
-
-    Args:
-        fixed: the steps of every compiled call if the user set them: callbacks then wait for its end.
-        callbacks: of the loop.
-        phase: "train", "test" or "predict".
-        step: the completed steps of the epoch.
-        function: runs the steps; it reports whether the last compiled call included compilation (`fresh`), keeps the size
-            (`usual_steps`) for the next epoch, and receives the duration of each compiled call (`ended`).
-        target: seconds.
-        clock: () -> seconds.
+    If the user set the steps (`fixed`), every call has so many, and callbacks wait for its end. `phase` is "train", "test"
+    or "predict", `step` the completed steps of the epoch. `function` runs the steps: it reports whether the last call
+    included compilation (`fresh`), keeps the size (`usual_steps`) for the next epoch, and receives the duration of each
+    call (`ended`).
     """
 
     def __init__(

@@ -205,12 +205,16 @@ class StepFunction:
                 more = tf.cond(self.goes_on(i + 1 < steps), lambda: read(i + 1), lambda: empty)
             return i + 1, batches.take(more, drawn), self.carried.after(logs, new)
 
-        done, _, logs = tf.while_loop(
-            lambda i, drawn, _: self.goes_on(tf.logical_and(i < steps, batches.exists(drawn))),
-            body,
-            (tf.constant(0), batches.take(first), logs),
-        )
-        return done, logs
+        def exists(i: tf.Tensor, drawn: Any, logs: Any) -> Any:
+            return self.goes_on(tf.logical_and(i < steps, batches.exists(drawn)))
+
+        state = tf.constant(0), batches.take(first), logs
+        if not self.model.run_eagerly:
+            done, _, logs = tf.while_loop(exists, body, state)
+            return done, logs
+        while exists(*state):  # TensorFlow's loop takes no None, which a batch may have
+            state = body(*state)
+        return state[0], state[2]
 
     def call_hooks(self, batch: Any) -> None:
         """Calls the hooks of callbacks before a step, on the global batch."""

@@ -23,14 +23,8 @@ class Stacks:
     """Draws batches into buffers on the device and runs the steps on them. Owns the buffers.
 
     A batch with an unusual number of samples runs alone, in its turn. Training still uses batches that were drawn before the
-    pipeline failed.
-
-    Args:
-        function: the steps.
-        chunk: the first one of its layout.
-        loop: `loop(stack, steps)` runs the steps on the first batches of a stack, a nest of `(size, batch, ...)`; it is
-            compiled here.
-        single: `single(batch, None)` runs a step on one batch with any number of samples.
+    pipeline failed. `loop(stack, steps)` runs the steps on the first batches of a stack, a nest of `(size, batch, ...)`, and
+    `single(batch, None)` a step on one batch with any number of samples; both are compiled here.
     """
 
     def __init__(

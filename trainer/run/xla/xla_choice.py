@@ -103,14 +103,9 @@ class XlaChoice:
     Keras, after the first compiled call, whose graph shows the operations. Nothing is measured where `jit_compile` was
     given, where operations must be deterministic, or where a layer declares that it does not support XLA.
 
-    Args:
-        model: the built model.
-        function: runs the steps.
-        source: the input.
-        plan: of the fit or the pass, JSON values with which a resumed run continues; "way" is the backend of the next step,
-            "settled" whether it is final, "switches" a list of [epoch, step, backend] for each change in a fit, "open rows"
-            the `Source.open_sizes`.
-        steps_ahead: 0 where every step must be a separate compiled call. None: unknown.
+    The `plan` of the fit or the pass has JSON values with which a resumed run continues: "way" is the backend of the next
+    step, "settled" whether it is final, "switches" a list of [epoch, step, backend] for each change in a fit, "open rows"
+    the `Source.open_sizes`. `steps_ahead` is 0 where every step must be a separate compiled call, and None if unknown.
     """
 
     def __init__(
