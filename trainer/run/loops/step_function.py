@@ -54,17 +54,14 @@ class StepFunction:
         self.model, self.training, self._step_fn, self._loop_for = model, training, step_fn, loop_for
         self.alone = model.distribute_strategy.num_replicas_in_sync == 1  # one replica
         self.backend = GRAPH  # or XLA; see `xla_choice`
-        self.full_size: int | None = (
-            None  # samples of a full batch: a last partial one is not worth compiling for
-        )
+        # Samples of a full batch: a last partial one is not worth compiling for.
+        self.full_size: int | None = None
         self.fresh = False  # whether the last compiled call included compilation
-        self.shapes_vary = (
-            False  # whether the last traced step has collectives whose shape depends on the batch
-        )
+        # Whether the last traced step has collectives whose shape depends on the batch.
+        self.shapes_vary = False
         self.usual_steps = 1  # the length of compiled calls, for the next epoch
-        self.call_seconds = (
-            0.0  # approximate overhead of a call, where it is large: each variable is an argument
-        )
+        # The approximate overhead of a call, where it is large: each variable is an argument.
+        self.call_seconds = 0.0
         self.measured: dict[Any, Any] = {}  # for each layout of the input; see `xla_choice`
         self.after_call: Callable[[CompiledCall, int, float], None] | None = None
         self.recorder: StepRecorder | None = None  # keeps the logs of each step for callbacks that need them
@@ -74,8 +71,8 @@ class StepFunction:
         self._is_large: bool | None = None
         self.carried = CarriedLogs(lambda: model._has_own_logs(training))
         self._calls = CallsOnHost(model.optimizer, training and not model._overrides_step("train_step"))
-        with tf.device("CPU:0"):
-            self.reached_steps = plain_variable(tf.constant(UNKNOWN))  # of the last call, before an error
+        with tf.device("CPU:0"):  # the steps of the last call that ran before an error, or UNKNOWN
+            self.reached_steps = plain_variable(tf.constant(UNKNOWN))
 
     def __call__(self, call: CompiledCall, step: int = 0) -> tuple[int, dict[str, Any]]:
         """Runs a compiled call after `step` steps of the epoch, which errors name.
