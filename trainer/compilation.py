@@ -139,9 +139,7 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
         return strategy.scope()
 
     def _forget_compiled(self) -> None:
-        self.train_function = None
-        self.test_function = None
-        self.predict_function = None
+        self.train_function = self.test_function = self.predict_function = None
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function that runs training steps; kept until `compile` is called again."""

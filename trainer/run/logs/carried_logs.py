@@ -71,7 +71,8 @@ class CarriedLogs:
             return {}
         if probe is None:
             return [tf.raw_ops.OptionalNone() for _ in range(replicas)]
-        if not self._sizes_are_known():
+        specs = keras.tree.flatten(self._specs)
+        if None in specs or not all(spec.shape.is_fully_defined() for spec in specs):
             self._specs = _specs(graph_function(probe).get_concrete_function().structured_outputs)
         return self._zeros()
 
@@ -100,10 +101,6 @@ class CarriedLogs:
             lambda: keras.tree.flatten(self._zeros()),
         )
         return _packed(self._specs, leaves)
-
-    def _sizes_are_known(self) -> bool:
-        specs = keras.tree.flatten(self._specs)
-        return None not in specs and all(spec.shape.is_fully_defined() for spec in specs)
 
     def _zeros(self) -> Any:
         return keras.tree.map_structure(
