@@ -56,10 +56,10 @@ class Runner:
         return getattr(model, name)
 
     def function(self, model: TrainedModel, phase: str) -> Any:
-        """The function that runs the steps of "train", "test" or "predict"; stages of a pipeline predict batch by batch."""
+        """The function that runs the steps of "train", "test" or "predict"."""
         step = self.step_of(model, f"{phase}_step")
         if phase == "predict":
-            return PredictFunction(model, step, in_loops=model._pipeline is None)
+            return PredictFunction(model, step)
         return StepFunction(model, phase == "train", step, loop_for)
 
     def begin_fit(self, model: TrainedModel, state: FitState) -> None:

@@ -37,14 +37,14 @@ class PredictFunction:
     """Runs steps of prediction on global batches; the samples of the result are in the order of the batch.
 
     `predict_step(data) -> outputs` is called in replica context. A layer that draws random numbers in it moves its generator
-    on, so that the next batch gets others. `in_loops`: whether many batches may be predicted in one call.
+    on, so that the next batch gets others. The stages of a pipeline predict one batch in a call.
     """
 
-    def __init__(self, model: TrainedModel, predict_step: Callable[[Any], Any], in_loops: bool) -> None:
+    def __init__(self, model: TrainedModel, predict_step: Callable[[Any], Any]) -> None:
         self._model, self._predict_step = model, predict_step
         self._strategy = model.distribute_strategy
         self._alone = self._strategy.num_replicas_in_sync == 1
-        self._in_loops = in_loops and self._alone and not model.run_eagerly
+        self._in_loops = self._alone and model._pipeline is None and not model.run_eagerly
         self._compiled: dict[Any, Any] = {}
         self._loops: dict[Any, PredictLoop] = {}
         self._partition = ModelPartition(model, "predict_step", predict_step)
