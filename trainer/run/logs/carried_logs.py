@@ -57,18 +57,15 @@ class CarriedLogs:
 
     A loop must declare the types of its variables before the trace of its body determines the logs. So it carries a
     `tf.experimental.Optional` of unknown content for each replica. XLA does not support it: there the logs of an earlier
-    trace are the example. `present() -> bool`: whether the steps return logs that are not metrics.
+    trace are the example.
     """
 
-    def __init__(self, present: Callable[[], bool]) -> None:
-        self._present = present
+    def __init__(self) -> None:
         self._specs: Any = None
         self._shares: Shares | None = None
 
     def start(self, probe: Callable[[], dict[str, Any]] | None, replicas: int) -> Any:
         """The initial loop variable, where so many replicas of this process have logs; `probe` traces a step for XLA."""
-        if not self._present():
-            return {}
         if probe is None:
             return [tf.raw_ops.OptionalNone() for _ in range(replicas)]
         specs = keras.tree.flatten(self._specs)

@@ -69,7 +69,7 @@ class StepFunction:
         self._partition = ModelPartition(model, "train_step" if training else "test_step", step_fn)
         self._device = ""
         self._is_large: bool | None = None
-        self.carried = CarriedLogs(lambda: model._has_own_logs(training))
+        self.carried = CarriedLogs()
         self._calls = CallsOnHost(model.optimizer, training and not model._overrides_step("train_step"))
         with tf.device("CPU:0"):  # the steps of the last call that ran before an error, or UNKNOWN
             self.reached_steps = plain_variable(tf.constant(UNKNOWN))
@@ -176,7 +176,10 @@ class StepFunction:
             probe = (lambda: step(reader(inputs, tf.constant(0)), samples)) if in_xla else None
             if not (in_xla or eager):
                 self._calls.begin()
-            logs = self.carried.start(probe, self._partition.local_replicas if self.recorder is None else 1)
+            logs: Any = {}
+            if self.model._has_own_logs(self.training):  # which are not metrics
+                replicas = self._partition.local_replicas if self.recorder is None else 1
+                logs = self.carried.start(probe, replicas)
             if chunk.open_ended:
                 done, logs = self._until_the_end(step, chunk, functools.partial(reader, inputs), steps, logs)
             else:
