@@ -109,12 +109,12 @@ def step_of(model, training=True, x=X, y=Y, way=None, shuffle=True):
     source, chunk = first_chunk(model, x, y, shuffle)
     runner = runner_of(model)
     runner.build(model, source.spec, source.batch_size)
-    function = runner.train_function(model) if training else runner.test_function(model)
+    function = runner.function(model, "train" if training else "test")
     model.train_function = function
     function.full_size = source.batch_size
     function.backend = way or function.backend
     found, _ = function.compiled_for(chunk)
-    loop = getattr(found.function, "functions", [found.function])[0]
+    loop = found.graphs[0]
     signed = chunk.signature is not None and not chunk.open_ended
     concrete = loop.get_concrete_function(*(() if signed else found.arguments(chunk)))
     return machine.place(concrete, devices_of_inputs(source, chunk))
@@ -123,8 +123,8 @@ def step_of(model, training=True, x=X, y=Y, way=None, shuffle=True):
 def prediction_of(model):
     source, chunk = first_chunk(model, X, None, shuffle=False)
     runner = runner_of(model)
-    runner.build_for_prediction(model, source.spec)
-    function, traced = runner.predict_function(model), []
+    runner.build(model, source.spec, step="predict_step")
+    function, traced = runner.function(model, "predict"), []
 
     def only_traced(key, fn, **options):
         return lambda *args: traced.append(graph_function(fn).get_concrete_function(*args))

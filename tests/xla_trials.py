@@ -11,7 +11,7 @@ from unisono.trainer.run.xla.xla_choice import XlaChoice
 def try_eagerly(monkeypatch: pytest.MonkeyPatch, fewest_steps: int) -> dict[str, float]:
     """Tries XLA for anything with at least `fewest_steps`, at any cost; returns the seconds per step by mode, to be set."""
     clock = {GRAPH: 200e-6, XLA: 30e-6}
-    monkeypatch.setattr("unisono.trainer.run.loops.sample_layouts.FEWEST_STEPS", fewest_steps)
+    monkeypatch.setattr("unisono.trainer.run.xla.xla_choice.FEWEST_STEPS", fewest_steps)
     monkeypatch.setattr(xla_choice, "WORTH", 0.0)
     note = XlaChoice.note
     monkeypatch.setattr(

@@ -192,11 +192,6 @@ def check_loop(verbose: Any, callbacks: Any) -> None:
     """Rejects invalid `verbose` and `callbacks` of `fit`, `evaluate` and `predict`."""
     if not isinstance(verbose, str | numbers.Integral | np.bool_) or verbose not in (0, 1, 2, 3, "auto"):
         raise ValueError(f'`verbose` must be "auto", 0, 1, 2 or 3. Received: {shown(verbose)}')
-    check_callbacks(callbacks)
-
-
-def check_callbacks(callbacks: Any) -> None:
-    """Rejects objects that are not callbacks, such as a class instead of an instance."""
     if callbacks is None or isinstance(callbacks, keras.callbacks.CallbackList):
         return
     for callback in keras.tree.flatten(callbacks):
@@ -209,11 +204,7 @@ def check_callbacks(callbacks: Any) -> None:
 
 
 def checked_logs(logs: Any, step: str) -> Any:
-    """The logs from a custom step.
-
-    Raises:
-        TypeError: they are not a dict, or a value is not a number.
-    """
+    """The logs from a custom step; `TypeError` where they are not a dict, or a value is not a number."""
     rule = f"`{step}` must return a dict from names to scalars, such as {{'loss': loss}}"
     if not isinstance(logs, Mapping):
         hint = ": is a `return` missing?" if logs is None else ""
@@ -235,15 +226,10 @@ def _is_number(value: Any) -> bool:
 
 
 def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
-    """Rejects batches that a step cannot take.
+    """Rejects batches that "train_step", "test_step" or "predict_step" cannot take.
 
     Keras' own step must be able to unpack them; a custom step accepts any. Strings are rejected where a model with declared
     inputs, a loss of Keras or `sample_weight` needs numbers.
-
-    Args:
-        model: the model.
-        spec: nest of `tf.TypeSpec` of a batch.
-        step: "train_step", "test_step" or "predict_step".
     """
     custom_step = model._overrides_step(step)
     if custom_step and step == "predict_step":

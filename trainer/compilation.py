@@ -139,24 +139,22 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
         return strategy.scope()
 
     def _forget_compiled(self) -> None:
-        self.train_function = None
-        self.test_function = None
-        self.predict_function = None
+        self.train_function = self.test_function = self.predict_function = None
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function that runs training steps; kept until `compile` is called again."""
         if self.train_function is None or force:
-            self.train_function = runner_of(self).train_function(self)
+            self.train_function = runner_of(self).function(self, "train")
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
         """Makes the function that runs evaluation steps."""
         if self.test_function is None or force:
-            self.test_function = runner_of(self).test_function(self)
+            self.test_function = runner_of(self).function(self, "test")
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
         """Makes the function that runs prediction steps."""
         if self.predict_function is None or force:
-            self.predict_function = runner_of(self).predict_function(self)
+            self.predict_function = runner_of(self).function(self, "predict")
         return self.predict_function

@@ -43,11 +43,7 @@ def check_compile(model: TrainedModel, arguments: dict[str, Any]) -> None:
 
 
 def optimizer_from(identifier: Any) -> Any:
-    """`keras.optimizers.get`.
-
-    Raises:
-        ValueError: it is not an optimizer, or belongs to another package.
-    """
+    """`keras.optimizers.get`; `ValueError` where it is not an optimizer, or belongs to another package."""
     try:
         return keras.optimizers.get(identifier)
     except (ValueError, KeyError, TypeError) as error:
@@ -76,8 +72,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _check_function(name: str, value: Any, module: Any, others: tuple[type, ...]) -> None:
     """Rejects invalid losses and metrics: an unknown name, an object of another kind, a function of one argument."""
-    kind = module.__name__.rpartition(".")[2].removesuffix("s").removesuffix("e") + "e"
-    kind = {"losse": "loss", "metrice": "metric"}[kind]
+    kind = "loss" if module is keras.losses else "metric"
     if isinstance(value, str):
         if kind == "metric" and value in ("accuracy", "acc", "crossentropy", "ce"):
             return

@@ -46,7 +46,12 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"`model` must be a Keras model. Received: {shown(model)}")
-    inputs = _specs("x", _known_inputs(model) if x is None else x)
+    x = declared_inputs(model) if x is None else x
+    if x is None:
+        raise ValueError(
+            f"`x` is missing, and the model {model.name!r} does not know its inputs: give a batch of them as `x`."
+        )
+    inputs = _specs("x", x)
     targets = None if y is None else _specs("y", y)
     with variables_without_memory():
         few, many = (_kept_bytes(model, inputs, targets, samples) for samples in _ROWS)
@@ -71,15 +76,6 @@ def memory_of(model: Any, **others: Any) -> ModelMemory:
         half_precision=any(layer.compute_dtype in _HALF for layer in layers_of(model)),
         **others,
     )
-
-
-def _known_inputs(model: keras.Model) -> Any:
-    inputs = declared_inputs(model)
-    if inputs is None:
-        raise ValueError(
-            f"`x` is missing, and the model {model.name!r} does not know its inputs: give a batch of them as `x`."
-        )
-    return inputs
 
 
 def _specs(name: str, values: Any) -> Any:

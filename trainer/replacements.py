@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -27,173 +29,153 @@ from .step.global_loss import loss_of_samples, reduces_by_itself
 _SEED_STRIDE = 0x9E3779B1  # 2**32 / golden ratio: neighbouring replicas get distant seeds
 
 
-def _loss(original: Any) -> Any:
-    def call(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        step = current_step()
-        if step is None or step.totals is None or not reduces_by_itself(self):
-            return original(self, y_true, y_pred, sample_weight)
-        return loss_of_samples(self, y_true, y_pred, sample_weight)
+def _replaces(key: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Lets `function(original, *arguments)` replace a function of `REPLACED`."""
 
-    return call
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        def replacement(original: Any) -> Any:
+            return lambda *args, **kwargs: function(original, *args, **kwargs)
 
-
-def _maybe_build(original: Any) -> Any:
-    def maybe_build(self: Any, call_spec: Any) -> None:
-        step = current_step()
-        if step is not None and step.builds_under is not None and not self.built:
-            build_outside(self, call_spec, step.builds_under)
-        original(self, call_spec)
-
-    return maybe_build
-
-
-def _apply(original: Any) -> Any:
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        step = current_step()
-        if step is None or isinstance(self, Optimizer):
-            return original(self, grads, trainable_variables)
-        return Optimizer.apply(
-            adopt(self), grads, trainable_variables
-        )  # a custom one has been called, and called this
-
-    return apply
-
-
-def _seed(original: Any) -> Any:
-    def next(self: Any, ordered: bool = True) -> Any:
-        step = drawing_step()
-        # No two workers use the same number.
-        if step is not None and step.of_custom_loop and on_parameter_servers():
-            with direct_writes():
-                return update_on_servers(lambda: tf.identity(original(self, ordered)), ())
-        elif step is not None and current_step() is None and shares_variables():
-            seed = once_per_copy(lambda: original(self, ordered))()
-        else:
-            seed = original(self, ordered)
-        if step is None or step.draws_as_one_device or getattr(self, "_unisono_same_on_replicas", False):
-            return seed
-        stride = tf.constant([_SEED_STRIDE, 0], tf.int64) * tf.cast(step.replica_id, tf.int64)
-        return tf.cast(tf.cast(tf.cast(seed, tf.int64) + stride, tf.uint32), seed.dtype)
-
-    return next
-
-
-def _handle(original: Any) -> Any:
-    def handle(self: Any) -> Any:
-        scope = stateless_scope()
-        if current_step() is None:
-            return original(self)
-        if isinstance(scope, CollectedWrites) and scope.stands_for_variable(self):
-            return raw_value(self).handle
-        value = self.value
-        return value if isinstance(value, tf.Tensor) else original(self)
-
-    return handle
-
-
-def _synchronized_moments(original: Any) -> Any:
-    def moments(x: Any, axes: Any, keepdims: Any) -> Any:
-        """The statistics of the global batch, by TensorFlow's two passes: Keras' difference of squares loses digits."""
-        if current_step() is None:
-            return original(x, axes, keepdims)
-        return tf.nn.moments(x, axes, keepdims=keepdims)
-
-    return moments
-
-
-def _add_loss(original: Any) -> Any:
-    def add_loss(self: Any, loss: Any) -> None:
-        original(self, loss)
-        if isinstance(scope := stateless_scope(), CollectedWrites):
-            scope.adders.append(self)
-
-    return add_loss
-
-
-def _uniform(original: Any) -> Any:
-    def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
-        dtype = dtype or keras.config.floatx()
-        if not xla_random.spelled_out(dtype):
-            return original(shape, minval, maxval, dtype, seed)
-        minval, maxval = tf.cast(minval, dtype), tf.cast(maxval, dtype)
-        return xla_random.uniform(shape, drawn_seed(seed), dtype) * (maxval - minval) + minval
-
-    return uniform
-
-
-def _normal(original: Any) -> Any:
-    def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
-        dtype = dtype or keras.config.floatx()
-        if not xla_random.spelled_out(dtype):
-            return original(shape, mean, stddev, dtype, seed)
-        drawn = xla_random.normal(shape, drawn_seed(seed), dtype)
-        return drawn * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
-
-    return normal
-
-
-def _dropout(original: Any) -> Any:
-    def dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
-        if rate in (0.0, 1.0) or not xla_random.spelled_out(inputs.dtype):
-            return original(inputs, rate, noise_shape, seed)
-        return xla_random.dropout(inputs, rate, noise_shape_of(inputs, noise_shape), drawn_seed(seed))
-
-    return dropout
-
-
-def _key_counter(original: Any) -> Any:
-    philox, automatic = tf.random.Algorithm.PHILOX.value, tf.random.Algorithm.AUTO_SELECT.value
-
-    def key_counter(seed: Any, alg: Any) -> Any:
-        """The same key and counter; TensorFlow's operation for "auto_select" takes the seed from the host's memory."""
-        step = current_step()
-        if step is None or step.in_xla or tf.executing_eagerly() or not computes_on_gpu():
-            return original(seed, alg)
-        return original(seed, philox if alg == automatic else alg)
-
-    return key_counter
-
-
-def _new_operation(original: Any) -> Any:
-    def create(self: Any, op_type: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        step = current_step()
-        if step is None or step.in_xla:
-            return original(self, op_type, inputs, *args, **kwargs)
-        if "attrs" in kwargs and compares_on_host(self, op_type, inputs) and computes_on_gpu():
-            inputs, kwargs = widened(inputs, kwargs)
-        operation = original(self, op_type, inputs, *args, **kwargs)
-        if runs_on_gpu(operation.device):
-            keep_sizes_on_host(operation)
-        return operation
-
-    return once_where_asked(create)
-
-
-def _register_gradient(original: Any) -> Any:
-    def register(self: Any, f: Any) -> Any:
-        original(self, f if current_step() is None else gradient_of_graph(self, f))
-        return f
+        provide(key, replacement)
+        return function
 
     return register
 
 
+@_replaces("Loss.__call__")
+def _loss(original: Any, self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    step = current_step()
+    if step is None or step.totals is None or not reduces_by_itself(self):
+        return original(self, y_true, y_pred, sample_weight)
+    return loss_of_samples(self, y_true, y_pred, sample_weight)
+
+
+@_replaces("Layer._maybe_build")
+def _maybe_build(original: Any, self: Any, call_spec: Any) -> None:
+    step = current_step()
+    if step is not None and step.builds_under is not None and not self.built:
+        build_outside(self, call_spec, step.builds_under)
+    original(self, call_spec)
+
+
+@_replaces("BaseOptimizer.apply")
+def _apply(original: Any, self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    step = current_step()
+    if step is None or isinstance(self, Optimizer):
+        return original(self, grads, trainable_variables)
+    # A custom optimizer has been called, and has called this.
+    return Optimizer.apply(adopt(self), grads, trainable_variables)
+
+
+@_replaces("SeedGenerator.next")
+def _seed(original: Any, self: Any, ordered: bool = True) -> Any:
+    step = drawing_step()
+    # No two workers use the same number.
+    if step is not None and step.of_custom_loop and on_parameter_servers():
+        with direct_writes():
+            return update_on_servers(lambda: tf.identity(original(self, ordered)), ())
+    elif step is not None and current_step() is None and shares_variables():
+        seed = once_per_copy(lambda: original(self, ordered))()
+    else:
+        seed = original(self, ordered)
+    if step is None or step.draws_as_one_device or getattr(self, "_unisono_same_on_replicas", False):
+        return seed
+    stride = tf.constant([_SEED_STRIDE, 0], tf.int64) * tf.cast(step.replica_id, tf.int64)
+    return tf.cast(tf.cast(tf.cast(seed, tf.int64) + stride, tf.uint32), seed.dtype)
+
+
+@_replaces("Variable.handle")
+def _handle(original: Any, self: Any) -> Any:
+    scope = stateless_scope()
+    if current_step() is None:
+        return original(self)
+    if isinstance(scope, CollectedWrites) and scope.stands_for_variable(self):
+        return raw_value(self).handle
+    value = self.value
+    return value if isinstance(value, tf.Tensor) else original(self)
+
+
+@_replaces("nn._compute_moments_sync")
+def _synchronized_moments(original: Any, x: Any, axes: Any, keepdims: Any) -> Any:
+    """The statistics of the global batch, by TensorFlow's two passes: Keras' difference of squares loses digits."""
+    if current_step() is None:
+        return original(x, axes, keepdims)
+    return tf.nn.moments(x, axes, keepdims=keepdims)
+
+
+@_replaces("Layer.add_loss")
+def _add_loss(original: Any, self: Any, loss: Any) -> None:
+    original(self, loss)
+    if isinstance(scope := stateless_scope(), CollectedWrites):
+        scope.adders.append(self)
+
+
+@_replaces("random.uniform")
+def _uniform(
+    original: Any, shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None
+) -> Any:
+    dtype = dtype or keras.config.floatx()
+    if not xla_random.spelled_out(dtype):
+        return original(shape, minval, maxval, dtype, seed)
+    minval, maxval = tf.cast(minval, dtype), tf.cast(maxval, dtype)
+    return xla_random.uniform(shape, drawn_seed(seed), dtype) * (maxval - minval) + minval
+
+
+@_replaces("random.normal")
+def _normal(
+    original: Any, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
+) -> Any:
+    dtype = dtype or keras.config.floatx()
+    if not xla_random.spelled_out(dtype):
+        return original(shape, mean, stddev, dtype, seed)
+    drawn = xla_random.normal(shape, drawn_seed(seed), dtype)
+    return drawn * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
+
+
+@_replaces("random.dropout")
+def _dropout(original: Any, inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
+    if rate in (0.0, 1.0) or not xla_random.spelled_out(inputs.dtype):
+        return original(inputs, rate, noise_shape, seed)
+    return xla_random.dropout(inputs, rate, noise_shape_of(inputs, noise_shape), drawn_seed(seed))
+
+
+@_replaces("random_ops_util._get_key_counter")
+def _key_counter(original: Any, seed: Any, alg: Any) -> Any:
+    """The same key and counter; TensorFlow's operation for "auto_select" takes the seed from the host's memory."""
+    step = current_step()
+    if step is None or step.in_xla or tf.executing_eagerly() or not computes_on_gpu():
+        return original(seed, alg)
+    automatic = alg == tf.random.Algorithm.AUTO_SELECT.value
+    return original(seed, tf.random.Algorithm.PHILOX.value if automatic else alg)
+
+
+def _new_operation(original: Any, self: Any, op_type: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    step = current_step()
+    if step is None or step.in_xla:
+        return original(self, op_type, inputs, *args, **kwargs)
+    if "attrs" in kwargs and compares_on_host(self, op_type, inputs) and computes_on_gpu():
+        inputs, kwargs = widened(inputs, kwargs)
+    operation = original(self, op_type, inputs, *args, **kwargs)
+    if runs_on_gpu(operation.device):
+        keep_sizes_on_host(operation)
+    return operation
+
+
+@_replaces("RegisterGradient.__call__")
+def _register_gradient(original: Any, self: Any, f: Any) -> Any:
+    original(self, f if current_step() is None else gradient_of_graph(self, f))
+    return f
+
+
+provide(
+    "FuncGraph._create_op_internal",
+    lambda original: once_where_asked(functools.partial(_new_operation, original)),
+    once_where_asked,
+)
 for _key, _make in {
-    "Layer.add_loss": _add_loss,
-    "Variable.handle": _handle,
-    "SeedGenerator.next": _seed,
-    "BaseOptimizer.apply": _apply,
     "_MirroredReplicaContext._merge_call": nested_graphs.merge_call,
-    "random.uniform": _uniform,
-    "random.normal": _normal,
-    "random.dropout": _dropout,
-    "random_ops_util._get_key_counter": _key_counter,
-    "Loss.__call__": _loss,
-    "Layer._maybe_build": _maybe_build,
-    "nn._compute_moments_sync": _synchronized_moments,
-    "FuncGraph._create_op_internal": _new_operation,
-    "RegisterGradient.__call__": _register_gradient,
     "Function.__call__": nested_graphs.function_call,
     "cond.cond": nested_graphs.cond,
     "while_loop.while_loop": nested_graphs.while_loop,
 }.items():
-    provide(_key, _make, once_where_asked)
+    provide(_key, _make)

@@ -89,7 +89,7 @@ def replica_step(fn: Function) -> Function:
         )
     if not callable(fn):
         raise TypeError(f"`fn`: `replica_step` takes a function. Received: {shown(fn)}")
-    partitioned = _Partitioned(fn)
+    partitioned = _partitioned(fn)
     check = functools.cache(functools.partial(check_launched_alone, ()))
 
     @functools.wraps(fn)
@@ -135,29 +135,26 @@ def _alone(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     return result
 
 
-class _Partitioned:
-    """The step on several replicas.
+def _partitioned(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The user's function on several replicas: `run(strategy, args, kwargs)` gives the shares of its results, `PerReplica`.
 
-    Args:
-        fn: the user's function.
+    Context: cross-replica, in the `merge_call` of all replicas.
     """
+    said: set[str] = set()
+    partitions: dict[Any, _Arguments] = {}
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self._fn = fn
-        self._said: set[str] = set()
-        self._partitions: dict[Any, _Arguments] = {}
-
-    def __call__(self, strategy: tf.distribute.Strategy, args: Any, kwargs: Any) -> Any:
-        """The shares of the results, `PerReplica`. Context: cross-replica, in the `merge_call` of all replicas."""
+    def run(strategy: tf.distribute.Strategy, args: Any, kwargs: Any) -> Any:
         leaves = tf.nest.flatten((args, kwargs))
         local = [strategy.experimental_local_results(leaf) for leaf in leaves]
         varies = [_is_tensor(each[0]) for each in local]
         static = [None if is_tensor else each[0] for is_tensor, each in zip(varies, local)]
         structure = str(tf.nest.map_structure(lambda _: 0, (args, kwargs)))
         key = id(strategy), structure, tuple(varies), tuple(map(_identity, static))
-        if key not in self._partitions:
-            self._partitions[key] = _Arguments(self._fn, strategy, (args, kwargs), static, varies, self._said)
-        return self._partitions[key]([each for each, is_tensor in zip(local, varies) if is_tensor])
+        if key not in partitions:
+            partitions[key] = _Arguments(fn, strategy, (args, kwargs), static, varies, said)
+        return partitions[key]([each for each, is_tensor in zip(local, varies) if is_tensor])
+
+    return run
 
 
 class _Arguments:

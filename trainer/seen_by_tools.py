@@ -16,10 +16,7 @@ class SeenByTools:
     """`fit = SeenByTools(fit)` in a mixin of models: the method that a patch of `keras.Model.fit` replaces.
 
     A method of ours returns the tool's function where there is one, and Keras' own calls ours for a model of ours. The
-    tool may be loaded before or after Unisono.
-
-    Args:
-        function: the method; its name is that of the method of `keras.Model`.
+    tool may be loaded before or after Unisono. The method has the name of that of `keras.Model`.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+
+from ..callbacks.trained_model import TrainedModel
+from ..compat.keras_private.training import convert_to_np_if_not_ragged, logs_in_order, pythonify_logs
 from . import checks
 from .compilation import runner_of
+from .inputs import Chunk, make_source
+from .inputs.batch import batch_spec, sample_count, unpack
+from .inputs.sources.arrays import ArraySource
+from .inputs.sources.make_source import kind_of
 from .partition.steps.explain import StepExplanation
-from .run.on_batch import explain_step, on_batch, predict_on_batch
+from .partition.steps.step_partition import ModelPartition, shared_by_replicas
+from .run.checks.argument_errors import check_weights, explained
+from .run.checks.overflow import check_progress
+from .run.loops.compiled_calls import CompiledCall
 from .step.variable_placement import bring_along
 
 
@@ -35,7 +46,7 @@ class SingleBatches:
             The loss and the metrics so far, since `reset_metrics` was called, in the form that `evaluate` returns.
         """
         self._ready("train_on_batch")
-        return on_batch(self, runner_of(self), True, x, y, sample_weight, class_weight, return_dict)
+        return _on_batch(self, "train", x, y, sample_weight, class_weight, return_dict)
 
     def test_on_batch(
         self: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
@@ -52,7 +63,7 @@ class SingleBatches:
             The loss and the metrics so far, since `reset_metrics` was called, in the form that `evaluate` returns.
         """
         self._ready("test_on_batch")
-        return on_batch(self, runner_of(self), False, x, y, sample_weight, None, return_dict)
+        return _on_batch(self, "test", x, y, sample_weight, None, return_dict)
 
     def explain_step(self: Any, x: Any, y: Any = None, sample_weight: Any = None) -> StepExplanation:
         """Explains the collectives of one training step, their sizes, and the lines of user code that cause them.
@@ -73,7 +84,11 @@ class SingleBatches:
             ValueError: the model's strategy has one replica.
         """
         self._ready("explain_step")
-        return explain_step(self, runner_of(self), x, y, sample_weight)
+        chunk, runner = _whole_batch(self, x, y, sample_weight), runner_of(self)
+        with runner.watching(self):
+            spec = batch_spec(chunk.inputs)
+            runner.build(self, spec)
+            return explanation_for(self, spec, int(sample_count(chunk.inputs)))
 
     def predict_on_batch(self: Any, x: Any) -> Any:
         """Computes the outputs for one global batch, as `keras.Model.predict_on_batch`.
@@ -86,4 +101,85 @@ class SingleBatches:
         """
         bring_along(self, "predict_on_batch")
         checks.check_stateful(self, "predict_on_batch")
-        return predict_on_batch(self, runner_of(self), x)
+        inputs, runner = (
+            _whole_batch(self, x).inputs[:1],
+            runner_of(self),
+        )  # the step gets `(x,)`, as in Keras
+        with runner.watching(self):
+            spec = batch_spec(inputs)
+            runner.build(self, spec, step="predict_step")
+            with explained(self, spec, step="predict_step"):
+                _, outputs = self.make_predict_function()(CompiledCall([Chunk(inputs, 1, None, _same)]))
+        return keras.tree.map_structure(convert_to_np_if_not_ragged, outputs[0])
+
+
+def _on_batch(
+    model: Any, phase: str, x: Any, y: Any, sample_weight: Any, class_weight: Any, return_dict: bool
+) -> Any:
+    """One step of "train" or "test", which gets `(x, y, sample_weight)`, as in Keras."""
+    chunk, runner, step = (
+        _whole_batch(model, x, y, sample_weight, class_weight),
+        runner_of(model),
+        f"{phase}_step",
+    )
+    with runner.watching(model):
+        spec = batch_spec(chunk.inputs)
+        runner.build(model, spec, step=step)
+        check_weights(model, spec, {int(sample_count(chunk.inputs))}, step)
+        model.reset_metrics()
+        function = model.make_train_function() if phase == "train" else model.make_test_function()
+        with explained(model, spec, step=step):
+            _, logs = function(CompiledCall([chunk]))
+        if phase == "train":
+            check_progress(model, chunk, 1)
+    logs = pythonify_logs(logs)
+    return logs if return_dict else logs_in_order(model, logs)
+
+
+def explanation_for(model: TrainedModel, spec: Any, samples: int | None) -> StepExplanation:
+    """The collectives of a training step on a batch of `spec`; of 32 samples where their number is not known.
+
+    Raises:
+        ValueError: no replicas share a batch.
+    """
+    if not shared_by_replicas(model):
+        raise ValueError(
+            f"`explain_step` needs a strategy with several replicas that share a batch. Received: "
+            f"{type(model.distribute_strategy).__name__} with {model.distribute_strategy.num_replicas_in_sync} replica. "
+            "On one device, make the model in the scope of a MirroredStrategy after "
+            "`unisono.distribute.simulate_devices(2)`."
+        )
+    with model._strategy_scope():
+        return ModelPartition(model, "train_step", model.train_step).explained(spec, samples or 32)
+
+
+def _whole_batch(
+    model: TrainedModel, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None
+) -> Chunk:
+    kind = kind_of(x)
+    if kind != "array":
+        raise TypeError(
+            f"`x` must be one batch of arrays, but it is a {kind}: give one of its batches, or call `fit`, `evaluate` or "
+            "`predict`."
+        )
+    source = make_source(
+        x,
+        y,
+        sample_weight,
+        batch_size=2**31 - 1,
+        class_weight=class_weight,
+        strategy=model.distribute_strategy,
+    )
+    batch = source.whole() if isinstance(source, ArraySource) else None
+    if batch is None:
+        source.begin_epoch(0)
+        chunk = source.take(1)
+        if chunk is None:
+            raise ValueError("The batch has no samples: give at least one.")
+        batch = chunk.batch(0)
+    source.close()
+    return Chunk(unpack(batch), 1, None, _same)
+
+
+def _same(inputs: Any, i: Any) -> Any:
+    return inputs

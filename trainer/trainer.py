@@ -26,11 +26,12 @@ from ..distribute.step_context import current_step
 from ..mixed_precision.policy import check_policy_order
 from . import checks, compile_checks
 from .compilation import Compilation, runner_of
-from .for_callbacks import ForCallbacks
 from .inputs import make_source
 from .inputs.checks import named
 from .replica_step import draws_of_replica
 from .run import fit_loop
+from .run.batch_statistics import check_renewal, renew_batch_statistics
+from .run.checks.overflow import explain_batch, optimizer_logs
 from .run.evaluation import evaluate, predict
 from .run.fit_inputs import FitArguments
 from .seen_by_tools import SeenByTools
@@ -41,7 +42,7 @@ from .step.train_step import default_test_step, default_train_step
 from .step.variable_placement import bring_along, place_with_model
 
 
-class Trainer(SingleBatches, Compilation, ForCallbacks):
+class Trainer(SingleBatches, Compilation):
     """The mixin. Context of its methods: host, in or outside of the strategy's scope."""
 
     def _maybe_build(self, call_spec: Any) -> None:
@@ -86,7 +87,13 @@ class Trainer(SingleBatches, Compilation, ForCallbacks):
         for metric in self.metrics:
             reset(metric)
 
+    # For callbacks, which import nothing from here.
+
+    _check_renewal, _renew_batch_statistics = check_renewal, renew_batch_statistics
+    _explain_batch, _optimizer_logs = explain_batch, optimizer_logs
+
     # The public methods.
+
     @filter_traceback
     def fit(
         self,

@@ -239,14 +239,14 @@ def test_many_fits_of_one_model_neither_trace_again_nor_keep_anything():
     for make in kinds:
         model.fit(**make(), verbose=0)
     before = dict(model.train_function._compiled)
-    traces = [f.experimental_get_tracing_count() for f, _ in before.values()]
+    traces = [each.function.experimental_get_tracing_count() for each in before.values()]
     gc.collect()
     objects = sum(isinstance(o, tf.Tensor | np.ndarray) for o in gc.get_objects())
     for _ in range(10):
         for make in kinds:
             model.fit(**make(), verbose=0)
     assert dict(model.train_function._compiled) == before
-    assert [f.experimental_get_tracing_count() for f, _ in before.values()] == traces
+    assert [each.function.experimental_get_tracing_count() for each in before.values()] == traces
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("unisono-feed")]
     gc.collect()
     left = sum(isinstance(o, tf.Tensor | np.ndarray) for o in gc.get_objects()) - objects

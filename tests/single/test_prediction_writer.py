@@ -51,11 +51,9 @@ def test_files_hold_what_predict_returns(kind, tmp_path):
 def test_one_output_is_a_file_and_memory_holds_one_compiled_call(tmp_path, monkeypatch):
     model = make_model(outputs=one)
     expected, kept = model.predict(X, batch_size=4, verbose=0), []
-    joined = unisono.trainer.run.passes.concatenated
-    for module in (unisono.trainer.run.passes, unisono.trainer.run.evaluation):
-        monkeypatch.setattr(
-            module, "concatenated", lambda outputs: kept.append(len(outputs)) or joined(outputs)
-        )
+    module = unisono.trainer.run.evaluation
+    joined = module.concatenated
+    monkeypatch.setattr(module, "concatenated", lambda outputs: kept.append(len(outputs)) or joined(outputs))
     writer = PredictionWriter(tmp_path / "p.npy")
     found = model.predict(X, batch_size=4, callbacks=[writer], verbose=0)
     np.testing.assert_array_equal(found, expected)

@@ -158,7 +158,7 @@ def test_choice_by_a_clock_is_not_made_in_a_short_fit(monkeypatch):
 
 
 def test_choice_counts_the_steps_of_fits_in_a_loop(eager_to_try, monkeypatch):
-    monkeypatch.setattr("unisono.trainer.run.loops.sample_layouts.FEWEST_STEPS", 20)
+    monkeypatch.setattr("unisono.trainer.run.xla.xla_choice.FEWEST_STEPS", 20)
     model = compiled()
     ways = []
     for _ in range(12):
@@ -181,7 +181,7 @@ def test_choice_by_a_clock_is_not_made_where_it_must_not(eager_to_try, monkeypat
         callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)]
     plan = Plan()
     monkeypatch.setattr(XlaChoice, "_decide", lambda *args: pytest.fail("the choice depends on a clock"))
-    monkeypatch.setattr("unisono.trainer.run.loops.sample_layouts.FEWEST_STEPS", 10)
+    monkeypatch.setattr("unisono.trainer.run.xla.xla_choice.FEWEST_STEPS", 10)
     fit(model, plan, *callbacks, epochs=2)
     assert choices(plan.plan) == {"way": GRAPH, "settled": True, "switches": []}
 

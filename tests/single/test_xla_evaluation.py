@@ -92,7 +92,7 @@ def test_evaluation_stays_in_the_graph_where_no_clock_may_decide(eager_to_try, m
     monkeypatch.setattr(XlaChoice, "_decide", lambda *args: pytest.fail("the choice depends on a clock"))
     options = {"jit_compile": False} if why == "jit_compile=False" else {"run_eagerly": why == "run_eagerly"}
     if why == "few steps":
-        monkeypatch.setattr("unisono.trainer.run.loops.sample_layouts.FEWEST_STEPS", 1000)
+        monkeypatch.setattr("unisono.trainer.run.xla.xla_choice.FEWEST_STEPS", 1000)
     hooks = [keras.callbacks.LambdaCallback()]
     if why == "every batch":
         hooks[0].on_test_batch_end = lambda batch, logs: None

@@ -124,7 +124,7 @@ def test_nobody_asks_and_a_short_fit_has_one_layout():
 
 
 def test_nobody_asks_and_the_last_partial_batch_of_a_long_fit_is_a_chunk_of_its_own(monkeypatch):
-    monkeypatch.setattr("unisono.trainer.run.loops.sample_layouts.FEWEST_STEPS", 3)
+    monkeypatch.setattr("unisono.trainer.run.xla.xla_choice.FEWEST_STEPS", 3)
     events: list[Any] = []
     model = counting_model(events, steps_per_execution=8)
     fit(model, EpochsOnly(events))

@@ -14,7 +14,7 @@ import unisono
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MOST_FRAMES, MOST_FILES = 16, 7
 ROOMS = ("unisono", "trainer", "callbacks", "mixed_precision", "optimizers", "distribute", "compat")
-OTHER_WAYS = ("parameter_servers", "pipeline", "xla", "worker", "other_loops")
+OTHER_WAYS = ("parameter_servers", "pipeline", "xla", "worker")
 
 
 class Witness(unisono.optimizers.SGD):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -70,9 +71,14 @@ def find_batch_size(
     with trial(model, "find_batch_size", x, y, sample_weight, replicas, _STEPS) as train:
 
         def bytes_of(size: int) -> float:
+            done = itertools.count(1)
+
+            def end(batch: int, logs: Any = None) -> None:
+                model.stop_training = next(done) >= _STEPS
+
             peak.reset()
             try:
-                train(_Steps(), size)
+                train(keras.callbacks.LambdaCallback(on_train_batch_end=end), size)
             except tf.errors.ResourceExhaustedError:
                 return np.inf
             return max(row[0] for row in exchange([peak.most()], strategy))
@@ -81,16 +87,10 @@ def find_batch_size(
 
 
 def largest_that_fits(bytes_of: Callable[[int], float], limit: float, samples: int, multiple: int) -> int:
-    """The largest size that fits, a multiple of `multiple` or all `samples`.
+    """The largest size that fits into `limit` bytes, a multiple of `multiple` or all `samples`.
 
-    Args:
-        bytes_of: size -> bytes, which have a fixed part and a part in proportion to the size; infinity where memory ran out.
-        limit: bytes.
-        samples: the largest size.
-        multiple: sizes are multiples of it.
-
-    Raises:
-        ValueError: the smallest size does not fit.
+    `bytes_of(size)` has a fixed part and a part in proportion to the size; infinity where memory ran out. `ValueError`: the
+    smallest size does not fit.
     """
     size = min(samples, _FIRST_SAMPLES * multiple)
     fits, used = size, bytes_of(size)
@@ -119,22 +119,6 @@ def largest_that_fits(bytes_of: Callable[[int], float], limit: float, samples: i
         else:
             too_many, ran_out = size, ran_out or needed == np.inf
     return fits
-
-
-class _Steps(keras.callbacks.Callback):
-    """Ends a training run after a few steps."""
-
-    model: Any
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Begins to count."""
-        self._left = _STEPS
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Counts."""
-        self._left -= 1
-        if self._left <= 0:
-            self.model.stop_training = True
 
 
 def _devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:

@@ -25,17 +25,8 @@ def trial(
 ) -> Iterator[Callable[..., None]]:
     """A block in which `train(callback, batch_size)` trains up to `steps` steps; afterwards all state is restored.
 
-    Args:
-        model: one that `check_model` accepts.
-        name: of the finder, for messages.
-        x: as for `fit`.
-        y: targets.
-        sample_weight: weights.
-        batch_size: samples of the global batch, where `x` is arrays.
-        steps: int; data that has fewer batches is read again.
-
-    Raises:
-        ValueError: reading the input would consume it.
+    Data that has fewer batches is read again. `name` is that of the finder, for messages, such as the `ValueError` for an
+    input that reading would consume.
     """
     copy = copied_input(x, f"`{name}`")
     endless = isinstance(copy, tf.data.Dataset) and copy.cardinality() == tf.data.INFINITE_CARDINALITY

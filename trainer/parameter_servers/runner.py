@@ -18,8 +18,7 @@ from ...distribute.parameter_servers.worker_pool import ParameterServerError
 from ...mixed_precision import skipped_steps
 from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Source
-from ..run.evaluation import concatenated
-from ..run.runner import Passes, Runner
+from ..run.runner import Runner
 from .pieces import Piece
 from .schedule import Schedule, next_stop, wants_each_step
 from .worker_function import WorkerFunction, WorkerPrediction
@@ -29,21 +28,9 @@ from .worker_steps import WorkerSteps
 class ParameterServerRunner(Runner):
     """Runs a model's steps on the workers of its `ParameterServerStrategy`. Has no state. Context: host."""
 
-    def train_function(self, model: TrainedModel) -> WorkerSteps:
-        """The training steps on workers.
-
-        Raises:
-            ValueError: the cluster or an argument of `compile` does not allow it.
-        """
-        return WorkerSteps(model, training=True)
-
-    def test_function(self, model: TrainedModel) -> WorkerSteps:
-        """The evaluation steps on workers; raises as `train_function` does."""
-        return WorkerSteps(model, training=False)
-
-    def predict_function(self, model: TrainedModel) -> WorkerPrediction:
-        """The predictions on workers."""
-        return WorkerPrediction(model)
+    def function(self, model: TrainedModel, phase: str) -> WorkerFunction:
+        """The steps on workers; raises `ValueError` where the cluster or an argument of `compile` does not allow it."""
+        return WorkerPrediction(model) if phase == "predict" else WorkerSteps(model, phase == "train")
 
     def begin_fit(self, model: TrainedModel, state: FitState) -> None:
         """Does nothing: workers always run the graph without XLA."""
@@ -86,35 +73,32 @@ class ParameterServerRunner(Runner):
         return logs
 
     def test_steps(
-        self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList, passes: Passes
-    ) -> dict[str, Any]:
-        """One pass over `source`: counts every sample once, in order, even when workers are lost; returns the logs."""
-        function, begin = model.test_function, callbacks.on_test_batch_begin
-        totals, done, logs = None, 0, {}
-        for piece, results in _in_order(function, source, begin, lambda: model.stop_evaluating):
-            totals = totals or function.totals()
-            totals.add(results)
-            done += piece.steps
-            logs = pythonify_logs(totals.logs())
-            callbacks.on_test_batch_end(done - 1, logs)
-        if totals is not None:
-            totals.commit()
-        return logs
-
-    def predict_steps(
         self,
         model: TrainedModel,
         source: Source,
         callbacks: keras.callbacks.CallbackList,
-        take: Callable[[list[Any]], None],
-    ) -> int:
-        """Passes the outputs of every batch of `source` to `take`, in order; returns the number of batches."""
+        plan: dict[str, Any],
+        passes: int,
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """One pass over `source`: counts every sample once, in order, even when workers are lost."""
+        function, begin = model.test_function, callbacks.on_test_batch_begin
+        totals, done = None, 0
+        for piece, results in _in_order(function, source, begin, lambda: model.stop_evaluating):
+            totals = totals or function.totals()
+            totals.add(results)
+            done += piece.steps
+            yield done - 1, pythonify_logs(totals.logs())
+        if totals is not None:
+            totals.commit()
+
+    def predict_steps(
+        self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList
+    ) -> Iterator[tuple[int, list[Any]]]:
+        """One pass over `source`, in order."""
         steps, begin = 0, callbacks.on_predict_batch_begin
         for _, outputs in _in_order(model.predict_function, source, begin, lambda: model.stop_predicting):
             steps += len(outputs)
-            take(outputs)
-            callbacks.on_predict_batch_end(steps - 1, {"outputs": concatenated(outputs)})
-        return steps
+            yield steps - 1, outputs
 
     @contextlib.contextmanager
     def watching(self, model: TrainedModel) -> Iterator[None]:

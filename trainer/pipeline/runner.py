@@ -10,7 +10,7 @@ from typing import Any
 from ...callbacks.trained_model import TrainedModel
 from ..run import build
 from ..run.fit_loop import LocalRunner
-from . import step
+from . import step as steps
 
 
 class PipelineRunner(LocalRunner):
@@ -25,19 +25,16 @@ class PipelineRunner(LocalRunner):
             model._pipeline.raise_if_lost(error)
             raise
 
-    def build(self, model: TrainedModel, spec: Any, samples: int | None, training: bool = True) -> None:
+    def build(
+        self, model: TrainedModel, spec: Any, samples: int | None = None, step: str = "train_step"
+    ) -> None:
         """Splits the built model and moves its variables to their stages before the optimizer is built."""
         with model._strategy_scope():
-            build.build_for_prediction(model, spec)
-            step.prepare(model, samples, training)
-        super().build(model, spec, samples, training)
-
-    def build_for_prediction(self, model: TrainedModel, spec: Any) -> None:
-        """Creates the variables of the model on their stages."""
-        with model._strategy_scope():
-            build.build_for_prediction(model, spec)
-            step.prepare(model, None, training=False)
+            build.build_for(model, spec, "predict_step")
+            steps.prepare(model, samples, training=step == "train_step")
+        if step != "predict_step":
+            super().build(model, spec, samples, step)
 
     def step_of(self, model: TrainedModel, name: str) -> Callable[[Any], Any]:
         """The step, its passes in stages."""
-        return functools.partial(getattr(step, name), model)
+        return functools.partial(getattr(steps, name), model)

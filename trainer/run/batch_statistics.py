@@ -21,11 +21,7 @@ from .worker_settlement import Workers
 
 
 def check_renewal(model: TrainedModel, asked_by: str) -> None:
-    """Rejects a fit in which `renew_batch_statistics` is impossible.
-
-    Raises:
-        ValueError: the model has such layers, and its data cannot be read again, or a special runner runs its steps.
-    """
+    """Rejects a fit in which `renew_batch_statistics` is impossible for its layers."""
     state = model.fit_state
     if state is None or not _layers(model):
         return

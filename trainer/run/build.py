@@ -35,24 +35,24 @@ from ..step.global_metrics import metrics_of
 from .checks.argument_errors import explained
 
 
-def build_for(model: TrainedModel, spec: Any, training: bool = True) -> None:
-    """Builds the model for batches of `spec`.
+def build_for(model: TrainedModel, spec: Any, name: str) -> None:
+    """Builds the parts of the model that are not built yet for the step `name` on batches of `spec`, of any size.
 
     Keras builds a model symbolically from its `call`. A model with a custom step (such as a GAN, which may have no `call`)
-    is built by tracing that step once, without running it.
-
-    Args:
-        model: the model; built parts are unchanged.
-        spec: nest of `tf.TypeSpec` of one batch, with an open number of samples.
-        training: whether the model is going to be trained, or only evaluated.
-
-    Context: cross-replica, under the model's strategy.
+    is built by tracing that step once, without running it. For "predict_step" only the layers are built, for the inputs in
+    `spec`. Context: cross-replica, under the model's strategy.
     """
-    name = "train_step" if training else "test_step"
     checks.check_batches(model, spec, name)
+    predicts = name == "predict_step"
+    build = _for_prediction if predicts else _symbolically
+    if predicts and all(layer.built for layer in layers_of(model)):
+        return
     if model._overrides_step(name):
-        optimizers = optimizers_of(model) if training else ()
-        _build_by_custom_step(model, spec, getattr(model, name), _symbolically, optimizers)
+        optimizers = optimizers_of(model) if name == "train_step" else ()
+        _build_by_custom_step(model, spec, getattr(model, name), build, optimizers)
+        return
+    if predicts:
+        _for_prediction(model, spec)
         return
     if model._overrides_step("train_step"):  # it may use batches differently than Keras' own steps
         with contextlib.suppress(Exception):
@@ -69,19 +69,8 @@ def is_built(model: TrainedModel) -> bool:
     return model.built and not _unbuilt(model) and (model.optimizer is None or model.optimizer.built)
 
 
-def build_for_prediction(model: TrainedModel, spec: Any) -> None:
-    """Builds the layers for inputs of `spec`, regardless of the rest of the batch. Context as `build_for`."""
-    checks.check_batches(model, spec, "predict_step")
-    if all(layer.built for layer in layers_of(model)):
-        return
-    if model._overrides_step("predict_step"):
-        _build_by_custom_step(model, spec, model.predict_step, _for_prediction)
-    else:
-        _for_prediction(model, spec)
-
-
 def _build_by_custom_step(
-    model: TrainedModel, spec: Any, custom_step: Any, otherwise: Any, optimizers: Sequence[Any] = ()
+    model: TrainedModel, spec: Any, custom_step: Any, otherwise: Any, optimizers: Sequence[Any]
 ) -> None:
     """Creates the variables of a custom step, as Keras does: where the step first uses them.
 

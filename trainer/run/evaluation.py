@@ -9,13 +9,12 @@ import keras
 
 from ...callbacks.saving.prediction_writer import PredictionWriter
 from ...callbacks.trained_model import TrainedModel
-from ...compat.keras_private.training import convert_to_np_if_not_ragged
+from ...compat.keras_private.training import convert_to_np_if_not_ragged, potentially_ragged_concat
 from ...compat.shared_change import shared_attribute
 from ..inputs import Source
 from .callback_list import callback_list
 from .checks.argument_errors import check_labels
-from .passes import concatenated
-from .runner import Passes, Runner
+from .runner import Runner
 
 
 def evaluate(
@@ -24,11 +23,12 @@ def evaluate(
     verbose: Any,
     callbacks: Any,
     runner: Runner,
-    passes: Passes | None = None,
+    plan: dict[str, Any] | None = None,
+    passes: int = 1,
 ) -> dict[str, Any]:
-    """The logs of one pass over `source`; `passes`: state for later passes over it. Context: host."""
+    """The logs of one pass over `source`; `plan` and `passes` as for `Runner.test_steps`. Context: host."""
     with runner.watching(model), shared_attribute(model, "_evaluating", lambda _: True):
-        runner.build(model, source.spec, source.batch_size, training=False)
+        runner.build(model, source.spec, source.batch_size, "test_step")
         check_labels(model, source, "test_step")
         callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
         model.make_test_function()
@@ -36,7 +36,9 @@ def evaluate(
         callbacks.on_test_begin()
         model.reset_metrics()
         source.begin_epoch(0)
-        logs = runner.test_steps(model, source, callbacks, passes or Passes())
+        logs: dict[str, Any] = {}
+        for batch, logs in runner.test_steps(model, source, callbacks, {} if plan is None else plan, passes):
+            callbacks.on_test_batch_end(batch, logs)
         callbacks.on_test_end(logs)
     return logs
 
@@ -49,17 +51,28 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
             if hasattr(callback, "on_predict_exit"):
                 at_exit.callback(callback.on_predict_exit)
         writer = next((each for each in callbacks.callbacks if isinstance(each, PredictionWriter)), None)
-        runner.build_for_prediction(model, source.spec)
+        runner.build(model, source.spec, step="predict_step")
         model.make_predict_function()
         model.stop_predicting = False
         callbacks.on_predict_begin()
         source.begin_epoch(0)
         outputs: list[Any] = []
-        take = outputs.extend if writer is None else lambda new: writer.write(concatenated(new))
-        steps = runner.predict_steps(model, source, callbacks, take)
+        batch = -1
+        for batch, new in runner.predict_steps(model, source, callbacks):
+            if writer is None:
+                outputs += new
+            else:
+                writer.write(concatenated(new))
+            callbacks.on_predict_batch_end(batch, {"outputs": concatenated(new)})
         callbacks.on_predict_end()
-    if not steps:
+    if batch < 0:
         raise ValueError("`predict()` got no batch from `x`: give at least one sample.")
     if writer is not None:
         return writer.outputs()
     return keras.tree.map_structure(convert_to_np_if_not_ragged, concatenated(outputs))
+
+
+def concatenated(outputs: list[Any]) -> Any:
+    """The concatenated outputs of several batches."""
+    leaves = [potentially_ragged_concat(list(parts)) for parts in zip(*map(keras.tree.flatten, outputs))]
+    return keras.tree.pack_sequence_as(outputs[0], leaves)

@@ -8,12 +8,12 @@ from typing import Any
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.training import unpack_x_y_sample_weight
+from ...distribute.workers.agreement import from_chief
 from .. import checks
 from ..inputs import Source, make_source, split_for_validation
 from ..inputs.checks import named
 from ..inputs.sources.derived_inputs import first_batches
 from ..inputs.sources.make_source import kind_of
-from .worker_settlement import same_random
 
 
 @dataclasses.dataclass
@@ -63,7 +63,7 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
         steps_per_epoch=steps,
         shuffle=shuffle,
         class_weight=a.class_weight,
-        seed=same_random(model, _peek_seed()) if shuffle else 0,
+        seed=int(from_chief([float(_peek_seed())], strategy)[0]) if shuffle else 0,
         strategy=strategy,
         custom_step=model._overrides_step("train_step"),
     )

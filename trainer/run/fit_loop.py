@@ -33,7 +33,7 @@ from .evaluation import evaluate
 from .fit_inputs import FitArguments, draw_seed, sources
 from .logs.step_logs import StepLogs
 from .loops.compiled_calls import CallLength, compiled_calls
-from .runner import Passes, Runner
+from .runner import Runner
 from .untouched import untouched
 from .worker_settlement import Workers, check_same_begin, check_same_fit
 
@@ -175,7 +175,8 @@ def _epoch(
     state.epoch_logs = dict(logs)
     if validation is not None and evaluates_after(model, epoch, a.validation_freq):
         state.times.lap("other")
-        val_logs = evaluate(model, validation, a.verbose, callbacks, runner, _passes(model, a, state))
+        plan, passes = state.plan.setdefault("validation", {}), _validations_ahead(model, a, state)
+        val_logs = evaluate(model, validation, a.verbose, callbacks, runner, plan, passes)
         state.times.lap("validation")
         logs = {**logs, **{f"val_{name}": value for name, value in val_logs.items()}}
     state.epoch_logs = {}
@@ -185,11 +186,10 @@ def _epoch(
     return logs
 
 
-def _passes(model: TrainedModel, a: FitArguments, state: FitState) -> Passes:
+def _validations_ahead(model: TrainedModel, a: FitArguments, state: FitState) -> int:
     """The number of validations from this epoch on; an early stop may come, so none is counted after a hundred epochs."""
     epochs = range(state.epoch, min(state.epochs, state.epoch + 100))
-    left = sum(evaluates_after(model, epoch, a.validation_freq) for epoch in epochs)
-    return Passes(state.plan.setdefault("validation", {}), left)
+    return sum(evaluates_after(model, epoch, a.validation_freq) for epoch in epochs)
 
 
 class LocalRunner(Runner):

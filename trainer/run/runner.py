@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -12,30 +11,20 @@ import keras
 from ...callbacks.call_schedule import steps_until_call
 from ...callbacks.fit_state import FitState
 from ...callbacks.trained_model import TrainedModel
+from ...compat.keras_private.training import pythonify_logs
 from ...compat.patches import replaced_functions
+from ...distribute.hardware.devices import wait_for_accelerators
 from ..inputs import Source
 from ..step.variable_placement import place_with_model
 from . import build
-from . import passes as run_pass
+from .checks.argument_errors import explained
 from .logs.step_logs import record_steps
+from .loops.compiled_calls import CallLength, compiled_calls
 from .loops.loop_choice import loop_for
 from .loops.predict_function import PredictFunction
 from .loops.step_function import StepFunction
-from .xla.xla_choice import XlaChoice
-
-
-@dataclasses.dataclass(frozen=True)
-class Passes:
-    """The state for all passes of evaluation over one input.
-
-    Attributes:
-        plan: JSON values; how their steps run, see `XlaChoice`. In a fit it is a part of the fit's plan, with which a
-            resumed run continues.
-        left: the number of passes from this one on.
-    """
-
-    plan: dict[str, Any] = dataclasses.field(default_factory=dict)
-    left: int = 1
+from .worker_settlement import Workers
+from .xla.xla_choice import XlaChoice, open_sizes
 
 
 class Runner:
@@ -48,49 +37,36 @@ class Runner:
         """A block in which the loss of a participating process is reported by name."""
         return contextlib.nullcontext()
 
-    def build(self, model: TrainedModel, spec: Any, samples: int | None, training: bool = True) -> None:
-        """Creates every variable that training needs: of the model, its metrics and its optimizers.
+    def build(
+        self, model: TrainedModel, spec: Any, samples: int | None = None, step: str = "train_step"
+    ) -> None:
+        """Creates every variable that "train_step", "test_step" or "predict_step" needs for batches of `spec`.
 
-        Args:
-            model: the model.
-            spec: nest of `tf.TypeSpec` of one batch.
-            samples: int or None; samples of a global batch, where known.
-            training: bool; whether the model is going to be trained.
+        `samples`: of a global batch, where known.
         """
-        with model._strategy_scope(), contextlib.ExitStack() as stack:
-            if not build.is_built(model):
-                stack.enter_context(replaced_functions())
-            build.build_for(model, spec, training)
-        place_with_model(model)  # the model has the metrics of `compile` only now
-
-    def build_for_prediction(self, model: TrainedModel, spec: Any) -> None:
-        """Creates the variables of the model."""
-        with model._strategy_scope():
-            build.build_for_prediction(model, spec)
+        predicts = step == "predict_step"
+        unbuilt = not (predicts or build.is_built(model))
+        with model._strategy_scope(), replaced_functions() if unbuilt else contextlib.nullcontext():
+            build.build_for(model, spec, step)
+        if not predicts:
+            place_with_model(model)  # the model has the metrics of `compile` only now
 
     def step_of(self, model: TrainedModel, name: str) -> Callable[[Any], Any]:
         """The step "train_step", "test_step" or "predict_step" of a model: a function of a batch."""
         return getattr(model, name)
 
-    def train_function(self, model: TrainedModel) -> StepFunction:
-        """The function that runs training steps."""
-        return StepFunction(model, True, self.step_of(model, "train_step"), loop_for)
-
-    def test_function(self, model: TrainedModel) -> StepFunction:
-        """The function that runs steps of evaluation."""
-        return StepFunction(model, False, self.step_of(model, "test_step"), loop_for)
-
-    def predict_function(self, model: TrainedModel) -> PredictFunction:
-        """Predicts batch after batch, or several in a loop; the stages of a pipeline one batch in a call."""
-        step = self.step_of(model, "predict_step")
-        return PredictFunction(model, step, in_loops=model._pipeline is None)
+    def function(self, model: TrainedModel, phase: str) -> Any:
+        """The function that runs the steps of "train", "test" or "predict"."""
+        step = self.step_of(model, f"{phase}_step")
+        if phase == "predict":
+            return PredictFunction(model, step)
+        return StepFunction(model, phase == "train", step, loop_for)
 
     def begin_fit(self, model: TrainedModel, state: FitState) -> None:
         """Chooses between the plain graph and XLA, or prepares a measurement."""
-        model.train_function.plan = state.plan
+        function = model.train_function
         record_steps(model, state.callbacks)
-        function, epochs = model.train_function, state.epochs - state.epoch
-        recorded = function.recorder is not None
+        epochs, recorded = state.epochs - state.epoch, function.recorder is not None
         ahead = _steps_ahead(state.callbacks, "train", state.source, epochs, state.step, recorded)
         XlaChoice(model, function, state.source, state.plan, ahead)
 
@@ -101,14 +77,27 @@ class Runner:
         raise NotImplementedError
 
     def test_steps(
-        self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList, passes: Passes
-    ) -> dict[str, Any]:
-        """One pass, in the graph or under XLA."""
-        ahead = _steps_ahead(callbacks.callbacks, "test", source, passes.left)
-        XlaChoice(model, model.test_function, source, passes.plan, ahead)
-        return run_pass.test_steps(model, source, callbacks)
+        self,
+        model: TrainedModel,
+        source: Source,
+        callbacks: keras.callbacks.CallbackList,
+        plan: dict[str, Any],
+        passes: int,
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """One pass over `source`, in the graph or under XLA: (its last batch, the logs after it) of each compiled call.
 
-    predict_steps = staticmethod(run_pass.predict_steps)
+        `plan` is that of `XlaChoice` for all passes over this input, `passes` the number of those from this one on.
+        """
+        ahead = _steps_ahead(callbacks.callbacks, "test", source, passes)
+        XlaChoice(model, model.test_function, source, plan, ahead)
+        return _pass(model, source, callbacks, "test", "stop_evaluating", pythonify_logs)
+
+    def predict_steps(
+        self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList
+    ) -> Iterator[tuple[int, list[Any]]]:
+        """One pass over `source`, in order: (its last batch, the outputs of its batches) of each compiled call."""
+        source.open_sizes = open_sizes(model, source.steps_per_epoch, predicting=True)
+        return _pass(model, source, callbacks, "predict", "stop_predicting", list)
 
 
 def _steps_ahead(
@@ -118,3 +107,31 @@ def _steps_ahead(
     if any(steps_until_call(callback, 0, phase, records_logs=recorded) == 1 for callback in callbacks):
         return 0
     return source.steps_per_epoch * passes - done if source.steps_per_epoch else None
+
+
+def _pass(
+    model: TrainedModel,
+    source: Source,
+    callbacks: keras.callbacks.CallbackList,
+    phase: str,
+    stop: str,
+    finish: Callable[[Any], Any],
+) -> Iterator[tuple[int, Any]]:
+    """(number of the last batch, `finish(result)`) of each compiled call of a pass."""
+    function = getattr(model, f"{phase}_function")
+    length = CallLength(model._fixed_steps, callbacks.callbacks, phase, function=function)
+    workers = Workers(model, stop)
+    in_fit = model.fit_state is not None and model.fit_state.validation is source
+    argument = "validation_data" if in_fit else ""
+    for call in compiled_calls(source, length.next, workers):
+        getattr(callbacks, f"on_{phase}_batch_begin")(length.step)
+        with explained(model, source.spec, source.batch_size, f"{phase}_step", length.step == 0, argument):
+            done, result = function(call, length.step)
+        call.report(source, done)
+        if done:
+            result = finish(result)
+            wait_for_accelerators()
+            length.done(done, call if phase == "test" else None)
+            yield length.last_batch(done), result
+        if (getattr(model, stop) and not workers.several) or done < call.steps:
+            return

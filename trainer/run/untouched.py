@@ -15,7 +15,6 @@ from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.random_state import forget_generators
 from ..inputs.outside_state import PipelineState
 
-_ABSENT = object()
 # The state of a loop in a model. How training steps run depends on measurements, so this is excluded, too.
 _ATTRIBUTES = ("fit_state", "history", "stop_training", "stop_evaluating", "train_function", "_step_hooks")
 
@@ -25,13 +24,8 @@ def untouched(model: TrainedModel, inputs: Any) -> Iterator[None]:
     """A block in which the model may be trained or evaluated: its end restores all state, even after an error.
 
     The state is: the variables of the model, its optimizer and its metrics, and those that layers hold; the loops'
-    attributes of the model; and random generators, see `untouched_generators`.
-
-    Args:
-        model: built, its optimizer and metrics too.
-        inputs: nest of the user's inputs; they are read through `copied_input`.
-
-    Context: host; on every worker.
+    attributes of the model; and random generators, see `untouched_generators`. The model, its optimizer and its metrics are
+    built; `inputs`, a nest of the user's inputs, are read through `copied_input`. Context: host; on every worker.
     """
     strategy = model.distribute_strategy
     variables = [v for group in variable_state.variables_of(model).values() for v in group]
@@ -40,29 +34,24 @@ def untouched(model: TrainedModel, inputs: Any) -> Iterator[None]:
     # Callbacks' hooks in steps of evaluation are left out.
     if vars(model).get("_step_hooks", {}).get("test"):
         names = (*names, "test_function")
-    attributes = {name: vars(model).pop(name, _ABSENT) for name in names}
-    model.fit_state = None if attributes["fit_state"] is _ABSENT else attributes["fit_state"]
+    attributes = {name: vars(model).pop(name) for name in names if name in vars(model)}
+    model.fit_state = attributes.get("fit_state")
     model.train_function, model.test_function = None, vars(model).get("test_function")
     model.stop_training = model.stop_evaluating = False
     with untouched_generators(model, inputs):
         try:
             yield
         finally:
-            for name, value in attributes.items():
-                if value is not _ABSENT:
-                    vars(model)[name] = value
-                else:
-                    vars(model).pop(name, None)
+            for name in names:
+                vars(model).pop(name, None)
+            vars(model).update(attributes)
             for variable, value in zip(variables, values):
                 variable_state.restore(variable, value, strategy)
 
 
 @contextlib.contextmanager
 def untouched_generators(model: TrainedModel, inputs: Any) -> Iterator[None]:
-    """A block after which random generators are restored.
-
-    These are those of Keras, TensorFlow, NumPy and Python, and those that layers, the loss and the inputs hold.
-    """
+    """Restores the generators of Keras, TensorFlow, NumPy and Python, and those that layers, the loss and inputs hold."""
     leaves = tf.nest.flatten(inputs)
     pipelines = [PipelineState(x) for x in leaves if isinstance(x, tf.data.Dataset)]
     given = {f"input {i}": x for i, x in enumerate(leaves)}

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...callbacks.backup.settings import settings_of
 from ...callbacks.trained_model import TrainedModel
-from ...distribute.workers.agreement import check_same_everywhere, exchange, from_chief, spans_workers
+from ...distribute.workers.agreement import check_same_everywhere, exchange, spans_workers
 from ..inputs.sources.arrays import ArraySource
 from ..inputs.sources.datasets import DatasetSource
 from ..inputs.sources.source import Source
@@ -18,10 +18,7 @@ from ..inputs.sources.source import Source
 class Workers:
     """The agreement of all workers about one loop. With one worker it does nothing.
 
-    Args:
-        model: the model; its strategy has the workers, its `fit_state` a received signal.
-        stop: the attribute of the model with which callbacks end this loop: "stop_training", "stop_evaluating" or
-            "stop_predicting".
+    Callbacks end the loop with the attribute `stop` of the model: "stop_training", "stop_evaluating" or "stop_predicting".
     """
 
     def __init__(self, model: TrainedModel, stop: str) -> None:
@@ -61,11 +58,7 @@ class Workers:
         return self.settle(1) == 0
 
     def check_taken(self, source: Source, steps: int) -> None:
-        """Rejects inputs that end at different steps on different workers.
-
-        Raises:
-            ValueError: on all workers; the message has the number of batches of each.
-        """
+        """Rejects inputs that end at different steps on different workers, with a `ValueError` on all of them."""
         if not self.several or isinstance(source, ArraySource | DatasetSource):
             return  # these know their lengths, which were compared before the first step, or end in the graph
         given = [int(row[0]) for row in exchange([float(steps)], self._strategy)]
@@ -75,11 +68,6 @@ class Workers:
                 f"The input must give the same global batches on every worker. Batches in one compiled call: {each}. "
                 "Give the same data everywhere, or a function of tf.distribute.InputContext for data that differs."
             )
-
-
-def same_random(model: TrainedModel, value: int) -> int:
-    """A random number of the chief, on all workers; below 2**53."""
-    return int(from_chief([float(value)], model.distribute_strategy)[0])
 
 
 def check_same_begin(model: TrainedModel) -> None:
@@ -111,17 +99,9 @@ def _digest(text: str) -> str:
 def check_same_fit(
     model: TrainedModel, source: Source, validation: Source | None, arguments: Mapping[str, Any]
 ) -> None:
-    """Rejects a `fit` that differs between workers.
+    """Rejects a `fit` of a built model that differs between workers: `ValueError` on all of them.
 
-    Args:
-        model: built.
-        source: of the training batches.
-        validation: of the validation batches.
-        arguments: name -> JSON value; further arguments that must be the same.
-
-    Raises:
-        ValueError: something differs; raised on all workers.
-        TimeoutError: a worker does not reach its `fit`.
+    `arguments` are JSON values that must be the same, too. `TimeoutError`: a worker does not reach its `fit`.
     """
     if not spans_workers(model.distribute_strategy):
         return

@@ -66,7 +66,7 @@ def _explain_fits() -> None:
     """Has each `fit` of this process end in `_Explained` where its first step would begin."""
     import keras
 
-    from ..trainer.run.on_batch import explanation_for
+    from ..trainer.single_batches import explanation_for
 
     class Explain(keras.callbacks.Callback):
         """Explains the step of a fit that begins."""

@@ -46,22 +46,16 @@ def explained(
 ) -> Iterator[None]:
     """Converts an error of the block to an `ArgumentError`, if an argument does not fit.
 
-    A label or a weight is found in the message of the error, any other argument by `mismatch`.
-
-    Args:
-        model: the model.
-        spec: nest of `tf.TypeSpec` of one batch.
-        batch_size: int or None; samples of the batch.
-        step: "train_step", "test_step" or "predict_step"; errors of a custom step are not explained.
-        first: whether such batches were never computed before; otherwise only values are explained.
-        argument: the argument of `fit` with the batches, where that is not `x`.
+    A label or a weight is found in the message of the error. Any other argument is found by `mismatch`, for the `first`
+    batch of such a `spec`, if no custom step got it. `argument` is that of `fit` with the batches, where that is not `x`.
     """
     try:
         yield
     except ArgumentError:
         raise
     except _ERRORS as error:
-        sentence = _about_values(error, model, step)
+        label = None if model._overrides_step(step) else _LABEL.search(str(error))
+        sentence = label_sentence("y", label[1], int(label[2])) if label else sentence_in(error)
         if sentence is None and first:
             sentence = mismatch(model, spec, batch_size or _SAMPLES, step)
         if sentence is None:
@@ -69,25 +63,12 @@ def explained(
         raise ArgumentError(f"`{argument}`: {sentence}" if argument else sentence) from error
 
 
-def _about_values(error: Exception, model: TrainedModel, step: str) -> str | None:
-    """The sentence for a label or a weight that an operation has rejected."""
-    found = _LABEL.search(str(error))
-    if found is None or model._overrides_step(step):
-        return sentence_in(error)
-    return label_sentence("y", found[1], int(found[2]))
-
-
 def check_labels(model: TrainedModel, source: Source, step: str) -> None:
-    """Rejects class numbers for which the model has no output, in batches as they are read, in arrays at once.
+    """Rejects class numbers for which the built model has no output, in batches as they are read, in arrays at once.
 
     Also rejects `class_weight` for targets of several class numbers, which would be read as one-hot.
-
-    Args:
-        model: the model, built.
-        source: of the batches.
-        step: "train_step" or "test_step"; a custom step may use its targets differently.
     """
-    if model._overrides_step(step) or overrides_compute_loss(model):
+    if model._overrides_step(step) or overrides_compute_loss(model):  # which may use targets differently
         return
     rules = []
     for path, ignored in losses_of_classes(model):
@@ -125,15 +106,9 @@ def check_weights(model: TrainedModel, spec: Any, sizes: set[int | None], step: 
 
 
 def check_validation(model: TrainedModel, spec: Any, batch_size: int | None, training_spec: Any) -> None:
-    """Rejects validation data that does not fit the model, before the first epoch instead of after it.
+    """Rejects validation data that does not fit the built model, before the first epoch instead of after it.
 
-    Args:
-        model: the model, built.
-        spec: of a batch of the validation data.
-        batch_size: int or None; samples of such a batch.
-        training_spec: of a batch of the training data.
-
-    Context: cross-replica, under the model's strategy.
+    `spec` is that of a batch of `batch_size` samples. Context: cross-replica, under the model's strategy.
     """
     if _layout(spec) == _layout(training_spec):
         return

@@ -17,11 +17,7 @@ _said: set[str] = set()
 def say_what_determinism_costs(model: TrainedModel, x: Any) -> None:
     """Prints one line, where `tf.config.experimental.enable_op_determinism()` was called; once for each cost.
 
-    Args:
-        model: compiled.
-        x: the input of `fit`, as the user gave it.
-
-    Context: the chief.
+    `x` is the input of `fit`, as the user gave it. Context: the chief.
     """
     if not operations_are_deterministic():
         return

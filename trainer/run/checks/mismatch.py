@@ -212,8 +212,7 @@ def _placeholders(spec: Any, batch_size: int | None) -> Any:
             shape = tf.TensorShape([batch_size]).concatenate(shape[1:])
         return tf.compat.v1.placeholder(part.dtype, shape)
 
-    parts = [placeholder(part) for part in tf.nest.flatten(spec, expand_composites=True)]
-    return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
+    return tf.nest.map_structure(placeholder, spec, expand_composites=True)
 
 
 def _shapes(structure: Any) -> str:

@@ -20,13 +20,7 @@ from ...step.variable_placement import accumulates
 
 @contextlib.contextmanager
 def with_advice(model: TrainedModel, function: Any, samples: int | None) -> Iterator[None]:
-    """Adds a note with options to an out-of-memory error of a training step.
-
-    Args:
-        model: the built model.
-        function: runs its steps.
-        samples: samples of a full global batch; None: not known.
-    """
+    """Adds a note with options to an out-of-memory error of a training step; `samples` of a full global batch."""
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:

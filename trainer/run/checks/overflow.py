@@ -14,29 +14,31 @@ from ...inputs import Chunk
 
 
 def check_progress(model: TrainedModel, chunk: Chunk, done: int) -> None:
-    """Stops training if every step is skipped.
+    """Raises `LossScaleError` if every step is skipped: it names the first layer with a value that is not finite.
 
-    Args:
-        model: the model.
-        chunk: the last chunk.
-        done: steps of the compiled call; the last one of the chunk is analysed.
-
-    Raises:
-        LossScaleError: names the first layer whose output or gradient is not finite.
-
-    Context: host, after a compiled call.
+    After a compiled call of `done` steps it analyses the last step of `chunk`, the last chunk. Context: host.
     """
 
     def diagnose(loss_scale: float) -> str:
         batch = chunk.batch(min(done, chunk.steps) - 1)  # of an iterator, which has moved on, the next one
         if batch is None:
             return "The input has ended, so there is no batch to analyse"
-        return explanation(model, batch, loss_scale=loss_scale)
+        return _explanation(model, batch, loss_scale=loss_scale)
 
     skipped_steps.check_progress(optimizers_of(model), diagnose)
 
 
-def explanation(model: TrainedModel, batch: Any, **options: Any) -> str:
+def optimizer_logs(model: TrainedModel) -> dict[str, Any]:
+    """The optimizers' additions to the logs: the loss scale and the skipped steps, where there is one."""
+    return skipped_steps.step_logs(optimizers_of(model))
+
+
+def explain_batch(model: TrainedModel, batch: Any) -> tuple[str, list[dict[str, Any]]]:
+    """A sentence that names non-finite values in a step on `batch`, and the batch's statistics."""
+    return _explanation(model, batch), mixed_precision.batch_statistics(batch)
+
+
+def _explanation(model: TrainedModel, batch: Any, **options: Any) -> str:
     """A sentence that names the first layer whose output or gradient on `batch` is not finite; `options` of `diagnose`."""
     try:
         with model._strategy_scope():

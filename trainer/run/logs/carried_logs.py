@@ -17,12 +17,8 @@ from ....distribute.replicas import all_reduce_sum_packed, carried_as, local_rep
 class Shares:
     """The logs of a step that replicas share: those of each replica of this process.
 
-    A loop carries them as they are, so that replicas exchange the logs of its last step alone.
-
-    Attributes:
-        logs: of each replica.
-        sums: for each number in them whether it is a part of a sum over the replicas, or equal on all.
-        strategy: of the replicas.
+    A loop carries them as they are, so that replicas exchange the logs of its last step alone. `sums` says of each number in
+    them whether it is a part of a sum over the replicas, or equal on all.
     """
 
     logs: list[dict[str, Any]]
@@ -36,25 +32,24 @@ class Shares:
         count = len(strategy.extended.worker_devices)
         return cls([_packed(logs, [each[n] for each in leaves]) for n in range(count)], sums, strategy)
 
-    def whole(self) -> dict[str, Any]:
-        """The logs over all replicas. Context: cross-replica."""
-        leaves = keras.tree.flatten(self.logs[0])
-        if not any(self.sums):
-            return self.logs[0]
-
-        def totals() -> list[tf.Tensor]:
-            own = keras.tree.flatten(self.logs[local_replica_index()])
-            parts = [leaf for leaf, is_sum in zip(own, self.sums) if is_sum]
-            found = all_reduce_sum_packed([tf.cast(part, carried_as(part.dtype)) for part in parts])
-            return [tf.cast(total, part.dtype) for total, part in zip(found, parts)]
-
-        found = iter(self.strategy.experimental_local_results(each)[0] for each in self.strategy.run(totals))
-        return _packed(self.logs[0], [next(found) if s else leaf for leaf, s in zip(leaves, self.sums)])
-
 
 def whole(logs: dict[str, Any] | Shares) -> dict[str, Any]:
     """The logs over all replicas. Context: cross-replica."""
-    return logs.whole() if isinstance(logs, Shares) else logs
+    if not isinstance(logs, Shares):
+        return logs
+    each, sums, strategy = logs.logs, logs.sums, logs.strategy
+    if not any(sums):
+        return each[0]
+
+    def totals() -> list[tf.Tensor]:
+        own = keras.tree.flatten(each[local_replica_index()])
+        parts = [leaf for leaf, is_sum in zip(own, sums) if is_sum]
+        found = all_reduce_sum_packed([tf.cast(part, carried_as(part.dtype)) for part in parts])
+        return [tf.cast(total, part.dtype) for total, part in zip(found, parts)]
+
+    found = iter(strategy.experimental_local_results(total)[0] for total in strategy.run(totals))
+    leaves = zip(keras.tree.flatten(each[0]), sums)
+    return _packed(each[0], [next(found) if is_sum else leaf for leaf, is_sum in leaves])
 
 
 class CarriedLogs:
@@ -63,24 +58,18 @@ class CarriedLogs:
     A loop must declare the types of its variables before the trace of its body determines the logs. So it carries a
     `tf.experimental.Optional` of unknown content for each replica. XLA does not support it: there the logs of an earlier
     trace are the example.
-
-    Args:
-        present: () -> bool; whether the steps return logs that are not metrics.
-        replicas: () -> int; how many replicas of this process have logs of their own.
     """
 
-    def __init__(self, present: Callable[[], bool], replicas: Callable[[], int]) -> None:
-        self._present, self._replicas = present, replicas
+    def __init__(self) -> None:
         self._specs: Any = None
         self._shares: Shares | None = None
 
-    def start(self, probe: Callable[[], dict[str, Any]] | None = None) -> Any:
-        """The initial loop variable. `probe`: traces a step, for XLA; None: not for XLA."""
-        if not self._present():
-            return {}
+    def start(self, probe: Callable[[], dict[str, Any]] | None, replicas: int) -> Any:
+        """The initial loop variable, where so many replicas of this process have logs; `probe` traces a step for XLA."""
         if probe is None:
-            return [tf.raw_ops.OptionalNone() for _ in range(self._replicas())]
-        if not self._sizes_are_known():
+            return [tf.raw_ops.OptionalNone() for _ in range(replicas)]
+        specs = keras.tree.flatten(self._specs)
+        if None in specs or not all(spec.shape.is_fully_defined() for spec in specs):
             self._specs = _specs(graph_function(probe).get_concrete_function().structured_outputs)
         return self._zeros()
 
@@ -109,10 +98,6 @@ class CarriedLogs:
             lambda: keras.tree.flatten(self._zeros()),
         )
         return _packed(self._specs, leaves)
-
-    def _sizes_are_known(self) -> bool:
-        specs = keras.tree.flatten(self._specs)
-        return None not in specs and all(spec.shape.is_fully_defined() for spec in specs)
 
     def _zeros(self) -> Any:
         return keras.tree.map_structure(

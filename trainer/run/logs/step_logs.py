@@ -43,29 +43,21 @@ def record_steps(model: TrainedModel, callbacks: Sequence[Any]) -> None:
 
 
 class StepLogs:
-    """Passes the logs of the steps of one epoch to callbacks, one compiled call at a time.
-
-    Args:
-        callbacks: of the fit, in their order.
-        state: of the fit.
-        function: runs the steps.
-        fixed: int or None; the steps of a compiled call where the user set them.
-    """
+    """Passes the logs of the steps of one epoch to callbacks, one compiled call at a time, of `fixed` steps if set."""
 
     def __init__(
         self, callbacks: Sequence[Any], state: FitState, function: StepFunction, fixed: int | None
     ) -> None:
         self._callbacks, self._state = callbacks, state
-        self._begins = recorder = getattr(function, "recorder", None)
-        self._recorder = recorder if recorder is not None and recorder.records else None
-        self._replays = fixed is None and self._recorder is not None
+        self._recorder: StepRecorder | None = getattr(function, "recorder", None)
+        self._replays = fixed is None and self._recorder is not None and self._recorder.records
         self._takes = any(map(takes_step_logs, callbacks))
 
     @contextlib.contextmanager
     def compiled_call(self) -> Iterator[None]:
         """Entered around a compiled call. If it fails, the callbacks get the steps that were completed before."""
-        if self._begins is not None:
-            self._begins.begin()
+        if self._recorder is not None:
+            self._recorder.begin()
         try:
             yield
         except Exception:
@@ -76,7 +68,7 @@ class StepLogs:
 
     def report_to_source(self, call: CompiledCall, done: int) -> None:
         """Reports to the source where fewer steps ran than planned: the data has ended, or the loss was not finite."""
-        if done == call.steps or self._begins is None or not self._begins.halted():
+        if done == call.steps or self._recorder is None or not self._recorder.halted():
             call.report(self._state.source, done)
         else:
             self._state.source.position.advance(done - call.steps)

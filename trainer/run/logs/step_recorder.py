@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,31 +17,18 @@ MOST_STEPS = 4096
 """Maximum steps of a compiled call whose steps are recorded, unless the user set more."""
 
 
-class _Log(NamedTuple):
-    name: str
-    shape: tuple[int, ...]
-    size: int
-    dtype: tf.DType
-
-
 class StepRecorder:
     """Owns a buffer on the model's device, a matrix with a row for each step of a compiled call.
 
     The entry is written after the step has finished, so that entries are available when a later step fails. Numbers are
-    stored as float64, which represents every shorter float and every count below 2**53 exactly.
-
-    Args:
-        model: the model of the logs.
-        records: whether the logs are kept; otherwise only the loss is checked.
-        halts: whether the loop ends after a step whose loss is NaN or infinite.
-        most_steps: int; of a compiled call.
-        device: str; the device of the model's variables.
+    stored as float64, which represents every shorter float and every count below 2**53 exactly. If it `records`, logs are
+    kept. If it `halts`, the loop ends after a step whose loss is NaN or infinite. `device` is that of the model's variables.
     """
 
     def __init__(self, model: TrainedModel, records: bool, halts: bool, most_steps: int, device: str) -> None:
         self._model, self.records, self.halts = model, records, halts
         self._capacity, self._device = most_steps, device
-        self._layout: list[_Log] | None = None
+        self._layout: list[tf.TensorSpec] | None = None
         self._buffer: tf.Variable | None = None
         self._rejected = False
         with tf.device(device):
@@ -61,10 +48,9 @@ class StepRecorder:
             self._halted.assign(False)
 
     def record(self, logs: Mapping[str, Any]) -> None:
-        """Records the logs of a step. Context: cross-replica, after the step, in a graph or eagerly, under XLA too.
+        """Records the logs of a step, or of the metrics where it has none of its own.
 
-        Args:
-            logs: those of the step itself; where it has none, those of the metrics are used.
+        Context: cross-replica, after the step, in a graph or eagerly, under XLA too.
         """
         model = self._model
         logs = flat({**(logs or model.get_metrics_result()), **step_values(optimizers_of(model))})
@@ -89,10 +75,10 @@ class StepRecorder:
         if self._buffer is None or not self._layout or self._rejected:
             return {}
         rows = self._buffer[: self._count].numpy()
-        parts = np.split(rows, np.cumsum([log.size for log in self._layout])[:-1], axis=1)
+        parts = np.split(rows, np.cumsum([log.shape.num_elements() for log in self._layout])[:-1], axis=1)
         return {
             log.name: part[:, 0]
-            if log.shape == ()
+            if log.shape.rank == 0
             else part.reshape(-1, *log.shape).astype(log.dtype.as_numpy_dtype)
             for log, part in zip(self._layout, parts)
         }
@@ -104,7 +90,7 @@ class StepRecorder:
             self._rejected = True
         elif self._layout is None:
             self._layout = known
-            shape = [self._capacity, sum(log.size for log in known)]
+            shape = [self._capacity, sum(log.shape.num_elements() for log in known)]
             with tf.init_scope(), tf.device(self._device):
                 self._buffer = plain_variable(tf.zeros(shape, tf.float64))
         return not self._rejected
@@ -118,21 +104,19 @@ def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _row(logs: Mapping[str, Any], layout: list[_Log]) -> tf.Tensor:
+def _row(logs: Mapping[str, Any], layout: list[tf.TensorSpec]) -> tf.Tensor:
     """The concatenated logs, as float64; where all are scalars of one dtype with two operations."""
-    if {(log.shape, log.dtype) for log in layout} == {((), layout[0].dtype)}:
+    if all(log.shape.rank == 0 and log.dtype == layout[0].dtype for log in layout):
         return tf.cast(tf.stack([logs[log.name] for log in layout]), tf.float64)
-    return tf.concat([tf.reshape(tf.cast(logs[log.name], tf.float64), [log.size]) for log in layout], 0)
+    return tf.concat([tf.reshape(tf.cast(logs[log.name], tf.float64), [-1]) for log in layout], 0)
 
 
-def _described(name: str, value: Any) -> _Log | None:
+def _described(name: str, value: Any) -> tf.TensorSpec | None:
     """The stored form of a log; None if it cannot be stored: it is not a number, or its shape is not known."""
     try:
         tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError):
         return None
     numeric = tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool
-    if not numeric or not tensor.shape.is_fully_defined():
-        return None
-    shape = tuple(tensor.shape)
-    return _Log(name, shape, int(np.prod(shape)), tensor.dtype)
+    fits = numeric and tensor.shape.is_fully_defined()
+    return tf.TensorSpec(tensor.shape, tensor.dtype, name) if fits else None

@@ -13,48 +13,44 @@ from ...inputs.sources.source import Chunk
 GRAPH, XLA = "graph", "xla"  # the backends
 
 
-def inputs_and_steps(chunk: Chunk) -> tuple[Any, tf.Tensor]:
-    """The usual arguments of functions: the inputs, and the number of steps as an int32 scalar tensor."""
-    return chunk.inputs, tf.constant(chunk.steps, tf.int32)
-
-
 class Compiled(NamedTuple):
-    """The compiled function for one layout of input.
+    """The function for one layout of input: `function(*arguments(chunk))`.
 
-    Attributes:
-        function: returns (the number of steps that ran, the logs or outputs of the last).
-        arguments: chunk -> the arguments of `function`.
+    It returns (the number of steps that ran, the logs of the last). `graphs` are its `tf.function`s: first that of full
+    batches.
     """
 
     function: Callable[..., Any]
-    arguments: Callable[[Chunk], tuple[Any, ...]] = inputs_and_steps
+    arguments: Callable[[Chunk], tuple[Any, ...]]
+    graphs: tuple[Any, ...] = ()
+
+
+def inputs_and_steps(chunk: Chunk) -> tuple[Any, int]:
+    """The arguments of functions in Python."""
+    return chunk.inputs, chunk.steps
 
 
 def signed(body: Callable[..., Any], signature: Any, first: bool = False, **options: Any) -> Compiled:
-    """`body(inputs, steps)`, compiled for inputs of `signature`; None: for any inputs.
+    """`body(inputs, steps)`, compiled for inputs of `signature`, with `options` of `tf.function`; None: for any inputs.
 
-    A part of a batch may be None (the targets of an output without a loss). The signature of a `tf.function` supports no
-    None, so the function is then called with the other leaves.
-
-    Args:
-        body: the function to compile.
-        signature: of the inputs.
-        first: whether it is `body(inputs, steps, first)`, which begins with batch `first`, by default 0.
-        options: of the `tf.function`.
+    With `first` it is `body(inputs, steps, first)`, which begins with batch `first`, by default 0. A part of a batch may be
+    None (the targets of an output without a loss). The signature of a `tf.function` supports no None, so the function is
+    then called with the other leaves.
     """
-    numbers = (0,) if first else ()
+    absent, numbers = has_absent(signature), (0,) if first else ()
 
     def arguments(chunk: Chunk) -> tuple[Any, ...]:
         inputs = present(chunk.inputs) if absent else chunk.inputs
         return inputs, *(tf.constant(number, tf.int32) for number in (chunk.steps, *numbers))
 
-    absent = has_absent(signature)
     if signature is None:
-        return Compiled(graph_function(body, reduce_retracing=True), arguments)
-    if absent:
-        body, signature = taking_present(body, signature), present(signature)
-    scalars = [tf.TensorSpec([], tf.int32)] * (1 + len(numbers))
-    return Compiled(graph_function(body, input_signature=[signature, *scalars], **options), arguments)
+        options["reduce_retracing"] = True
+    else:
+        if absent:
+            body, signature = taking_present(body, signature), present(signature)
+        options["input_signature"] = [signature, *[tf.TensorSpec([], tf.int32)] * (1 + len(numbers))]
+    function = graph_function(body, **options)
+    return Compiled(function, arguments, (function,))
 
 
 def taking_present(body: Callable[..., Any], signature: Any) -> Callable[..., Any]:

@@ -69,16 +69,10 @@ class CallLength:
     """Sizes compiled calls so that each lasts about `target` seconds, and ends where a callback must be called.
 
     Where the overhead of a call is large (`call_seconds` of the function: thousands of variables), it is longer, up to 1 s.
-
-    Args:
-        fixed: int or None; the steps of every compiled call if the user set them: callbacks then wait for its end.
-        callbacks: the callbacks of the loop.
-        phase: "train", "test" or "predict".
-        step: int; the completed steps of the epoch.
-        function: runs the steps; it reports whether the last compiled call included compilation (`fresh`), keeps the size
-            (`usual_steps`) for the next epoch, and receives the duration of each compiled call (`ended`).
-        target: float; seconds.
-        clock: () -> float; seconds.
+    If the user set the steps (`fixed`), every call has so many, and callbacks wait for its end. `phase` is "train", "test"
+    or "predict", `step` the completed steps of the epoch. `function` runs the steps: it reports whether the last call
+    included compilation (`fresh`), keeps the size (`usual_steps`) for the next epoch, and receives the duration of each
+    call (`ended`).
     """
 
     def __init__(
@@ -120,10 +114,7 @@ class CallLength:
         return self.step - done + (done if self._fixed is None else self._fixed) - 1
 
     def done(self, steps: int, call: CompiledCall | None = None) -> None:
-        """Records that the compiled call ended, after `steps` steps, and that its results are ready.
-
-        The next one grows or shrinks.
-        """
+        """Lets the next compiled call grow or shrink: this one ended after `steps` steps, and its results are ready."""
         seconds = self._clock() - self._began
         self.step += steps
         if steps < 1:
@@ -144,9 +135,7 @@ class CallLength:
 def noted(reached: Callable[[], int | None], step: int) -> Iterator[None]:
     """Adds a note with the step to an error of a compiled function.
 
-    Args:
-        reached: () -> the number of steps of the last call that ran; None if not known.
-        step: int; the steps of the epoch before this call.
+    `reached()` is the number of steps of the last call that ran, if known; `step` that of the epoch before this call.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Draws the batches of a chunk one after the other, for loops: each is the data of a step, if there is one."""
+"""What loops draw from a chunk for each step: a batch, if there is one, and its samples."""
 
 from __future__ import annotations
 
@@ -14,54 +14,33 @@ from ...inputs.batch import sample_count
 from ...inputs.sources.source import Chunk
 
 
-class Batches:
-    """Batches that certainly exist. Context of the methods: cross-replica, in a `tf.function` or eager.
+class OptionalBatches:
+    """Batches of data that may end: the reader gives a `tf.experimental.Optional`. `samples`: of each, where known.
 
-    Args:
-        samples: int or None; samples of each batch, where known.
+    Context: cross-replica, in a `tf.function` or eager.
     """
 
     def __init__(self, samples: int | None) -> None:
         self._samples = samples
 
     def take(self, read: Any, before: Any = None) -> Any:
-        """What a loop carries to the next step: a nest of tensors.
-
-        Args:
-            read: the result of the chunk's reader.
-            before: what the loop has carried to the step before; None before the first.
-        """
+        """The nest of tensors that a loop carries to the next step, from the reader's result and that of the step before."""
         return read
 
-    def exists(self, drawn: Any) -> Any:
-        """Whether `drawn`, a result of `take`, has a batch; bool or bool tensor."""
-        return True
-
-    def arguments(self, drawn: Any) -> tuple[Any, ...]:
-        """The batch, its samples (int or None), and the samples of each worker where their inputs differ."""
-        return drawn, self._samples
-
-
-class OptionalBatches(Batches):
-    """Batches of data that may end: the reader gives a `tf.experimental.Optional`."""
-
-    def exists(self, drawn: Any) -> Any:
-        """Whether the data has not ended."""
+    def exists(self, drawn: Any) -> tf.Tensor:
+        """Whether `drawn`, a result of `take`, has a batch."""
         return drawn.has_value()
 
     def arguments(self, drawn: Any) -> tuple[Any, ...]:
-        """The batch and its samples."""
+        """The batch, its samples (int or None), and the samples of each worker where their inputs differ."""
         return drawn.get_value(), self._samples
 
 
-class WorkerBatches(Batches):
+class WorkerBatches(OptionalBatches):
     """Batches of one worker's own data, and the samples of every worker.
 
     The last worker's data ends the pass. Until then a worker whose data has ended continues with a borrowed batch
-    without counted samples.
-
-    Args:
-        count: `samples_of_workers` of the strategy.
+    without counted samples. `count` is `samples_of_workers` of the strategy.
     """
 
     def __init__(self, count: Callable[[tf.Tensor], tf.Tensor]) -> None:
@@ -86,11 +65,11 @@ class WorkerBatches(Batches):
 
 def batches_of(
     chunk: Chunk, strategy: tf.distribute.Strategy, compile_count: Callable[..., Any] = lambda count: count
-) -> Batches:
-    """How a loop draws the batches of chunks of this layout; `compile_count` wraps the function that counts samples."""
+) -> OptionalBatches:
+    """How a loop draws the batches of open-ended chunks; `compile_count` wraps the function that counts samples."""
     if chunk.per_worker:
         return WorkerBatches(compile_count(functools.partial(samples_of_workers, strategy)))
-    return OptionalBatches(chunk.batch_size) if chunk.open_ended else Batches(chunk.batch_size)
+    return OptionalBatches(chunk.batch_size)
 
 
 def samples_of_workers(strategy: tf.distribute.Strategy, samples: tf.Tensor) -> tf.Tensor:
@@ -108,11 +87,7 @@ def samples_of_workers(strategy: tf.distribute.Strategy, samples: tf.Tensor) -> 
 
 
 def _empty(spec: Any) -> Any:
-    """A part of a batch of one sample of zeros, for a worker that never had any data.
-
-    Args:
-        spec: `tf.TensorSpec`, `tf.RaggedTensorSpec` or `tf.SparseTensorSpec`.
-    """
+    """A part of a batch of one sample of zeros, for a worker that never had any data; `spec` is a `tf.TypeSpec`."""
     if spec == tf.type_spec_from_value(None):
         return None
     shape = [1 if size is None else size for size in spec.shape]

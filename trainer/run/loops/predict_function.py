@@ -36,34 +36,24 @@ from .predict_loop import PredictLoop
 class PredictFunction:
     """Runs steps of prediction on global batches; the samples of the result are in the order of the batch.
 
-    Args:
-        model: the model.
-        predict_step: `fn(data) -> outputs`, called in replica context. A layer that draws random numbers in it moves its
-            generator on, so that the next batch gets others.
-        in_loops: whether many batches may be predicted in one call.
+    `predict_step(data) -> outputs` is called in replica context. A layer that draws random numbers in it moves its generator
+    on, so that the next batch gets others. The stages of a pipeline predict one batch in a call.
     """
 
-    def __init__(
-        self, model: TrainedModel, predict_step: Callable[[Any], Any], in_loops: bool = True
-    ) -> None:
+    def __init__(self, model: TrainedModel, predict_step: Callable[[Any], Any]) -> None:
         self._model, self._predict_step = model, predict_step
         self._strategy = model.distribute_strategy
         self._alone = self._strategy.num_replicas_in_sync == 1
-        self._in_loops = in_loops and self._alone and not model.run_eagerly
+        self._in_loops = self._alone and model._pipeline is None and not model.run_eagerly
         self._compiled: dict[Any, Any] = {}
         self._loops: dict[Any, PredictLoop] = {}
         self._partition = ModelPartition(model, "predict_step", predict_step)
         self._reached: int | None = None
 
     def __call__(self, call: CompiledCall, step: int = 0) -> tuple[int, list[Any]]:
-        """Runs a compiled call.
+        """The number of batches, and their outputs, in order: of each, or of several concatenated.
 
-        Args:
-            call: the chunks of the call.
-            step: int; the number of earlier batches; errors name their own.
-
-        Returns:
-            The number of batches, and their outputs, in order: of each, or of several concatenated.
+        `step` is the number of earlier batches; errors name their own.
         """
         done, outputs = 0, []
         for chunk in call.chunks:
@@ -91,7 +81,7 @@ class PredictFunction:
             if concatenated is not None:
                 return done, [concatenated] if done else []
         began = time.perf_counter()
-        outputs = list(self._drawn_one_by_one(chunk) if chunk.open_ended else self._one_by_one(chunk))
+        outputs = list(self._one_by_one(chunk))
         if loop is not None:
             wait_for_accelerators()
             loop.note(outputs, began)
@@ -108,29 +98,28 @@ class PredictFunction:
         return self._loops[layout]
 
     def _one_by_one(self, chunk: Chunk) -> Iterator[Any]:
-        """The outputs for each batch, which the function reads."""
-        reader, samples, parts = chunk.reader, chunk.batch_size, chunk.part_reader
-        step = self._function(
-            (reader, samples),
-            lambda inputs, i: self._outputs(
-                reader(inputs, i), samples, part=parts and functools.partial(parts, inputs, i)
-            ),
-            reduce_retracing=True,
-        )
-        for self._reached in range(chunk.steps):
-            given = chunk.inputs, tf.constant(self._reached)
-            yield graph_for(step, given)(*given)
+        """The outputs for each batch until the data ends; of several workers' own data those of all samples.
 
-    def _drawn_one_by_one(self, chunk: Chunk) -> Iterator[Any]:
-        """The outputs for each batch until the data ends; of several workers' own data those of all samples."""
+        The compiled step reads the batch itself, unless the data may end.
+        """
+        reader, samples, parts, drawn = chunk.reader, chunk.batch_size, chunk.part_reader, None
+
+        def read(inputs: Any, i: tf.Tensor) -> Any:
+            part = parts and functools.partial(parts, inputs, i)
+            return self._outputs(reader(inputs, i), samples, part=part)
+
         batches = batches_of(chunk, self._strategy, functools.partial(self._function, "rows"))
-        step, drawn = self._function("batch", self._outputs, reduce_retracing=True), None
+        key, fn = ("batch", self._outputs) if chunk.open_ended else ((reader, samples), read)
+        step = self._function(key, fn, reduce_retracing=True)
         for self._reached in range(chunk.steps):
-            drawn = batches.take(chunk.reader(chunk.inputs, tf.constant(self._reached)), drawn)
-            if not batches.exists(drawn):
-                return
-            batch, _, *counts = batches.arguments(drawn)
-            yield graph_for(step, (batch, None, *counts))(batch, None, *counts)
+            given: Any = chunk.inputs, tf.constant(self._reached)
+            if chunk.open_ended:
+                drawn = batches.take(reader(*given), drawn)
+                if not batches.exists(drawn):
+                    return
+                batch, _, *counts = batches.arguments(drawn)
+                given = batch, None, *counts
+            yield graph_for(step, given)(*given)
 
     def _function(self, key: Any, fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """`fn`, compiled once for each key."""
@@ -146,10 +135,8 @@ class PredictFunction:
         strategy = self._strategy
         custom = self._model._overrides_step("predict_step")
         after = []
-        if not self._alone and part is None:
-            after = (
-                check_samples(batch, strategy.num_replicas_in_sync, inputs_alone=True) if not custom else []
-            )
+        if not (self._alone or custom) and part is None:
+            after = check_samples(batch, strategy.num_replicas_in_sync, inputs_alone=True)
         own = self._partition.of(batch)
         whole, predict_step = isinstance(own, WholeStep), own or self._predict_step
         slices = ReplicaSlices(strategy, batch, samples, worker_samples, part, in_units=custom, whole=whole)

@@ -23,10 +23,8 @@ class PredictLoop:
     """The loop for one layout of input; decides when it pays.
 
     The loop costs a second trace, so it is used once the calls have taken longer than the first one with its trace.
-
-    Args:
-        step: `step(batch)`, the outputs for a batch, while tracing.
-        chunk: the first of the layout; its batches may have any number of samples, and may end before its steps do.
+    `step(batch)` gives the outputs for a batch, while tracing. The batches of `chunk` may have any number of samples, and
+    may end before its steps do.
     """
 
     def __init__(self, step: Callable[[Any], Any], chunk: Chunk) -> None:
@@ -81,17 +79,15 @@ class PredictLoop:
             tf.TensorArray(leaf.dtype, 0, dynamic_size=True, element_shape=leaf.shape, infer_shape=False)
             for leaf in like
         ]
-        loop = self._until_the_end if self._open_ended else self._all
-        done, arrays = loop(inputs, steps, arrays)
+        if self._open_ended:
+            done, arrays = self._until_the_end(inputs, steps, arrays)
+        else:
+            done, arrays = tf.while_loop(
+                lambda i, _: i < steps,
+                lambda i, arrays: (i + 1, self._write(arrays, i, self._reader(inputs, i))),
+                (tf.constant(0), arrays),
+            )
         return done, keras.tree.pack_sequence_as(self._like, [array.concat() for array in arrays])
-
-    def _all(self, inputs: Any, steps: tf.Tensor, arrays: list[Any]) -> tuple[tf.Tensor, list[Any]]:
-        """Predicts `steps` batches."""
-
-        def body(i: tf.Tensor, arrays: list[Any]) -> Any:
-            return i + 1, self._write(arrays, i, self._reader(inputs, i))
-
-        return tf.while_loop(lambda i, _: i < steps, body, (tf.constant(0), arrays))
 
     def _until_the_end(self, inputs: Any, steps: tf.Tensor, arrays: list[Any]) -> tuple[tf.Tensor, list[Any]]:
         """Predicts up to `steps` batches."""

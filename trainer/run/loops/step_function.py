@@ -1,7 +1,4 @@
-"""Runs steps: several in one call of a compiled function, under any strategy.
-
-Other loops (eager, of several workers, XLA) are in `other_loops.py` and `xla_loops.py`; `loop_choice.py` chooses.
-"""
+"""Runs steps: several in one call of a compiled function, under any strategy; `loop_choice.py` chooses the function."""
 
 from __future__ import annotations
 
@@ -34,6 +31,7 @@ from ..logs.carried_logs import CarriedLogs, Shares, whole
 from ..logs.step_recorder import StepRecorder
 from .compiled import GRAPH, XLA, Compiled
 from .compiled_calls import UNKNOWN, CompiledCall, noted
+from .drawn_batches import batches_of
 
 LARGE = 100  # copies of variables: saved inputs slow down an MLP's step by 4 %, but not the steps of larger models
 _EACH_INPUT = 5e-6  # seconds for TensorFlow to pass one variable to a graph
@@ -42,25 +40,8 @@ _EACH_INPUT = 5e-6  # seconds for TensorFlow to pass one variable to a graph
 class StepFunction:
     """Runs training or evaluation steps on global batches, in loops in the graph. Owns the compiled functions.
 
-    Args:
-        model: the model.
-        training: whether its optimizer may run.
-        step_fn: `fn(data) -> logs`, called in replica context: `model.train_step`, `model.test_step`, or their substitute.
-        loop_for: `fn(self, chunk)`, the loop over the steps for chunks of that layout; see `loop_choice.py`.
-
-    Attributes:
-        alone: whether there is one replica.
-        backend: GRAPH or XLA; see `xla_choice`.
-        full_size: int or None; samples of a full batch: a last partial one is not worth compiling for.
-        fresh: whether the last compiled call included compilation.
-        shapes_vary: whether the last traced step has collectives whose shape depends on the batch.
-        usual_steps: int; the length of compiled calls, for the next epoch.
-        call_seconds: approximate overhead of a call, where it is large: each variable is an argument.
-        measured: the measurements for each layout of the input; see `xla_choice`.
-        plan: of the current fit: choices that a resumed run repeats.
-        recorder: keeps the logs of each step for callbacks; None where no callback needs them. See `step_logs`.
-        reached_steps: int32 variable; the steps of the last call that ran before an error, or UNKNOWN.
-        carried: the logs that loops carry.
+    `step_fn(data) -> logs` is called in replica context. `loop_for(self, chunk)` is the loop for chunks of that layout, see
+    `loop_choice.py`.
     """
 
     def __init__(
@@ -71,38 +52,37 @@ class StepFunction:
         loop_for: Callable[[StepFunction, Chunk], Compiled],
     ) -> None:
         self.model, self.training, self._step_fn, self._loop_for = model, training, step_fn, loop_for
-        self.alone = model.distribute_strategy.num_replicas_in_sync == 1
-        self.backend = GRAPH
+        self.alone = model.distribute_strategy.num_replicas_in_sync == 1  # one replica
+        self.backend = GRAPH  # or XLA; see `xla_choice`
+        # Samples of a full batch: a last partial one is not worth compiling for.
         self.full_size: int | None = None
-        self.fresh = self.shapes_vary = False
-        self.usual_steps, self.call_seconds = 1, 0.0
-        self.measured: dict[Any, Any] = {}
-        self.plan: dict[str, Any] = {}
+        self.fresh = False  # whether the last compiled call included compilation
+        # Whether the last traced step has collectives whose shape depends on the batch.
+        self.shapes_vary = False
+        self.usual_steps = 1  # the length of compiled calls, for the next epoch
+        # The approximate overhead of a call, where it is large: each variable is an argument.
+        self.call_seconds = 0.0
+        self.measured: dict[Any, Any] = {}  # for each layout of the input; see `xla_choice`
         self.after_call: Callable[[CompiledCall, int, float], None] | None = None
-        self.recorder: StepRecorder | None = None
+        self.recorder: StepRecorder | None = None  # keeps the logs of each step for callbacks that need them
         self._compiled: dict[Any, Any] = {}
         self._partition = ModelPartition(model, "train_step" if training else "test_step", step_fn)
         self._device = ""
         self._is_large: bool | None = None
-        shares = lambda: 1 if self.recorder is not None else self._partition.local_replicas  # noqa: E731
-        self.carried = CarriedLogs(lambda: model._has_own_logs(training), shares)
+        self.carried = CarriedLogs()
         self._calls = CallsOnHost(model.optimizer, training and not model._overrides_step("train_step"))
-        with tf.device("CPU:0"):
+        with tf.device("CPU:0"):  # the steps of the last call that ran before an error, or UNKNOWN
             self.reached_steps = plain_variable(tf.constant(UNKNOWN))
 
     def __call__(self, call: CompiledCall, step: int = 0) -> tuple[int, dict[str, Any]]:
-        """Runs a compiled call.
-
-        Args:
-            call: the chunks of the call.
-            step: int; the number of earlier steps of the epoch; errors name their own.
+        """Runs a compiled call after `step` steps of the epoch, which errors name.
 
         Returns:
             The steps that ran (fewer than requested when an open-ended input ended) and the logs after the last.
         """
         done, logs, self.fresh = 0, {}, False
         for chunk in call.chunks:
-            (function, arguments), familiar = self.compiled_for(chunk)
+            (function, arguments, _), familiar = self.compiled_for(chunk)
             self.reached_steps.assign(0, read_value=False)
             with monitored_collective(familiar), noted(self.reached, step + done), self._optimization():
                 given = arguments(chunk)
@@ -117,27 +97,18 @@ class StepFunction:
     def _optimization(self) -> contextlib.AbstractContextManager[None]:
         """How a graph is optimized on its first run: for a large model only as long as it pays."""
         if self._is_large is None:
-            self._take_size()
+            variables = len(self.model.variables)
+            state = sum(len(each.variables) for each in optimizers_of(self.model)) if self.training else 0
+            replicas = 1 if self.alone else len(self.model.distribute_strategy.extended.worker_devices)
+            self._is_large = variables * replicas >= LARGE
+            if not self.model.run_eagerly:
+                self.call_seconds = _EACH_INPUT * (variables + state) * replicas
         return optimized_briefly() if self._is_large else contextlib.nullcontext()
-
-    def _take_size(self) -> None:
-        """Estimates the overhead of a call from the number of variables."""
-        variables = len(self.model.variables)
-        state = sum(len(each.variables) for each in optimizers_of(self.model)) if self.training else 0
-        replicas = 1 if self.alone else len(self.model.distribute_strategy.extended.worker_devices)
-        self._is_large = variables * replicas >= LARGE
-        if not self.model.run_eagerly:
-            self.call_seconds = _EACH_INPUT * (variables + state) * replicas
 
     def reached(self) -> int | None:
         """After an error: the steps of the last call that ran before; None where that is not known."""
         steps = int(self.reached_steps)
         return None if steps == UNKNOWN else steps
-
-    def ended(self, call: CompiledCall, steps: int, seconds: float) -> None:
-        """The loop reports the duration of a compiled call, its results included."""
-        if self.after_call is not None:
-            self.after_call(call, steps, seconds)
 
     def device(self) -> str:
         """The device of the model's variables, on one replica; the first replica's where there are several."""
@@ -152,12 +123,15 @@ class StepFunction:
 
     def compilations(self) -> int:
         """The number of graphs so far; 0 where every step runs eagerly."""
-        counts = (getattr(f, "experimental_get_tracing_count", None) for f in self._functions())
-        return sum(count() for count in counts if count is not None)
+        return sum(function.experimental_get_tracing_count() for function in self._functions())
 
     def _functions(self) -> list[Any]:
-        made = [compiled.function for compiled in self._compiled.values()]
-        return [part for function in made for part in getattr(function, "functions", (function,))]
+        return [function for compiled in self._compiled.values() for function in compiled.graphs]
+
+    def ended(self, call: CompiledCall, steps: int, seconds: float) -> None:
+        """The loop reports the duration of a compiled call, its results included."""
+        if self.after_call is not None:
+            self.after_call(call, steps, seconds)
 
     def compiled_for(self, chunk: Chunk) -> tuple[Compiled, bool]:
         """The compiled function for chunks of this layout, and whether it existed already."""
@@ -181,21 +155,16 @@ class StepFunction:
             return False
         return not (self.alone and is_gpu(self.device()))
 
-    def counted_loop(
-        self,
-        step: Callable[..., Any],
-        reader: Any,
-        samples: int | None,
-        parts: Any = None,
-        in_xla: bool = False,
-    ) -> Callable[..., Any]:
-        """`run(inputs, steps, first=0)`: the loop over batches `first` to `steps - 1`.
+    def loop(self, step: Callable[..., Any], chunk: Chunk, in_xla: bool = False) -> Callable[..., Any]:
+        """`run(inputs, steps, first=0)`: the loop over batches `first` to `steps - 1` of such chunks, in a graph or eagerly.
 
-        `step(batch, samples, after=)` computes one. `parts` reads each replica's samples there; see `Chunk.part_reader`.
-        `in_xla`: XLA compiles the loop; its steps cannot report that they begin.
+        `step` is `global_step`, or a function with its arguments. `in_xla`: XLA compiles the loop; its steps cannot report
+        that they begin.
         """
+        reader, samples, eager = chunk.reader, chunk.batch_size, self.model.run_eagerly
+        parts = None if in_xla or eager else chunk.part_reader
 
-        def run(inputs: Any, steps: tf.Tensor, first: Any = 0) -> tuple[tf.Tensor, dict[str, Any]]:
+        def run(inputs: Any, steps: Any, first: Any = 0) -> tuple[tf.Tensor, dict[str, Any]]:
             def body(i: tf.Tensor, logs: Any) -> Any:
                 if not in_xla:
                     self.begin(i)
@@ -205,11 +174,47 @@ class StepFunction:
                 return i + 1, self.carried.after(logs, step(batch, samples, after=drawn, **own))
 
             probe = (lambda: step(reader(inputs, tf.constant(0)), samples)) if in_xla else None
-            start = tf.convert_to_tensor(first), self.start(probe)
-            done, logs = tf.while_loop(lambda i, logs: self.goes_on(i < steps), body, start)
+            if not (in_xla or eager):
+                self._calls.begin()
+            logs: Any = {}
+            if self.model._has_own_logs(self.training):  # which are not metrics
+                replicas = self._partition.local_replicas if self.recorder is None else 1
+                logs = self.carried.start(probe, replicas)
+            if chunk.open_ended:
+                done, logs = self._until_the_end(step, chunk, functools.partial(reader, inputs), steps, logs)
+            else:
+                start = tf.convert_to_tensor(first), logs
+                done, logs = tf.while_loop(lambda i, _: self.goes_on(i < steps), body, start)
             return done, self.logs(self.carried.end(logs))
 
         return run
+
+    def _until_the_end(
+        self, step: Callable[..., Any], chunk: Chunk, read: Callable[[Any], Any], steps: Any, logs: Any
+    ) -> tuple[tf.Tensor, Any]:
+        """The steps on batches that may end, each of which is read after the step before; and the carried logs."""
+        batches, first = batches_of(chunk, self.model.distribute_strategy), read(tf.constant(0))
+        empty = tf.experimental.Optional.empty(first.element_spec)
+
+        def body(i: tf.Tensor, drawn: Any, logs: Any) -> Any:
+            self.begin(i)
+            with effects() as made:
+                new = step(*batches.arguments(drawn))
+            with tf.control_dependencies(made):  # the step is complete before an error of the input
+                self.begin(i + 1)
+                more = tf.cond(self.goes_on(i + 1 < steps), lambda: read(i + 1), lambda: empty)
+            return i + 1, batches.take(more, drawn), self.carried.after(logs, new)
+
+        def exists(i: tf.Tensor, drawn: Any, logs: Any) -> Any:
+            return self.goes_on(tf.logical_and(i < steps, batches.exists(drawn)))
+
+        state = tf.constant(0), batches.take(first), logs
+        if not self.model.run_eagerly:
+            done, _, logs = tf.while_loop(exists, body, state)
+            return done, logs
+        while exists(*state):  # TensorFlow's loop takes no None, which a batch may have
+            state = body(*state)
+        return state[0], state[2]
 
     def call_hooks(self, batch: Any) -> None:
         """Calls the hooks of callbacks before a step, on the global batch."""
@@ -227,22 +232,17 @@ class StepFunction:
         hooks: bool = True,
         part: Callable[[int, Any, Any], Any] | None = None,
     ) -> dict[str, Any] | Shares:
-        """One step on a global batch.
+        """One step on a global batch; returns the logs that are not metrics, for `logs`. Context: cross-replica.
 
         Args:
             batch: nest of tensors `(batch, ...)` and Nones.
-            samples: int or None; samples of the global batch, where they are known.
+            samples: of the global batch, where they are known.
             worker_samples: int32 `(workers,)`, where `batch` holds this worker's samples only.
             after: operations that must have ended before anything of the step begins.
             compiles: whether XLA compiles each replica's computations between collectives.
             in_xla: whether all of the step is compiled by XLA.
             hooks: whether to call the hooks of callbacks before the step here.
             part: reads a replica's samples on its own device; see `ReplicaSlices`.
-
-        Returns:
-            The logs that are not metrics, for `logs`.
-
-        Context: cross-replica.
         """
         model, strategy = self.model, self.model.distribute_strategy
         if hooks:
@@ -265,11 +265,8 @@ class StepFunction:
         on_replica = functools.partial(run_on_replica, own or self._step_fn, slices.of_this_replica, tracing)
         with effects() as made, losses_count_samples(model):
             logs: Any = strategy.run(on_replica, (slices.parts,))
-        if own is None:
-            logs = self._partition.checked(logs)
         self.shapes_vary = self.shapes_vary or tracing.shapes_vary or slices.shapes_vary
-        if own is not None:
-            logs = Shares.of(logs, own.sums, strategy)
+        logs = self._partition.checked(logs) if own is None else Shares.of(logs, own.sums, strategy)
         if self.recorder is not None:
             logs = whole(logs)
             with tf.control_dependencies(made):
@@ -287,12 +284,6 @@ class StepFunction:
     def halted(self) -> bool:
         """Whether the completed step is the last, regardless of remaining ones. Context: host."""
         return self.recorder is not None and self.recorder.halted()
-
-    def start(self, probe: Callable[[], dict[str, Any]] | None = None) -> Any:
-        """The initial logs of a loop; `probe` as for `CarriedLogs`, in XLA only. Context: the graph of the loop."""
-        if probe is None:
-            self._calls.begin()
-        return self.carried.start(probe)
 
     def begin(self, i: Any) -> None:
         """Records that step `i` of the call begins."""

@@ -13,6 +13,7 @@ from ....compat.tensorflow_graphs.graphs import graph_function, only_graph
 from ...inputs.batch import sample_counts
 from ...inputs.sources.source import Chunk
 from ..loops.compiled_calls import UNKNOWN
+from ..loops.step_function import StepFunction
 
 MOST_STEPS = 1024
 MOST_BYTES = 64 * 2**20  # of a stack, where it is more than one batch
@@ -22,26 +23,15 @@ class Stacks:
     """Draws batches into buffers on the device and runs the steps on them. Owns the buffers.
 
     A batch with an unusual number of samples runs alone, in its turn. Training still uses batches that were drawn before the
-    pipeline failed.
-
-    Args:
-        chunk: the first one of its layout.
-        loop: `loop(stack, steps)` runs the steps on the first batches of a stack, a nest of `(size, batch, ...)`, and
-            returns the logs; it is compiled here.
-        single: `single(batch)` runs a step on one batch with any number of samples and returns the logs.
-        reached: int32 variable; the steps that were run before an error, or `UNKNOWN`.
-        device: str; the device of the model's variables.
+    pipeline failed. `loop(stack, steps)` runs the steps on the first batches of a stack, a nest of `(size, batch, ...)`, and
+    `single(batch, None)` a step on one batch with any number of samples; both are compiled here.
     """
 
     def __init__(
-        self,
-        chunk: Chunk,
-        loop: Callable[[Any, tf.Tensor], Any],
-        single: Callable[[Any], Any],
-        reached: tf.Variable,
-        device: str,
+        self, function: StepFunction, chunk: Chunk, loop: Callable[..., Any], single: Callable[..., Any]
     ) -> None:
         assert chunk.usual_batch_size is not None
+        self._reached, self._device = function.reached_steps, function.device()
         self._samples: int = chunk.usual_batch_size
         self._exact = not chunk.open_ended and chunk.batch_size is not None
         self._reader, self._open_ended = chunk.reader, chunk.open_ended
@@ -50,64 +40,58 @@ class Stacks:
         dtypes = [leaf.dtype for leaf in tf.nest.flatten(spec)]
         size = sum(math.prod(shape) * dtype.size for shape, dtype in zip(shapes, dtypes))
         self.size = max(1, min(MOST_STEPS, MOST_BYTES // max(1, size)))
-        with tf.device(device):
+        with tf.device(self._device):
             self._buffers = [
                 plain_variable(tf.zeros([self.size, *shape], dtype)) for shape, dtype in zip(shapes, dtypes)
             ]
         with tf.device("CPU:0"):
             self._drawn = plain_variable(tf.constant(0))
-        self._reached, self._device = reached, device
 
         def run(steps: tf.Tensor) -> Any:
-            return loop(tf.nest.pack_sequence_as(spec, [tf.identity(b) for b in self._buffers]), steps)
+            return loop(tf.nest.pack_sequence_as(spec, [tf.identity(b) for b in self._buffers]), steps)[1]
 
         self.loop = graph_function(run, jit_compile=True, input_signature=[tf.TensorSpec([], tf.int32)])
         self._draw = graph_function(
             self._draw_full if self._exact else self._draw_until_another,
             input_signature=[tf.type_spec_from_value(chunk.inputs), tf.TensorSpec([], tf.int32)],
         )
-        self.single = graph_function(single, reduce_retracing=True)
-        self.functions = [self.loop, self.single]
+        self.single = graph_function(lambda batch: function.logs(single(batch, None)), reduce_retracing=True)
 
     def __call__(self, iterator: Any, steps: int) -> tuple[int, Any]:
         """Runs up to `steps` steps, fewer where the data ends; returns how many, and the logs after the last.
 
-        Raises:
-            The error of the pipeline, after the steps on earlier batches.
+        An error of the pipeline is raised after the steps on earlier batches.
         """
         with tf.device(self._device):
-            return self._call(iterator, steps)
-
-    def _call(self, iterator: Any, steps: int) -> tuple[int, Any]:
-        done, logs = 0, {}
-        if steps == 0:
-            self.loop(tf.constant(0))  # only compiles
-        while done < steps:
-            wanted = min(self.size, steps - done)
-            failure, last = None, None
-            self._drawn.assign(0, read_value=False)
-            try:
-                last = only_graph(self._draw)(iterator, tf.constant(wanted))
-            except Exception as error:
-                failure = error
-            drawn = int(self._drawn)
-            if drawn:
-                self._reached.assign(UNKNOWN, read_value=False)  # unknown in XLA
-                logs = only_graph(self.loop)(tf.constant(drawn))
-            done += drawn
-            self._reached.assign(done, read_value=False)
-            if failure is not None:
-                raise failure
-            if self._exact or last is None:
-                continue
-            full, batch = last
-            if bool(full):
-                continue
-            if not bool(batch.has_value()):
-                break
-            logs = self.single(batch.get_value())
-            done += 1
-        return done, logs
+            done, logs = 0, {}
+            if steps == 0:
+                self.loop(tf.constant(0))  # only compiles
+            while done < steps:
+                wanted = min(self.size, steps - done)
+                failure, last = None, None
+                self._drawn.assign(0, read_value=False)
+                try:
+                    last = only_graph(self._draw)(iterator, tf.constant(wanted))
+                except Exception as error:
+                    failure = error
+                drawn = int(self._drawn)
+                if drawn:
+                    self._reached.assign(UNKNOWN, read_value=False)  # unknown in XLA
+                    logs = only_graph(self.loop)(tf.constant(drawn))
+                done += drawn
+                self._reached.assign(done, read_value=False)
+                if failure is not None:
+                    raise failure
+                if self._exact or last is None:
+                    continue
+                full, batch = last
+                if bool(full):
+                    continue
+                if not bool(batch.has_value()):
+                    break
+                logs = self.single(batch.get_value())
+                done += 1
+            return done, logs
 
     def _draw_full(self, iterator: Any, count: tf.Tensor) -> Any:
         """Draws `count` batches that certainly exist and have the usual number of samples.

@@ -16,7 +16,7 @@ from ....distribute.hardware.devices import is_gpu
 from ....distribute.sharding.sharded import level_of
 from ....distribute.workers.agreement import spans_workers
 from ...inputs import Chunk, Source
-from ..loops import sample_layouts
+from ..loops import predict_loop
 from ..loops.compiled import GRAPH, XLA
 from ..loops.compiled_calls import CompiledCall
 from ..loops.step_function import StepFunction
@@ -49,32 +49,40 @@ _OTHER_NUMBERS = (
     "StatelessRandomBinomial",
     "StatelessRandomPoisson",
 )
+FEWEST_STEPS = 400  # for which steps are compiled for a fixed batch size
 WORTH = 1.5  # the saving must be this many times the estimated cost of compiling: about twice the first compiled call
 CALLS = 3  # measured compiled calls of each backend
 _KEPT = 50  # remembered compiled calls
 _LAYOUTS = 200  # of inputs, for each function
 
 
+def open_sizes(model: TrainedModel, steps: int | None, predicting: bool = False) -> str:
+    """`Source.open_sizes` for a pass or a fit of `steps` steps (None: not known).
+
+    With a fixed batch size a smaller last batch is a second trace, which in a short fit costs as much as all steps. An
+    open one, as in Keras, costs a few microseconds more for each step. So a long fit uses a fixed size for full
+    batches.
+
+    A loop that predicts many batches in one call must know the batch size. With `jit_compile=True` XLA compiles for each
+    size in any case. The stages of a pipeline split batches of known size.
+    """
+    if model.jit_compile or model._pipeline is not None:
+        return "no"
+    fewest = predict_loop.FEWEST_STEPS if predicting else FEWEST_STEPS
+    return "all" if steps is not None and steps < fewest else "last"
+
+
 @dataclasses.dataclass
 class Measured:
-    """The measurements for one layout of the input, over all fits of a model.
+    """The measurements for one layout of the input, over all fits of a model."""
 
-    Attributes:
-        backend: GRAPH or XLA, once the faster one is known; else None.
-        reason: as text.
-        compiling: seconds of the first compiled call.
-        steps: the number of steps.
-        xla_compiles: whether XLA has compiled the steps.
-        knows_batch_size: whether steps of evaluation have been traced for a fixed batch size, because XLA was worth a try.
-        seconds: backend -> (steps, seconds) of the last compiled calls.
-    """
-
-    backend: str | None = None
+    backend: str | None = None  # GRAPH or XLA, once the faster one is known
     reason: str = ""
-    compiling: float = 0.0
+    compiling: float = 0.0  # seconds of the first compiled call
     steps: int = 0
-    xla_compiles: bool = False
-    knows_batch_size: bool = False
+    xla_compiles: bool = False  # whether XLA has compiled the steps
+    knows_batch_size: bool = False  # evaluation has a trace for a fixed size, as XLA was worth a try
+    # backend -> (steps, seconds) of the last compiled calls
     seconds: dict[str, collections.deque[tuple[int, float]]] = dataclasses.field(
         default_factory=lambda: {backend: collections.deque(maxlen=_KEPT) for backend in (GRAPH, XLA)}
     )
@@ -95,13 +103,9 @@ class XlaChoice:
     Keras, after the first compiled call, whose graph shows the operations. Nothing is measured where `jit_compile` was
     given, where operations must be deterministic, or where a layer declares that it does not support XLA.
 
-    Args:
-        model: the built model.
-        function: runs the steps.
-        source: the input.
-        plan: of the fit or the pass; "way" is the backend of the next step, "settled" whether it is final, "switches" a
-            list of [epoch, step, backend] for each change in a fit, "open rows" the `Source.open_sizes`.
-        steps_ahead: int; 0 where every step must be a separate compiled call. None: unknown.
+    The `plan` of the fit or the pass has JSON values with which a resumed run continues: "way" is the backend of the next
+    step, "settled" whether it is final, "switches" a list of [epoch, step, backend] for each change in a fit, "open rows"
+    the `Source.open_sizes`. `steps_ahead` is 0 where every step must be a separate compiled call, and None if unknown.
     """
 
     def __init__(
@@ -138,9 +142,9 @@ class XlaChoice:
         if self._on_gpu:
             return "no"
         if self._function.training:
-            return sample_layouts.open_sizes(self._model, self._ahead)
+            return open_sizes(self._model, self._ahead)
         known = backend == XLA or self._measured.knows_batch_size
-        return sample_layouts.open_sizes(self._model, None if known else self._source.steps_per_epoch)
+        return open_sizes(self._model, None if known else self._source.steps_per_epoch)
 
     def _first_backend(self) -> tuple[str | None, str]:
         """The backend that is known without measuring, with the reason; None where it must be measured."""
@@ -166,7 +170,7 @@ class XlaChoice:
             return GRAPH, "the stages of a pipeline are on several devices, and XLA compiles for one"
         if self._on_gpu:
             return self._measured.backend, self._measured.reason
-        if self._ahead < sample_layouts.FEWEST_STEPS:
+        if self._ahead < FEWEST_STEPS:
             return GRAPH, "few steps"
         if self._measured.backend is None:
             self._measured.backend, self._measured.reason = remembered(self._file())

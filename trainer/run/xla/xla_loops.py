@@ -13,7 +13,7 @@ from ....compat.tensorflow_graphs.graphs import first_graph, graph_function, onl
 from ....distribute.hardware.devices import is_gpu
 from ...inputs.sources.readers import for_xla
 from ...inputs.sources.source import Chunk
-from ..loops.compiled import XLA, Compiled, present, signed, taking_present
+from ..loops.compiled import XLA, Compiled, inputs_and_steps, present, signed, taking_present
 from ..loops.compiled_calls import UNKNOWN
 from ..loops.step_function import StepFunction
 from .batch_stacks import Stacks
@@ -23,12 +23,7 @@ _SLOW_LOOPS_ON_CPU = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpr
 
 
 def step_in_graph(function: StepFunction, chunk: Chunk) -> Callable[..., Any]:
-    """The step for a loop that XLA does not compile as a whole: `function.global_step`, with XLA inside where requested.
-
-    Args:
-        function: the steps.
-        chunk: the first of its layout.
-    """
+    """The step for a loop that XLA does not compile as a whole: `function.global_step`, with XLA inside where requested."""
     asked = function.model.jit_compile
     if function.alone:
         by_itself = asked or (function.backend == XLA and is_gpu(function.device()))
@@ -44,7 +39,8 @@ def _step_by_itself(
 ) -> Any:
     """One step, compiled; uncompiled where XLA does not support a part of the batch (strings)."""
     leaves = present(batch)
-    if not all(map(_compiles, leaves)):
+    # XLA takes tensors of numbers. Their shape may be unknown: XLA compiles for each one that occurs.
+    if not all(isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.string, tf.variant) for leaf in leaves):
         return function.global_step(batch, samples, worker_samples, after)
     function.call_hooks(batch)
     step = functools.partial(function.global_step, samples=samples, after=after, in_xla=True, hooks=False)
@@ -52,35 +48,23 @@ def _step_by_itself(
         return graph_function(taking_present(step, batch), jit_compile=True)(leaves)
 
 
-def _compiles(leaf: Any) -> bool:
-    """Whether XLA supports it: a tensor of numbers. Its shape may be unknown: XLA compiles for each one that occurs."""
-    return isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.string, tf.variant)
-
-
 def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
     """The loop over steps as one XLA program, on one replica; None where it is impossible, or known to be slow."""
     if chunk.usual_batch_size is not None:
         if function.recorder is not None and function.recorder.halts:
             return None  # batches of a stack are drawn before it is known whether the loop reaches them
-        loop = _loop_in_xla(function, _read_stack, chunk.usual_batch_size)
-        single = step_in_graph(function, chunk)
-        stacks = Stacks(
-            chunk,
-            lambda inputs, steps: loop(inputs, steps)[1],
-            lambda batch: function.logs(single(batch, None)),
-            function.reached_steps,
-            function.device(),
-        )
-        slow = function.model.jit_compile and slow_loop(operations(stacks.loop))
-        return None if slow else Compiled(stacks, lambda chunk: (chunk.inputs, chunk.steps))
-    worth_it = function.model.jit_compile or chunk.batch_size == function.full_size
-    if not has_one_size(chunk) or not worth_it or _is_far(chunk, function.device()):
-        return None
-    body = _loop_in_xla(function, chunk.reader, chunk.batch_size)
-    loop, arguments = signed(body, chunk.signature, jit_compile=True)
-    if function.model.jit_compile and slow_loop(operations(loop)):
-        return None
-    return Compiled(_OnDevice(function, loop), arguments)
+        layout = {"reader": _read_stack, "batch_size": chunk.usual_batch_size, "open_ended": False}
+        loop = _loop_in_xla(function, dataclasses.replace(chunk, **layout))
+        stacks = Stacks(function, chunk, loop, step_in_graph(function, chunk))
+        compiled = Compiled(stacks, inputs_and_steps, (stacks.loop, stacks.single))
+    else:
+        worth_it = function.model.jit_compile or chunk.batch_size == function.full_size
+        if not has_one_size(chunk) or not worth_it or _is_far(chunk, function.device()):
+            return None
+        compiled = signed(_loop_in_xla(function, chunk), chunk.signature, jit_compile=True)
+        compiled = compiled._replace(function=functools.partial(_on_device, function, compiled.function))
+    slow = function.model.jit_compile and slow_loop(operations(compiled.graphs[0]))
+    return None if slow else compiled
 
 
 def _is_far(chunk: Chunk, device: str) -> bool:
@@ -89,18 +73,11 @@ def _is_far(chunk: Chunk, device: str) -> bool:
     return is_gpu(device) and not is_gpu(next((leaf.device for leaf in leaves if leaf is not None), ""))
 
 
-class _OnDevice:
+def _on_device(function: StepFunction, loop: Any, inputs: Any, steps: tf.Tensor) -> Any:
     """Calls a loop on the model's device: XLA compiles for one device, which need not be the first."""
-
-    def __init__(self, function: StepFunction, loop: Any) -> None:
-        self._function, self._loop = function, loop
-        self.functions = [loop]
-
-    def __call__(self, inputs: Any, steps: tf.Tensor) -> Any:
-        """Runs the steps."""
-        self._function.reached_steps.assign(UNKNOWN, read_value=False)  # unknown in XLA
-        with tf.device(self._function.device()):
-            return only_graph(self._loop)(inputs, steps)
+    function.reached_steps.assign(UNKNOWN, read_value=False)  # unknown in XLA
+    with tf.device(function.device()):
+        return only_graph(loop)(inputs, steps)
 
 
 def has_one_size(chunk: Chunk) -> bool:
@@ -112,21 +89,18 @@ def has_one_size(chunk: Chunk) -> bool:
 
 def compile_only(function: StepFunction, chunk: Chunk) -> None:
     """Compiles the function for chunks of this layout, without running a step."""
-    (compiled, arguments), _ = function.compiled_for(chunk)
-    compiled(*arguments(dataclasses.replace(chunk, steps=0)))
+    compiled, _ = function.compiled_for(chunk)
+    compiled.function(*compiled.arguments(dataclasses.replace(chunk, steps=0)))
 
 
 def operations_of_steps(function: StepFunction, chunk: Chunk) -> set[str]:
     """The types of the operations in the steps of such a chunk, which have run before."""
-    (compiled, _), _ = function.compiled_for(chunk)
-    return operations(getattr(compiled, "functions", (compiled,))[0])
+    compiled, _ = function.compiled_for(chunk)
+    return operations(compiled.graphs[0])
 
 
 def operations(function: Any) -> set[str]:
-    """The types of the operations in the graph of a `tf.function`, and in the functions it calls.
-
-    It has been traced, or has a signature.
-    """
+    """The types of the operations in a `tf.function`, traced or with a signature, and in the functions it calls."""
     graph = first_graph(function) or function.get_concrete_function().graph
     names = {operation.type for operation in graph.get_operations()}
     for called in graph.as_graph_def(add_shapes=False).library.function:
@@ -139,9 +113,8 @@ def slow_loop(names: set[str]) -> bool:
     return not tf.config.list_physical_devices("GPU") and any(name in names for name in _SLOW_LOOPS_ON_CPU)
 
 
-def _loop_in_xla(function: StepFunction, reader: Any, samples: int | None) -> Callable[..., Any]:
-    step = functools.partial(function.global_step, in_xla=True)
-    loop = function.counted_loop(step, reader, samples, in_xla=True)
+def _loop_in_xla(function: StepFunction, chunk: Chunk) -> Callable[..., Any]:
+    loop = function.loop(functools.partial(function.global_step, in_xla=True), chunk, in_xla=True)
 
     def run(inputs: Any, steps: tf.Tensor) -> Any:
         with for_xla():
