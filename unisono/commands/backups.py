@@ -12,30 +12,25 @@ if TYPE_CHECKING:
     from ..callbacks import BackupInfo
 
 ALL_GOOD, NONE_GOOD, NO_DIRECTORY, SOME_GOOD = 0, 1, 2, 3
-
-
-def parser() -> Parser:
-    """The arguments."""
-    parser = Parser(
-        "backups",
-        "List backups and checkpoints, and check every byte of them. Nothing is changed.",
-        examples=["backup", "/data/run7/checkpoints"],
-        exit_codes={
-            ALL_GOOD: "every file is good",
-            NONE_GOOD: "no file is good",
-            NO_DIRECTORY: "an argument is wrong, or there is no such directory",
-            SOME_GOOD: "some files are good; others are damaged, missing or of a newer version",
-        },
-    )
-    parser.add_argument(
-        "directory", type=local, help="the directory given to BackupAndRestore or ModelCheckpoint"
-    )
-    return parser
+PARSER = Parser(
+    "backups",
+    "List backups and checkpoints, and check every byte of them. Nothing is changed.",
+    examples=["backup", "/data/run7/checkpoints"],
+    exit_codes={
+        ALL_GOOD: "every file is good",
+        NONE_GOOD: "no file is good",
+        NO_DIRECTORY: "an argument is wrong, or there is no such directory",
+        SOME_GOOD: "some files are good; others are damaged, missing or of a newer version",
+    },
+)
+PARSER.add_argument(
+    "directory", type=local, help="the directory given to BackupAndRestore or ModelCheckpoint"
+)
 
 
 def main(argv: list[str]) -> int:
     """Prints one line for each file after checking every byte of it; returns the status that `--help` explains."""
-    directory = parser().parse_args(argv).directory
+    directory = PARSER.parse_args(argv).directory
     if not directory.is_dir():
         print(f"There is no directory {directory}.")
         return NO_DIRECTORY

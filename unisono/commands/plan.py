@@ -21,41 +21,48 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _MOST_BYTES = 1 << 28  # of a model's configuration
 _COUNT = at_least(int, 1, 1e18)
-_HELP = """\
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
+    size = 0 if found is None else float(found[1]) * _UNITS[found[2].upper()]
+    if not 1 <= size < 2**63:
+        raise argparse.ArgumentTypeError(f"must be a size such as 24GiB or 500MiB, received {text!r}")
+    return int(size)
+
+
+PARSER = Parser(
+    "plan",
+    "Estimate memory, and the accumulation, sharding, half precision or pipeline that a training run needs.",
+    examples=["model.py:make_model -b 64 -n 8 -m 80GiB", "model.keras -b 256"],
+    exit_codes={
+        0: "the training run fits, perhaps with changes",
+        1: "nothing makes it fit",
+        2: "an argument is wrong, or the model cannot be read",
+    },
+    details="""\
 A model is traced, not created: one of 100 GB can be planned on a laptop. The plan counts weights, gradients, the optimizer's
-state, and the activations that the backward pass needs. A tenth of the memory is left to kernels and the allocator."""
-
-
-def parser() -> Parser:
-    """The arguments."""
-    parser = Parser(
-        "plan",
-        "Estimate memory, and the accumulation, sharding, half precision or pipeline that a training run needs.",
-        examples=["model.py:make_model -b 64 -n 8 -m 80GiB", "model.keras -b 256"],
-        exit_codes={
-            0: "the training run fits, perhaps with changes",
-            1: "nothing makes it fit",
-            2: "an argument is wrong, or the model cannot be read",
-        },
-        details=_HELP,
-    )
-    add = parser.add_argument
-    add(
-        "model",
-        help="a .keras file; or FILE.py:FUNCTION or MODULE:FUNCTION, which returns model, (model, x) or (model, x, y)",
-    )
-    add("-b", "--batch-size", type=_COUNT, required=True, metavar="N", help="samples of the global batch")
-    add("-n", "--devices", type=_COUNT, default=1, metavar="N", help="devices, in all machines (default: 1)")
-    memory_help = (
-        "memory of one device, as 80GiB; G, M and K are powers of 1024 (default: that of this machine's GPUs)"
-    )
-    add("-m", "--memory", type=_bytes, metavar="SIZE", help=memory_help)
-    return parser
+state, and the activations that the backward pass needs. A tenth of the memory is left to kernels and the allocator.""",
+)
+_add = PARSER.add_argument
+_add(
+    "model",
+    help="a .keras file; or FILE.py:FUNCTION or MODULE:FUNCTION, which returns model, (model, x) or (model, x, y)",
+)
+_add("-b", "--batch-size", type=_COUNT, required=True, metavar="N", help="samples of the global batch")
+_add("-n", "--devices", type=_COUNT, default=1, metavar="N", help="devices, in all machines (default: 1)")
+_add(
+    "-m",
+    "--memory",
+    type=_bytes,
+    metavar="SIZE",
+    help="memory of one device, as 80GiB; G, M and K are powers of 1024 (default: that of this machine's GPUs)",
+)
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the plans; returns 0 if one fits, 1 if none does, 2 for a model that cannot be read."""
-    options = parser().parse_args(argv)
+    options = PARSER.parse_args(argv)
     from ..distribute.hardware.memory_plan import (
         memory_plans,  # imports NumPy, which `--help` need not wait for
     )
@@ -65,17 +72,9 @@ def main(argv: Sequence[str]) -> int:
         model = read_model(options.model)
         plans = memory_plans(model, memory, options.batch_size, options.devices)
     except (ImportError, OSError, TypeError, ValueError) as error:
-        return parser().failed(" ".join(str(error).split()), 2)
+        return PARSER.failed(" ".join(str(error).split()), 2)
     print(as_text(options.model, model, plans, memory, options.batch_size, options.devices))
     return 0 if any(plan.fits for plan in plans) else 1
-
-
-def _bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
-    size = 0 if found is None else float(found[1]) * _UNITS[found[2].upper()]
-    if not 1 <= size < 2**63:
-        raise argparse.ArgumentTypeError(f"must be a size such as 24GiB or 500MiB, received {text!r}")
-    return int(size)
 
 
 def read_model(place: str) -> ModelMemory:
