@@ -18,7 +18,7 @@ from .callback_state import named
 from .files.container import BackupMismatchError, NewerFormatError
 from .files.shard_files import own_are_enough
 from .files.store import Found, read_checked
-from .generators import found_generators
+from .random_state import found_generators
 from .variable_state import held_by, variables_of
 
 _ONE_WAY = (

@@ -19,7 +19,7 @@ from .files import container
 from .files.container import BackupMismatchError
 from .files.shard_files import held_here
 from .fingerprint import differences, fingerprint
-from .generators import found_generators
+from .random_state import found_generators
 
 _LARGE, _SAME_AS = "iterator", "same_iterator_as"  # what may be large in a source's position
 

@@ -16,7 +16,7 @@ from ...optimizers.held_optimizers import optimizers_of
 from ...optimizers.stages.error_feedback import errors_of
 from ..trained_model import CompiledModel
 from .files.shard_files import whole
-from .generators import reached
+from .random_state import reached
 
 
 class HostBuffers:
