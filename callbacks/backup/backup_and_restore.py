@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from ...compat.keras_private.training import begin_with_epoch
 from ...distribute.arguments import truth, whole_number
@@ -21,12 +22,10 @@ from . import snapshot as fit_snapshot
 from .files import shard_files
 from .files.container import damaged_where_wrong
 from .files.owner import FolderOwner
-from .files.store import BackupStore, Found, backup_directory
-from .files.writer_thread import BackgroundWriter
+from .files.store import BackgroundWriter, BackupStore, Found, backup_directory
 from .fingerprint import identity
 from .resuming import announce, build_optimizer, on_all_workers, warn_if_inexact, warn_of_own_states
 from .save_schedule import SaveSchedule
-from .variable_state import HostBuffers
 
 
 class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
@@ -107,7 +106,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self._store = BackupStore(self.directory, whole_number("keep", keep))
         self._owner = FolderOwner(self.directory, runs=self._runs)
         self._writer = BackgroundWriter()
-        self._buffers = HostBuffers()
+        self._buffers: dict[Any, np.ndarray] = {}  # host memory for snapshots, reused for each
         self._handlers = interruption.InterruptionHandlers(self._runs)
         self._identity: dict[str, Any] = {}
         self._running = False
@@ -246,18 +245,18 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self._saved_at_step = self._steps_before_epoch + fit_state.step
         calendar = content["calendar"]
         if calendar["step"] > 0 or calendar["in_validation"]:
-            fit_state.after_epoch_begin = lambda: self._after_epoch_begin(content)
+
+            def after_epoch_begin() -> None:  # which may have changed something
+                fit_snapshot.restore_values(content, self.model, fit_state)
+                self.model.stop_training = calendar["stop_training"]
+
+            fit_state.after_epoch_begin = after_epoch_begin
         elif calendar["stop_training"]:
             fit_state.epoch = fit_state.epochs
         if fit_state.custom_loop:
             begin_with_epoch(self.model, fit_state.epoch)
         if fit_state.chief:
             announce(path, content, fit_state, left_over)
-
-    def _after_epoch_begin(self, content: dict[str, Any]) -> None:
-        """Within an epoch: restores again, because `on_epoch_begin` may have changed something."""
-        fit_snapshot.restore_values(content, self.model, self._fit_state())
-        self.model.stop_training = content["calendar"]["stop_training"]
 
     def _is_due(self, steps: int) -> bool:
         waited = 0.0 if self._writer.busy else self._clock() - self._saved_at_time

@@ -57,7 +57,7 @@ def on_all_workers(
 def content_for(model: CompiledModel, path: Path) -> Any:
     """The content of a backup, as far as this worker restores it: only its own shards where they are enough."""
     place = place_among_workers(model.distribute_strategy)
-    content = read_checked(path, skips_worker=lambda worker: worker != place[0])[1]
+    content = read_checked(path, only=place[0])[1]
     if "parts" in content and not own_are_enough(content, variables_of(model), place):
         content = read_checked(path)[1]
     return content

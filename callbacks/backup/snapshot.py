@@ -29,7 +29,7 @@ def capture(
     fit_state: FitState,
     epoch: int,
     step: int,
-    buffers: variable_state.HostBuffers,
+    buffers: dict[Any, np.ndarray],
     who: dict[str, Any],
     before_validation: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -74,7 +74,7 @@ def capture(
 
 
 def _captured_variables(
-    model: CompiledModel, fit_state: FitState, buffers: variable_state.HostBuffers
+    model: CompiledModel, fit_state: FitState, buffers: dict[Any, np.ndarray]
 ) -> dict[str, list[Any]]:
     strategy = model.distribute_strategy
     workers = place_among_workers(strategy)[1]
@@ -83,7 +83,7 @@ def _captured_variables(
             variable_state.capture(
                 variable,
                 strategy,
-                lambda copy, array, key=(group, i): buffers.copy((*key, copy), array),
+                lambda copy, array, key=(group, i): variable_state.copied(buffers, (*key, copy), array),
                 equal=group == "optimizer" or bool(getattr(variable, "trainable", False)),
                 num_workers=workers,
             )

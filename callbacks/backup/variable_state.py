@@ -19,38 +19,23 @@ from .files.shard_files import whole
 from .random_state import reached
 
 
-class HostBuffers:
-    """Host memory for snapshots, reused for each: allocating it costs more than the copy itself."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[Any, np.ndarray] = {}
-
-    def copy(self, key: Any, array: np.ndarray) -> np.ndarray:
-        """A copy of `array` in the buffer that belongs to `key`, valid until the next call with that key."""
-        if array.dtype.kind == "O" or array.ndim == 0:
-            return np.array(array)
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.shape != array.shape or buffer.dtype != array.dtype:
-            buffer = self._buffers[key] = np.empty_like(array, order="C")
-        np.copyto(buffer, array)
-        return buffer
-
-    def clear(self) -> None:
-        """Releases the memory."""
-        self._buffers.clear()
+def copied(buffers: dict[Any, np.ndarray], key: Any, array: np.ndarray) -> np.ndarray:
+    """A copy of `array` in the buffer of `key`, valid until the next call with it: allocating costs more than copying."""
+    if array.dtype.kind == "O" or array.ndim == 0:
+        return np.array(array)
+    buffer = buffers.get(key)
+    if buffer is None or buffer.shape != array.shape or buffer.dtype != array.dtype:
+        buffer = buffers[key] = np.empty_like(array, order="C")
+    np.copyto(buffer, array)
+    return buffer
 
 
 def variables_of(model: CompiledModel, metrics: bool = True) -> dict[str, list[Any]]:
     """Every variable that training can change, each once, in the order in which the script creates them.
 
-    Args:
-        model: the model.
-        metrics: whether those of the metrics belong to it.
-
-    Returns:
-        dict with "model" (weights, other layer state, seed generators), "optimizer" (its state, loss scale,
-        accumulators, averages, iterations, learning rate; of each that the model holds), "metrics", and "other"
-        (variables and generators that layers hold in custom objects, or that custom functions name).
+    The groups are "model" (weights, other layer state, seed generators), "optimizer" (its state, loss scale, accumulators,
+    averages, iterations, learning rate; of each that the model holds), "metrics" (empty unless wanted), and "other"
+    (variables and generators that layers hold in custom objects, or that custom functions name).
     """
     seen: set[int] = set()
 
@@ -63,10 +48,9 @@ def variables_of(model: CompiledModel, metrics: bool = True) -> dict[str, list[A
                 result.append(variable)
         return result
 
-    optimizers = optimizers_of(model)
     return {
         "model": new(model.variables),
-        "optimizer": new(v for each in optimizers for v in (*each.variables, *errors_of(each))),
+        "optimizer": new(v for each in optimizers_of(model) for v in (*each.variables, *errors_of(each))),
         "metrics": new(model.metrics_variables if metrics else ()),
         "other": new(
             found.state if isinstance(found, _GENERATORS) else found
@@ -92,14 +76,9 @@ def capture(
     | sharded (optimizer state, see `distribute.sharding`) | parts of one array | every shard | the whole array, cut anew |
     | others whose copies differ | as written | every copy | the mean if that is the aggregation, else the first |
 
-    A sharded variable gives `{"shards": [flat array per local replica]}`.
-
-    Args:
-        variable: `keras.Variable` or `tf.Variable`.
-        strategy: of the model.
-        keep: `keep(copy number, array)` returns an array that does not change while training goes on.
-        equal: whether the copies are known to be equal, as of weights and optimizer state; others are compared.
-        num_workers: int; workers that capture together: with several, even a single part of a sum is kept as a copy.
+    A sharded variable gives `{"shards": [flat array per local replica]}`. `keep(copy number, array)` returns an array that
+    does not change while training goes on. Copies are compared, unless they are known to be `equal`, as of weights and
+    optimizer state. With several workers that capture together, even a single part of a sum is kept as a copy.
     """
     value = raw_value(variable)
     if isinstance(value, ShardedValue):

@@ -165,12 +165,12 @@ def test_one_sum_is_given_to_the_first_of_several():
 
 
 def test_host_buffers_copy_and_are_used_again():
-    buffers, array = variable_state.HostBuffers(), np.arange(4.0)
-    first = buffers.copy("a", array)
+    buffers, array = {}, np.arange(4.0)
+    first = variable_state.copied(buffers, "a", array)
     array[:] = 0
     assert first.tolist() == [0, 1, 2, 3]
-    assert buffers.copy("a", array) is first and first.tolist() == [0, 0, 0, 0]
-    assert buffers.copy("a", np.ones(3)) is not first
+    assert variable_state.copied(buffers, "a", array) is first and first.tolist() == [0, 0, 0, 0]
+    assert variable_state.copied(buffers, "a", np.ones(3)) is not first
 
 
 def prints(**changes):

@@ -51,13 +51,8 @@ class FolderOwner:
 
     An owner on the same machine is judged by its process: when it has ended, the folder is taken over at once. One on
     another machine, or in another container, is judged by its sign of life, the time of the file, which it renews every
-    `beat` seconds. No clocks of two machines are compared: the one that wants the folder looks whether the time changes.
-
-    Args:
-        directory: the folder.
-        beat: float; seconds between two signs of life.
-        patience: float; seconds without a sign of life after which an owner elsewhere counts as dead.
-        runs: () -> whether the training that holds the folder still runs; another one of this process asks.
+    `beat` seconds; after `patience` seconds without one it counts as dead. No clocks of two machines are compared: the one
+    that wants the folder looks whether the time changes. Another training run of this process asks `runs` instead.
     """
 
     def __init__(
@@ -70,15 +65,13 @@ class FolderOwner:
         self._runs = runs
         self._directory, self._path = directory, directory / OWNER_FILE
         self._beat, self._patience = beat, patience
-        self._mine: Owner | None = None
+        self._token: str | None = None  # None: it does not hold the folder
         self._ticker: Ticker | None = None
 
     def acquire(self) -> None:
-        """Takes the folder, from a dead owner too.
+        """Takes the folder, from a dead owner too; a SaveError where it cannot be written, or has another file of that name.
 
-        Raises:
-            FolderInUseError: another run uses it; the message says which, since when, and how to take over.
-            SaveError: the folder cannot be written, or has another file of that name.
+        A FolderInUseError says which run uses it, since when, and how to take over.
         """
         self.release()
         check_overwrite("`directory` of `BackupAndRestore`", self._path, _is_claim)
@@ -86,39 +79,37 @@ class FolderOwner:
         if found is not None and self._lives(found):
             raise self._in_use(found)
         mine = Owner(this_process(), socket.gethostname(), time.time(), uuid.uuid4().hex)
-        _held[mine.token] = self
-        self._mine = mine
+        _held[mine.token], self._token = self, mine.token
         try:
             self._write(mine, instead_of=found)
             self.check()
         except BaseException:
-            self._mine = None
-            _held.pop(mine.token, None)
+            self.release()
             raise
         self._ticker = Ticker("backup-owner", self._keep_alive, lambda: self._beat)
         self._ticker.start()
 
     def check(self) -> None:
         """Raises FolderInUseError if another run has taken the folder over. Does nothing before `acquire`."""
-        if self._mine is None:
+        if self._token is None:
             return
         found = read_owner(self._directory)
         if found is None and not self._directory.is_dir():
             return  # the save itself says that the folder is gone
-        if found is None or found.token != self._mine.token:
+        if found is None or found.token != self._token:
             raise self._in_use(found, taken=True)
 
     def release(self) -> None:
         """Gives the folder back. Does nothing before `acquire`."""
-        mine, self._mine = self._mine, None
-        if mine is None:
+        token, self._token = self._token, None
+        if token is None:
             return
         if self._ticker is not None:
             self._ticker.stop(self._patience)  # it may be writing to a disk that hangs
             self._ticker = None
-        _held.pop(mine.token, None)
+        _held.pop(token, None)
         found = read_owner(self._directory)
-        if found is not None and found.token == mine.token:
+        if found is not None and found.token == token:
             with contextlib.suppress(OSError):
                 self._path.unlink()
 
@@ -190,7 +181,7 @@ class FolderOwner:
     def _keep_alive(self) -> bool:
         with contextlib.suppress(OSError):
             found = read_owner(self._directory)
-            if self._mine is not None and found is not None and found.token == self._mine.token:
+            if found is not None and found.token == self._token:
                 os.utime(self._path)
         return True
 

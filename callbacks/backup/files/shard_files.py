@@ -28,11 +28,9 @@ Shards = dict[str, dict[int, Any]]
 
 
 def held_here(variables: Mapping[str, Sequence[Any]], kind: str) -> Shards:
-    """What only this worker holds in what was captured: group -> number of the variable -> arrays; no group is left out.
+    """The "shards" or "copies" (`kind`) that only this worker holds: group -> number of the variable -> arrays.
 
-    Args:
-        variables: by group.
-        kind: "shards" or "copies".
+    No group is left out.
     """
     return {
         group: {
@@ -64,12 +62,7 @@ def job(
     path = store.path_of(int(fit), int(number))
     if worker:
         return lambda: write_part(path, save, worker, shards)
-
-    def write_after_parts() -> None:
-        content["parts"] = written_parts(path, save, workers)
-        store.write(content, summary, check)
-
-    return write_after_parts
+    return lambda: store.write({**content, "parts": written_parts(path, save, workers)}, summary, check)
 
 
 def part_path(path: Path, worker: int) -> Path:
@@ -86,10 +79,8 @@ def write_part(path: Path, save: int, worker: int, shards: Shards) -> None:
     """Writes this worker's part of the backup `path` and tells the chief. Context: the writing thread of a worker.
 
     Each worker writes its part whole, then sends its checksum. The chief waits for all, then writes the backup, which
-    names the parts: only then there is one. Parts without a backup are left over from an interrupted save.
-
-    Raises:
-        SaveError: it cannot be written; the chief raises the same.
+    names the parts: only then there is one. Parts without a backup are left over from an interrupted save. Where a part
+    cannot be written, the chief raises the same SaveError.
     """
     own, key = part_path(path, worker), f"unisono/backup/{save}/{worker}"
     try:
@@ -101,10 +92,9 @@ def write_part(path: Path, save: int, worker: int, shards: Shards) -> None:
 
 
 def written_parts(path: Path, save: int, workers: int) -> list[dict[str, str]]:
-    """The parts of all other workers, once they are written. Context: the writing thread of the chief.
+    """The parts of all other workers, once they are written; a SaveError where one was not written, or not in time.
 
-    Raises:
-        SaveError: a part could not be written, or was not in time.
+    Context: the writing thread of the chief.
     """
     found, until = [], time.monotonic() + _LONGEST * peer_timeout()
     for worker in range(1, workers):
@@ -123,13 +113,10 @@ def written_parts(path: Path, save: int, workers: int) -> list[dict[str, str]]:
     return found
 
 
-def with_parts(path: Path, content: Any, skips: Callable[[int], bool]) -> Any:
-    """The content of the backup `path` with the shards of its parts.
+def with_parts(path: Path, content: Any, outline: bool, only: int | None) -> Any:
+    """The content of the backup `path` with the shards of its parts; a DamagedFileError where a part is not its own.
 
-    Of the parts of a worker that is skipped every byte is checked, and nothing is kept: they hold zeros.
-
-    Raises:
-        DamagedFileError: a part is missing, or belongs to another backup.
+    Of an `outline`, and of the parts of other workers than `only`, every byte is checked and nothing is kept.
     """
     if not isinstance(content, dict) or "parts" not in content:
         return content
@@ -140,7 +127,7 @@ def with_parts(path: Path, content: Any, skips: Callable[[int], bool]) -> Any:
             own = path.with_name(part["name"])
             if own.name != part["name"] or not own.name.endswith(f".part-{worker}.unisono"):
                 raise ValueError(f"{part['name']!a} is no name of a part of worker {worker}")
-            shards = container.read(own, outline=skips(worker))[1]["shards"]
+            shards = container.read(own, outline or only not in (None, worker))[1]["shards"]
             if container.checksum(own).hex() != part["checksum"]:
                 raise container.DamagedFileError(f"{own} belongs to another save")
             for group, members in shards.items():
@@ -154,12 +141,9 @@ def with_parts(path: Path, content: Any, skips: Callable[[int], bool]) -> Any:
 
 
 def own_are_enough(content: Any, variables: Mapping[str, Sequence[Any]], place: tuple[int, int]) -> bool:
-    """Whether a worker needs of a backup's shards its own alone: what was in shards is still, on as many workers.
+    """Whether the worker at `place_among_workers` needs its own shards alone: the same variables are sharded as before.
 
-    Args:
-        content: of the backup, with all parts or their outlines.
-        variables: of the training, in the groups and the order of the backup.
-        place: this worker's number, and how many there are.
+    The `content` has all parts or their outlines; `variables` are in the groups and the order of the backup.
     """
     pairs = [
         (saved["shards"], raw_value(variable))

@@ -1,4 +1,4 @@
-"""A directory of backups: which there are, the newest good one, the next name, how many to keep."""
+"""A directory of backups: which there are, the newest good one, the next name, how many to keep; the thread that writes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,12 +105,10 @@ def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
     return read_checked(local_path("path", path))
 
 
-def read_checked(
-    path: Path, outline: bool = False, skips_worker: Callable[[int], bool] = lambda worker: False
-) -> tuple[dict[str, Any], Any]:
-    """`read_backup`. Arrays of an `outline`, and the shards of workers that are skipped, are checked and not kept."""
+def read_checked(path: Path, outline: bool = False, only: int | None = None) -> tuple[dict[str, Any], Any]:
+    """`read_backup`. Arrays of an `outline`, and shards of other workers than `only`, are checked and not kept."""
     summary, content = container.read(path, outline)
-    content = shard_files.with_parts(path, content, skips_worker)
+    content = shard_files.with_parts(path, content, outline, only)
     schema.check(path, summary, content)
     return summary, content
 
@@ -177,9 +176,7 @@ class BackupStore:
     def newest_good(self, read: Callable[[Path], Any] = lambda path: read_checked(path)[1]) -> Found:
         """The newest backup that is complete; later backups continue its run. `read` gives the content of a backup.
 
-        Raises:
-            NewerFormatError: a newer version wrote the newest one.
-            BackupMismatchError: another backup belongs to another run.
+        A NewerFormatError where a newer version wrote the newest, a BackupMismatchError where one is of another run.
         """
         problems: list[str] = []
         for path in backup_paths(self.directory, self.fit):
@@ -244,6 +241,41 @@ class BackupStore:
             self.directory.rmdir()
 
 
+class BackgroundWriter:
+    """Runs one job at a time in a thread, so at most one snapshot is in memory; its errors are raised in the main thread.
+
+    The interpreter waits for a running job when the main thread ends.
+    """
+
+    def __init__(self) -> None:
+        self._running: tuple[Future[object], ThreadPoolExecutor] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is running."""
+        return self._running is not None and not self._running[0].done()
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Starts `job` in the background, after the one before it has ended; raises what that one raised."""
+        self.wait()
+        executor = ThreadPoolExecutor(1, "unisono-backup")
+        self._running = executor.submit(job), executor
+
+    def raise_error(self) -> None:
+        """Raises the error of a job that has ended, once."""
+        if not self.busy:
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until the running job has ended, and raises its error."""
+        if self._running is None:
+            return
+        future, executor = self._running
+        executor.shutdown()
+        self._running = None
+        future.result()
+
+
 def _remove(path: Path) -> None:
     """Removes a backup, then its parts; or a part. A file that has such a name and is none is left."""
     for file in [path, *shard_files.part_paths(path)]:
@@ -256,7 +288,7 @@ def _inspect(path: Path) -> BackupInfo:
     size = 0
     try:
         size = sum(file.lstat().st_size for file in [path, *shard_files.part_paths(path)])
-        summary, _ = read_checked(path, outline=True, skips_worker=lambda worker: True)
+        summary, _ = read_checked(path, outline=True)
     except container.NewerFormatError as error:
         return BackupInfo(path, "newer", size=size, problem=str(error))
     except (OSError, MemoryError) as error:
