@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from .trained_model import CompiledModel
+from .trained_model import TrainedModel
 
 _WRITES_MODELS = ("ModelCheckpoint", "OrbaxCheckpoint", "BackupAndRestore")
 
@@ -14,7 +14,7 @@ _WRITES_MODELS = ("ModelCheckpoint", "OrbaxCheckpoint", "BackupAndRestore")
 class OneBatch(keras.callbacks.Callback):
     """Ends the training after one step, and each validation after one."""
 
-    model: CompiledModel
+    model: TrainedModel
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Runs one step per compiled call, whatever `compile` was given."""

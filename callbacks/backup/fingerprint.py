@@ -15,13 +15,13 @@ import tensorflow as tf
 
 from ...compat.keras_private.random_state import seeds_as_set
 from ..fit_state import FitState
-from ..trained_model import CompiledModel
+from ..trained_model import TrainedModel
 from . import settings, variable_state
 
 _MOST_LISTED = 12
 
 
-def identity(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
+def identity(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     """What tells this training from others and does not change while it runs: settings, seeds, content of the data.
 
     JSON values. What cannot be known is None. It can take a second where the data is large; call it once in a `fit`.
@@ -44,7 +44,7 @@ def identity(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
 
 
 def fingerprint(
-    model: CompiledModel, fit_state: FitState, source_state: Mapping[str, Any], who: Mapping[str, Any]
+    model: TrainedModel, fit_state: FitState, source_state: Mapping[str, Any], who: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What must be equal for a backup to fit: variables, data, and `who`, the `identity`. JSON values."""
     return {

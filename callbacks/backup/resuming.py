@@ -13,7 +13,7 @@ from ...compat.tensorflow_graphs.random_operations import drawing_operations
 from ...distribute.workers.agreement import gather_json, place_among_workers
 from ..fit_state import FitState
 from ..safe_file import SaveError
-from ..trained_model import CompiledModel
+from ..trained_model import TrainedModel
 from .callback_state import named
 from .files.container import BackupMismatchError, NewerFormatError
 from .files.shard_files import own_are_enough
@@ -31,7 +31,7 @@ _ERRORS = (NewerFormatError, BackupMismatchError, SaveError)
 
 
 def on_all_workers(
-    model: CompiledModel, chief: bool, directory: Path, find: Callable[[Callable[[Path], Any]], Found]
+    model: TrainedModel, chief: bool, directory: Path, find: Callable[[Callable[[Path], Any]], Found]
 ) -> Found:
     """The backup that the chief finds, on every worker: all must resume from the same step, or raise the same error.
 
@@ -54,7 +54,7 @@ def on_all_workers(
     return found
 
 
-def content_for(model: CompiledModel, path: Path) -> Any:
+def content_for(model: TrainedModel, path: Path) -> Any:
     """The content of a backup, as far as this worker restores it: only its own shards where they are enough."""
     place = place_among_workers(model.distribute_strategy)
     content = read_checked(path, only=place[0])[1]
@@ -63,7 +63,7 @@ def content_for(model: CompiledModel, path: Path) -> Any:
     return content
 
 
-def build_optimizer(model: CompiledModel, scope: Any) -> None:
+def build_optimizer(model: TrainedModel, scope: Any) -> None:
     """Makes the optimizer state that a backup is restored into. Our `fit` makes it before it begins."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not model.built:
@@ -96,7 +96,7 @@ def announce(path: Path, content: dict[str, Any], fit_state: FitState, left_over
     )
 
 
-def warn_if_inexact(model: CompiledModel, fit_state: FitState) -> None:
+def warn_if_inexact(model: TrainedModel, fit_state: FitState) -> None:
     """Warns of the first reason for which this training cannot be resumed exactly, if there is one."""
     reasons = [_why_inexact(fit_state.source), _why_inexact(fit_state.validation)]
     if reasons[1]:
@@ -107,7 +107,7 @@ def warn_if_inexact(model: CompiledModel, fit_state: FitState) -> None:
         warnings.warn(found, stacklevel=2)
 
 
-def warn_of_own_states(model: CompiledModel) -> None:
+def warn_of_own_states(model: TrainedModel) -> None:
     """Warns where the steps, which have been compiled, draw from random operations that nothing can save."""
     graph = getattr(model.train_function, "graph", lambda: None)()
     names = [] if graph is None else drawing_operations(graph)
@@ -136,7 +136,7 @@ def _cut(validation: Any) -> str | None:
     )
 
 
-def _drawn_by_several(model: CompiledModel, fit_state: FitState) -> str | None:
+def _drawn_by_several(model: TrainedModel, fit_state: FitState) -> str | None:
     """The sentence where an input and something else draw from one generator."""
     inputs = [("x", fit_state.source), ("validation_data", fit_state.validation)]
     owners = [

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ...distribute.workers.agreement import gather_bytes, gather_json, place_among_workers, spans_workers
 from ..fit_state import FitState
-from ..trained_model import CompiledModel
+from ..trained_model import TrainedModel
 from . import callback_state, random_state, variable_state
 from .callback_state import named
 from .files import container
@@ -25,7 +25,7 @@ _LARGE, _SAME_AS = "iterator", "same_iterator_as"  # what may be large in a sour
 
 
 def capture(
-    model: CompiledModel,
+    model: TrainedModel,
     fit_state: FitState,
     epoch: int,
     step: int,
@@ -74,7 +74,7 @@ def capture(
 
 
 def _captured_variables(
-    model: CompiledModel, fit_state: FitState, buffers: dict[Any, np.ndarray]
+    model: TrainedModel, fit_state: FitState, buffers: dict[Any, np.ndarray]
 ) -> dict[str, list[Any]]:
     strategy = model.distribute_strategy
     workers = place_among_workers(strategy)[1]
@@ -93,7 +93,7 @@ def _captured_variables(
     }
 
 
-def validation_start(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
+def validation_start(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     """The few things that a validation can change and that a repeated one must begin with."""
     seeds = {
         i: variable_state.capture(variable, model.distribute_strategy, lambda _, array: np.array(array))
@@ -104,7 +104,7 @@ def validation_start(model: CompiledModel, fit_state: FitState) -> dict[str, Any
     return {"random": drawn, "seeds": seeds, "validation": _position_for_validation(fit_state)}
 
 
-def held_generators(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
+def held_generators(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     """The generators of NumPy and Python that layers, the loss and callbacks hold or draw from."""
     callbacks = {f"callback {name}": each for name, each in named(fit_state.callbacks)}
     return found_generators({**variable_state.held_by(model), **callbacks})
@@ -122,7 +122,7 @@ def _position_for_validation(fit_state: FitState) -> dict[str, Any]:
 
 
 def check(
-    content: dict[str, Any], model: CompiledModel, fit_state: FitState, who: dict[str, Any], path: Any
+    content: dict[str, Any], model: TrainedModel, fit_state: FitState, who: dict[str, Any], path: Any
 ) -> None:
     """Raises BackupMismatchError for a backup of something else, on all workers, with a list of the differences."""
     # Only sources that resume by index can be asked for their state before it is restored: an iterator has one use.
@@ -141,7 +141,7 @@ def check(
         )
 
 
-def restore_values(content: dict[str, Any], model: CompiledModel, fit_state: FitState) -> list[str]:
+def restore_values(content: dict[str, Any], model: TrainedModel, fit_state: FitState) -> list[str]:
     """Restores variables, callbacks and random generators; can be repeated. Returns the states without a callback."""
     strategy = model.distribute_strategy
     place = place_among_workers(strategy)
@@ -156,7 +156,7 @@ def restore_values(content: dict[str, Any], model: CompiledModel, fit_state: Fit
     return left_over
 
 
-def restore_position(content: dict[str, Any], model: CompiledModel, fit_state: FitState) -> None:
+def restore_position(content: dict[str, Any], model: TrainedModel, fit_state: FitState) -> None:
     """Sets the position in `fit` and in the data."""
     calendar = content["calendar"]
     fit_state.epoch, fit_state.step = calendar["epoch"], calendar["step"]

@@ -14,7 +14,7 @@ from ...compat.keras_private.variables import is_read_together, raw_value, sums_
 from ...distribute.sharding.sharded_value import ShardedValue
 from ...optimizers.held_optimizers import optimizers_of
 from ...optimizers.stages.error_feedback import errors_of
-from ..trained_model import CompiledModel
+from ..trained_model import TrainedModel
 from .files.shard_files import whole
 from .random_state import reached
 
@@ -30,7 +30,7 @@ def copied(buffers: dict[Any, np.ndarray], key: Any, array: np.ndarray) -> np.nd
     return buffer
 
 
-def variables_of(model: CompiledModel, metrics: bool = True) -> dict[str, list[Any]]:
+def variables_of(model: TrainedModel, metrics: bool = True) -> dict[str, list[Any]]:
     """Every variable that training can change, each once, in the order in which the script creates them.
 
     The groups are "model" (weights, other layer state, seed generators), "optimizer" (its state, loss scale, accumulators,
@@ -144,7 +144,7 @@ def describe(variables: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
 _GENERATORS = (tf.random.Generator, keras.random.SeedGenerator)
 
 
-def held_by(model: CompiledModel) -> dict[str, Any]:
+def held_by(model: TrainedModel) -> dict[str, Any]:
     """What the layers of a model hold, and its loss, for `reached`."""
     layers = {f"layer {i}": (dict(vars(layer)), layer) for i, layer in enumerate(layers_of(model))}
     return {**layers, "loss": getattr(model, "loss", None)}

@@ -16,10 +16,9 @@ import tensorflow as tf
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.storage import local_path
 from ...optimizers.stages.gradient_watch import GradientWatch, watch_gradients
-from ..custom_loop import CustomLoopSupport
+from ..custom_loop import CustomLoopSupport, add_step_hook, remove_step_hook
 from ..monitoring.json_lines import jsonable
 from ..safe_file import begins_with_json, check_overwrite, write_safely
-from ..step_hooks import add_step_hook, remove_step_hook
 
 
 class AnomalyWarning(UserWarning):

@@ -22,8 +22,7 @@ from ...compat.keras_private.callbacks import (
 from ...distribute.arguments import truth, whole_number
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.storage import tensorflow_path
-from ..custom_loop import CustomLoopSupport
-from ..step_hooks import add_step_hook, remove_step_hook
+from ..custom_loop import CustomLoopSupport, add_step_hook, remove_step_hook
 
 
 class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):

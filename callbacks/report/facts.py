@@ -19,7 +19,7 @@ from ...compat.tensorflow_private.strategies import devices_of
 from ...compat.versions import installed
 from ...distribute.environment import shown_variables
 from ..fit_state import FitState
-from ..trained_model import CompiledModel
+from ..trained_model import TrainedModel
 
 _PACKAGES = ("unisono", "tensorflow", "keras", "numpy")
 # What users call a class, by its name.
@@ -37,7 +37,7 @@ _INPUTS = {
 }
 
 
-def facts_of(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
+def facts_of(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     """What a report says about a run before its first number: flat dicts of JSON values, and the summary of the model."""
     lines: list[str] = []
     model.summary(print_fn=lambda text, **_: lines.append(text), line_length=96)
@@ -80,7 +80,7 @@ def memory_bytes() -> dict[str, int]:
     return found
 
 
-def _model(model: CompiledModel) -> dict[str, Any]:
+def _model(model: TrainedModel) -> dict[str, Any]:
     count = lambda weights: int(sum(np.prod(w.shape) for w in weights))  # noqa: E731
     outputs = list(getattr(model, "output_names", None) or [])
     return {
@@ -94,7 +94,7 @@ def _model(model: CompiledModel) -> dict[str, Any]:
     }
 
 
-def _strategy(model: CompiledModel) -> dict[str, Any]:
+def _strategy(model: TrainedModel) -> dict[str, Any]:
     strategy = model.distribute_strategy
     kind = type(strategy).__name__
     return {
@@ -105,7 +105,7 @@ def _strategy(model: CompiledModel) -> dict[str, Any]:
     }
 
 
-def _configuration(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
+def _configuration(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     kind = type(fit_state.source).__name__
     result: dict[str, Any] = {
         "epochs": fit_state.epochs,

@@ -11,8 +11,7 @@ from typing import Any
 from ...distribute.hardware.device_memory import in_words
 from ..monitoring.formatting import duration, number
 from ..safe_file import open_plain
-from .charts import COLORS, chart_style
-from .curves import metric_charts, other_charts, unique
+from .charts import COLORS, chart_style, metric_charts, other_charts, unique
 from .runs import Run
 
 _TEMPLATE = Path(__file__).with_name("page.html")

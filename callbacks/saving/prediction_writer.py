@@ -25,7 +25,7 @@ from ..safe_file import (
     save_error,
     temporary_path,
 )
-from ..trained_model import CompiledModel
+from ..trained_model import TrainedModel
 
 
 class PredictionWriter(keras.callbacks.Callback):
@@ -51,7 +51,7 @@ class PredictionWriter(keras.callbacks.Callback):
         ((64, 1), (64, 1))
     """
 
-    model: CompiledModel
+    model: TrainedModel
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
