@@ -38,15 +38,12 @@ def write_safely(
     """Writes the file `path` with `write(stream)`; after a failure or crash the old file is unchanged.
 
     Order: a new file next to it, `write`, flush and fsync of the file, `check`, rename to `path`, fsync of the directory.
-
-    Raises:
-        SaveError: the directory is gone, read-only or full, or the disk failed; `errno` says which.
+    The `errno` of a SaveError says whether the directory is gone, read-only or full, or the disk failed.
     """
     path = Path(path)
     temporary = temporary_path(path)
-    with rename_safely(temporary, path, check):
-        with open(temporary, "wb") as stream:
-            write(stream)
+    with rename_safely(temporary, path, check), open(temporary, "wb") as stream:
+        write(stream)
 
 
 @contextlib.contextmanager

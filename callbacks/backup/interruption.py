@@ -10,9 +10,6 @@ from typing import Any
 
 from ..fit_state import FitState
 
-# What a shell reports for a process that SIGTERM ended: 128 + 15.
-EXIT_STATUS = 143
-
 
 class InterruptionHandlers:
     """Owns the handlers of SIGTERM and SIGINT from `install` to `remove`.
@@ -52,9 +49,8 @@ class InterruptionHandlers:
         if fit_state is None or fit_state.asked_to_exit is not None or not self._runs():
             self.remove()
             if signal.getsignal(number) == self._handle:  # whose it was before is not known
-                signal.signal(
-                    number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-                )
+                default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+                signal.signal(number, default)
             signal.raise_signal(number)
             return
         fit_state.asked_to_exit = signal.Signals(number).name
@@ -66,4 +62,4 @@ def stop(reason: str) -> None:
     """Ends training for `reason`, the name of a signal: `KeyboardInterrupt` for SIGINT, else `SystemExit` with 143."""
     if reason == "SIGINT":
         raise KeyboardInterrupt
-    raise SystemExit(EXIT_STATUS)
+    raise SystemExit(143)  # what a shell reports for a process that SIGTERM ended: 128 + 15

@@ -101,8 +101,8 @@ def warn_if_inexact(model: TrainedModel, fit_state: FitState) -> None:
     reasons = [_why_inexact(fit_state.source), _why_inexact(fit_state.validation)]
     if reasons[1]:
         reasons[1] = reasons[1].replace("x is", "validation_data is", 1)
-    others = [_cut(fit_state.validation), _drawn_by_several(model, fit_state)]
-    found = next(filter(None, [*reasons, *others]), None)
+    reasons += [_cut(fit_state.validation), _drawn_by_several(model, fit_state)]
+    found = next(filter(None, reasons), None)
     if found:
         warnings.warn(found, stacklevel=2)
 
@@ -139,16 +139,13 @@ def _cut(validation: Any) -> str | None:
 def _drawn_by_several(model: TrainedModel, fit_state: FitState) -> str | None:
     """The sentence where an input and something else draw from one generator."""
     inputs = [("x", fit_state.source), ("validation_data", fit_state.validation)]
-    owners = [
-        (name, {id(raw_value(each)) for each in getattr(source, "owned", ())}) for name, source in inputs
-    ]
+    owners = [(n, {id(raw_value(each)) for each in getattr(source, "owned", ())}) for n, source in inputs]
     if not any(owned for _, owned in owners):
         return None
     callbacks = {f"callback {name}": each for name, each in named(fit_state.callbacks)}
-    model_draws = found_generators(held_by(model))
-    callbacks_draw = found_generators(callbacks)
     variables = {v.name: v for group in variables_of(model).values() for v in group if v.name is not None}
-    users = [("the model", {**model_draws, **variables}), ("a callback", callbacks_draw)]
+    drawn_by_model = {**found_generators(held_by(model)), **variables}
+    users = [("the model", drawn_by_model), ("a callback", found_generators(callbacks))]
     for place, owned in owners:
         for user, drawn in users:
             for name, each in drawn.items():

@@ -27,12 +27,7 @@ class SaveSchedule:
 
     @classmethod
     def parse(cls, save_freq: Any, or_never: bool = True) -> SaveSchedule:
-        """Reads "epoch", an int (steps), seconds as a float, a string or a timedelta, or False; a ValueError otherwise.
-
-        Args:
-            save_freq: as the user gave it.
-            or_never: whether False, for never, is allowed.
-        """
+        """Reads "epoch", an int (steps), seconds as a float, str or timedelta, or False if `or_never`."""
         if isinstance(save_freq, str) and save_freq == "epoch":
             return cls("epoch")
         if or_never and save_freq is False:

@@ -87,11 +87,8 @@ def differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> 
         for number, (old, new) in enumerate(zip(saved, now)):
             yield from differences(_item(what, number, old, new), old, new, same_versions)
         return
-    if (
-        isinstance(saved, str)
-        and isinstance(now, str)
-        and not (same_versions and _VALUES in saved and _VALUES in now)
-    ):
+    texts = isinstance(saved, str) and isinstance(now, str)
+    if texts and not (same_versions and _VALUES in saved and _VALUES in now):
         mark = _VALUES if same_versions else _CODE
         saved, now = saved.partition(mark)[0], now.partition(mark)[0]
     if saved != now:
@@ -141,9 +138,8 @@ def _plain_mapping(value: Mapping[Any, Any]) -> Any:
     for key, item in value.items():
         if key in _IGNORED or (key == "learning_rate" and isinstance(item, float | int)):
             continue
-        result[str(key)] = (
-            re.sub(r"_\d+$", "", item) if key == "name" and isinstance(item, str) else plain(item)
-        )
+        numbered = key == "name" and isinstance(item, str)
+        result[str(key)] = re.sub(r"_\d+$", "", item) if numbered else plain(item)
     if "class_name" in result and isinstance(result.get("config"), Mapping):
         result = {"class": result.pop("class_name"), **result.pop("config"), **result}
     return result
@@ -190,9 +186,8 @@ def text_of_value(value: Any, outer: tuple[Any, ...] = ()) -> str:
     if isinstance(value, tuple | frozenset):
         texts = [text_of_value(each, outer) for each in value]
         return f"{type(value).__name__} {texts if isinstance(value, tuple) else sorted(texts)}"
-    if isinstance(value, np.ndarray | np.generic) or (
-        isinstance(value, tf.Tensor) and hasattr(value, "numpy")
-    ):
+    eager = isinstance(value, tf.Tensor) and hasattr(value, "numpy")
+    if eager or isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         if array.dtype.hasobject:
             return f"{array.shape} {array.tolist()!r}"

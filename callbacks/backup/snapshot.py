@@ -44,12 +44,10 @@ def capture(
     """
     variables = _captured_variables(model, fit_state, buffers)
     source = fit_state.source.state()
-    worker = {"random": random_state.capture(held_generators(model, fit_state)), "source": source}
-    worker["validation"] = _position_for_validation(fit_state)
-    if before_validation is not None:
-        worker.update({name: before_validation[name] for name in ("random", "validation")})
-        for i, seed in before_validation["seeds"].items():
-            variables["model"][i] = seed
+    start = before_validation or validation_start(model, fit_state)
+    worker = {"random": start["random"], "source": source, "validation": start["validation"]}
+    for i, seed in start["seeds"].items():
+        variables["model"][i] = seed
     variables, parts = _from_all_workers(model.distribute_strategy, variables, worker)
     content = {
         "fingerprint": fingerprint(model, fit_state, source, who),
@@ -100,25 +98,17 @@ def validation_start(model: TrainedModel, fit_state: FitState) -> dict[str, Any]
         for i, variable in enumerate(model.variables)
         if variable.path.endswith("seed_generator_state")
     }
-    drawn = random_state.capture(held_generators(model, fit_state))
-    return {"random": drawn, "seeds": seeds, "validation": _position_for_validation(fit_state)}
+    drawn, source = random_state.capture(held_generators(model, fit_state)), fit_state.validation
+    state = {} if source is None else {n: value for n, value in source.state().items() if n != _LARGE}
+    if state.get("taken") and source.rewinds:  # the next validation begins another pass
+        state.update(passes=state["passes"] + 1, taken=0, step=0, ended=0)
+    return {"random": drawn, "seeds": seeds, "validation": state}
 
 
 def held_generators(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     """The generators of NumPy and Python that layers, the loss and callbacks hold or draw from."""
     callbacks = {f"callback {name}": each for name, each in named(fit_state.callbacks)}
     return found_generators({**variable_state.held_by(model), **callbacks})
-
-
-def _position_for_validation(fit_state: FitState) -> dict[str, Any]:
-    """The position in the data of the validation, as it is before the next one, which begins another pass."""
-    source = fit_state.validation
-    if source is None:
-        return {}
-    state = {name: value for name, value in source.state().items() if name != _LARGE}
-    if state.get("taken") and source.rewinds:
-        state.update(passes=state["passes"] + 1, taken=0, step=0, ended=0)
-    return state
 
 
 def check(

@@ -74,12 +74,11 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         optimizers = [v for v in vars(self.model).values() if hasattr(v, "gradient_transformers")]
         guarded = [o for o in optimizers if getattr(o, "inner_optimizer", None) is None and o.built]
         with self._scope():
-            found = [watch_gradients(optimizer, guard=True) for optimizer in guarded]
-            self._watches = [watch for watch, _ in found]
+            self._watches = [watch_gradients(optimizer, guard=True)[0] for optimizer in guarded]
             for watch in self._watches:
                 watch.reset()
             # With parameter servers, a batch is on the worker that has drawn it.
-            if found and self._in_fit and not on_parameter_servers():
+            if self._watches and self._in_fit and not on_parameter_servers():
                 self._batch = BatchWatch(self.model.fit_state.source.spec, self._watches)
         if self._batch is not None:
             add_step_hook(self.model, "train", self._batch.look)
@@ -151,7 +150,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         warnings.warn(self._text(), AnomalyWarning, stacklevel=2)
 
     def _text(self) -> str:
-        report = self.report or {}
+        report: Any = self.report
         what = "a gradient is" if report["gradients"] else "the loss is"
         where = f"step {report['step']}" if report["exact"] else f"the steps up to {report['step']}"
         parts = [f"In {where} of epoch {report['epoch'] + 1} {what} not finite; training ends"]
@@ -174,8 +173,7 @@ class BatchWatch:
     """A copy of each batch (`spec`: as of a source) on the device, overwritten by the next one until a guard has tripped."""
 
     def __init__(self, spec: Any, guards: Sequence[GradientWatch]) -> None:
-        self._spec = spec
-        self._guards = list(guards)
+        self._spec, self._guards = spec, guards
         self._kept: list[Any] = [_variable_for(s) for s in tf.nest.flatten(spec)]
 
     def look(self, batch: Any) -> None:
@@ -205,7 +203,6 @@ def _variable_for(spec: Any) -> Any:
     if not isinstance(spec, tf.TensorSpec) or spec.dtype in (tf.resource, tf.variant):
         return None
     shape = [size or 0 for size in (spec.shape.as_list() if spec.shape.rank is not None else [0])]
-    initial: Any = tf.zeros(shape, spec.dtype) if spec.dtype != tf.string else tf.fill(shape, "")
     with tf.init_scope(), tf.device("CPU:0"):
         any_shape: Any = None
-        return tf.Variable(initial, trainable=False, shape=tf.TensorShape(any_shape))
+        return tf.Variable(tf.zeros(shape, spec.dtype), trainable=False, shape=tf.TensorShape(any_shape))

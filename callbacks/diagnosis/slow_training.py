@@ -158,10 +158,9 @@ def straggler_text(workers: Sequence[dict[str, Any]], limit: float) -> str:
     total = workers[slow]["input"] + workers[slow]["compute"] + workers[slow]["callbacks"]
     if lost <= limit * total:
         return ""
-    by_input = beyond_others([w["input"] for w in workers]) > lost / 2
-    reason = (
-        "its input is slow" if by_input else "it computes slowly: look for other programs on that machine"
-    )
+    reason = "it computes slowly: look for other programs on that machine"
+    if beyond_others([w["input"] for w in workers]) > lost / 2:
+        reason = "its input is slow"
     return (
         f"Worker {slow} on {workers[slow]['host']} makes the others wait for {lost / max(total, 1e-9):.0%} of the time "
         f"({lost:.1f} s in the last epoch): {reason}."
@@ -184,10 +183,9 @@ def retracing_text(layouts: Sequence[list[tuple[str, str]]], compiled: int) -> s
 
 def layout(fit_state: FitState) -> list[tuple[str, str]]:
     """(name, dtype and shape) of each part of the last batch, for instance ("x", "float32 (32, 8)")."""
-    names = part_names(fit_state.source.spec)
-    if fit_state.compiled_call is None:  # the steps run on the workers of a coordinator
-        return [(name, "") for name in names]
-    leaves = tf.nest.flatten(fit_state.compiled_call.chunks[-1].inputs)
+    names, call = part_names(fit_state.source.spec), fit_state.compiled_call
+    # Without a call the steps run on the workers of a coordinator.
+    leaves = [] if call is None else tf.nest.flatten(call.chunks[-1].inputs)
     if len(leaves) < len(names) or not all(hasattr(leaf, "shape") for leaf in leaves):
         return [(name, "") for name in names]
     return [(name, f"{leaf.dtype.name} {tuple(leaf.shape)}") for name, leaf in zip(names, leaves)]

@@ -22,7 +22,7 @@ from ..backup.save_schedule import SaveSchedule
 from ..custom_loop import CustomLoopSupport
 from ..output_paths import check_template
 from ..safe_file import remove_leftovers
-from .checkpoint_files import CheckpointFolder, Saved, write_checkpoint
+from .checkpoint_files import CheckpointFolder, Saved, valid_entries, write_checkpoint
 
 
 class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
@@ -138,7 +138,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         self.best = state["best"]
         self._batches_seen_since_last_saving = state["batches_since_save"]
         self._last_batch_seen = state["last_batch"]
-        self._saved = self._folder.listed(state["saved"])
+        self._saved = valid_entries(state["saved"])
         self._saved_at = self._clock() - state.get("waited", 0.0)
 
     def on_train_begin(self, logs: dict | None = None) -> None:
@@ -182,18 +182,16 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         entry = Saved(self._folder.name(str(path)), value, None)
         if not should_save(self, epoch, batch, logs, path) or not self._wanted(entry):
             return
-        with read_together(self._state(), here=self._writes_files()):
+        # Keras writes optimizer state into files of weights, too.
+        savers = (self.model, *optimizers_of(self.model, of_layers=True))
+        state = [variable for saver in savers for variable in getattr(saver, "variables", ())]
+        with read_together(state, here=self._writes_files()):
             if self._writes_files():
                 entry = Saved(entry.name, value, self._write(path))
                 if self.verbose > 0:
                     print(f"\nEpoch {epoch + 1}: finished saving model to {path}")
         self._saved = [*self._others(entry), entry]
         self._remove_unwanted()
-
-    def _state(self) -> list[Any]:
-        """The variables that are saved. Keras writes optimizer state into files of weights, too."""
-        savers = (self.model, *optimizers_of(self.model, of_layers=True))
-        return [variable for saver in savers for variable in getattr(saver, "variables", ())]
 
     def _writes_files(self) -> bool:
         return self._fit_state().chief

@@ -41,7 +41,8 @@ def main(argv: list[str]) -> int:
 
     owner = read_owner(directory)
     if owner is not None:
-        print(f"The directory is used by {owner}{'' if owner.runs() else ', which may have ended'}.")
+        ended = "" if owner.process and owner.process.runs() else ", which may have ended"
+        print(f"The directory is used by {owner}{ended}.")
     backups = list_backups(directory)
     checkpoints = {path: _state(path) for path in checkpoints_in(directory)}
     if not backups and not checkpoints:

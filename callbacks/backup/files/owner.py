@@ -33,10 +33,6 @@ class Owner(NamedTuple):
     since: float  # seconds since 1970
     token: str  # of one use of the folder
 
-    def runs(self) -> bool | None:
-        """Whether it runs; None where this machine cannot know."""
-        return None if self.process is None else self.process.runs()
-
     def __str__(self) -> str:
         if self.process is None:
             return "an unknown process"
@@ -115,8 +111,7 @@ class FolderOwner:
 
     def _write(self, mine: Owner, instead_of: Owner | None) -> None:
         """Writes the file: where there was none, only if there still is none."""
-        said = {"process": str(mine.process), "host": mine.host, "since": mine.since, "token": mine.token}
-        text = json.dumps(said).encode()
+        text = json.dumps({**mine._asdict(), "process": str(mine.process)}).encode()
         if instead_of is not None:
             write_safely(self._path, lambda stream: stream.write(text))
             return
@@ -138,7 +133,8 @@ class FolderOwner:
                 temporary.unlink(missing_ok=True)
 
     def _lives(self, found: Owner) -> bool:
-        runs = found.runs()
+        """Whether an owner lives; one elsewhere is waited for up to `patience` seconds, unless its last sign is older."""
+        runs = found.process and found.process.runs()
         if runs and found.process == this_process():
             holder = _held.get(found.token)
             if holder is not None and not holder._runs():  # an error has ended it without `release`
@@ -147,10 +143,6 @@ class FolderOwner:
             return holder is not None
         if runs is not None:
             return runs
-        return self._gives_sign(found)
-
-    def _gives_sign(self, found: Owner) -> bool:
-        """Whether an owner elsewhere lives; waits for up to `patience` seconds, unless its last sign is older than that."""
         first = _time_of(self._path)
         if first is None or self._age(first) > self._patience:
             return False
@@ -167,16 +159,14 @@ class FolderOwner:
         return False
 
     def _age(self, moment: int) -> float:
-        """Seconds from `moment` to now, by the clock of the file system."""
+        """Seconds from `moment` to now, by the clock of the file system; 0 where that cannot be measured."""
         probe = temporary_path(self._directory / "clock")
-        try:
+        seconds = 0.0
+        with contextlib.suppress(OSError):
             probe.touch()
-            return (probe.stat().st_mtime_ns - moment) / 1e9
-        except OSError:
-            return 0.0
-        finally:
-            with contextlib.suppress(OSError):
-                probe.unlink()
+            seconds = (probe.stat().st_mtime_ns - moment) / 1e9
+            probe.unlink()
+        return seconds
 
     def _keep_alive(self) -> bool:
         with contextlib.suppress(OSError):
@@ -197,12 +187,17 @@ def read_owner(directory: str | os.PathLike) -> Owner | None:
     """The owner that is named in a folder, alive or dead; None without one."""
     try:
         with open_plain(Path(directory) / OWNER_FILE) as stream:
-            text = stream.read(_MOST_BYTES)
+            saved: Any = json.loads(stream.read(_MOST_BYTES))
+        process = ProcessIdentity.parse(saved["process"])
+        host, since, token = saved["host"], saved["since"], saved["token"]
+        time.localtime(since)
+        if isinstance(host, str) and isinstance(token, str) and host.isprintable():
+            return Owner(process, host[:255], float(since), token)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError:
-        text = b""
-    return _parse(text)
+    except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
+        pass
+    return Owner(None, "", 0.0, "")
 
 
 def _is_claim(path: Path) -> bool:
@@ -210,19 +205,6 @@ def _is_claim(path: Path) -> bool:
     with open_plain(path) as stream:
         text = stream.read(_MOST_BYTES).strip(b"\0")
     return not text or b'"token"' in text
-
-
-def _parse(text: bytes) -> Owner:
-    try:
-        saved: Any = json.loads(text)
-        process = ProcessIdentity.parse(saved["process"])
-        host, since, token = saved["host"], saved["since"], saved["token"]
-        time.localtime(since)
-        if isinstance(host, str) and isinstance(token, str) and host.isprintable():
-            return Owner(process, host[:255], float(since), token)
-    except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
-        pass
-    return Owner(None, "", 0.0, "")
 
 
 def _time_of(path: Path) -> int | None:
