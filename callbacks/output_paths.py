@@ -54,18 +54,18 @@ def check_output_paths(callbacks: Sequence[Any], logs: Callable[[], set[str]] | 
 
     Raises a SaveError for a path that cannot be created, a ValueError for no path or a placeholder for an unknown log.
     """
+    backed_up = any(isinstance(each, BackupAndRestore) for each in callbacks)
     for callback in callbacks:
         for kind, (name, folder) in _OUTPUTS.items():
             place = getattr(callback, name, None) if isinstance(callback, kind) else None
             if place is not None:
                 argument = f"`{name}` of `{kind.__name__}`"
                 check_template(argument, place)
-                if isinstance(callback, keras.callbacks.ModelCheckpoint):
+                if isinstance(callback, keras.callbacks.ModelCheckpoint) and logs is not None:
                     _check_logs(argument, str(place), logs)
-                backed_up = isinstance(callback, keras.callbacks.CSVLogger) and any(
-                    isinstance(other, BackupAndRestore) for other in callbacks
-                )
-                if backed_up:  # a resume truncates the file
+                if backed_up and isinstance(
+                    callback, keras.callbacks.CSVLogger
+                ):  # a resume truncates the file
                     local_path(argument.strip("`"), place)
                 check_output_path(argument, os.fspath(place), folder)
 
@@ -98,16 +98,13 @@ def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strat
     warnings.warn(str(task), stacklevel=2)
 
 
-def _check_logs(argument: str, pattern: str, logs: Callable[[], set[str]] | None) -> None:
-    wanted = [field for field, _ in fields(pattern) if field not in ("epoch", "batch")]
-    if wanted and logs is not None:
-        known = logs()
-        for name in wanted:
-            if name not in known:
-                raise ValueError(
-                    f"{argument} names the log {name!r}, which this fit does not have: use epoch, batch or one of "
-                    f"{', '.join(sorted(known))}. Received: {shown(pattern)}"
-                )
+def _check_logs(argument: str, pattern: str, logs: Callable[[], set[str]]) -> None:
+    for name, _ in fields(pattern):
+        if name not in ("epoch", "batch") and name not in (known := logs()):
+            raise ValueError(
+                f"{argument} names the log {name!r}, which this fit does not have: use epoch, batch or one of "
+                f"{', '.join(sorted(known))}. Received: {shown(pattern)}"
+            )
 
 
 def check_output_path(argument: str, place: str, folder: bool) -> None:

@@ -149,12 +149,10 @@ def wrap_optimizer(optimizer: Any, model: keras.Model, auto_scale_loss: bool = T
     loss_scale = None if first is None else loss_scale_of(first)
     if loss_scale is None:
         return optimizer
+    scales = ("initial_scale", "min_scale", "max_scale")
+    fixed: Any = {} if loss_scale == "dynamic" else dict.fromkeys(scales, loss_scale)
     with scope_of(optimizer):
-        if loss_scale == "dynamic":
-            return LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
-        return LossScaleOptimizer(
-            optimizer, loss_scale, min_scale=loss_scale, max_scale=loss_scale, name="loss_scale_optimizer"
-        )
+        return LossScaleOptimizer(optimizer, name="loss_scale_optimizer", **fixed)
 
 
 def _make_policy(name: Any, loss_scale: Any) -> Policy:

@@ -88,16 +88,13 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
     ):
         super().__init__()
         if double_checkpoint is not None or isinstance(keep, bool):
-            double = truth("double_checkpoint", keep if double_checkpoint is None else double_checkpoint)
-            keep = 2 if double else 1
+            keep = 1 + truth("double_checkpoint", keep if double_checkpoint is None else double_checkpoint)
         self.directory = backup_directory(directory, backup_dir)
         self.schedule = SaveSchedule.parse(save_freq)
         self.save_before_preemption = truth("save_before_preemption", save_before_preemption)
-        self.delete_when_done = (
-            truth("delete_when_done", delete_when_done)
-            if delete_checkpoint is None
-            else truth("delete_checkpoint", delete_checkpoint)
-        )
+        self.delete_when_done = truth("delete_when_done", delete_when_done)
+        if delete_checkpoint is not None:
+            self.delete_when_done = truth("delete_checkpoint", delete_checkpoint)
         self.background = truth("background", background)
         self.stall_seconds = 0.0
         self.saves = 0
@@ -137,9 +134,8 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self._before_validation = None
         self._running = True
         # In a custom loop nothing brings several workers to the same step after a signal.
-        if self.save_before_preemption and not (
-            fit_state.custom_loop and spans_workers(self.model.distribute_strategy)
-        ):
+        one_step = not (fit_state.custom_loop and spans_workers(self.model.distribute_strategy))
+        if self.save_before_preemption and one_step:
             self._handlers.install(fit_state)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:

@@ -58,33 +58,25 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """One phrase for each thing that differs between two fingerprints; empty when the backup fits."""
 
     def of_variables(*groups: str) -> list[str]:
-        found = []
-        for group in groups:
-            old, new = saved["variables"][group], now["variables"][group]
-            found += _variable_differences(f"{group} variable", old, new)
-        return found
+        pairs = [
+            (f"{group} variable", saved["variables"][group], now["variables"][group]) for group in groups
+        ]
+        return [phrase for pair in pairs for phrase in _variable_differences(*pair)]
 
     found = of_variables("model", "other")
-    found += _identity_differences(saved["identity"], now["identity"], same_variables=not found)
+    old, new = saved["identity"], now["identity"]
+    same_versions = old["versions"] == new["versions"]
+    parts = ["optimizer", "other optimizers", "loss", "loss_weights"]
+    for part in parts if found else [*parts, "model"]:  # its variables say it better
+        old_part, new_part = old["settings"].get(part), new["settings"].get(part)
+        found += settings.differences(part, old_part, new_part, same_versions)
+    found += settings.differences("seed of", old["seeds"], new["seeds"])
+    for part in ("data", "validation data"):
+        found += _known_differences(part, old[part], new[part], same_versions)
     found = found or of_variables("optimizer", "metrics")
     found += _known_differences("data", saved["data"], now["data"])
     if len(found) > _MOST_LISTED:
         found[_MOST_LISTED:] = [f"and {len(found) - _MOST_LISTED} more"]
-    return found
-
-
-def _identity_differences(
-    saved: Mapping[str, Any], now: Mapping[str, Any], same_variables: bool
-) -> list[str]:
-    same_versions = saved["versions"] == now["versions"]
-    found = []
-    for part in ("optimizer", "other optimizers", "loss", "loss_weights", "model"):
-        if part != "model" or same_variables:  # the variables say it better
-            old, new = saved["settings"].get(part), now["settings"].get(part)
-            found += settings.differences(part, old, new, same_versions)
-    found += settings.differences("seed of", saved["seeds"], now["seeds"])
-    for part in ("data", "validation data"):
-        found += _known_differences(part, saved[part], now[part], same_versions)
     return found
 
 
@@ -100,21 +92,19 @@ def _known_differences(what: str, saved: Any, now: Any, same_versions: bool = Tr
 
 
 def _data(fit_state: FitState, source_state: Mapping[str, Any]) -> dict[str, Any]:
-    source = fit_state.source
-    spec = getattr(source, "spec", None)
-    samples = source_state.get("rows")
+    spec, samples = getattr(fit_state.source, "spec", None), source_state.get("rows")
+    layout = [
+        f"{part.dtype.name}{part.shape[1:] if part.shape.rank else part.shape}"
+        if isinstance(part, tf.TensorSpec)
+        else type(part).__name__
+        for part in tf.nest.flatten(spec)
+    ]
     return {
         "rows": None if samples is None else int(samples),
-        "batch_rows": getattr(source, "batch_size", None),
+        "batch_rows": getattr(fit_state.source, "batch_size", None),
         "steps_per_epoch": fit_state.steps_per_epoch,
-        "layout": None if spec is None else [_layout(part) for part in tf.nest.flatten(spec)],
+        "layout": None if spec is None else layout,
     }
-
-
-def _layout(spec: Any) -> str:
-    if isinstance(spec, tf.TensorSpec):
-        return f"{spec.dtype.name}{spec.shape[1:] if spec.shape.rank else spec.shape}"
-    return type(spec).__name__
 
 
 def _variable_differences(kind: str, saved: list[list[Any]], now: list[list[Any]]) -> list[str]:

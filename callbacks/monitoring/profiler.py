@@ -59,8 +59,8 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if steps is not None:
-            several = isinstance(steps, tuple | list) and len(steps) == 2
-            whole = several and all(isinstance(step, int | np.integer) for step in steps)
+            pair = isinstance(steps, tuple | list) and len(steps) == 2
+            whole = pair and all(isinstance(step, int | np.integer) for step in steps)
             if not whole or not 1 <= steps[0] <= steps[1]:
                 raise ValueError(
                     f"`steps` must be (first, last) with first <= last, counted from 1. Received: {shown(steps)}"
@@ -88,9 +88,7 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
         self._captured = False
         self._watch_plain_fit()
         state = self._fit_state()
-        self._steps_before_epoch = 0
-        if self._in_fit and state.steps_per_epoch:
-            self._steps_before_epoch = state.epoch * state.steps_per_epoch
+        self._steps_before_epoch = state.epoch * (state.steps_per_epoch or 0) if self._in_fit else 0
         if self.port is not None and not self._served:
             port = self.port + worker_index()
             if taken := why_taken(port):  # TensorFlow reports nothing, and no profile would be served
@@ -170,7 +168,7 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
 def _unused(path: Path) -> Path:
     """`path`, or where a file is there one with a number: two profiles may end in the same second."""
     names = (path.with_name(f"{number}-{path.name}") for number in itertools.count(2))
-    return next(each for each in (path, *itertools.islice(names, 100)) if not each.exists())
+    return next(each for each in itertools.chain([path], names) if not each.exists())
 
 
 def end_profile() -> str | None:

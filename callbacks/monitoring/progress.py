@@ -152,16 +152,19 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
 
     def _print(self, logs: Any, last: bool) -> None:
         metrics = [f" - {name}: {_log(value)}" for name, value in (logs or {}).items()]
-        line = " ".join(self._parts(last)) + "".join(metrics)
+        beginning = " ".join(self._parts(last))
+        line = beginning + "".join(metrics)
         if not self._in_place or self.verbose == 2:
             self._write(line + "\n")
             return
         columns = self._columns()
         if columns is not None and not last:  # a line that wraps cannot be redrawn
-            line = _fitted(" ".join(self._parts(last)), metrics, columns - 1)
+            line = _fitted(beginning, metrics, columns - 1)
         padding = " " * max(0, self._last_width - len(line))
         self._last_width = len(line)
-        self._write("\r" + _coloured(line) + padding + ("\n" if last else ""))
+        # Bold counts and a green bar, as Keras draws them.
+        coloured = re.sub(r"^\S+", "\33[1m\\g<0>\33[0m", re.sub("━+", "\33[32m\\g<0>\33[0m", line))
+        self._write("\r" + coloured + padding + ("\n" if last else ""))
 
     def _parts(self, last: bool) -> list[str]:
         target, seconds = self.target, self._rate.seconds_per_step
@@ -242,9 +245,3 @@ def _log(value: Any) -> str:
     if abs(number) >= 2 and number.is_integer():
         return str(int(number))
     return f"{number:.4f}" if abs(number) > 1e-3 or number == 0 else f"{number:.4e}"
-
-
-def _coloured(line: str) -> str:
-    """Bold counts and a green bar, as Keras draws them."""
-    line = re.sub("━+", "\33[32m\\g<0>\33[0m", line)
-    return re.sub(r"^\S+", "\33[1m\\g<0>\33[0m", line)

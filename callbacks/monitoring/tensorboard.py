@@ -63,11 +63,8 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
 
     def steps_until_call(self, step: int) -> int | None:
         """The next step at which something is written, or a profile begins or ends."""
-        done = self._global_train_batch
-        wanted = []
-        frequency: Any = self.update_freq
-        if frequency != "epoch":
-            wanted.append(frequency - done % frequency)
+        done, frequency = self._global_train_batch, self.update_freq
+        wanted = [] if frequency == "epoch" else [frequency - done % frequency]
         first, last = profiled_steps(self) or (0, 0)
         wanted += [at - done for at in (first - 1, last) if at > done]
         return min(wanted, default=None)
@@ -156,7 +153,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         if "test" in self._counters:
             self._global_test_batch = int(self._counters["test"].numpy())
         optimizer = self._optimizer
-        if optimizer is not None and hasattr(optimizer, "iterations"):
+        if hasattr(optimizer, "iterations"):
             with validation_writer(self).as_default(), tf.summary.record_if(True):
                 for name, value in (logs or {}).items():
                     step = int(optimizer.iterations.numpy())
@@ -218,12 +215,11 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         return logs if self._optimizer is None else super()._collect_learning_rate(logs)
 
     def _compute_steps_per_second(self) -> float:
-        seconds = max(time.time() - self._epoch_start_time, 1e-9)
-        return (self._global_train_batch - self._epoch_first) / seconds
+        steps = self._global_train_batch - self._epoch_first
+        return steps / max(time.time() - self._epoch_start_time, 1e-9)
 
     def _write_keras_model_train_graph(self) -> None:
-        function = getattr(self.model, "train_function", None)
-        graph = function.graph() if function is not None and hasattr(function, "graph") else None
+        graph = getattr(getattr(self.model, "train_function", None), "graph", lambda: None)()
         if graph is not None:
             with train_writer(self).as_default(), tf.summary.record_if(True):
                 tf.summary.graph(graph)

@@ -106,15 +106,13 @@ def _strategy(model: TrainedModel) -> dict[str, Any]:
 
 
 def _configuration(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
-    kind = type(fit_state.source).__name__
+    kind, auto_steps = type(fit_state.source).__name__, getattr(model, "_auto_steps", False)
     result: dict[str, Any] = {
         "epochs": fit_state.epochs,
         "steps per epoch": fit_state.steps_per_epoch or "unknown",
         "global batch": fit_state.samples_per_step or "unknown",
         "input": "unknown" if fit_state.custom_loop else _INPUTS.get(kind, kind),
-        "steps per compiled call": "auto"
-        if getattr(model, "_auto_steps", False)
-        else model.steps_per_execution,
+        "steps per compiled call": "auto" if auto_steps else model.steps_per_execution,
         "loss": _name(getattr(model, "loss", None)),
         **{name: str(seed) for name, seed in seeds_as_set().items()},
     }

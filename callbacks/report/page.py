@@ -64,10 +64,13 @@ def _template() -> Any:
     """The page, in which Jinja escapes every value."""
     import jinja2
 
+    def moment(seconds: float) -> str:
+        return f"{datetime.datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"duration": duration, "moment": _moment, "number": number, "size": in_words}
+    environment.filters |= {"duration": duration, "moment": moment, "number": number, "size": in_words}
     environment.globals |= {"colors": COLORS, "generator": environment.filters["safe"](_GENERATOR)}
     return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
 
@@ -119,15 +122,9 @@ def _results(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 def _differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     """The facts that are not the same in all runs: name -> a value for each run."""
-    flat = [
-        {f"{part}: {key}": number(value) for part in _FACTS for key, value in run.facts.get(part, {}).items()}
-        for run in runs
-    ]
-    values = {
-        key: [facts.get(key, "") for facts in flat] for key in unique(k for facts in flat for k in facts)
-    }
+    values: dict[str, list[str]] = {}
+    for i, run in enumerate(runs):
+        for part in _FACTS:
+            for key, value in run.facts.get(part, {}).items():
+                values.setdefault(f"{part}: {key}", [""] * len(runs))[i] = number(value)
     return {key: each for key, each in values.items() if len(set(each)) > 1}
-
-
-def _moment(seconds: float) -> str:
-    return f"{datetime.datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"

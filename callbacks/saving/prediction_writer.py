@@ -167,9 +167,9 @@ class PredictionWriter(keras.callbacks.Callback):
 
 
 class _ArrayFile:
-    """An `.npy` file that grows by samples, with the line `end` after them. Owns its stream.
+    """An `.npy` file that grows by samples, with the line `end` after them, which readers ignore. Owns its stream.
 
-    NumPy leaves space in the header for the number of samples, which is written at the end. Readers ignore what follows.
+    NumPy leaves space in the header for the number of samples, which is written at the end.
     """
 
     def __init__(self, path: Path, like: np.ndarray, end: bytes) -> None:
