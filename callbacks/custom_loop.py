@@ -1,7 +1,4 @@
-"""Callbacks in custom loops, or in plain Keras' `fit`: there the calls of their hooks show the position of training.
-
-And functions that callbacks add to the compiled step.
-"""
+"""Callbacks in custom loops and plain Keras' `fit`, whose hooks show the position; functions that they add to a step."""
 
 from __future__ import annotations
 

@@ -36,10 +36,7 @@ class OneBatch(keras.callbacks.Callback):
 
 
 def one_batch_of_everything(callbacks: Any) -> list[Any]:
-    """The callbacks of a `fit` that ends after one batch: those given that write no model, and `OneBatch`.
-
-    One batch of training must not replace a good checkpoint or backup.
-    """
+    """The callbacks that write no model, since one batch must not replace a good checkpoint or backup; and `OneBatch`."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     given = keras.tree.flatten(callbacks or [])

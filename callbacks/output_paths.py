@@ -1,7 +1,4 @@
-"""The paths that callbacks write to: they are checked before the first step, and only the chief writes to them.
-
-Profiles are the exception: each worker writes its own.
-"""
+"""Checks the paths of callbacks before the first step; the chief alone writes to them, but each worker its own profiles."""
 
 from __future__ import annotations
 

@@ -139,10 +139,7 @@ def temporary_path(path: Path) -> Path:
 
 
 def remove_leftovers(directory: Path, begin: str = "") -> None:
-    """Removes incomplete files and folders, of names that begin with `begin`, whose writers no longer exist.
-
-    Whether a writer on another machine exists is not known: its files are left for a day after they last changed.
-    """
+    """Removes incomplete files named `begin...` whose writers no longer exist; those of other machines when a day old."""
     for name in os.listdir(directory) if directory.is_dir() else ():
         match = _TEMPORARY.match(name)
         process = ProcessIdentity.parse(match[2]) if match and match[1].startswith(begin) else None

@@ -1,7 +1,4 @@
-"""The type of a model that trains with Unisono, for callbacks and for the loops of `fit`.
-
-The class `unisono.Model` is in `trainer/`, which imports from callbacks and not the reverse.
-"""
+"""The type of a model that trains with Unisono; `unisono.Model` itself is in `trainer/`, which imports from callbacks."""
 
 from __future__ import annotations
 

@@ -41,10 +41,7 @@ def warn_if_slow(dtype: str, stacklevel: int = 2) -> None:
 
 
 def why_slow(dtype: str, capabilities: Sequence[tuple[int, int] | None], flags: frozenset[str]) -> str | None:
-    """Why `dtype` is not faster, and what would be; None if it is, or if nothing is known.
-
-    If there are GPUs, their compute capabilities decide (None: unknown), else the CPU's instruction sets.
-    """
+    """Why `dtype` is not faster, or None; of GPUs the compute capabilities decide (None: unknown), else the CPU's flags."""
     other = "bfloat16" if dtype == "float16" else "float16"
     known = [c for c in capabilities if c is not None]
     if capabilities:

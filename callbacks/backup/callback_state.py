@@ -1,7 +1,4 @@
-"""What callbacks remember: collected into a backup, restored on resume.
-
-A user's own callback takes part with `get_state` and `set_state`; Keras' callbacks are known here.
-"""
+"""Collects what callbacks remember, by their `get_state` and `set_state` (Keras' own are known here), and restores it."""
 
 from __future__ import annotations
 

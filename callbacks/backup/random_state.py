@@ -1,7 +1,4 @@
-"""The random generators: Keras' global one, Python's, NumPy's, TensorFlow's, and those that a program holds itself.
-
-The latter are found through attributes, containers and functions.
-"""
+"""Finds, saves and restores random generators: Keras', Python's, NumPy's, TensorFlow's, and those that a program holds."""
 
 from __future__ import annotations
 
@@ -73,10 +70,7 @@ def is_state_of_python(state: dict[str, Any]) -> bool:
 
 
 def restore(state: dict[str, Any], held: Mapping[str, Any], owned: Sequence[Any] = ()) -> None:
-    """Restores the `state` of every generator that `capture` found, except for those that the input has restored (`owned`).
-
-    Generators that have no saved state, and those that are gone, are left.
-    """
+    """Restores each generator that has a saved state and still exists, but not those that the input restores (`owned`)."""
     kept = {id(raw_value(each)) for each in owned}
     if "keras" in state:
         # Making Keras' generator draws from Python's: Python's is therefore set after it.

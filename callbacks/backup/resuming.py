@@ -33,10 +33,7 @@ _ERRORS = (NewerFormatError, BackupMismatchError, SaveError)
 def on_all_workers(
     model: TrainedModel, chief: bool, directory: Path, find: Callable[[Callable[[Path], Any]], Found]
 ) -> Found:
-    """The backup that the chief finds, on every worker: all must resume from the same step, or raise the same error.
-
-    `find` is called on the chief, with a function that reads the content of a backup.
-    """
+    """The backup that `find(read)` finds on the chief, for all workers: all resume from one step or raise the same error."""
     strategy = model.distribute_strategy
     if not chief:
         answer = gather_json(None, strategy)[0]

@@ -172,10 +172,7 @@ def _unused(path: Path) -> Path:
 
 
 def end_profile() -> str | None:
-    """Writes the profile that `tf.profiler.experimental.start` began; returns why there is none, or None.
-
-    It takes less time than that after which other workers take this one for lost.
-    """
+    """Writes the profile that has begun, before other workers take this one for lost; returns why there is none, or None."""
     most = peer_timeout() / 2 if num_workers() > 1 else math.inf
     seconds = min(20.0, most)
     if can_be_written_in_fork():

@@ -1,7 +1,4 @@
-"""The curves over epochs of one run or several, in groups, as SVG.
-
-They are drawn by matplotlib, which is imported when the first one is drawn.
-"""
+"""The curves of runs over epochs, in groups, as SVG; matplotlib draws them, and is imported for the first one."""
 
 from __future__ import annotations
 

@@ -37,10 +37,7 @@ def is_page(path: Path) -> bool:
 
 
 def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
-    """The whole page, for one run or several side by side.
-
-    While a single run is in progress the browser reloads it every `refresh_seconds`; None: never.
-    """
+    """The page of one run or several; a browser reloads that of one in progress every `refresh_seconds` (None: never)."""
     template = _template()
     with chart_style():
         charts = other_charts(runs)

@@ -178,10 +178,7 @@ def read_run(path: Path) -> Run:
 
 
 def find_runs(folder: Path) -> list[Run]:
-    """Every run below `folder` (or in the file `folder`), ordered by start time; other .jsonl files are skipped.
-
-    A ValueError where the file, or every .jsonl file of the folder, has no run.
-    """
+    """Every run in the .jsonl files below `folder`, or in one such file, by start time; a ValueError where none has one."""
     if not folder.is_dir():
         return [read_run(folder)]
     runs, problems = [], []

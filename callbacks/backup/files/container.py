@@ -150,10 +150,7 @@ def _load(path: Any, stream: BinaryIO, outline: bool = False) -> tuple[dict[str,
 
 
 def _manifest(path: Any, stream: BinaryIO) -> tuple[dict[str, Any], int, int]:
-    """`(manifest, where the data begins, where it ends)`, after a look at nothing but the beginning of the file.
-
-    What it says of the size is compared with the size, so that no more than a good file has is read later.
-    """
+    """`(manifest, where the data begins, where it ends)`, of the beginning of a file, whose size must be what that says."""
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     if size < _PREFIX.size + DIGEST_BYTES:

@@ -67,10 +67,7 @@ def _add(array: np.ndarray, arrays: list[np.ndarray]) -> int:
 
 
 def decode(value: Any, take: Callable[..., Any]) -> Any:
-    """The reverse of `encode`. Raises errors of many kinds where `value` is none of its results.
-
-    `take(number)` returns an array, and `take(number, raw=True)` its bytes.
-    """
+    """The reverse of `encode`, or an error of any kind; `take(number)` is an array, `take(number, raw=True)` its bytes."""
     if isinstance(value, list):
         return [decode(item, take) for item in value]
     if not isinstance(value, dict):

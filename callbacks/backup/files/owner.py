@@ -65,10 +65,7 @@ class FolderOwner:
         self._ticker: Ticker | None = None
 
     def acquire(self) -> None:
-        """Takes the folder, from a dead owner too; a SaveError where it cannot be written, or has another file of that name.
-
-        A FolderInUseError says which run uses it, since when, and how to take over.
-        """
+        """Takes the folder, from a dead owner too; a SaveError where it cannot, a FolderInUseError where a run uses it."""
         self.release()
         check_overwrite("`directory` of `BackupAndRestore`", self._path, _is_claim)
         found = read_owner(self._directory)

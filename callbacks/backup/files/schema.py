@@ -1,7 +1,4 @@
-"""The form of the content of a backup: nothing else is restored into a model.
-
-A right checksum does not prove that `BackupAndRestore` wrote a file: it may have been made on purpose.
-"""
+"""Checks the form of a backup's content before it is restored: a right checksum does not prove who wrote a file."""
 
 from __future__ import annotations
 

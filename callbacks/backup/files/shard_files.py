@@ -28,10 +28,7 @@ Shards = dict[str, dict[int, Any]]
 
 
 def held_here(variables: Mapping[str, Sequence[Any]], kind: str) -> Shards:
-    """The "shards" or "copies" (`kind`) that only this worker holds: group -> number of the variable -> arrays.
-
-    No group is left out.
-    """
+    """The "shards" or "copies" (`kind`) of this worker: group (none is left out) -> number of the variable -> arrays."""
     return {
         group: {
             i: saved[kind] for i, saved in enumerate(members) if isinstance(saved, dict) and kind in saved
@@ -48,10 +45,7 @@ def job(
     summary: dict[str, Any],
     check: Callable[[], object],
 ) -> Callable[[], None] | None:
-    """What this worker has to write: the chief the backup, another one the shards that it holds, if it holds some.
-
-    Context: the main thread of every worker, between steps.
-    """
+    """What this worker writes: the chief the backup, others their shards. Context: the main thread, between steps."""
     worker, workers = place_among_workers(strategy)
     held = held_here(content["variables"], "shards") if workers > 1 else {}
     shards = {group: members for group, members in held.items() if members}
@@ -92,10 +86,7 @@ def write_part(path: Path, save: int, worker: int, shards: Shards) -> None:
 
 
 def written_parts(path: Path, save: int, workers: int) -> list[dict[str, str]]:
-    """The parts of all other workers, once they are written; a SaveError where one was not written, or not in time.
-
-    Context: the writing thread of the chief.
-    """
+    """The parts of all other workers once written, or a SaveError. Context: the writing thread of the chief."""
     found, until = [], time.monotonic() + _LONGEST * peer_timeout()
     for worker in range(1, workers):
         try:
