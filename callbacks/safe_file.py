@@ -124,12 +124,17 @@ def begins_with_json(*keys: str, lines: bool = True) -> Callable[[Path], bool]:
     """The function `is_own` of files whose first line, or all of it, is a JSON object with these keys."""
 
     def is_own(path: Path) -> bool:
-        with open_plain(path) as stream:
-            text = stream.readline(_MOST_OWNER_BYTES) if lines else stream.read(_MOST_OWNER_BYTES)
-        found = json.loads(text)
+        text = read_plain(path, _MOST_OWNER_BYTES)
+        found = json.loads(text.partition(b"\n")[0] if lines else text)
         return isinstance(found, dict) and found.keys() >= set(keys)
 
     return is_own
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """The bytes of a plain file, at `most` so many; an OSError for anything else."""
+    with open_plain(path) as stream:
+        return stream.read(most)
 
 
 def temporary_path(path: Path) -> Path:

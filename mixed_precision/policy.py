@@ -118,11 +118,9 @@ def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None
     with `unless_trained`, as `fit` and `train_on_batch` call it.
     """
     current, own = keras.config.dtype_policy(), model.dtype_policy
-    if current.compute_dtype == current.variable_dtype or own.name == current.name:
+    if current.compute_dtype == current.variable_dtype or not any(ref() is own for ref in _replaced):
         return
-    if not any(ref() is own for ref in _replaced):
-        return
-    if any(layer.dtype_policy.name == current.name for layer in layers_of(model)[1:]):
+    if any(layer.dtype_policy.name == current.name for layer in layers_of(model)):
         return
     optimizer = getattr(model, "optimizer", None)
     if unless_trained and optimizer is not None and int(optimizer.iterations.numpy()) > 0:
@@ -163,15 +161,12 @@ def _make_policy(name: Any, loss_scale: Any) -> Policy:
         )
     if loss_scale is not None and loss_scale != "dynamic":
         loss_scale = positive_scale("loss_scale", loss_scale)
-    if isinstance(name, keras.DTypePolicy):
-        policy = copy.copy(name)
-    elif isinstance(name, str):
-        policy = _policy_by_name(name)
-    else:
+    if not isinstance(name, str | keras.DTypePolicy):
         raise TypeError(
             f"`name` must be the name of a policy, such as 'mixed_float16', or a keras.DTypePolicy. Received: "
             f"{name!r} of type {type(name).__name__}"
         )
+    policy = copy.copy(_policy_by_name(name) if isinstance(name, str) else name)
     if policy.name == "float16":
         raise ValueError(
             "Policy 'float16' is invalid for training, because float16 variables lose small updates: use 'mixed_float16' "
@@ -199,7 +194,7 @@ def _policy_by_name(name: str) -> Policy:
             f"Policy {name!r} computes in {policy.compute_dtype}, which has no gradients: use one of "
             f"{', '.join(map(repr, POLICIES))}."
         )
-    return copy.copy(policy)
+    return policy
 
 
 def _explain(policy: Policy, stacklevel: int) -> None:

@@ -87,8 +87,8 @@ def differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> 
         for number, (old, new) in enumerate(zip(saved, now)):
             yield from differences(_item(what, number, old, new), old, new, same_versions)
         return
-    texts = isinstance(saved, str) and isinstance(now, str)
-    if texts and not (same_versions and _VALUES in saved and _VALUES in now):
+    exact = same_versions and _VALUES in str(saved) and _VALUES in str(now)
+    if isinstance(saved, str) and isinstance(now, str) and not exact:
         mark = _VALUES if same_versions else _CODE
         saved, now = saved.partition(mark)[0], now.partition(mark)[0]
     if saved != now:

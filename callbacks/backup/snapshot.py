@@ -98,9 +98,10 @@ def validation_start(model: TrainedModel, fit_state: FitState) -> dict[str, Any]
         for i, variable in enumerate(model.variables)
         if variable.path.endswith("seed_generator_state")
     }
-    drawn, source = random_state.capture(held_generators(model, fit_state)), fit_state.validation
+    drawn = random_state.capture(held_generators(model, fit_state))
+    source = fit_state.validation
     state = {} if source is None else {n: value for n, value in source.state().items() if n != _LARGE}
-    if state.get("taken") and source.rewinds:  # the next validation begins another pass
+    if source is not None and state.get("taken") and source.rewinds:  # the next validation begins another pass
         state.update(passes=state["passes"] + 1, taken=0, step=0, ended=0)
     return {"random": drawn, "seeds": seeds, "validation": state}
 

@@ -63,7 +63,8 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
 
     def steps_until_call(self, step: int) -> int | None:
         """The next step at which something is written, or a profile begins or ends."""
-        done, frequency = self._global_train_batch, self.update_freq
+        done = self._global_train_batch
+        frequency: Any = self.update_freq
         wanted = [] if frequency == "epoch" else [frequency - done % frequency]
         first, last = profiled_steps(self) or (0, 0)
         wanted += [at - done for at in (first - 1, last) if at > done]

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...distribute.hardware.device_memory import in_words
 from ..monitoring.formatting import duration, number
-from ..safe_file import open_plain
+from ..safe_file import read_plain
 from .charts import COLORS, chart_style, metric_charts, other_charts, unique
 from .runs import Run
 
@@ -32,8 +32,7 @@ _FACTS = ("strategy", "configuration", "model", "machine", "environment", "versi
 
 def is_page(path: Path) -> bool:
     """Whether a file was made by `render`."""
-    with open_plain(path) as stream:
-        return _GENERATOR.encode() in stream.read(1024)
+    return _GENERATOR.encode() in read_plain(path, 1024)
 
 
 def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..safe_file import open_plain
+from ..safe_file import read_plain
 
 _MOST_BYTES = 1 << 28
 
@@ -155,8 +155,7 @@ def read_run(path: Path) -> Run:
     """The run whose lines are in `path`; an incomplete last line is left out. A ValueError for anything else."""
     run = Run(path.stem, path=path)
     try:
-        with open_plain(path) as stream:
-            data = stream.read(_MOST_BYTES + 1)
+        data = read_plain(path, _MOST_BYTES + 1)
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror or error}).") from None
     if len(data) > _MOST_BYTES:

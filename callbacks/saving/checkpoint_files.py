@@ -82,30 +82,25 @@ class Saved(NamedTuple):
     digest: str | None  # its checksum as it was written; None where this process writes no files
 
 
-class CheckpointFolder:
-    """The folder of a path such as `runs/{epoch:03d}.keras`, up to its first placeholder.
+def folder_of(template: str) -> Path:
+    """The folder of a path such as `runs/{epoch:03d}.keras`, up to its first placeholder."""
+    parts = Path(template).parts
+    fixed = next((i for i, part in enumerate(parts) if "{" in part), len(parts))
+    return Path(*parts[: min(fixed, len(parts) - 1)])
+
+
+def remove_checkpoint(folder: Path, saved: Saved) -> None:
+    """Removes a file, if it is the one that was written.
 
     A list of files may come from a backup, which may have been copied from another run or be damaged on purpose. So a file
-    is removed only if it lies below this folder, no link leads out of it, and its checksum is the one that was written.
+    is removed only if it lies below the folder, no link leads out of it, and its checksum is the one that was written.
     """
-
-    def __init__(self, template: str) -> None:
-        parts = Path(template).parts
-        fixed = next((i for i, part in enumerate(parts) if "{" in part), len(parts))
-        self.path = Path(*parts[: min(fixed, len(parts) - 1)])
-
-    def name(self, path: str) -> str:
-        """The name of a file below the folder."""
-        return Path(os.path.relpath(path, self.path)).as_posix()
-
-    def remove(self, saved: Saved) -> None:
-        """Removes a file, if it is the one that was written."""
-        path = self.path / saved.name
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            inside = path.parent.resolve().is_relative_to(self.path.resolve())
-            plain = stat.S_ISREG(path.lstat().st_mode)
-            if saved.digest and plain and inside and checkpoint_checksum(path) == saved.digest:
-                path.unlink()
+    path = folder / saved.name
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        inside = path.parent.resolve().is_relative_to(folder.resolve())
+        plain = stat.S_ISREG(path.lstat().st_mode)
+        if saved.digest and plain and inside and checkpoint_checksum(path) == saved.digest:
+            path.unlink()
 
 
 def valid_entries(saved: Any) -> list[Saved]:

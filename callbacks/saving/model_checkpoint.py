@@ -22,7 +22,7 @@ from ..backup.save_schedule import SaveSchedule
 from ..custom_loop import CustomLoopSupport
 from ..output_paths import check_template
 from ..safe_file import remove_leftovers
-from .checkpoint_files import CheckpointFolder, Saved, valid_entries, write_checkpoint
+from .checkpoint_files import Saved, folder_of, remove_checkpoint, valid_entries, write_checkpoint
 
 
 class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
@@ -106,7 +106,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
                 )
         self.keep_best = keep_best
         self.keep_last = keep_last
-        self._folder = CheckpointFolder(self.filepath)
+        self._folder = folder_of(self.filepath)
         self._saved: list[Saved] = []
 
     def steps_until_call(self, step: int) -> int | None:
@@ -179,7 +179,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         path = Path(path_to_save(self, epoch, batch, logs))
         value = logs.get(self.monitor)
         value = None if value is None or getattr(value, "shape", ()) else float(value)
-        entry = Saved(self._folder.name(str(path)), value, None)
+        entry = Saved(Path(os.path.relpath(path, self._folder)).as_posix(), value, None)
         if not should_save(self, epoch, batch, logs, path) or not self._wanted(entry):
             return
         # Keras writes optimizer state into files of weights, too.
@@ -238,5 +238,5 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         removes = self._writes_files() and (self.keep_best is not None or self.keep_last is not None)
         for entry in self._saved if removes else ():
             if entry not in kept:
-                self._folder.remove(entry)
+                remove_checkpoint(self._folder, entry)
         self._saved = kept

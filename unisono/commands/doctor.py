@@ -48,15 +48,15 @@ def as_text(findings: Sequence[Finding]) -> str:
             lines.append(f"\n{section}" if lines else section)
         lines.append(f" {'!' if f.problem else ' '} {f.name:{width}}  {f.value}")
         lines.extend(f"   {'':{width}}  {text}" for text in (f.problem, f.note) if text)
-    problems = sum(bool(f.problem) for f in findings)
-    first = next((f for f in findings if f.problem), None)
-    if first is None:
-        summary = "nothing is wrong"
+    problems = [f for f in findings if f.problem]
+    summary = "nothing is wrong"
+    step = (
+        "in your program, build the model under `unisono.distribute.auto_strategy()` and call "
+        "`model.fit(..., fast_dev_run=True)`, which runs one step of everything"
+    )
+    if problems:
+        summary = f"{len(problems)} problem{'s' * (len(problems) > 1)}, marked with !"
         step = (
-            "in your program, build the model under `unisono.distribute.auto_strategy()` and call "
-            "`model.fit(..., fast_dev_run=True)`, which runs one step of everything"
+            f"fix `{problems[0].name}` ({problems[0].section}) as the line below it says, then run this again"
         )
-    else:
-        summary = f"{problems} problem{'s' * (problems > 1)}, marked with !"
-        step = f"fix `{first.name}` ({first.section}) as the line below it says, then run this again"
     return "\n".join([*lines, "", summary, f"next: {step}"])

@@ -65,10 +65,9 @@ def _explain_fits() -> None:
     from ..trainer.run.on_batch import explanation_for
 
     class Explain(keras.callbacks.Callback):
-        """Explains the step of a fit that begins."""
+        """Explains the step of a fit that begins, and ends the script."""
 
         def on_train_begin(self, logs: Any = None) -> None:
-            """Ends the script."""
             model: Any = self.model
             state = getattr(model, "fit_state", None)
             if state is None:

@@ -160,32 +160,34 @@ def as_text(
     precision = "half precision" if model.half_precision else "full precision"
     each = "on one device" if devices == 1 else f"on {devices} devices"
     state = in_words(model.optimizer_state)
+    kinds = ("weights", "gradients", "optimizer_state", "accumulators", "activations", "total")
+    cells = [["", *("state" if kind == "optimizer_state" else kind for kind in kinds), "of memory"]]
+    for plan in plans:
+        share = f"{plan.total / memory:.0%}" + ("" if plan.fits else ", too much")
+        cells.append([_title(plan), *(in_words(getattr(plan, kind)) for kind in kinds), share])
     lines = [
         f"{name}: weights {in_words(model.weights)} ({in_words(model.trained)} trained), optimizer state "
         f"{state}, activations {in_words(model.activations)} for each sample, in {precision}",
         f"{samples} samples a step {each} of {in_words(memory)}",
         "",
-        *_table(plans, memory, in_words),
+        *columns(cells, str.rjust),
         "",
     ]
-    best = next((plan for plan in plans if plan.fits), None)
-    if best is None:
-        lines.append(_nothing_fits(plans[0], devices))
+    best, plain = next((plan for plan in plans if plan.fits), None), plans[0]
+    if best is None and plain.weights + plain.gradients + plain.optimizer_state > plain.activations:
+        lines.append(
+            f"It does not fit: more than {devices} devices are needed, or freeze weights (LoRA, say)."
+        )
+    elif best is None:
+        lines.append(
+            "It does not fit: the activations of one sample are too many; more devices for a pipeline would help."
+        )
     elif not best.changes:
         lines.append("It fits without changes.")
     else:
         code = (f"    {line}" for line in code_of(best, samples, devices))
         lines += ["Put this into the program:", "", *code]
     return "\n".join(lines)
-
-
-def _table(plans: Sequence[MemoryPlan], memory: float, in_words: Any) -> list[str]:
-    kinds = ("weights", "gradients", "optimizer_state", "accumulators", "activations", "total")
-    cells = [["", *("state" if kind == "optimizer_state" else kind for kind in kinds), "of memory"]]
-    for plan in plans:
-        share = f"{plan.total / memory:.0%}" + ("" if plan.fits else ", too much")
-        cells.append([_title(plan), *(in_words(getattr(plan, kind)) for kind in kinds), share])
-    return columns(cells, str.rjust)
 
 
 def _title(plan: MemoryPlan) -> str:
@@ -196,14 +198,6 @@ def _title(plan: MemoryPlan) -> str:
         "half precision" if plan.half_precision else "",
     ]
     return ", ".join(filter(None, parts)) or "unchanged"
-
-
-def _nothing_fits(plain: MemoryPlan, devices: int) -> str:
-    if plain.weights + plain.gradients + plain.optimizer_state > plain.activations:
-        return f"It does not fit: more than {devices} devices are needed, or freeze weights (LoRA, say)."
-    return (
-        "It does not fit: the activations of one sample are too many; more devices for a pipeline would help."
-    )
 
 
 def code_of(plan: MemoryPlan, samples: int, devices: int) -> list[str]:

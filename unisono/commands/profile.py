@@ -49,11 +49,9 @@ def main(argv: Sequence[str]) -> int:
 
     service = ",".join(f"grpc://{address}" for address in addresses)
     before = set(options.log_dir.rglob("*.xplane.pb"))
-    problem = ""
+    problem, folder = "", str(options.log_dir.absolute())
     try:
-        tf.profiler.experimental.client.trace(
-            service, str(options.log_dir.absolute()), int(1000 * options.seconds)
-        )
+        tf.profiler.experimental.client.trace(service, folder, int(1000 * options.seconds))
     except tf.errors.OpError as error:
         reason = str(error.message).strip().splitlines() or [type(error).__name__]
         problem = f"nothing was captured from {', '.join(addresses)}: {reason[0]}"

@@ -68,10 +68,8 @@ def _page(runs: Sequence[Run]) -> bytes:
         return render(runs).encode()
     except Exception as error:  # the lines may say anything
         if len(runs) == 1:
-            said = f"{type(error).__name__}: {str(error)[:100]!a}"
-            raise ValueError(
-                f"{runs[0].path} is not a report of TrainingReport, or was changed ({said})."
-            ) from None
+            said = f"{runs[0].path} is not a report of TrainingReport, or was changed"
+            raise ValueError(f"{said} ({type(error).__name__}: {str(error)[:100]!a}).") from None
         for run in runs:
             _page([run])
         raise

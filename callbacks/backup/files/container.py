@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
-from ...safe_file import open_plain
+from ...safe_file import open_plain, read_plain
 from .json_encoding import count, decode, encode
 
 MAGIC = b"UNISONO\n"
@@ -116,8 +116,7 @@ def checksum(path: str | Path) -> bytes:
 
 def is_container(path: Path) -> bool:
     """Whether a file begins as one that `write` has written."""
-    with open_plain(path) as stream:
-        return stream.read(len(MAGIC)) == MAGIC
+    return read_plain(path, len(MAGIC)) == MAGIC
 
 
 def parse(data: bytes, path: Any = "The data") -> tuple[dict[str, Any], Any]:

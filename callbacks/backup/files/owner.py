@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ....distribute.workers.ticker import Ticker
 from ...process_identity import ProcessIdentity, this_process
-from ...safe_file import SaveError, check_overwrite, open_plain, save_error, temporary_path, write_safely
+from ...safe_file import SaveError, check_overwrite, open_plain, read_plain, save_error, temporary_path
 
 OWNER_FILE = "owner.json"
 _MOST_BYTES = 4096
@@ -109,14 +109,12 @@ class FolderOwner:
     def _write(self, mine: Owner, instead_of: Owner | None) -> None:
         """Writes the file: where there was none, only if there still is none."""
         text = json.dumps({**mine._asdict(), "process": str(mine.process)}).encode()
-        if instead_of is not None:
-            write_safely(self._path, lambda stream: stream.write(text))
-            return
         temporary = temporary_path(self._directory / f"owner-{mine.token}.json")  # threads share a process
         try:
             temporary.write_bytes(text)
+            claim = os.link if instead_of is None else os.replace
             try:
-                os.link(temporary, self._path)
+                claim(temporary, self._path)
             except FileExistsError:
                 raise self._in_use(read_owner(self._directory)) from None
             except OSError:  # a file system without links
@@ -183,8 +181,7 @@ class FolderOwner:
 def read_owner(directory: str | os.PathLike) -> Owner | None:
     """The owner that is named in a folder, alive or dead; None without one."""
     try:
-        with open_plain(Path(directory) / OWNER_FILE) as stream:
-            saved: Any = json.loads(stream.read(_MOST_BYTES))
+        saved: Any = json.loads(read_plain(Path(directory) / OWNER_FILE, _MOST_BYTES))
         process = ProcessIdentity.parse(saved["process"])
         host, since, token = saved["host"], saved["since"], saved["token"]
         time.localtime(since)
@@ -199,8 +196,7 @@ def read_owner(directory: str | os.PathLike) -> Owner | None:
 
 def _is_claim(path: Path) -> bool:
     """Whether the file was written by an owner; one of zeros is what a power failure may leave of it."""
-    with open_plain(path) as stream:
-        text = stream.read(_MOST_BYTES).strip(b"\0")
+    text = read_plain(path, _MOST_BYTES).strip(b"\0")
     return not text or b'"token"' in text
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,7 @@ def match(value: Any, form: Any, where: str) -> None:
     A mapping is from text. An item whose name ends in "?" may be missing or None. "*" stands for all other items.
     """
     if isinstance(form, dict):
-        right = isinstance(value, dict) and all(isinstance(key, str) for key in value)
-        _require(right, where)
+        _require(isinstance(value, dict) and all(isinstance(key, str) for key in value), where)
         for name in form.keys() - {"*"}:
             key = name.removesuffix("?")
             if key == name or value.get(key) is not None:
@@ -63,10 +62,6 @@ def is_number(value: Any) -> bool:
     return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "bif"
 
 
-def _is_time(value: Any) -> bool:
-    return isinstance(value, float | int) and 0 <= value < 2.0**36  # seconds since 1970: until the year 4147
-
-
 def _describes_variable(value: Any) -> bool:
     path, shape, dtype = value
     return isinstance(path, str) and isinstance(dtype, str) and all(map(is_count, shape))
@@ -78,29 +73,25 @@ def _has_arrays(value: Any) -> bool:
     return several and all(isinstance(array, np.ndarray | np.generic) for array in arrays)
 
 
-def _is_state_of_numpy(value: Any) -> bool:
-    np.random.RandomState().set_state(value)
-    return True
-
-
 def _is_words(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.ndim == 1
 
 
-def _is_text_of_generator(value: Any) -> bool:
-    return isinstance(json.loads(value), dict | list)
-
-
-_ANY: Callable[[Any], bool] = lambda value: True  # noqa: E731
 RANDOM = {
     "python": random_state.is_state_of_python,
-    "numpy": _is_state_of_numpy,
+    "numpy": lambda state: np.random.RandomState().set_state(state) is None,  # it raises for another form
     "keras?": _is_words,
     "tensorflow_seeds?": random_state.is_state_of_python,
     "tensorflow?": {"state": _is_words, "algorithm": is_count},
-    "held?": {"*": _is_text_of_generator},
+    "held?": {"*": lambda text: isinstance(json.loads(text), dict | list)},
 }
-_SUMMARY = {"epoch": is_count, "step": is_count, "total_steps?": is_count, "time": _is_time, "run?": str}
+_SUMMARY = {
+    "epoch": is_count,
+    "step": is_count,
+    "total_steps?": is_count,
+    "time": lambda value: isinstance(value, float | int) and 0 <= value < 2.0**36,  # seconds: to year 4147
+    "run?": str,
+}
 _CHOICES = {"way?": str, "settled?": bool, "switches?": list, "open rows?": str}
 _LOGS = {"*": lambda value: not isinstance(value, type(None) | str | bytes)}
 _IDENTITY = {"settings": {}, "seeds": {}, "versions": {}, "data?": {}, "validation data?": {}}
@@ -117,7 +108,7 @@ _CONTENT = {
     },
     "variables": {"*": [_has_arrays]},
     "workers": [{"source": {"*": _PLAIN}, "validation?": {"*": _PLAIN}, "random": RANDOM}],
-    "callbacks": [{"name": str, "state": _ANY, "purpose": {"*": str}}],
+    "callbacks": [{"name": str, "state": object, "purpose": {"*": str}}],
     "counters": {"steps_before_epoch": is_count},
 }
 
@@ -130,13 +121,12 @@ def _match_variables(content: Mapping[str, Any]) -> None:
     for group, members in content["variables"].items():
         _require(len(members) == len(described[group]), f"the group {group}")
         for saved, (path, shape, dtype) in zip(members, described[group]):
+            arrays = _arrays(saved)
             if isinstance(saved, dict) and "shards" in saved:
-                right = fit_together(saved["shards"], shape)
+                right = fit_together(arrays, shape)
             else:
-                right = all(list(array.shape) == list(shape) for array in _arrays(saved))
-            right = right and all(
-                array.dtype.name == dtype or array.dtype == object for array in _arrays(saved)
-            )
+                right = all(list(array.shape) == list(shape) for array in arrays)
+            right = right and all(array.dtype.name == dtype or array.dtype == object for array in arrays)
             _require(right, f"the variable {path}")
 
 
