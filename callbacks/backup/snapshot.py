@@ -101,7 +101,8 @@ def validation_start(model: TrainedModel, fit_state: FitState) -> dict[str, Any]
     drawn = random_state.capture(held_generators(model, fit_state))
     source = fit_state.validation
     state = {} if source is None else {n: value for n, value in source.state().items() if n != _LARGE}
-    if source is not None and state.get("taken") and source.rewinds:  # the next validation begins another pass
+    # The next validation begins another pass.
+    if source is not None and state.get("taken") and source.rewinds:
         state.update(passes=state["passes"] + 1, taken=0, step=0, ended=0)
     return {"random": drawn, "seeds": seeds, "validation": state}
 
