@@ -105,14 +105,11 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self._writer = BackgroundWriter()
         self._buffers: dict[Any, np.ndarray] = {}  # host memory for snapshots, reused for each
         self._handlers = interruption.InterruptionHandlers(self._runs)
-        self._identity: dict[str, Any] = {}
         self._running = False
         self._before_validation: dict[str, Any] | None = None
         self._current_epoch = 0  # the names under which Keras' callback says how far the last fit got
         self._last_batch_seen = 0
         self._steps_before_epoch = 0
-        self._saved_at_step = 0
-        self._saved_at_time = 0.0
 
     def steps_until_call(self, step: int) -> int | None:
         """The number of steps after which the loop must call `on_train_batch_end`; None: at any time."""
@@ -150,11 +147,10 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         """Saves if a backup is due, and stops training if that was requested."""
         self._writer.raise_error()
         fit_state = self._fit_state(batch=batch)
-        steps = self._steps_before_epoch + fit_state.step
         if fit_state.save_and_exit:
             self._save_and_stop(fit_state.epoch, fit_state.step)
-        if self._is_due(steps):
-            self._save(fit_state.epoch, fit_state.step, steps)
+        if self._is_due(fit_state.step):
+            self._save(fit_state.epoch, fit_state.step)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Saves the beginning of the next epoch, if a backup is due."""
@@ -164,9 +160,9 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         if fit_state.save_and_exit:
             self._save_and_stop(epoch + 1, 0)
         last = epoch + 1 >= fit_state.epochs or bool(getattr(self.model, "stop_training", False))
-        due = self._is_due(self._steps_before_epoch)  # every worker must ask
+        due = self._is_due(0)  # every worker must ask
         if due or self.schedule.unit == "epoch" or (last and not self.delete_when_done):
-            self._save(epoch + 1, 0, self._steps_before_epoch)
+            self._save(epoch + 1, 0)
 
     def on_test_begin(self, logs: dict | None = None) -> None:
         """Captures what a repeated validation must begin with."""
@@ -254,22 +250,22 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         if fit_state.chief:
             announce(path, content, fit_state, left_over)
 
-    def _is_due(self, steps: int) -> bool:
+    def _is_due(self, step: int) -> bool:
         waited = 0.0 if self._writer.busy else self._clock() - self._saved_at_time
-        strategy = self.model.distribute_strategy
+        steps, strategy = self._steps_before_epoch + step, self.model.distribute_strategy
         return self.schedule.due_on_workers(steps, self._saved_at_step, waited, strategy)
 
     def _save_and_stop(self, epoch: int, step: int) -> None:
         reason = self._fit_state().save_and_exit
         assert reason is not None
-        self._save(epoch, step, self._steps_before_epoch + step)
+        self._save(epoch, step)
         self._writer.wait()
         # Leave together: a worker that exits first would look to the others as if it had died.
         exchange([0.0], self.model.distribute_strategy)
         self._handlers.remove()
         interruption.stop(reason)
 
-    def _save(self, epoch: int, step: int, steps: int) -> None:
+    def _save(self, epoch: int, step: int) -> None:
         begin = self._clock()
         fit_state = self._fit_state()
         self._writer.wait()
@@ -286,5 +282,5 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
             if not self.background:
                 self._writer.wait()
         self.saves += 1
-        self._saved_at_step, self._saved_at_time = steps, self._clock()
+        self._saved_at_step, self._saved_at_time = self._steps_before_epoch + step, self._clock()
         self.stall_seconds += self._saved_at_time - begin

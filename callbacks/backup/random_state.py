@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dis
 import functools
 import json
@@ -139,8 +140,7 @@ def found_generators(roots: Mapping[str, Any]) -> dict[str, Any]:
     """The generators of NumPy and Python that are reached from `roots`, by the way to each: the same in every process.
 
     The user's own objects are followed: functions with their closures and the globals that they name, objects with
-    their attributes and methods. Libraries are not. The global generators have their own names, where a function draws
-    from them.
+    their attributes and methods. Libraries are not. A global one that a function draws from is found under its name.
     """
     known = {id(generator): name for name, generator in GLOBAL_GENERATORS.items()}
     return {
@@ -202,12 +202,15 @@ def _methods(cls: type) -> Iterator[tuple[str, Any]]:
                     yield f".{name}", member
 
 
-def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def closed_over(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The variables of outer functions that a function uses, as far as they are assigned."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        try:
-            yield f" {name}", cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
+        with contextlib.suppress(ValueError):
+            yield name, cell.cell_contents
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    yield from ((f" {name}", value) for name, value in closed_over(function))
     yield " defaults", (function.__defaults__, function.__kwdefaults__)
     chains = list(_chains(function.__code__))
     for name in sorted({chain[0] for chain in chains}):

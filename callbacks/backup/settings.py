@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import inspect
 import json
 import marshal
 import re
@@ -20,9 +19,11 @@ import tensorflow as tf
 from ...compat.keras_private.layers import layers_within
 from ...compat.keras_private.training import compile_config
 from ...optimizers.held_optimizers import optimizers_of
+from .random_state import closed_over
 
 # Names that say where a class is defined or that Keras numbers; and what follows from the rest.
 _IGNORED = ("module", "registered_name", "build_config", "compile_config", "shared_object_id")
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _MOST_ITEMS = 64  # of a list that is kept as it is; of a longer one a checksum
 _CODE = " code "  # and a checksum of what Python compiled, which another version of Python compiles otherwise
 _VALUES = " values "  # and a checksum of those that a function is bound to; version 0.2 wrote none
@@ -57,7 +58,7 @@ def plain(value: Any) -> Any:
         return value if np.isfinite(value) else repr(value)
     if isinstance(value, np.generic | np.ndarray):
         return plain(value.tolist())
-    if inspect.isfunction(value) or inspect.ismethod(value) or isinstance(value, functools.partial):
+    if isinstance(value, _FUNCTIONS):
         return _function(value)
     if hasattr(value, "get_config"):
         return {"class": type(value).__name__, **plain(config_of(value))}
@@ -162,12 +163,7 @@ def _function(value: Any, outer: tuple[Any, ...] = ()) -> str:
     if isinstance(value, functools.partial):
         return f"partial{_values([value.func, value.args, *sorted(value.keywords.items())], outer)}"
     function = getattr(value, "__func__", value)
-    cells = []
-    for cell in function.__closure__ or ():
-        try:
-            cells.append(cell.cell_contents)
-        except ValueError:  # not assigned yet
-            continue
+    cells = [value for _, value in closed_over(function)]
     defaults = [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
     text = f"{value.__qualname__}{_CODE}{_digest(_code(function.__code__))}"
     return text + _values([*cells, *defaults], (*outer, function))
@@ -195,9 +191,9 @@ def text_of_value(value: Any, outer: tuple[Any, ...] = ()) -> str:
         return f"{array.dtype}{array.shape} {_digest(content.data)}"
     if any(value is each for each in outer):
         return "itself"
-    if inspect.isfunction(value) or inspect.ismethod(value) or isinstance(value, functools.partial):
+    if isinstance(value, _FUNCTIONS):
         return _function(value, outer)
-    if inspect.isclass(value) or inspect.ismodule(value):
+    if isinstance(value, type | types.ModuleType):
         return value.__name__
     return f"a {type(value).__qualname__}"
 

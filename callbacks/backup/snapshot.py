@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...compat.keras_private.variables import raw_value
 from ...distribute.workers.agreement import gather_bytes, gather_json, place_among_workers, spans_workers
 from ..fit_state import FitState
 from ..trained_model import TrainedModel
 from . import callback_state, random_state, variable_state
-from .callback_state import named
 from .files import container
 from .files.container import BackupMismatchError
 from .files.shard_files import held_here
 from .fingerprint import differences, fingerprint
-from .random_state import found_generators
 
 _LARGE, _SAME_AS = "iterator", "same_iterator_as"  # what may be large in a source's position
 
@@ -42,13 +41,26 @@ def capture(
     `who` is the `fingerprint.identity`. With `before_validation` (of `validation_start`), a resumed run repeats the
     validation alone. Context: host, between steps; on every worker at the same step.
     """
-    variables = _captured_variables(model, fit_state, buffers)
+    strategy = model.distribute_strategy
+    variables = {
+        group: [
+            variable_state.capture(
+                variable,
+                strategy,
+                lambda copy, array, key=(group, i): variable_state.copied(buffers, (*key, copy), array),
+                equal=group == "optimizer" or bool(getattr(variable, "trainable", False)),
+                num_workers=place_among_workers(strategy)[1],
+            )
+            for i, variable in enumerate(members)
+        ]
+        for group, members in variable_state.variables_of(model, not fit_state.custom_loop).items()
+    }
     source = fit_state.source.state()
     start = before_validation or validation_start(model, fit_state)
     worker = {"random": start["random"], "source": source, "validation": start["validation"]}
     for i, seed in start["seeds"].items():
         variables["model"][i] = seed
-    variables, parts = _from_all_workers(model.distribute_strategy, variables, worker)
+    variables, parts = _from_all_workers(strategy, variables, worker)
     content = {
         "fingerprint": fingerprint(model, fit_state, source, who),
         "calendar": {
@@ -64,31 +76,10 @@ def capture(
         "workers": parts,
         "callbacks": callback_state.capture(fit_state.callbacks),
     }
+    # With accumulation the iterations are a tensor.
     iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
-    if iterations is not None and not tf.is_tensor(iterations):  # with accumulation it is a tensor
-        iterations = iterations.value
-    total = None if iterations is None else int(tf.convert_to_tensor(iterations).numpy())
+    total = None if iterations is None else int(tf.convert_to_tensor(raw_value(iterations)).numpy())
     return content, {"epoch": epoch, "step": step, "total_steps": total}
-
-
-def _captured_variables(
-    model: TrainedModel, fit_state: FitState, buffers: dict[Any, np.ndarray]
-) -> dict[str, list[Any]]:
-    strategy = model.distribute_strategy
-    workers = place_among_workers(strategy)[1]
-    return {
-        group: [
-            variable_state.capture(
-                variable,
-                strategy,
-                lambda copy, array, key=(group, i): variable_state.copied(buffers, (*key, copy), array),
-                equal=group == "optimizer" or bool(getattr(variable, "trainable", False)),
-                num_workers=workers,
-            )
-            for i, variable in enumerate(members)
-        ]
-        for group, members in variable_state.variables_of(model, not fit_state.custom_loop).items()
-    }
 
 
 def validation_start(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
@@ -109,8 +100,8 @@ def validation_start(model: TrainedModel, fit_state: FitState) -> dict[str, Any]
 
 def held_generators(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     """The generators of NumPy and Python that layers, the loss and callbacks hold or draw from."""
-    callbacks = {f"callback {name}": each for name, each in named(fit_state.callbacks)}
-    return found_generators({**variable_state.held_by(model), **callbacks})
+    callbacks = {f"callback {name}": each for name, each in callback_state.named(fit_state.callbacks)}
+    return random_state.found_generators({**variable_state.held_by(model), **callbacks})
 
 
 def check(

@@ -30,7 +30,7 @@ _OTHERS: dict[str, Callable[[Run], Points]] = {
     "gradient norm": lambda run: run.value("gradient_norm"),
     "loss scale": lambda run: run.log_ending_with("loss_scale"),
     "skipped steps": lambda run: run.log_ending_with("skipped_steps"),
-    "samples per second": lambda run: run.samples_per_second(),
+    "samples per second": Run.samples_per_second,
 }
 _FROM_ZERO = ("samples per second", "skipped steps", "memory, MB")
 _LOCK = threading.Lock()
@@ -113,15 +113,10 @@ def other_charts(runs: Sequence[Run]) -> dict[str, Chart]:
     }
     if one:
         memory = [(line["epoch"] + 1.0, line["workers"][0]["memory"]) for line in runs[0].epochs]
-        lines["memory, MB"] = [
-            Line(
-                kind,
-                [(x, used[kind] / 1e6) for x, used in memory if kind in used],
-                i // 2,
-                kind.endswith("peak"),
-            )
-            for i, kind in enumerate(unique(kind for _, used in memory for kind in used))
-        ]
+        lines["memory, MB"] = []
+        for i, kind in enumerate(unique(kind for _, used in memory for kind in used)):
+            points = [(x, used[kind] / 1e6) for x, used in memory if kind in used]
+            lines["memory, MB"].append(Line(kind, points, i // 2, dashed=kind.endswith("peak")))
     charts = {title: line_chart(title, each, whole=title in _FROM_ZERO) for title, each in lines.items()}
     return {title: chart for title, chart in charts.items() if chart}
 
@@ -150,7 +145,8 @@ def unique(items: Iterable[str]) -> list[str]:
 def line_chart(title: str, lines: Sequence[Line], whole: bool = False, note: str = "") -> Chart | None:
     """The curves; None if none has a point. `whole`: the y axis begins at 0. Context: `chart_style`."""
     drawn = [line._replace(points=points) for line in lines if (points := _finite(line))]
-    lost = _lost([line for line in lines if not line.faint]) or _lost(lines)
+    counts = [(line.faint, len(line.points) - len(_finite(line))) for line in lines]
+    lost = sum(count for faint, count in counts if not faint) or sum(count for _, count in counts)
     if not drawn:
         return Chart(title, "", [], f"{lost} values, none of them finite") if lost else None
     ys = [y for line in drawn for _, y in line.points]
@@ -190,8 +186,3 @@ def _svg(lines: Sequence[Line], whole: bool, logarithmic: bool) -> Any:
 
 def _finite(line: Line) -> Points:
     return [point for point in line.points if all(abs(value) < _LARGEST for value in point)]
-
-
-def _lost(lines: Sequence[Line]) -> int:
-    """Values that cannot be drawn."""
-    return sum(len(line.points) - len(_finite(line)) for line in lines)

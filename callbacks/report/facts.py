@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import socket
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from ...compat.keras_private.random_state import seeds_as_set
@@ -81,15 +81,14 @@ def memory_bytes() -> dict[str, int]:
 
 
 def _model(model: TrainedModel) -> dict[str, Any]:
-    count = lambda weights: int(sum(np.prod(w.shape) for w in weights))  # noqa: E731
     outputs = list(getattr(model, "output_names", None) or [])
     return {
         "name": model.name,
         "class": type(model).__name__,
         **({"outputs": outputs} if len(outputs) > 1 else {}),
         "layers": len(model.layers),
-        "trainable parameters": count(model.trainable_weights),
-        "other parameters": count(model.non_trainable_weights),
+        "trainable parameters": sum(math.prod(w.shape) for w in model.trainable_weights),
+        "other parameters": sum(math.prod(w.shape) for w in model.non_trainable_weights),
         "dtype policy": model.dtype_policy.name,
     }
 

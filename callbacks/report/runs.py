@@ -61,10 +61,9 @@ class Run:
 
     def metric_names(self) -> list[str]:
         """Names of all metrics of training and validation, without "val_", in order."""
-        names = dict.fromkeys(name.removeprefix("val_") for line in self.lines for name in line["logs"])
-        metrics = (
-            n for n in names if n != "learning_rate" and not n.endswith(("loss_scale", "skipped_steps"))
-        )
+        names = {name.removeprefix("val_"): None for line in self.lines for name in line["logs"]}
+        others = ("loss_scale", "skipped_steps")
+        metrics = (name for name in names if name != "learning_rate" and not name.endswith(others))
         return sorted(metrics, key=lambda name: (name != "loss", not name.endswith("loss")))
 
     def log(self, name: str, fine: bool = True) -> Points:

@@ -222,13 +222,9 @@ def running_means(model: Any, logs: Mapping[str, Any]) -> set[str]:
     kinds = {
         m.name: isinstance(m, mean) and type(m).result is mean.result for m in _all_metrics(model.metrics)
     }
-    found = set()
-    for log in logs:
-        # An output's name comes before that of its metric.
-        fitting = [name for name in kinds if log == name or log.endswith(f"_{name}")]
-        if fitting and all(kinds[name] for name in fitting):
-            found.add(log)
-    return found
+    # An output's name comes before that of its metric.
+    fitting = {log: [kind for name, kind in kinds.items() if f"_{log}".endswith(f"_{name}")] for log in logs}
+    return {log for log, found in fitting.items() if found and all(found)}
 
 
 def _all_metrics(metrics: Any) -> list[Any]:

@@ -74,9 +74,10 @@ def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> None:
     tree = encode(content, arrays, "")
     table, offset = [], 0
     for array in arrays:
-        table.append(
-            {"dtype": _dtype_name(array.dtype), "shape": array.shape, "offset": offset, "bytes": array.nbytes}
-        )
+        dtype = array.dtype
+        # `<f4`, `|b1`, ...; of types that NumPy knows only through an extension, the name: `bfloat16`.
+        name = dtype.name if dtype.kind == "V" or dtype.isbuiltin != 1 else dtype.newbyteorder("<").str
+        table.append({"dtype": name, "shape": array.shape, "offset": offset, "bytes": array.nbytes})
         offset += _padded(array.nbytes)
     manifest = {"summary": summary, "content": tree, "arrays": table, "data_bytes": offset}
     text = json.dumps(manifest, allow_nan=False, separators=(",", ":")).encode()
@@ -207,11 +208,6 @@ def _pieces(manifest: bytes, arrays: Iterable[np.ndarray]) -> Iterable[Any]:
 
 def _padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _dtype_name(dtype: np.dtype) -> str:
-    """`<f4`, `|b1`, ...; for types that NumPy knows only through an extension, their name: `bfloat16`."""
-    return dtype.name if dtype.kind == "V" or dtype.isbuiltin != 1 else dtype.newbyteorder("<").str
 
 
 def _dtype(name: str) -> np.dtype:
