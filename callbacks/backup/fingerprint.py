@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.random_state import seeds_as_set
+from ...compat.keras_private.variables import raw_value
 from ..fit_state import FitState
 from ..trained_model import TrainedModel
 from . import settings, variable_state
@@ -47,8 +48,17 @@ def fingerprint(
     model: TrainedModel, fit_state: FitState, source_state: Mapping[str, Any], who: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What must be equal for a backup to fit: variables, data, and `who`, the `identity`. JSON values."""
+
+    def described(v: Any) -> list[Any]:
+        return [
+            getattr(v, "path", None) or v.name,
+            list(map(int, v.shape)),
+            tf.as_dtype(raw_value(v).dtype).name,
+        ]
+
+    groups = variable_state.variables_of(model, not fit_state.custom_loop)
     return {
-        "variables": variable_state.describe(variable_state.variables_of(model, not fit_state.custom_loop)),
+        "variables": {group: list(map(described, members)) for group, members in groups.items()},
         "data": _data(fit_state, source_state),
         "identity": dict(who),
     }

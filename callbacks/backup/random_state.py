@@ -16,11 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...compat.keras_private.random_state import (
-    eager_seed_source,
-    global_generator,
-    global_seed_generator_state,
-)
+from ...compat.keras_private import random_state as private
 from ...compat.keras_private.variables import raw_value
 
 # Where objects are not looked into: none of theirs holds what is not found otherwise.
@@ -51,13 +47,13 @@ _DRAWING = {
 def capture(held: Mapping[str, Any]) -> dict[str, Any]:
     """The state of each generator that exists, and of the `found_generators` in `held`: a few kilobytes. Context: host."""
     state: dict[str, Any] = {"python": _python_state(random.getstate()), "numpy": np.random.get_state()}
-    seed = global_seed_generator_state()
+    seed = private.global_seed_generator_state()
     if seed is not None:
         state["keras"] = tf.convert_to_tensor(seed.value).numpy()
-    source = eager_seed_source()
+    source = private.eager_seed_source()
     if source is not None:
         state["tensorflow_seeds"] = _python_state(source.getstate())
-    generator = global_generator()
+    generator = private.global_generator()
     if generator is not None:
         state["tensorflow"] = {"state": generator.state.numpy(), "algorithm": int(generator.algorithm)}
     own = {name: text_of(each) for name, each in held.items() if name not in GLOBAL_GENERATORS}
@@ -75,17 +71,17 @@ def restore(state: dict[str, Any], held: Mapping[str, Any], owned: Sequence[Any]
     kept = {id(raw_value(each)) for each in owned}
     if "keras" in state:
         # Making Keras' generator draws from Python's: Python's is therefore set after it.
-        seed = global_seed_generator_state(make=True)
+        seed = private.global_seed_generator_state(make=True)
         if id(raw_value(seed)) not in kept:
             seed.assign(state["keras"])
     if "tensorflow" in state:
-        saved, generator = state["tensorflow"], global_generator()
+        saved, generator = state["tensorflow"], private.global_generator()
         if generator is None or id(generator.state) not in kept:
             if generator is None or int(generator.algorithm) != saved["algorithm"]:
                 generator = tf.random.Generator.from_state(saved["state"], saved["algorithm"])
                 tf.random.set_global_generator(generator)
             generator.state.assign(saved["state"])
-    source = eager_seed_source()
+    source = private.eager_seed_source()
     if source is not None and "tensorflow_seeds" in state:
         source.setstate(_python_tuple(state["tensorflow_seeds"]))
     if id(GLOBAL_GENERATORS["numpy.random"]) not in kept:
@@ -153,9 +149,7 @@ def found_generators(roots: Mapping[str, Any]) -> dict[str, Any]:
 def reached(roots: Mapping[str, Any], kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
     """The objects of these kinds that are reached from `roots`, each once, with the way to it, in a fixed order."""
     waiting = list(roots.items())[::-1]
-    seen: dict[
-        int, Any
-    ] = {}  # holds the objects, so that no other one is given the number of one that is gone
+    seen: dict[int, Any] = {}  # with the objects, so that no new one gets the number of one that is gone
     while waiting and len(seen) < _MOST_VISITS:
         path, value = waiting.pop()
         if id(value) in seen:
@@ -173,11 +167,10 @@ def reached(roots: Mapping[str, Any], kinds: tuple[type, ...]) -> Iterator[tuple
 def _parts(value: Any) -> Iterable[tuple[str, Any]]:
     """What a value is made of, with the words that lead there."""
     # Another mapping may open files where it is asked for items.
-    if isinstance(value, dict | types.MappingProxyType):
-        few = len(value) <= _MOST_ITEMS
-        return [(f"[{key!r}]", value[key]) for key in sorted(value, key=str)] if few else ()
-    if isinstance(value, list | tuple | collections.deque):
-        return [(f"[{i}]", item) for i, item in enumerate(value)] if len(value) <= _MOST_ITEMS else ()
+    keyed = isinstance(value, dict | types.MappingProxyType)
+    if keyed or isinstance(value, list | tuple | collections.deque):
+        items = sorted(value.items(), key=lambda item: str(item[0])) if keyed else enumerate(value)
+        return [(f"[{key!r}]", item) for key, item in items] if len(value) <= _MOST_ITEMS else ()
     if isinstance(value, functools.partial):
         return [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
     if isinstance(value, types.MethodType | types.BuiltinMethodType):

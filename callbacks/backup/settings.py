@@ -123,12 +123,10 @@ def _with_numbered_layers(config: dict[str, Any]) -> dict[str, Any]:
         return numbers.get(value, value) if isinstance(value, str) else value
 
     result = {key: renamed(config[key]) if key.endswith("_layers") else config[key] for key in config}
-    result["layers"] = [
-        {**entry, "inbound_nodes": renamed(entry.get("inbound_nodes"))}
-        if isinstance(entry, Mapping)
-        else entry
-        for entry in layers
-    ]
+    result["layers"] = layers = list(layers)
+    for i, entry in enumerate(layers):
+        if isinstance(entry, Mapping):
+            layers[i] = {**entry, "inbound_nodes": renamed(entry.get("inbound_nodes"))}
     return result
 
 
@@ -214,7 +212,6 @@ def _digest(data: bytes | memoryview) -> str:
 
 
 def _item(what: str, number: int, old: Any, new: Any) -> str:
-    """The name of one item of a list of settings."""
     names = [item.get("name") for item in (old, new) if isinstance(item, Mapping)]
     if len(names) == 2 and names[0] == names[1] and names[0] is not None:
         return f"{what.removesuffix(' layers')} {names[0]}"

@@ -85,7 +85,7 @@ def capture(
         return {"shards": [keep(i, _read(shard)) for i, shard in enumerate(value.shards)]}
     copies = _copies(value, strategy)
     own = is_read_together(value) or getattr(variable, "differs_by_replica", False)
-    if len(copies) > 1 and not own and (equal or not _differ(copies)):
+    if len(copies) > 1 and not own and (equal or len({_read(copy).tobytes() for copy in copies}) == 1):
         copies = copies[:1]
     arrays = [keep(i, _read(copy)) for i, copy in enumerate(copies)]
     several = len(arrays) > 1 or (num_workers > 1 and own)
@@ -131,16 +131,6 @@ def spread(saved: Any, num_copies: int, value: Any, variable: Any = None) -> Seq
     return [arrays[0]] * num_copies
 
 
-def describe(variables: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
-    """`[path, shape, dtype]` of each variable, group by group: what must be equal for a backup to fit."""
-
-    def description(v: Any) -> list[Any]:
-        dtype = tf.as_dtype(raw_value(v).dtype).name
-        return [getattr(v, "path", None) or v.name, list(map(int, v.shape)), dtype]
-
-    return {group: [description(v) for v in members] for group, members in variables.items()}
-
-
 _GENERATORS = (tf.random.Generator, keras.random.SeedGenerator)
 
 
@@ -160,11 +150,6 @@ def _copies(value: Any, strategy: tf.distribute.Strategy) -> Sequence[Any]:
 def _read(copy: Any) -> np.ndarray:
     """The value, without a copy where the device is the host."""
     return np.asarray(copy.read_value() if hasattr(copy, "read_value") else tf.convert_to_tensor(copy))
-
-
-def _differ(copies: Sequence[Any]) -> bool:
-    first, *others = (_read(copy).tobytes() for copy in copies)
-    return any(first != other for other in others)
 
 
 def _aggregation(variable: Any, value: Any) -> str:

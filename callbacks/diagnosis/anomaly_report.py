@@ -58,7 +58,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         self.report: dict[str, Any] | None = None
         self._watches: list[Any] = []
         self._batch: Any = None
-        self._epoch = self._steps_before = self._last_step = 0
+        self._steps_before = self._last_step = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Puts the guards into the step, before it is compiled."""
@@ -70,7 +70,6 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         self._guard()
 
     def _guard(self) -> None:
-        """Guards the optimizers that are built."""
         optimizers = [v for v in vars(self.model).values() if hasattr(v, "gradient_transformers")]
         guarded = [o for o in optimizers if getattr(o, "inner_optimizer", None) is None and o.built]
         with self._scope():
@@ -90,7 +89,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         state = self._fit_state(epoch=epoch)
         if self._in_fit:
             state.plan["way"] = self.model.train_function.backend = "graph"
-        self._epoch, self._last_step = epoch, state.step
+        self._last_step = state.step
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks whether a guard tripped, or the loss was not finite, during the compiled call."""
@@ -132,8 +131,9 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
     def _explain(self, step: int, gradients: list[str], exact: bool) -> None:
         batch = self._batch.batch if self._batch is not None else None
         first, statistics = self.model._explain_batch(batch) if batch is not None and gradients else ("", [])
+        state = self._fit_state()
         self.report = {
-            "epoch": self._epoch,
+            "epoch": state.epoch,
             "step": step,
             "exact": exact,
             "first": first,
@@ -141,7 +141,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
             "batch": statistics,
         }
         self.model.stop_training = True
-        if not self._fit_state().chief:
+        if not state.chief:
             return
         if self.path is not None:
             text = json.dumps(jsonable(self.report), indent=1).encode()

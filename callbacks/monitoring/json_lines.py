@@ -104,7 +104,6 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
         self.path = local_path("path", path)
         self._file = LineFile(self.path)
         self._clock = function("clock", clock)
-        self._epoch = 0
 
     def steps_until_call(self, step: int) -> int | None:
         """After `every` steps."""
@@ -125,14 +124,14 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
             check_overwrite("`path` of `JSONLines`", self.path, begins_with_json("epoch", "step", "time"))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes the epoch."""
-        self._epoch = self._fit_state(epoch=epoch).epoch
+        """Notes the epoch, in a custom loop."""
+        self._fit_state(epoch=epoch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes a line when one is due."""
-        self._fit_state(batch=batch)
+        epoch = self._fit_state(batch=batch).epoch
         if self._schedule.due(batch + 1, batch):
-            self._write({"epoch": self._epoch, "step": batch + 1, "steps": True}, logs)
+            self._write({"epoch": epoch, "step": batch + 1, "steps": True}, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes the line of the epoch."""

@@ -67,7 +67,6 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self.gradient_norm = truth("gradient_norm", gradient_norm)
         self._clock = function("clock", clock)
         self._file = LineFile(self.path.with_suffix(".jsonl"))
-        self._epoch = 0
         self._forget()
 
     def _forget(self) -> None:
@@ -99,7 +98,6 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Writes the facts of the run when it begins."""
-        self._epoch = epoch
         state = self._fit_state(epoch=epoch, lap="other")
         if self._began is None:
             self._began = self._written_at = self._clock()
@@ -166,7 +164,6 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self._began = None
 
     def _numbers(self, logs: Any) -> dict[str, Any]:
-        """The numbers of every line."""
         state = self._fit_state()
         if self._means is None:  # elsewhere the steps of an epoch are counted differently
             counted = self._in_fit and not on_parameter_servers(self.model.distribute_strategy)
@@ -174,7 +171,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         learning_rate = getattr(self._optimizer, "learning_rate", None)
         values = {name: scalar(value) for name, value in (logs or {}).items()}
         result = {
-            "epoch": self._epoch,
+            "epoch": state.epoch,
             "step": state.step,
             "steps_per_epoch": state.steps_per_epoch,
             "logs": values,
@@ -218,10 +215,8 @@ def running_means(model: Any, logs: Mapping[str, Any]) -> set[str]:
         if getattr(type(model), method).__module__.partition(".")[0] not in ("unisono", "keras"):
             return set()
     # Whether the result is the mean itself; that of RootMeanSquaredError, say, is not.
-    mean = keras.metrics.Mean
-    kinds = {
-        m.name: isinstance(m, mean) and type(m).result is mean.result for m in _all_metrics(model.metrics)
-    }
+    mean, metrics = keras.metrics.Mean, _all_metrics(model.metrics)
+    kinds = {each.name: isinstance(each, mean) and type(each).result is mean.result for each in metrics}
     # An output's name comes before that of its metric.
     fitting = {log: [kind for name, kind in kinds.items() if f"_{log}".endswith(f"_{name}")] for log in logs}
     return {log for log, found in fitting.items() if found and all(found)}

@@ -113,9 +113,8 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         """The number of steps after which the loop must call `on_train_batch_end`; None: not in this epoch."""
         if self._schedule.unit != "steps":
             return None
-        return (
-            self.save_freq - (self._batches_seen_since_last_saving + self._not_counted(step)) % self.save_freq
-        )
+        steps = self._batches_seen_since_last_saving + self._not_counted(step)
+        return self.save_freq - steps % self.save_freq
 
     def _not_counted(self, step: int) -> int:
         """Of the first `step` steps of this epoch, those that `_batches_seen_since_last_saving` does not count yet."""
@@ -171,8 +170,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
             return not math.isnan(float(monitor_value))
         return bool(super()._is_improvement(monitor_value, reference_value))
 
-    def _save_model(self, epoch: int, batch: int | None, logs: dict | None) -> None:
-        """Keras' hook for one save that is due."""
+    def _save_model(self, epoch: int, batch: int | None, logs: dict | None) -> None:  # Keras' hook
         logs = logs or {}
         if self.monitor_op is None and (self.save_best_only or self.keep_best):
             choose_monitor_op(self)

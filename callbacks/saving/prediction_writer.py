@@ -15,16 +15,8 @@ import tensorflow as tf
 from ...distribute.arguments import shown
 from ...distribute.storage import local_path
 from ...distribute.workers.cluster import is_chief
+from .. import safe_file
 from ..output_paths import check_output_path
-from ..safe_file import (
-    check_overwrite,
-    open_plain,
-    remove,
-    remove_leftovers,
-    rename_safely,
-    save_error,
-    temporary_path,
-)
 from ..trained_model import TrainedModel
 
 
@@ -84,7 +76,7 @@ class PredictionWriter(keras.callbacks.Callback):
         if self._single and isinstance(outputs, list) and len(outputs) > 1 and not custom_step:
             self._reject_several(len(outputs))
         self._keep_others()
-        remove_leftovers(self.path.parent, self.path.name.partition(".")[0])
+        safe_file.remove_leftovers(self.path.parent, self.path.name.partition(".")[0])
 
     def write(self, outputs: Any) -> None:
         """Writes the outputs of the next samples, a nest of arrays. `predict` calls it: Keras flattens what hooks get."""
@@ -97,7 +89,7 @@ class PredictionWriter(keras.callbacks.Callback):
             for file, array in zip(self._files, arrays, strict=True):
                 file.append(array)
         except OSError as error:
-            raise save_error(self.path.parent, error) from error
+            raise safe_file.save_error(self.path.parent, error) from error
 
     def on_predict_end(self, logs: Any = None) -> None:
         """Gives the files their name."""
@@ -105,14 +97,14 @@ class PredictionWriter(keras.callbacks.Callback):
             return
         self._keep_others()
         temporary, self._temporary = self._temporary, None
-        with rename_safely(temporary, self.path):
+        with safe_file.rename_safely(temporary, self.path):
             for file in self._files:
                 file.finish()
 
     def _keep_others(self) -> None:
         """Rejects files that it did not write."""
         if self._single:
-            check_overwrite("`path` of `PredictionWriter`", self.path, _is_own)
+            safe_file.check_overwrite("`path` of `PredictionWriter`", self.path, _is_own)
             return
         for each in sorted(self.path.iterdir()) if self.path.exists() else ():
             if not (each.is_file() and not each.is_symlink() and _is_own(each)):
@@ -127,7 +119,7 @@ class PredictionWriter(keras.callbacks.Callback):
             file.close()
         if self._temporary is not None:
             with contextlib.suppress(OSError):
-                remove(self._temporary)
+                safe_file.remove(self._temporary)
         self._temporary = None
 
     def outputs(self) -> Any:
@@ -150,7 +142,7 @@ class PredictionWriter(keras.callbacks.Callback):
             self._reject_several(len(arrays))
         names = [_name(place) for place, _ in keras.tree.flatten_with_path(outputs)]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = temporary_path(self.path)
+        self._temporary = safe_file.temporary_path(self.path)
         if not self._single:
             self._temporary.mkdir()
         self._files = [
@@ -214,7 +206,7 @@ def _end_of(name: str) -> bytes:
 
 def _is_own(path: Path) -> bool:
     end = _end_of(path.name)
-    with open_plain(path) as stream:
+    with safe_file.open_plain(path) as stream:
         stream.seek(max(0, stream.seek(0, os.SEEK_END) - len(end)))
         return stream.read() == end
 
@@ -239,6 +231,5 @@ def _storable(leaf: Any) -> np.ndarray:
 
 
 def _name(place: tuple[Any, ...]) -> str:
-    """The file of the output at a place of the structure."""
     words = [urllib.parse.quote(str(key), safe=" ").replace(".", "%2E") for key in place or (0,)]
     return ".".join(words) + ".npy"

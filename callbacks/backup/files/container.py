@@ -120,9 +120,9 @@ def is_container(path: Path) -> bool:
     return read_plain(path, len(MAGIC)) == MAGIC
 
 
-def parse(data: bytes, path: Any = "The data") -> tuple[dict[str, Any], Any]:
-    """`read` for bytes in memory; `path` is the name in messages."""
-    return _load(path, io.BytesIO(data))
+def parse(data: bytes) -> tuple[dict[str, Any], Any]:
+    """`read` for bytes in memory."""
+    return _load("The data", io.BytesIO(data))
 
 
 def _opened(path: str | Path) -> BinaryIO:

@@ -23,30 +23,20 @@ def encode(value: Any, arrays: list[np.ndarray], where: str) -> Any:
     if isinstance(value, float) and not isinstance(value, np.generic):
         return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
     if isinstance(value, Mapping):
-        return _encode_mapping(value, arrays, where)
+        items = {key: encode(item, arrays, f"{where}.{key}") for key, item in value.items()}
+        if all(isinstance(key, str) and not key.startswith("$") for key in items):
+            return items
+        return {"$dict": [[encode(key, arrays, f"{where} key"), item] for key, item in items.items()]}
     if isinstance(value, list | tuple):
         items = [encode(item, arrays, f"{where}[{i}]") for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}
     if isinstance(value, bytes | bytearray):
         return {"$bytes": _add(np.frombuffer(bytes(value), np.uint8), arrays)}
-    if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
-        return _encode_array(value, arrays, where)
-    raise TypeError(
-        f"{where.lstrip('.') or 'The state'} is a {type(value).__name__} ({value!r:.80}); a state may contain None, "
-        "bool, int, float, str, bytes, list, tuple, dict and NumPy arrays."
-    )
-
-
-def _encode_mapping(value: Mapping[Any, Any], arrays: list[np.ndarray], where: str) -> Any:
-    if all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: encode(item, arrays, f"{where}.{key}") for key, item in value.items()}
-    pairs = [
-        [encode(key, arrays, f"{where} key"), encode(v, arrays, f"{where}.{key}")] for key, v in value.items()
-    ]
-    return {"$dict": pairs}
-
-
-def _encode_array(value: Any, arrays: list[np.ndarray], where: str) -> Any:
+    if not hasattr(value, "__array__"):
+        raise TypeError(
+            f"{where.lstrip('.') or 'The state'} is a {type(value).__name__} ({value!r:.80}); a state may contain None, "
+            "bool, int, float, str, bytes, list, tuple, dict and NumPy arrays."
+        )
     array = np.asarray(value)
     if array.dtype.kind in "OSU":
         items = [encode(item, arrays, where) for item in array.reshape(-1).tolist()]

@@ -108,7 +108,8 @@ class FolderOwner:
 
     def _write(self, mine: Owner, instead_of: Owner | None) -> None:
         """Writes the file: where there was none, only if there still is none."""
-        text = json.dumps({**mine._asdict(), "process": str(mine.process)}).encode()
+        said = {"process": str(mine.process), "host": mine.host, "since": mine.since, "token": mine.token}
+        text = json.dumps(said).encode()
         temporary = temporary_path(self._directory / f"owner-{mine.token}.json")  # threads share a process
         try:
             temporary.write_bytes(text)

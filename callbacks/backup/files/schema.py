@@ -141,7 +141,6 @@ def _match_positions(content: Mapping[str, Any]) -> None:
 
 
 def _arrays(saved: Any) -> list[Any]:
-    """The arrays of one variable."""
     if not isinstance(saved, dict):
         return [saved]
     return saved["shards"] if "shards" in saved else saved["copies"]
