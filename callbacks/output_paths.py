@@ -169,10 +169,15 @@ def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
     if chief:
         yield
         return
+    hooks = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_") or name == "set_model"]
     with contextlib.ExitStack() as stack:
         for number, callback in enumerate(callbacks):
             if any(cls.__module__.partition(".")[0] in _LOGGERS for cls in type(callback).__mro__):
-                stack.enter_context(_silenced(callback))
+                own = vars(callback)
+                stack.callback(own.update, {name: own[name] for name in hooks if name in own})
+                for name in hooks:
+                    own[name] = lambda *args, **kwargs: None
+                    stack.callback(own.pop, name, None)
                 continue
             for kind in _ON_ALL_WORKERS:
                 if isinstance(callback, kind) and not hasattr(callback, "_writes_files"):
@@ -193,17 +198,3 @@ def _keep_profiles(written: str, log_dir: str) -> None:
         folder, _, file = f"{log_dir}{path.removeprefix(written)}".rpartition("/")
         tf.io.gfile.makedirs(folder)
         tf.io.gfile.copy(path, f"{folder}/worker-{worker_index()}.{file}", overwrite=True)
-
-
-@contextlib.contextmanager
-def _silenced(callback: Any) -> Iterator[None]:
-    """No hook of the callback does anything inside."""
-    hooks = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_") or name == "set_model"]
-    before = dict(vars(callback))
-    vars(callback).update(dict.fromkeys(hooks, lambda *args, **kwargs: None))
-    try:
-        yield
-    finally:
-        for name in hooks:
-            vars(callback).pop(name, None)
-        vars(callback).update({name: before[name] for name in hooks if name in before})

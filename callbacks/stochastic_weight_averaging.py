@@ -48,7 +48,7 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
     def __init__(self, start_from_epoch: int = 0, every: int | str = "epoch") -> None:
         super().__init__()
         self.start_from_epoch = whole_number("start_from_epoch", start_from_epoch, least=0)
-        self._schedule = SaveSchedule.every("every", every)
+        self._schedule = SaveSchedule.parse(whole_number("every", every, words=("epoch",)))
         self._forget()
 
     def _forget(self) -> None:

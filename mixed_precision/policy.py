@@ -166,7 +166,15 @@ def _make_policy(name: Any, loss_scale: Any) -> Policy:
             f"`name` must be the name of a policy, such as 'mixed_float16', or a keras.DTypePolicy. Received: "
             f"{name!r} of type {type(name).__name__}"
         )
-    policy = copy.copy(_policy_by_name(name) if isinstance(name, str) else name)
+    known = ", ".join(map(repr, POLICIES))
+    try:
+        policy = copy.copy(keras.dtype_policies.get(name))
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise ValueError(f"Unknown policy {shown(name)} as name: use one of {known}.") from error
+    if isinstance(name, str) and "float" not in policy.compute_dtype:
+        raise ValueError(
+            f"Policy {name!r} computes in {policy.compute_dtype}, which has no gradients: use one of {known}."
+        )
     if policy.name == "float16":
         raise ValueError(
             "Policy 'float16' is invalid for training, because float16 variables lose small updates: use 'mixed_float16' "
@@ -179,21 +187,6 @@ def _make_policy(name: Any, loss_scale: Any) -> Policy:
             "underflow: leave `loss_scale` out, or use policy 'mixed_float16'."
         )
     setattr(policy, _LOSS_SCALE, loss_scale)
-    return policy
-
-
-def _policy_by_name(name: str) -> Policy:
-    try:
-        policy = keras.dtype_policies.get(name)
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise ValueError(
-            f"Unknown policy {shown(name)} as name: use one of {', '.join(map(repr, POLICIES))}."
-        ) from error
-    if "float" not in policy.compute_dtype:
-        raise ValueError(
-            f"Policy {name!r} computes in {policy.compute_dtype}, which has no gradients: use one of "
-            f"{', '.join(map(repr, POLICIES))}."
-        )
     return policy
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -57,9 +57,21 @@ def fingerprint(
         ]
 
     groups = variable_state.variables_of(model, not fit_state.custom_loop)
+    spec, samples = getattr(fit_state.source, "spec", None), source_state.get("rows")
+    layout = [
+        f"{part.dtype.name}{part.shape[1:] if part.shape.rank else part.shape}"
+        if isinstance(part, tf.TensorSpec)
+        else type(part).__name__
+        for part in tf.nest.flatten(spec)
+    ]
     return {
         "variables": {group: list(map(described, members)) for group, members in groups.items()},
-        "data": _data(fit_state, source_state),
+        "data": {
+            "rows": None if samples is None else int(samples),
+            "batch_rows": getattr(fit_state.source, "batch_size", None),
+            "steps_per_epoch": fit_state.steps_per_epoch,
+            "layout": None if spec is None else layout,
+        },
         "identity": dict(who),
     }
 
@@ -67,13 +79,18 @@ def fingerprint(
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """One phrase for each thing that differs between two fingerprints; empty when the backup fits."""
 
-    def of_variables(*groups: str) -> list[str]:
-        pairs = [
-            (f"{group} variable", saved["variables"][group], now["variables"][group]) for group in groups
-        ]
-        return [phrase for pair in pairs for phrase in _variable_differences(*pair)]
+    def of_variables(*groups: str) -> Iterator[str]:
+        for group in groups:
+            kind = f"{group} variable"
+            old, new = ([_shown(*entry) for entry in each["variables"][group]] for each in (saved, now))
+            if len(old) == len(new):
+                yield from (f"{kind} {a} in the backup, {b} now" for a, b in zip(old, new) if a != b)
+            else:
+                yield f"{len(old)} {kind}s in the backup, {len(new)} now"
+                yield from (f"{kind} {entry} only in the backup" for entry in old if entry not in new)
+                yield from (f"{kind} {entry} only now" for entry in new if entry not in old)
 
-    found = of_variables("model", "other")
+    found = [*of_variables("model", "other")]
     old, new = saved["identity"], now["identity"]
     same_versions = old["versions"] == new["versions"]
     parts = ["optimizer", "other optimizers", "loss", "loss_weights"]
@@ -83,7 +100,7 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     found += settings.differences("seed of", old["seeds"], new["seeds"])
     for part in ("data", "validation data"):
         found += _known_differences(part, old[part], new[part], same_versions)
-    found = found or of_variables("optimizer", "metrics")
+    found = found or [*of_variables("optimizer", "metrics")]
     found += _known_differences("data", saved["data"], now["data"])
     if len(found) > _MOST_LISTED:
         found[_MOST_LISTED:] = [f"and {len(found) - _MOST_LISTED} more"]
@@ -99,33 +116,6 @@ def _known_differences(what: str, saved: Any, now: Any, same_versions: bool = Tr
         for name in names
         if saved[name] != now[name] and None not in (saved[name], now[name])
     ]
-
-
-def _data(fit_state: FitState, source_state: Mapping[str, Any]) -> dict[str, Any]:
-    spec, samples = getattr(fit_state.source, "spec", None), source_state.get("rows")
-    layout = [
-        f"{part.dtype.name}{part.shape[1:] if part.shape.rank else part.shape}"
-        if isinstance(part, tf.TensorSpec)
-        else type(part).__name__
-        for part in tf.nest.flatten(spec)
-    ]
-    return {
-        "rows": None if samples is None else int(samples),
-        "batch_rows": getattr(fit_state.source, "batch_size", None),
-        "steps_per_epoch": fit_state.steps_per_epoch,
-        "layout": None if spec is None else layout,
-    }
-
-
-def _variable_differences(kind: str, saved: list[list[Any]], now: list[list[Any]]) -> list[str]:
-    old, new = ([_shown(*entry) for entry in group] for group in (saved, now))
-    if len(old) == len(new):
-        return [f"{kind} {a} in the backup, {b} now" for a, b in zip(old, new) if a != b]
-    return (
-        [f"{len(old)} {kind}s in the backup, {len(new)} now"]
-        + [f"{kind} {entry} only in the backup" for entry in old if entry not in new]
-        + [f"{kind} {entry} only now" for entry in new if entry not in old]
-    )
 
 
 def _shown(path: str, shape: list[int], dtype: str) -> str:

@@ -23,7 +23,7 @@ class SaveSchedule:
     """How often to save."""
 
     unit: str  # "epoch", "steps", "seconds" or "never"
-    amount: float = 1  # steps (an int) or seconds, at least 1
+    amount: Any = 1  # steps (an int) or seconds, at least 1
 
     @classmethod
     def parse(cls, save_freq: Any, or_never: bool = True) -> SaveSchedule:
@@ -45,16 +45,10 @@ class SaveSchedule:
             "saves before preemption only."
         )
 
-    @classmethod
-    def every(cls, name: str, value: Any) -> SaveSchedule:
-        """The same for an argument that is "epoch" or an int of steps."""
-        value = whole_number(name, value, words=("epoch",))
-        return cls("epoch") if value == "epoch" else cls("steps", value)
-
     def due(self, steps: int, saved_at_step: int, seconds_since_save: float = 0.0) -> bool:
         """Whether to save now, after `steps` steps since the beginning of training."""
         if self.unit == "steps":
-            return steps // int(self.amount) > saved_at_step // int(self.amount)
+            return steps // self.amount > saved_at_step // self.amount
         return self.unit == "seconds" and seconds_since_save >= self.amount
 
     def due_on_workers(
@@ -67,7 +61,7 @@ class SaveSchedule:
 
     def steps_until_call(self, steps: int) -> int | None:
         """Steps from `steps` to the next save; None where steps do not decide."""
-        return int(self.amount) - steps % int(self.amount) if self.unit == "steps" else None
+        return self.amount - steps % self.amount if self.unit == "steps" else None
 
 
 def _seconds(save_freq: Any) -> float | None:

@@ -86,7 +86,10 @@ def differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> 
         return
     if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
         for number, (old, new) in enumerate(zip(saved, now)):
-            yield from differences(_item(what, number, old, new), old, new, same_versions)
+            names = [item.get("name") for item in (old, new) if isinstance(item, Mapping)]
+            named = len(names) == 2 and names[0] == names[1] and names[0] is not None
+            item = f"{what.removesuffix(' layers')} {names[0]}" if named else f"{what} {number}"
+            yield from differences(item, old, new, same_versions)
         return
     exact = same_versions and _VALUES in str(saved) and _VALUES in str(now)
     if isinstance(saved, str) and isinstance(now, str) and not exact:
@@ -209,13 +212,6 @@ def _constant(value: Any) -> str:
 
 def _digest(data: bytes | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
-
-
-def _item(what: str, number: int, old: Any, new: Any) -> str:
-    names = [item.get("name") for item in (old, new) if isinstance(item, Mapping)]
-    if len(names) == 2 and names[0] == names[1] and names[0] is not None:
-        return f"{what.removesuffix(' layers')} {names[0]}"
-    return f"{what} {number}"
 
 
 def _shown(value: Any) -> str:

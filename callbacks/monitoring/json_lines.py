@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from ...distribute.arguments import function
+from ...distribute.arguments import function, whole_number
 from ...distribute.storage import local_path
 from ..backup.save_schedule import SaveSchedule
 from ..custom_loop import CustomLoopSupport
@@ -100,7 +100,7 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
-        self._schedule = SaveSchedule.every("every", every)
+        self._schedule = SaveSchedule.parse(whole_number("every", every, words=("epoch",)))
         self.path = local_path("path", path)
         self._file = LineFile(self.path)
         self._clock = function("clock", clock)

@@ -41,9 +41,25 @@ def facts_of(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     """What a report says about a run before its first number: flat dicts of JSON values, and the summary of the model."""
     lines: list[str] = []
     model.summary(print_fn=lambda text, **_: lines.append(text), line_length=96)
+    outputs = list(getattr(model, "output_names", None) or [])
+    strategy = model.distribute_strategy
+    kind = type(strategy).__name__
     return {
-        "model": _model(model),
-        "strategy": _strategy(model),
+        "model": {
+            "name": model.name,
+            "class": type(model).__name__,
+            **({"outputs": outputs} if len(outputs) > 1 else {}),
+            "layers": len(model.layers),
+            "trainable parameters": sum(math.prod(w.shape) for w in model.trainable_weights),
+            "other parameters": sum(math.prod(w.shape) for w in model.non_trainable_weights),
+            "dtype policy": model.dtype_policy.name,
+        },
+        "strategy": {
+            "strategy": _STRATEGIES.get(kind, kind),
+            "replicas": strategy.num_replicas_in_sync,
+            "devices": [str(d).rpartition("device:")[2] for d in devices_of(strategy)],
+            "logical devices": [d.name.rpartition("device:")[2] for d in tf.config.list_logical_devices()],
+        },
         "configuration": _configuration(model, fit_state),
         "versions": {"python": platform.python_version()} | {name: installed(name) for name in _PACKAGES},
         "machine": {
@@ -78,30 +94,6 @@ def memory_bytes() -> dict[str, int]:
         info = tf.config.experimental.get_memory_info(name)
         found[name], found[f"{name} peak"] = int(info["current"]), int(info["peak"])
     return found
-
-
-def _model(model: TrainedModel) -> dict[str, Any]:
-    outputs = list(getattr(model, "output_names", None) or [])
-    return {
-        "name": model.name,
-        "class": type(model).__name__,
-        **({"outputs": outputs} if len(outputs) > 1 else {}),
-        "layers": len(model.layers),
-        "trainable parameters": sum(math.prod(w.shape) for w in model.trainable_weights),
-        "other parameters": sum(math.prod(w.shape) for w in model.non_trainable_weights),
-        "dtype policy": model.dtype_policy.name,
-    }
-
-
-def _strategy(model: TrainedModel) -> dict[str, Any]:
-    strategy = model.distribute_strategy
-    kind = type(strategy).__name__
-    return {
-        "strategy": _STRATEGIES.get(kind, kind),
-        "replicas": strategy.num_replicas_in_sync,
-        "devices": [str(d).rpartition("device:")[2] for d in devices_of(strategy)],
-        "logical devices": [d.name.rpartition("device:")[2] for d in tf.config.list_logical_devices()],
-    }
 
 
 def _configuration(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:

@@ -49,7 +49,19 @@ def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
             "health": charts.values(),
         }
     if len(runs) == 1:
-        values |= _about_one(runs[0])
+        run = runs[0]
+        replicas = run.facts["strategy"]["replicas"] // (len(run.epochs[-1]["workers"]) if run.epochs else 1)
+        if replicas > _MOST_REPLICAS:
+            raise ValueError(f"{replicas} replicas of a worker")
+        every = -(-len(run.epochs) // _MOST_EPOCHS) or 1
+        lines = run.epochs[::-every][::-1]  # the last is always there
+        values |= {
+            "shares": _shares(run),
+            "replicas": max(1, replicas),
+            "facts": {name: run.facts.get(name, {}) for name in _FACTS},
+            "lines": lines,
+            "names": unique(name for line in lines for name in line["logs"]),
+        }
     else:
         values |= {"results": _results(runs), "differences": _differences(runs)}
     return template.render(values)
@@ -69,22 +81,6 @@ def _template() -> Any:
     environment.filters |= {"duration": duration, "moment": moment, "number": number, "size": in_words}
     environment.globals |= {"colors": COLORS, "generator": environment.filters["safe"](_GENERATOR)}
     return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-
-
-def _about_one(run: Run) -> dict[str, Any]:
-    strategy, workers = run.facts["strategy"], run.epochs[-1]["workers"] if run.epochs else [None]
-    replicas = max(1, strategy["replicas"] // len(workers))
-    if replicas > _MOST_REPLICAS:
-        raise ValueError(f"{replicas} replicas of a worker")
-    every = -(-len(run.epochs) // _MOST_EPOCHS) or 1
-    lines = run.epochs[::-every][::-1]  # the last is always there
-    return {
-        "shares": _shares(run),
-        "replicas": replicas,
-        "facts": {name: run.facts.get(name, {}) for name in _FACTS},
-        "lines": lines,
-        "names": unique(name for line in lines for name in line["logs"]),
-    }
 
 
 def _shares(run: Run) -> list[tuple[str, float, float]]:

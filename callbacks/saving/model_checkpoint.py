@@ -81,15 +81,13 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         self._schedule = SaveSchedule.parse(save_freq, or_never=False)
         whole_number("verbose", verbose, 0)
         number("initial_value_threshold", initial_value_threshold, finite=False, optional=True)
-        save_best_only = truth("save_best_only", save_best_only)
-        save_weights_only = truth("save_weights_only", save_weights_only)
-        counted: Any = int(self._schedule.amount) if self._schedule.unit == "steps" else "epoch"
+        counted = self._schedule.amount if self._schedule.unit == "steps" else "epoch"
         super().__init__(
             filepath,
             monitor,
             verbose,
-            save_best_only,
-            save_weights_only,
+            truth("save_best_only", save_best_only),
+            truth("save_weights_only", save_weights_only),
             mode,
             counted,
             initial_value_threshold,

@@ -140,7 +140,10 @@ class PredictionWriter(keras.callbacks.Callback):
     def _begin(self, outputs: Any, arrays: list[np.ndarray]) -> None:
         if self._single and len(arrays) > 1:
             self._reject_several(len(arrays))
-        names = [_name(place) for place, _ in keras.tree.flatten_with_path(outputs)]
+        names = []
+        for place, _ in keras.tree.flatten_with_path(outputs):
+            words = [urllib.parse.quote(str(key), safe=" ").replace(".", "%2E") for key in place or (0,)]
+            names.append(".".join(words) + ".npy")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = safe_file.temporary_path(self.path)
         if not self._single:
@@ -228,8 +231,3 @@ def _storable(leaf: Any) -> np.ndarray:
     if np.dtype(array.dtype.str) != array.dtype:  # a type that NumPy has not itself
         array = array.astype(np.float32 if tf.as_dtype(array.dtype).is_floating else np.int32)
     return array
-
-
-def _name(place: tuple[Any, ...]) -> str:
-    words = [urllib.parse.quote(str(key), safe=" ").replace(".", "%2E") for key in place or (0,)]
-    return ".".join(words) + ".npy"

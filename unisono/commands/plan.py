@@ -164,7 +164,14 @@ def as_text(
     cells = [["", *("state" if kind == "optimizer_state" else kind for kind in kinds), "of memory"]]
     for plan in plans:
         share = f"{plan.total / memory:.0%}" + ("" if plan.fits else ", too much")
-        cells.append([_title(plan), *(in_words(getattr(plan, kind)) for kind in kinds), share])
+        changes = [
+            f"pipeline of {plan.stages} stages" if plan.stages > 1 else "",
+            f"sharded {plan.sharded}" if plan.sharded else "",
+            f"accumulation of {plan.accumulation}" if plan.accumulation > 1 else "",
+            "half precision" if plan.half_precision else "",
+        ]
+        title = ", ".join(filter(None, changes)) or "unchanged"
+        cells.append([title, *(in_words(getattr(plan, kind)) for kind in kinds), share])
     lines = [
         f"{name}: weights {in_words(model.weights)} ({in_words(model.trained)} trained), optimizer state "
         f"{state}, activations {in_words(model.activations)} for each sample, in {precision}",
@@ -188,16 +195,6 @@ def as_text(
         code = (f"    {line}" for line in code_of(best, samples, devices))
         lines += ["Put this into the program:", "", *code]
     return "\n".join(lines)
-
-
-def _title(plan: MemoryPlan) -> str:
-    parts = [
-        f"pipeline of {plan.stages} stages" if plan.stages > 1 else "",
-        f"sharded {plan.sharded}" if plan.sharded else "",
-        f"accumulation of {plan.accumulation}" if plan.accumulation > 1 else "",
-        "half precision" if plan.half_precision else "",
-    ]
-    return ", ".join(filter(None, parts)) or "unchanged"
 
 
 def code_of(plan: MemoryPlan, samples: int, devices: int) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
-from ...safe_file import open_plain, read_plain
+from ...safe_file import open_plain
 from .json_encoding import count, decode, encode
 
 MAGIC = b"UNISONO\n"
@@ -113,11 +113,6 @@ def checksum(path: str | Path) -> bytes:
     with _opened(path) as stream:
         stream.seek(max(0, stream.seek(0, os.SEEK_END) - DIGEST_BYTES))
         return stream.read()
-
-
-def is_container(path: Path) -> bool:
-    """Whether a file begins as one that `write` has written."""
-    return read_plain(path, len(MAGIC)) == MAGIC
 
 
 def parse(data: bytes) -> tuple[dict[str, Any], Any]:

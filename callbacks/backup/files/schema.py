@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,6 @@ from . import container
 from .shard_files import fit_together
 
 _PLAIN = (type(None), bool, int, float, str, bytes, np.ndarray, np.generic)
-
-
-def check(path: Any, summary: Any, content: Any) -> None:
-    """Raises DamagedFileError, with the place, for anything but the summary and the content of a backup."""
-    with container.damaged_where_wrong(f"{path} is damaged: its content is not one of a backup"):
-        match(summary, _SUMMARY, "the summary")
-        match(content, _CONTENT, "the content")
-        _match_variables(content)
-        _match_positions(content)
 
 
 def match(value: Any, form: Any, where: str) -> None:
@@ -113,31 +103,31 @@ _CONTENT = {
 }
 
 
-def _match_variables(content: Mapping[str, Any]) -> None:
-    """The arrays are those that the fingerprint describes, and there is a worker."""
-    _require(len(content["workers"]) > 0, "the list of workers")
-    described = content["fingerprint"]["variables"]
-    _require(described.keys() == content["variables"].keys(), "the groups of variables")
-    for group, members in content["variables"].items():
-        _require(len(members) == len(described[group]), f"the group {group}")
-        for saved, (path, shape, dtype) in zip(members, described[group]):
-            arrays = _arrays(saved)
-            if isinstance(saved, dict) and "shards" in saved:
-                right = fit_together(arrays, shape)
-            else:
-                right = all(list(array.shape) == list(shape) for array in arrays)
-            right = right and all(array.dtype.name == dtype or array.dtype == object for array in arrays)
-            _require(right, f"the variable {path}")
-
-
-def _match_positions(content: Mapping[str, Any]) -> None:
-    """The position in the data is that of the calendar, and no source has begun more passes than there were epochs."""
-    epoch, step = content["calendar"]["epoch"], content["calendar"]["step"]
-    for worker in content["workers"]:
-        source, validation = worker["source"], worker.get("validation") or {}
-        _require(not step or source.get("step", step) == step, "the step in the data")
-        _require(source.get("epoch", epoch) in (epoch, epoch - (not step)), "the epoch in the data")
-        _require(all(each.get("passes", 0) <= epoch + 1 for each in (source, validation)), "the passes")
+def check(path: Any, summary: Any, content: Any) -> None:
+    """Raises DamagedFileError, with the place, for anything but the summary and the content of a backup."""
+    with container.damaged_where_wrong(f"{path} is damaged: its content is not one of a backup"):
+        match(summary, _SUMMARY, "the summary")
+        match(content, _CONTENT, "the content")
+        _require(len(content["workers"]) > 0, "the list of workers")
+        described = content["fingerprint"]["variables"]
+        _require(described.keys() == content["variables"].keys(), "the groups of variables")
+        for group, members in content["variables"].items():
+            _require(len(members) == len(described[group]), f"the group {group}")
+            for saved, (variable, shape, dtype) in zip(members, described[group]):
+                arrays = _arrays(saved)
+                if isinstance(saved, dict) and "shards" in saved:
+                    right = fit_together(arrays, shape)
+                else:
+                    right = all(list(array.shape) == list(shape) for array in arrays)
+                right = right and all(array.dtype.name == dtype or array.dtype == object for array in arrays)
+                _require(right, f"the variable {variable}")
+        # The position in the data is that of the calendar, and no source has begun more passes than there were epochs.
+        epoch, step = content["calendar"]["epoch"], content["calendar"]["step"]
+        for worker in content["workers"]:
+            source, validation = worker["source"], worker.get("validation") or {}
+            _require(not step or source.get("step", step) == step, "the step in the data")
+            _require(source.get("epoch", epoch) in (epoch, epoch - (not step)), "the epoch in the data")
+            _require(all(each.get("passes", 0) <= epoch + 1 for each in (source, validation)), "the passes")
 
 
 def _arrays(saved: Any) -> list[Any]:
