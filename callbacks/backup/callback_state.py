@@ -36,11 +36,10 @@ _PATHS = ("filepath", "filename", "log_dir", "directory", "path")
 
 def capture(callbacks: list[Any]) -> list[dict[str, Any]]:
     """The state of every callback that has one, with its class and what distinguishes it from others of that class."""
-    states = [(callback, _state_methods(callback)[0]()) for callback in callbacks]
     return [
         {"name": type(callback).__name__, "purpose": purpose_of(callback), "state": state}
-        for callback, state in states
-        if state is not None
+        for callback in callbacks
+        if (state := _state_methods(callback)[0]()) is not None
     ]
 
 

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -56,8 +55,8 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         super().__init__()
         self.path = local_path("path", path, optional=True)
         self.report: dict[str, Any] | None = None
-        self._watches: list[Any] = []
-        self._batch: Any = None
+        self._watches: list[GradientWatch] = []
+        self._kept: list[Any] = []  # variables with the parts of the last batch, until a guard has tripped
         self._steps_before = self._last_step = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -66,7 +65,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         if self.path is not None and self._fit_state().chief:
             is_own = begins_with_json("epoch", "step", "exact", "first", "gradients", "batch", lines=False)
             check_overwrite("`path` of `AnomalyReport`", self.path, is_own)
-        self.report, self._watches, self._batch, self._steps_before = None, [], None, 0
+        self.report, self._watches, self._kept, self._steps_before = None, [], [], 0
         self._guard()
 
     def _guard(self) -> None:
@@ -78,9 +77,9 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
                 watch.reset()
             # With parameter servers, a batch is on the worker that has drawn it.
             if self._watches and self._in_fit and not on_parameter_servers():
-                self._batch = BatchWatch(self.model.fit_state.source.spec, self._watches)
-        if self._batch is not None:
-            add_step_hook(self.model, "train", self._batch.look)
+                self._kept = [_variable_for(s) for s in tf.nest.flatten(self.model.fit_state.source.spec)]
+        if self._kept:
+            add_step_hook(self.model, "train", self._keep)
         if self._watches or self._in_fit:
             self.model.make_train_function(force=True)
 
@@ -118,8 +117,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
 
     def on_fit_exit(self) -> None:
         """Removes the guards."""
-        if self._batch is not None:
-            remove_step_hook(self.model, "train", self._batch.look)
+        remove_step_hook(self.model, "train", self._keep)
         for optimizer in vars(self.model).values():
             watch = getattr(optimizer, "__dict__", {}).get("_gradient_watch")
             if watch is not None and watch in self._watches:
@@ -128,10 +126,28 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
             self.model.train_function = None
         self._watches = []
 
+    def _keep(self, batch: Any) -> None:
+        """Keeps `batch`, a global batch, unless a guard has tripped. Context: cross-replica, while the step is traced."""
+        values = tf.nest.flatten(batch)
+        if len(values) != len(self._kept):
+            return
+
+        def keep() -> tf.Tensor:
+            for kept, value in zip(self._kept, values):
+                if kept is not None and isinstance(value, tf.Tensor) and kept.dtype == value.dtype:
+                    kept.assign(value)
+            return tf.constant(True)
+
+        tripped = tf.reduce_any(tf.stack([watch.has_tripped() for watch in self._watches]))
+        tf.cond(tripped, lambda: tf.constant(False), keep)
+
     def _explain(self, step: int, gradients: list[str], exact: bool) -> None:
-        batch = self._batch.batch if self._batch is not None else None
-        first, statistics = self.model._explain_batch(batch) if batch is not None and gradients else ("", [])
-        state = self._fit_state()
+        state, first, statistics = self._fit_state(), "", []
+        # A batch with a ragged or sparse part, or of another kind, is not kept.
+        if gradients and self._kept and all(kept is not None for kept in self._kept):
+            values = [kept.read_value() for kept in self._kept]
+            batch = tf.nest.pack_sequence_as(state.source.spec, values)
+            first, statistics = self.model._explain_batch(batch)
         self.report = {
             "epoch": state.epoch,
             "step": step,
@@ -167,36 +183,6 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
             values += f"; {bad}" if bad else ""
             parts.append(f"Batch: {part['name']} {tuple(part['shape'])} {values}".rstrip())
         return ". ".join(parts) + "."
-
-
-class BatchWatch:
-    """A copy of each batch (`spec`: as of a source) on the device, overwritten by the next one until a guard has tripped."""
-
-    def __init__(self, spec: Any, guards: Sequence[GradientWatch]) -> None:
-        self._spec, self._guards = spec, guards
-        self._kept: list[Any] = [_variable_for(s) for s in tf.nest.flatten(spec)]
-
-    def look(self, batch: Any) -> None:
-        """Keeps `batch`, a global batch. Context: cross-replica, while the step is traced."""
-        values = tf.nest.flatten(batch)
-        if len(values) != len(self._kept):
-            return
-
-        def keep() -> tf.Tensor:
-            for kept, value in zip(self._kept, values):
-                if kept is not None and isinstance(value, tf.Tensor) and kept.dtype == value.dtype:
-                    kept.assign(value)
-            return tf.constant(True)
-
-        tripped = tf.reduce_any(tf.stack([guard.has_tripped() for guard in self._guards]))
-        tf.cond(tripped, lambda: tf.constant(False), keep)
-
-    @property
-    def batch(self) -> Any:
-        """The last batch kept; None if a part of it is ragged, sparse or of another kind that is not kept."""
-        if any(kept is None for kept in self._kept):
-            return None
-        return tf.nest.pack_sequence_as(self._spec, [kept.read_value() for kept in self._kept])
 
 
 def _variable_for(spec: Any) -> Any:

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from ...distribute.arguments import number, whole_number
-from ...distribute.workers.agreement import gather_json, place_among_workers, spans_workers
+from ...distribute.workers.agreement import gather_json, spans_workers
 from ..custom_loop import CustomLoopSupport
 from ..fit_state import FitState
 
@@ -65,7 +65,6 @@ class Diagnosis(CustomLoopSupport, keras.callbacks.Callback):
         self.straggler = number("straggler", straggler, least=0, most=1)
         self.compilations = whole_number("compilations", compilations, 0)
         self.least_seconds = number("least_seconds", least_seconds, least=0)
-        self._watch: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Adds the measurement of waiting to the step where there are several workers."""
@@ -103,7 +102,6 @@ class Diagnosis(CustomLoopSupport, keras.callbacks.Callback):
         mine = {name: now[name] - self._before.get(name, 0.0) for name in now}
         mine["host"] = socket.gethostname()
         everyone = gather_json(mine, self.model.distribute_strategy)
-        mine = everyone[place_among_workers(self.model.distribute_strategy)[0]]
         if mine["input"] + mine["compute"] < self.least_seconds:
             return
         self._warn(SlowInputWarning, slow_input_text(everyone, self.slow_input))

@@ -100,11 +100,11 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begins a range that starts with the first step."""
-        self._start_or_stop(self._steps_before_epoch + self._fit_state(epoch=epoch).step)
+        self._start_or_stop(self._fit_state(epoch=epoch).step)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Begins or ends the profile."""
-        self._start_or_stop(self._steps_before_epoch + self._fit_state(batch=batch).step)
+        self._start_or_stop(self._fit_state(batch=batch).step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Counts the steps of the epoch."""
@@ -127,10 +127,10 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
 
-    def _start_or_stop(self, done: int) -> None:
+    def _start_or_stop(self, step: int) -> None:
         if self.steps is None or self._captured:
             return
-        first, last = self.steps
+        (first, last), done = self.steps, self._steps_before_epoch + step
         if self._temporary is None and first - 1 <= done < last:
             self._begin()
         elif self._temporary is not None and done >= last:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import re
@@ -23,34 +22,30 @@ _SCREEN_SECONDS = 0.1
 _FILE_SECONDS = 30.0
 
 
-@dataclasses.dataclass
 class Rate:
-    """How long a step takes, from the ends of compiled calls of any length. All times are in seconds.
+    """How long a step takes, in seconds, from the ends of compiled calls of any length since `began`.
 
-    The first compiled call includes the compilation: it counts only while there is no other.
+    `first_step` steps of the epoch were done by then: more than 0 where it was resumed. If the first compiled call
+    `compiles`, it counts only while there is no other.
     """
 
-    began: float  # when the epoch began
-    first_step: int  # steps of the epoch that were done by then: more than 0 where it was resumed
-    compiles: bool  # whether the first compiled call of this run is in this epoch
-    compiled: tuple[int, float] | None = None  # (steps done, time) at the end of that call, once it ended
-    step: int = 0  # steps of the epoch that are done
-    now: float = 0.0  # when that was
+    def __init__(self, began: float, first_step: int, compiles: bool) -> None:
+        self.began = began
+        self._compiles = compiles
+        self._ends = [
+            (first_step, began)
+        ]  # then (steps done, time) at the end of the first and of the last call
 
     def update(self, step: int, now: float) -> None:
         """Notes that `step` steps of the epoch are done."""
-        if self.compiles and self.compiled is None:
-            self.compiled = (step, now)
-        self.step, self.now = step, now
+        self._ends[2:] = [(step, now)]
 
     @property
     def seconds_per_step(self) -> float | None:
         """Mean over the compiled calls of this epoch; None before the first one ended."""
-        start, since = self.first_step, self.began
-        if self.compiled is not None and self.step > self.compiled[0]:
-            start, since = self.compiled
-        steps = self.step - start
-        return (self.now - since) / steps if steps > 0 else None
+        first, since = self._ends[1 if self._compiles and len(self._ends) > 2 else 0]
+        step, now = self._ends[-1]
+        return (now - since) / (step - first) if step > first else None
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):
