@@ -26,6 +26,7 @@ from .monitoring.json_lines import JSONLines
 from .monitoring.profiler import Profiler
 from .report.training_report import TrainingReport
 from .safe_file import SaveError
+from .saving.checkpoint_files import folder_of
 
 # class -> (the argument and attribute, whether it is a folder)
 _OUTPUTS: dict[type, tuple[str, bool]] = {
@@ -112,8 +113,7 @@ def check_output_path(argument: str, place: str, folder: bool) -> None:
     path = Path(place)
     if not folder and path.is_dir():
         raise SaveError(errno.EISDIR, f"{argument} is a folder: give the path of a file. Received: {place}")
-    fixed = next((index for index, part in enumerate(path.parts) if "{" in part), len(path.parts))
-    wanted = Path(*path.parts[:fixed]) if folder or fixed < len(path.parts) else path.parent
+    wanted = folder_of(os.path.join(place, "file") if folder else place)
     there = next((each for each in (wanted, *wanted.parents) if each.exists()), Path())
     if not there.is_dir():
         raise SaveError(

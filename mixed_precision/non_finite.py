@@ -118,8 +118,7 @@ def diagnose(
         raise ValueError(_NO_BATCH.format(shown(batch)))
     if loss is None and not model.compiled:
         raise ValueError("`loss` must be given for a model that is not compiled. Received: None")
-    if loss is not None:
-        function("loss", loss)
+    function("loss", loss, optional=True)
     loss_scale = positive_scale("loss_scale", loss_scale)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(_tensors(batch))
     events: list[Event] = []

@@ -61,7 +61,6 @@ class PredictionWriter(keras.callbacks.Callback):
 
     def on_predict_begin(self, logs: Any = None) -> None:
         """Checks the path."""
-        self.on_predict_exit()
         self._structure = None
         if not hasattr(self.model, "fit_state"):
             raise TypeError(
