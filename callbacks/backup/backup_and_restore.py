@@ -17,7 +17,6 @@ from ...distribute.arguments import truth, whole_number
 from ...distribute.workers.agreement import exchange, spans_workers
 from ..custom_loop import CustomLoopSupport
 from ..fit_state import FitState
-from . import interruption
 from . import snapshot as fit_snapshot
 from .files import shard_files
 from .files.container import damaged_where_wrong
@@ -25,7 +24,7 @@ from .files.owner import FolderOwner
 from .files.store import BackgroundWriter, BackupStore, Found, backup_directory
 from .fingerprint import identity
 from .resuming import announce, build_optimizer, on_all_workers, warn_if_inexact, warn_of_own_states
-from .save_schedule import SaveSchedule
+from .save_schedule import InterruptionHandlers, SaveSchedule, stop
 
 
 class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
@@ -104,7 +103,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self._owner = FolderOwner(self.directory, runs=self._runs)
         self._writer = BackgroundWriter()
         self._buffers: dict[Any, np.ndarray] = {}  # host memory for snapshots, reused for each
-        self._handlers = interruption.InterruptionHandlers(self._runs)
+        self._handlers = InterruptionHandlers(self._runs)
         self._running = False
         self._before_validation: dict[str, Any] | None = None
         self._current_epoch = 0  # the names under which Keras' callback says how far the last fit got
@@ -263,7 +262,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         # Leave together: a worker that exits first would look to the others as if it had died.
         exchange([0.0], self.model.distribute_strategy)
         self._handlers.remove()
-        interruption.stop(reason)
+        stop(reason)
 
     def _save(self, epoch: int, step: int) -> None:
         begin = self._clock()

@@ -38,7 +38,7 @@ def settings_of(model: Any) -> dict[str, Any]:
         compiled = compile_config(model) if optimizer is not None else {}
         return {
             "model": _settings_of_layer(model, set()),
-            "optimizer": None if optimizer is None else plain(optimizer),
+            "optimizer": plain(optimizer),
             **({"other optimizers": others} if others else {}),
             "loss": plain(getattr(model, "loss", None)),
             "loss_weights": plain(compiled.get("loss_weights")),

@@ -56,10 +56,11 @@ def capture(
         for group, members in variable_state.variables_of(model, not fit_state.custom_loop).items()
     }
     source = fit_state.source.state()
-    start = before_validation or validation_start(model, fit_state)
+    start = before_validation or _drawn_and_read(model, fit_state)
     worker = {"random": start["random"], "source": source, "validation": start["validation"]}
-    for i, seed in start["seeds"].items():
-        variables["model"][i] = seed
+    if before_validation is not None:
+        for i, seed in before_validation["seeds"].items():
+            variables["model"][i] = seed
     variables, parts = _from_all_workers(strategy, variables, worker)
     content = {
         "fingerprint": fingerprint(model, fit_state, source, who),
@@ -89,13 +90,18 @@ def validation_start(model: TrainedModel, fit_state: FitState) -> dict[str, Any]
         for i, variable in enumerate(model.variables)
         if variable.path.endswith("seed_generator_state")
     }
-    drawn = random_state.capture(held_generators(model, fit_state))
-    source = fit_state.validation
-    state = {} if source is None else {n: value for n, value in source.state().items() if n != _LARGE}
-    # The next validation begins another pass.
-    if source is not None and state.get("taken") and source.rewinds:
+    return {"seeds": seeds, **_drawn_and_read(model, fit_state)}
+
+
+def _drawn_and_read(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
+    """The generators, and the position in the validation data before the next validation, which begins another pass."""
+    drawn, source = random_state.capture(held_generators(model, fit_state)), fit_state.validation
+    if source is None:
+        return {"random": drawn, "validation": {}}
+    state = {name: value for name, value in source.state().items() if name != _LARGE}
+    if state.get("taken") and source.rewinds:
         state.update(passes=state["passes"] + 1, taken=0, step=0, ended=0)
-    return {"random": drawn, "seeds": seeds, "validation": state}
+    return {"random": drawn, "validation": state}
 
 
 def held_generators(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:

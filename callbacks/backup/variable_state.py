@@ -43,8 +43,7 @@ def variables_of(model: TrainedModel, metrics: bool = True) -> dict[str, list[An
         result = []
         for variable in variables:
             if id(variable) not in seen:
-                seen.add(id(variable))
-                seen.add(id(raw_value(variable)))
+                seen.update((id(variable), id(raw_value(variable))))
                 result.append(variable)
         return result
 

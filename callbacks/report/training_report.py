@@ -103,7 +103,8 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
             self._began = self._written_at = self._clock()
             self._steps = self._noted = 0
             event = "restart" if state.step or self._resumed else "begin"
-            self._write(event, title=self.title or self.model.name, **facts_of(self.model, state))
+            if state.chief:
+                self._write(event, title=self.title or self.model.name, **facts_of(self.model, state))
         self._epoch_began, self._epoch_first_step = self._clock(), state.step
         self._times_before = dict(state.times.seconds)
 
@@ -184,8 +185,6 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         return result
 
     def _write(self, event: str, **values: Any) -> None:
-        if not self._fit_state().chief:
-            return
         began = self._clock()
         line = self._file.write({"event": event, "time": began, **values})
         if self._run is not None:

@@ -16,12 +16,11 @@ from unisono.callbacks import BackupAndRestore
 from unisono.callbacks.backup import (
     callback_state,
     fingerprint,
-    interruption,
     settings,
     snapshot,
     variable_state,
 )
-from unisono.callbacks.backup.save_schedule import SaveSchedule
+from unisono.callbacks.backup.save_schedule import InterruptionHandlers, SaveSchedule, stop
 from unisono.callbacks.fit_state import FitState
 from unisono.distribute.workers import agreement
 
@@ -343,7 +342,7 @@ def test_data_and_seeds_that_differ_are_named_and_the_unknown_is_not():
 
 def test_first_signal_asks_and_the_second_acts():
     before = signal.getsignal(signal.SIGINT)
-    handlers, fit_state = interruption.InterruptionHandlers(), FitState()
+    handlers, fit_state = InterruptionHandlers(), FitState()
     handlers.install(fit_state)
     signal.raise_signal(signal.SIGINT)
     assert fit_state.asked_to_exit == fit_state.save_and_exit == "SIGINT"
@@ -353,7 +352,7 @@ def test_first_signal_asks_and_the_second_acts():
 
 
 def test_with_several_workers_the_loop_decides_the_step():
-    handlers, fit_state = interruption.InterruptionHandlers(), FitState(settles_exit=True)
+    handlers, fit_state = InterruptionHandlers(), FitState(settles_exit=True)
     handlers.install(fit_state)
     signal.raise_signal(signal.SIGTERM)
     handlers.remove()
@@ -363,7 +362,7 @@ def test_with_several_workers_the_loop_decides_the_step():
 @pytest.mark.parametrize(("reason", "error"), [("SIGINT", KeyboardInterrupt), ("SIGTERM", SystemExit)])
 def test_stop_ends_as_documented(reason, error):
     with pytest.raises(error) as caught:
-        interruption.stop(reason)
+        stop(reason)
     assert getattr(caught.value, "code", None) == (143 if error is SystemExit else None)
 
 

@@ -195,7 +195,7 @@ def _pieces(manifest: bytes, arrays: Iterable[np.ndarray]) -> Iterable[Any]:
     head = _PREFIX.pack(MAGIC, VERSION, len(manifest)) + manifest
     yield head + bytes(_padded(len(head)) - len(head))
     for array in arrays:
-        raw = memoryview(array.reshape(-1).view(np.uint8).data)
+        raw = array.reshape(-1).view(np.uint8).data
         for begin in range(0, len(raw), _CHUNK_BYTES):
             yield raw[begin : begin + _CHUNK_BYTES]
         yield bytes(_padded(len(raw)) - len(raw))

@@ -51,8 +51,7 @@ def encode(value: Any, arrays: list[np.ndarray], where: str) -> Any:
 def _add(array: np.ndarray, arrays: list[np.ndarray]) -> int:
     if array.dtype.isbuiltin == 1 or array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    shape = array.shape
-    arrays.append(np.ascontiguousarray(array).reshape(shape))
+    arrays.append(np.asarray(array, order="C"))
     return len(arrays) - 1
 
 
