@@ -124,12 +124,9 @@ def _check(state: Any, where: str, model: Any) -> None:
 
 
 def _state_methods(callback: Any) -> tuple[Callable[[], Any], Callable[[Any], None] | None]:
-    """The functions that return and restore the state of a callback, which the user's own methods may change.
-
-    The first returns None, and the second is None, where the callback has no such state.
-    """
+    """The functions that return the state of a callback, or None, and restore it; None where it has no such state."""
     get, set_ = getattr(callback, "get_state", None), getattr(callback, "set_state", None)
-    if get is not None or set_ is not None:
+    if get is not None or set_ is not None:  # the user's methods may change what they get and give
         restore_copy = set_ and (lambda state: set_(copy.deepcopy(state)))
         return lambda: get and copy.deepcopy(get()), restore_copy
     if isinstance(callback, keras.callbacks.CSVLogger):
