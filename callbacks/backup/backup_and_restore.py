@@ -99,8 +99,8 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self.saves = 0
         self.initial_epoch = self.initial_step = 0
         self._clock = time.monotonic
-        self._store = BackupStore(self.directory, whole_number("keep", keep))
         self._owner = FolderOwner(self.directory, runs=self._runs)
+        self._store = BackupStore(self.directory, whole_number("keep", keep), self._owner.check)
         self._writer = BackgroundWriter()
         self._buffers: dict[Any, np.ndarray] = {}  # host memory for snapshots, reused for each
         self._handlers = InterruptionHandlers(self._runs)
@@ -182,7 +182,6 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         """Waits for the last write, and removes the backups if training is done."""
         self._writer.wait()
         if self.delete_when_done and self._fit_state().chief:
-            self._owner.check()
             self._store.delete_all()
             self._owner.release()
             self._store.remove_directory()
@@ -275,7 +274,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         )
         content["counters"] = {"steps_before_epoch": self._steps_before_epoch}
         strategy = self.model.distribute_strategy
-        job = shard_files.job(strategy, fit_state.chief, self._store, content, summary, self._owner.check)
+        job = shard_files.job(strategy, fit_state.chief, self._store, content, summary)
         if job is not None:
             self._writer.submit(job)
             if not self.background:

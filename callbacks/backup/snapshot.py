@@ -49,7 +49,6 @@ def capture(
                 strategy,
                 lambda copy, array, key=(group, i): variable_state.copied(buffers, (*key, copy), array),
                 equal=group == "optimizer" or bool(getattr(variable, "trainable", False)),
-                num_workers=place_among_workers(strategy)[1],
             )
             for i, variable in enumerate(members)
         ]

@@ -12,6 +12,7 @@ import tensorflow as tf
 from ...compat.keras_private.layers import layers_of
 from ...compat.keras_private.variables import is_read_together, raw_value, sums_on_read
 from ...distribute.sharding.sharded_value import ShardedValue
+from ...distribute.workers.agreement import spans_workers
 from ...optimizers.held_optimizers import optimizers_of
 from ...optimizers.stages.error_feedback import errors_of
 from ..trained_model import TrainedModel
@@ -63,7 +64,6 @@ def capture(
     strategy: tf.distribute.Strategy,
     keep: Callable[[int, np.ndarray], np.ndarray],
     equal: bool = False,
-    num_workers: int = 1,
 ) -> Any:
     """The bits of one variable: an array, or `{"copies": [array per local replica]}` where they differ.
 
@@ -77,7 +77,7 @@ def capture(
 
     A sharded variable gives `{"shards": [flat array per local replica]}`. `keep(copy number, array)` returns an array that
     does not change while training goes on. Copies are compared, unless they are known to be `equal`, as of weights and
-    optimizer state. With several workers that capture together, even a single part of a sum is kept as a copy.
+    optimizer state. With several workers, even a single part of a sum is kept as a copy.
     """
     value = raw_value(variable)
     if isinstance(value, ShardedValue):
@@ -87,7 +87,7 @@ def capture(
     if len(copies) > 1 and not own and (equal or len({_read(copy).tobytes() for copy in copies}) == 1):
         copies = copies[:1]
     arrays = [keep(i, _read(copy)) for i, copy in enumerate(copies)]
-    several = len(arrays) > 1 or (num_workers > 1 and own)
+    several = len(arrays) > 1 or (own and spans_workers(strategy))
     return {"copies": arrays} if several else arrays[0]
 
 

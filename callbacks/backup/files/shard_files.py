@@ -43,20 +43,19 @@ def job(
     store: Any,
     content: dict[str, Any],
     summary: dict[str, Any],
-    check: Callable[[], object],
 ) -> Callable[[], None] | None:
     """What this worker writes: the chief the backup, others their shards. Context: the main thread, between steps."""
     worker, workers = place_among_workers(strategy)
     held = held_here(content["variables"], "shards") if workers > 1 else {}
     shards = {group: members for group, members in held.items() if members}
     if not shards:
-        return (lambda: store.write(content, summary, check)) if chief else None
+        return (lambda: store.write(content, summary)) if chief else None
     save = next(_saves)
     fit, number = from_chief([store.fit, 0 if worker else store.next_number()], strategy)
     path = store.path_of(int(fit), int(number))
     if worker:
         return lambda: write_part(path, save, worker, shards)
-    return lambda: store.write({**content, "parts": written_parts(path, save, workers)}, summary, check)
+    return lambda: store.write({**content, "parts": written_parts(path, save, workers)}, summary)
 
 
 def part_path(path: Path, worker: int) -> Path:

@@ -140,14 +140,16 @@ class Found(NamedTuple):
 class BackupStore:
     """Writes and finds the backups of one run; owns the names in its directory. One process writes.
 
-    Each fit of a script has its own backups: those made after as many fits of their process in that directory.
+    Each fit of a script has its own backups: those made after as many fits of their process in that directory. `check` is
+    called before anything is changed, and before a backup gets its name; what it raises ends the save.
     """
 
-    def __init__(self, directory: str | os.PathLike, keep: int):
+    def __init__(self, directory: str | os.PathLike, keep: int, check: Callable[[], object] = lambda: None):
         self.directory = Path(directory)
         self.fit = 1
         self._run: dict[str, str] = {}  # what a summary says of the run
         self._keep = keep  # files that remain after a save, at least 1
+        self._check = check
 
     def prepare(self) -> None:
         """Creates the directory; a SaveError where that is not possible."""
@@ -207,17 +209,12 @@ class BackupStore:
                     )
         return run
 
-    def write(
-        self, content: Any, summary: Mapping[str, Any], check: Callable[[], object] = lambda: None
-    ) -> None:
-        """Writes one backup under the next number, then removes the oldest beyond `keep`; on SaveError it did neither.
-
-        `check` is called before anything is written and before the new name is given; what it raises ends the save.
-        """
-        check()
+    def write(self, content: Any, summary: Mapping[str, Any]) -> None:
+        """Writes one backup under the next number, then removes the oldest beyond `keep`; on SaveError it did neither."""
+        self._check()
         path = self.path_of(self.fit, self.next_number())
         stamped = {**summary, "time": time.time(), **self._run}
-        write_safely(path, lambda stream: container.write(stream, content, stamped), check)
+        write_safely(path, lambda stream: container.write(stream, content, stamped), self._check)
         for old in backup_paths(self.directory, self.fit)[self._keep :]:
             _remove(old)
 
@@ -232,6 +229,7 @@ class BackupStore:
 
     def delete_all(self) -> None:
         """Removes the backups of this fit."""
+        self._check()
         for path in backup_paths(self.directory, self.fit):
             _remove(path)
 
