@@ -73,10 +73,7 @@ def takes_step_logs(callback: Any) -> bool:
 
 
 def only_reads_logs(callback: Any) -> bool:
-    """Whether the class of a callback declares that its per-batch hooks only read logs.
-
-    Callbacks that Keras calls in threads (`async_safe`) are not among them: their calls have no order.
-    """
+    """Whether a class declares that its per-batch hooks only read logs; calls in threads (`async_safe`) have no order."""
     declared = getattr(type(callback), "only_reads_logs", False)
     return bool(declared) and not getattr(callback, "async_safe", False)
 

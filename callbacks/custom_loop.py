@@ -1,8 +1,9 @@
-"""Callbacks in custom loops, or in plain Keras' `fit`: there the calls of their hooks show the position of training."""
+"""Callbacks in custom loops and plain Keras' `fit`, whose hooks show the position; functions that they add to a step."""
 
 from __future__ import annotations
 
 import contextlib
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,19 +14,7 @@ from ..compat.keras_private.training import plain_fit, still_runs
 from ..distribute.workers.cluster import is_chief
 from ..optimizers.stages.gradient_watch import GradientWatch, watch_gradients
 from .fit_state import FitState
-
-
-class UnknownInput:
-    """The source of a custom loop, whose batches are not known."""
-
-    steps_per_epoch = None
-
-    def state(self) -> dict[str, Any]:
-        """No position."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Nothing: the user's loop draws its batches."""
+from .trained_model import TrainedModel
 
 
 class CustomLoopSupport:
@@ -68,7 +57,9 @@ class CustomLoopSupport:
             return self.model.fit_state
         given = self.params or {}
         if self._custom_state is None:
-            self._custom_state = FitState(chief=is_chief(), source=UnknownInput(), custom_loop=True)
+            # The user's loop draws its batches, so its input has no position.
+            source = types.SimpleNamespace(steps_per_epoch=None, state=dict, restore=lambda state: None)
+            self._custom_state = FitState(chief=is_chief(), source=source, custom_loop=True)
         own = self._custom_state
         own.epochs = given.get("epochs") or max(1, own.epoch + 1)
         own.steps_per_epoch = given.get("steps")
@@ -100,3 +91,21 @@ class CustomLoopSupport:
         """The scope of the model's strategy; a null context where it is entered already."""
         strategy = self.model.distribute_strategy
         return contextlib.nullcontext() if strategy is tf.distribute.get_strategy() else strategy.scope()
+
+
+def add_step_hook(model: TrainedModel, phase: str, hook: Callable[[Any], None]) -> None:
+    """Calls `hook(batch)`, with the global batch and in cross-replica context, while steps are traced.
+
+    The step of `phase`, "train" or "test", must be compiled again afterwards: `model.make_train_function(force=True)`. What
+    the hook does must be possible in a graph, in a loop in the graph, and not under XLA alone.
+    """
+    vars(model).setdefault("_step_hooks", {}).setdefault(phase, []).append(hook)
+
+
+def remove_step_hook(model: TrainedModel, phase: str, hook: Callable[[Any], None]) -> None:
+    """Removes the hook, if it is there."""
+    hooks = vars(model).get("_step_hooks", {})
+    if hook in hooks.get(phase, []):
+        hooks[phase].remove(hook)
+    if not any(hooks.values()):
+        vars(model).pop("_step_hooks", None)

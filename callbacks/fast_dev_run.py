@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from .trained_model import CompiledModel
+from .trained_model import TrainedModel
 
 _WRITES_MODELS = ("ModelCheckpoint", "OrbaxCheckpoint", "BackupAndRestore")
 
@@ -14,7 +14,7 @@ _WRITES_MODELS = ("ModelCheckpoint", "OrbaxCheckpoint", "BackupAndRestore")
 class OneBatch(keras.callbacks.Callback):
     """Ends the training after one step, and each validation after one."""
 
-    model: CompiledModel
+    model: TrainedModel
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Runs one step per compiled call, whatever `compile` was given."""
@@ -36,10 +36,7 @@ class OneBatch(keras.callbacks.Callback):
 
 
 def one_batch_of_everything(callbacks: Any) -> list[Any]:
-    """The callbacks of a `fit` that ends after one batch: those given that write no model, and `OneBatch`.
-
-    One batch of training must not replace a good checkpoint or backup.
-    """
+    """The callbacks that write no model, since one batch must not replace a good checkpoint or backup; and `OneBatch`."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     given = keras.tree.flatten(callbacks or [])

@@ -63,12 +63,8 @@ class FitState:
     times: Times = dataclasses.field(default_factory=Times)
     save_and_exit: str | None = None  # why training saves and stops at the next step, on all workers
     asked_to_exit: str | None = None  # set by a signal handler: why this process was asked to
-    settles_exit: bool = (
-        False  # the loop turns `asked_to_exit` into `save_and_exit`, at one step on all workers
-    )
-    custom_loop: bool = (
-        False  # another loop than our `fit` calls the callback: input and other callbacks are unknown
-    )
+    settles_exit: bool = False  # the loop makes `asked_to_exit` `save_and_exit`, at one step on all workers
+    custom_loop: bool = False  # not our `fit` calls the callback: input and other callbacks are unknown
 
     @property
     def samples_per_step(self) -> int | None:

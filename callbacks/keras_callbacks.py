@@ -39,21 +39,20 @@ def check_keras_callbacks(callbacks: Iterable[Any]) -> None:
                     if hasattr(callback, name):
                         number(f"{name}` of `{kind.__name__}", getattr(callback, name), **limits)
         log = getattr(callback, "monitor", "")
-        if isinstance(callback, _MONITORING) and not isinstance(log, str):
-            kind = next(kind for kind in _MONITORING if isinstance(callback, kind))
-            raise ValueError(
-                f'`monitor` of `{kind.__name__}` must be the name of a log, such as "val_loss". Received: {shown(log)}'
-            )
+        for kind in _MONITORING:
+            if isinstance(callback, kind) and not isinstance(log, str):
+                raise ValueError(
+                    f'`monitor` of `{kind.__name__}` must be the name of a log, such as "val_loss". Received: {shown(log)}'
+                )
         if isinstance(callback, _CALLBACKS.LearningRateScheduler) and hasattr(callback, "schedule"):
             _check_schedule(callback.schedule)
         if isinstance(callback, _CALLBACKS.LambdaCallback):
             _check_hooks(callback)
-        if isinstance(callback, _CALLBACKS.CSVLogger) and hasattr(callback, "sep"):
-            separator = callback.sep
-            if not isinstance(separator, str) or len(separator) != 1:
-                raise ValueError(
-                    f"`separator` of `CSVLogger` must be one character. Received: {shown(separator)}"
-                )
+        separator = getattr(callback, "sep", ",") if isinstance(callback, _CALLBACKS.CSVLogger) else ","
+        if not isinstance(separator, str) or len(separator) != 1:
+            raise ValueError(
+                f"`separator` of `CSVLogger` must be one character. Received: {shown(separator)}"
+            )
 
 
 def _check_schedule(schedule: Any) -> None:
@@ -62,11 +61,8 @@ def _check_schedule(schedule: Any) -> None:
             f"`schedule` of `LearningRateScheduler` must be a function of the epoch, and {shown(schedule)} counts steps: "
             "give it to the optimizer as `learning_rate`."
         )
-    if (
-        not callable(schedule)
-        or isinstance(schedule, type)
-        or not (takes_arguments(schedule, 1) or takes_arguments(schedule, 2))
-    ):
+    function = callable(schedule) and not isinstance(schedule, type)
+    if not function or not (takes_arguments(schedule, 1) or takes_arguments(schedule, 2)):
         raise ValueError(
             "`schedule` of `LearningRateScheduler` must be a function (epoch) or (epoch, learning_rate) that returns a "
             f"float. Received: {shown(schedule)}"

@@ -1,7 +1,4 @@
-"""The paths that callbacks write to: they are checked before the first step, and only the chief writes to them.
-
-Profiles are the exception: each worker writes its own.
-"""
+"""Checks the paths of callbacks before the first step; the chief alone writes to them, but each worker its own profiles."""
 
 from __future__ import annotations
 
@@ -29,6 +26,7 @@ from .monitoring.json_lines import JSONLines
 from .monitoring.profiler import Profiler
 from .report.training_report import TrainingReport
 from .safe_file import SaveError
+from .saving.checkpoint_files import folder_of
 
 # class -> (the argument and attribute, whether it is a folder)
 _OUTPUTS: dict[type, tuple[str, bool]] = {
@@ -54,18 +52,18 @@ def check_output_paths(callbacks: Sequence[Any], logs: Callable[[], set[str]] | 
 
     Raises a SaveError for a path that cannot be created, a ValueError for no path or a placeholder for an unknown log.
     """
+    backed_up = any(isinstance(each, BackupAndRestore) for each in callbacks)
     for callback in callbacks:
         for kind, (name, folder) in _OUTPUTS.items():
             place = getattr(callback, name, None) if isinstance(callback, kind) else None
             if place is not None:
                 argument = f"`{name}` of `{kind.__name__}`"
                 check_template(argument, place)
-                if isinstance(callback, keras.callbacks.ModelCheckpoint):
+                if isinstance(callback, keras.callbacks.ModelCheckpoint) and logs is not None:
                     _check_logs(argument, str(place), logs)
-                backed_up = isinstance(callback, keras.callbacks.CSVLogger) and any(
-                    isinstance(other, BackupAndRestore) for other in callbacks
-                )
-                if backed_up:  # a resume truncates the file
+                if backed_up and isinstance(
+                    callback, keras.callbacks.CSVLogger
+                ):  # a resume truncates the file
                     local_path(argument.strip("`"), place)
                 check_output_path(argument, os.fspath(place), folder)
 
@@ -98,16 +96,13 @@ def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strat
     warnings.warn(str(task), stacklevel=2)
 
 
-def _check_logs(argument: str, pattern: str, logs: Callable[[], set[str]] | None) -> None:
-    wanted = [field for field, _ in fields(pattern) if field not in ("epoch", "batch")]
-    if wanted and logs is not None:
-        known = logs()
-        for name in wanted:
-            if name not in known:
-                raise ValueError(
-                    f"{argument} names the log {name!r}, which this fit does not have: use epoch, batch or one of "
-                    f"{', '.join(sorted(known))}. Received: {shown(pattern)}"
-                )
+def _check_logs(argument: str, pattern: str, logs: Callable[[], set[str]]) -> None:
+    for name, _ in fields(pattern):
+        if name not in ("epoch", "batch") and name not in (known := logs()):
+            raise ValueError(
+                f"{argument} names the log {name!r}, which this fit does not have: use epoch, batch or one of "
+                f"{', '.join(sorted(known))}. Received: {shown(pattern)}"
+            )
 
 
 def check_output_path(argument: str, place: str, folder: bool) -> None:
@@ -118,8 +113,7 @@ def check_output_path(argument: str, place: str, folder: bool) -> None:
     path = Path(place)
     if not folder and path.is_dir():
         raise SaveError(errno.EISDIR, f"{argument} is a folder: give the path of a file. Received: {place}")
-    fixed = next((index for index, part in enumerate(path.parts) if "{" in part), len(path.parts))
-    wanted = Path(*path.parts[:fixed]) if folder or fixed < len(path.parts) else path.parent
+    wanted = folder_of(os.path.join(place, "file") if folder else place)
     there = next((each for each in (wanted, *wanted.parents) if each.exists()), Path())
     if not there.is_dir():
         raise SaveError(
@@ -175,10 +169,15 @@ def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
     if chief:
         yield
         return
+    hooks = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_") or name == "set_model"]
     with contextlib.ExitStack() as stack:
         for number, callback in enumerate(callbacks):
             if any(cls.__module__.partition(".")[0] in _LOGGERS for cls in type(callback).__mro__):
-                stack.enter_context(_silenced(callback))
+                own = vars(callback)
+                stack.callback(own.update, {name: own[name] for name in hooks if name in own})
+                for name in hooks:
+                    own[name] = lambda *args, **kwargs: None
+                    stack.callback(own.pop, name, None)
                 continue
             for kind in _ON_ALL_WORKERS:
                 if isinstance(callback, kind) and not hasattr(callback, "_writes_files"):
@@ -199,17 +198,3 @@ def _keep_profiles(written: str, log_dir: str) -> None:
         folder, _, file = f"{log_dir}{path.removeprefix(written)}".rpartition("/")
         tf.io.gfile.makedirs(folder)
         tf.io.gfile.copy(path, f"{folder}/worker-{worker_index()}.{file}", overwrite=True)
-
-
-@contextlib.contextmanager
-def _silenced(callback: Any) -> Iterator[None]:
-    """No hook of the callback does anything inside."""
-    hooks = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_") or name == "set_model"]
-    before = dict(vars(callback))
-    vars(callback).update(dict.fromkeys(hooks, lambda *args, **kwargs: None))
-    try:
-        yield
-    finally:
-        for name in hooks:
-            vars(callback).pop(name, None)
-        vars(callback).update({name: before[name] for name in hooks if name in before})

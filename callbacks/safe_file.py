@@ -38,15 +38,12 @@ def write_safely(
     """Writes the file `path` with `write(stream)`; after a failure or crash the old file is unchanged.
 
     Order: a new file next to it, `write`, flush and fsync of the file, `check`, rename to `path`, fsync of the directory.
-
-    Raises:
-        SaveError: the directory is gone, read-only or full, or the disk failed; `errno` says which.
+    The `errno` of a SaveError says whether the directory is gone, read-only or full, or the disk failed.
     """
     path = Path(path)
     temporary = temporary_path(path)
-    with rename_safely(temporary, path, check):
-        with open(temporary, "wb") as stream:
-            write(stream)
+    with rename_safely(temporary, path, check), open(temporary, "wb") as stream:
+        write(stream)
 
 
 @contextlib.contextmanager
@@ -127,12 +124,17 @@ def begins_with_json(*keys: str, lines: bool = True) -> Callable[[Path], bool]:
     """The function `is_own` of files whose first line, or all of it, is a JSON object with these keys."""
 
     def is_own(path: Path) -> bool:
-        with open_plain(path) as stream:
-            text = stream.readline(_MOST_OWNER_BYTES) if lines else stream.read(_MOST_OWNER_BYTES)
-        found = json.loads(text)
+        text = read_plain(path, _MOST_OWNER_BYTES)
+        found = json.loads(text.partition(b"\n")[0] if lines else text)
         return isinstance(found, dict) and found.keys() >= set(keys)
 
     return is_own
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """The bytes of a plain file, at `most` so many; an OSError for anything else."""
+    with open_plain(path) as stream:
+        return stream.read(most)
 
 
 def temporary_path(path: Path) -> Path:
@@ -142,10 +144,7 @@ def temporary_path(path: Path) -> Path:
 
 
 def remove_leftovers(directory: Path, begin: str = "") -> None:
-    """Removes incomplete files and folders, of names that begin with `begin`, whose writers no longer exist.
-
-    Whether a writer on another machine exists is not known: its files are left for a day after they last changed.
-    """
+    """Removes incomplete files named `begin...` whose writers no longer exist; those of other machines when a day old."""
     for name in os.listdir(directory) if directory.is_dir() else ():
         match = _TEMPORARY.match(name)
         process = ProcessIdentity.parse(match[2]) if match and match[1].startswith(begin) else None

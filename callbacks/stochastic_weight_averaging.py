@@ -11,7 +11,6 @@ import numpy as np
 
 from ..distribute.arguments import whole_number
 from .backup.save_schedule import SaveSchedule
-from .trained_model import CompiledModel
 
 
 class StochasticWeightAveraging(keras.callbacks.Callback):
@@ -44,12 +43,12 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
         >>> history = model.fit(x, y, epochs=3, verbose=0, callbacks=[average])
     """
 
-    model: CompiledModel
+    model: Any
 
     def __init__(self, start_from_epoch: int = 0, every: int | str = "epoch") -> None:
         super().__init__()
         self.start_from_epoch = whole_number("start_from_epoch", start_from_epoch, least=0)
-        self._schedule = SaveSchedule.every("every", every)
+        self._schedule = SaveSchedule.parse(whole_number("every", every, words=("epoch",)))
         self._forget()
 
     def _forget(self) -> None:

@@ -41,10 +41,7 @@ def warn_if_slow(dtype: str, stacklevel: int = 2) -> None:
 
 
 def why_slow(dtype: str, capabilities: Sequence[tuple[int, int] | None], flags: frozenset[str]) -> str | None:
-    """Why `dtype` is not faster, and what would be; None if it is, or if nothing is known.
-
-    If there are GPUs, their compute capabilities decide (None: unknown), else the CPU's instruction sets.
-    """
+    """Why `dtype` is not faster, or None; of GPUs the compute capabilities decide (None: unknown), else the CPU's flags."""
     other = "bfloat16" if dtype == "float16" else "float16"
     known = [c for c in capabilities if c is not None]
     if capabilities:
@@ -74,19 +71,15 @@ def cpu_flags(path: str = "/proc/cpuinfo") -> frozenset[str]:
         lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return frozenset()
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
+    fields = (line.partition(":") for line in lines)
+    flags = (value for key, _, value in fields if key.strip() in ("flags", "Features"))
+    return frozenset(next(flags, "").split())
 
 
 def gpu_capabilities() -> list[tuple[int, int] | None]:
     """Compute capability of every visible GPU, None where it is unknown."""
-    details = (
-        tf.config.experimental.get_device_details(gpu) for gpu in tf.config.list_physical_devices("GPU")
-    )
-    return [d.get("compute_capability") for d in details]
+    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    return [each.get("compute_capability") for each in details]
 
 
 def enable_tensor_float_32(enabled: bool) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ..compat.keras_private.layers import layers_of, own_weights, watch_calls
@@ -117,8 +118,7 @@ def diagnose(
         raise ValueError(_NO_BATCH.format(shown(batch)))
     if loss is None and not model.compiled:
         raise ValueError("`loss` must be given for a model that is not compiled. Received: None")
-    if loss is not None:
-        function("loss", loss)
+    function("loss", loss, optional=True)
     loss_scale = positive_scale("loss_scale", loss_scale)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(_tensors(batch))
     events: list[Event] = []
@@ -132,7 +132,10 @@ def diagnose(
         value = tf.reduce_sum(compute(y_pred=y_pred, **parts))
         value = tf.cast(value, tf.float32) if value.dtype.size < 4 else value
         scaled = value * tf.cast(loss_scale, value.dtype)
-    first = _first_output(events) or _check("loss", "loss", [value]) or _first_gradient(tape, scaled, events)
+    ended = ((layer, tf.nest.flatten(tensors)) for event, layer, tensors in events if event == "end")
+    outputs = (_check("output", str(layer.path), tensors, layer.name) for layer, tensors in ended)
+    first = next(filter(None, outputs), None) or _check("loss", "loss", [value])
+    first = first or _first_gradient(tape, scaled, events)
     inputs = [_check("input", name, tf.nest.flatten(part)) for name, part in parts.items()]
     weights = [_check("weight", w.path, [tf.convert_to_tensor(w)]) for w in model.weights]
     return Diagnosis(first, tuple(f for f in inputs if f), tuple(f for f in weights if f))
@@ -160,45 +163,32 @@ def batch_statistics(batch: Any) -> list[dict[str, Any]]:
 def _statistics(tensor: Any) -> dict[str, Any]:
     if not isinstance(tensor, tf.Tensor) or not (tensor.dtype.is_floating or tensor.dtype.is_integer):
         return {}
-    values = tf.cast(tf.reshape(tensor, [-1]), tf.float64)
-    counts = {
-        "nan": int(tf.math.count_nonzero(tf.math.is_nan(values))),
-        "infinite": int(tf.math.count_nonzero(tf.math.is_inf(values))),
-    }
-    finite = tf.boolean_mask(values, tf.math.is_finite(values)).numpy()
+    values: Any = tf.cast(tf.reshape(tensor, [-1]), tf.float64)
+    numbers = values.numpy()
+    counts = {"nan": int(np.isnan(numbers).sum()), "infinite": int(np.isinf(numbers).sum())}
+    finite = numbers[np.isfinite(numbers)]
     if not finite.size:
         return counts
     return counts | {"min": float(finite.min()), "max": float(finite.max()), "mean": float(finite.mean())}
 
 
-def _first_output(events: list[Event]) -> NonFinite | None:
-    ended = ((layer, tf.nest.flatten(tensors)) for event, layer, tensors in events if event == "end")
-    found = (_check("output", str(layer.path), tensors, layer.name) for layer, tensors in ended)
-    return next(filter(None, found), None)
-
-
 def _first_gradient(tape: tf.GradientTape, scaled: tf.Tensor, events: list[Event]) -> NonFinite | None:
     """The first in backward order: of a layer first its outputs, then its weights, then its inputs."""
     for event, layer, tensors in reversed(events):
-        floats = [t for t in tf.nest.flatten(tensors) if _is_float(t)]
-        kinds = {"input gradient": floats}
+        kinds: dict[str, list[Any]] = {"input gradient": _floats(tensors)}
         if event == "end":
-            kinds = {
-                "output gradient": floats,
-                "weight gradient": [copies_of(v)[0] for v in own_weights(layer)],
-            }
+            weights = [copies_of(v)[0] for v in own_weights(layer)]
+            kinds = {"output gradient": _floats(tensors), "weight gradient": weights}
         for kind, sources in kinds.items():
             gradients: Any = tape.gradient(scaled, sources)
-            found = _check(kind, str(layer.path), gradients, layer.name)
-            if found:
+            if found := _check(kind, str(layer.path), gradients, layer.name):
                 return found
     return None
 
 
 def _check(kind: str, name: str, tensors: list[Any], layer: str | None = None) -> NonFinite | None:
     """The values that are not finite in `tensors`, counted together; None if there are none."""
-    tensors = [t.values if isinstance(t, tf.IndexedSlices | tf.SparseTensor) else t for t in tensors]
-    tensors = [t for t in tensors if _is_float(t)]
+    tensors = _floats([t.values if isinstance(t, tf.IndexedSlices | tf.SparseTensor) else t for t in tensors])
     nan = sum(int(tf.math.count_nonzero(tf.math.is_nan(t))) for t in tensors)
     infinite = sum(int(tf.math.count_nonzero(tf.math.is_inf(t))) for t in tensors)
     if not nan and not infinite:
@@ -207,8 +197,8 @@ def _check(kind: str, name: str, tensors: list[Any], layer: str | None = None) -
     return NonFinite(kind, name, tensors[0].dtype.name, size, nan, infinite, layer)
 
 
-def _is_float(value: Any) -> bool:
-    return isinstance(value, tf.Tensor) and value.dtype.is_floating
+def _floats(tensors: Any) -> list[Any]:
+    return [t for t in tf.nest.flatten(tensors) if isinstance(t, tf.Tensor) and t.dtype.is_floating]
 
 
 def _tensors(batch: Any) -> Any:

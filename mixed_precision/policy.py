@@ -118,11 +118,9 @@ def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None
     with `unless_trained`, as `fit` and `train_on_batch` call it.
     """
     current, own = keras.config.dtype_policy(), model.dtype_policy
-    if current.compute_dtype == current.variable_dtype or own.name == current.name:
+    if current.compute_dtype == current.variable_dtype or not any(ref() is own for ref in _replaced):
         return
-    if not any(ref() is own for ref in _replaced):
-        return
-    if any(layer.dtype_policy.name == current.name for layer in layers_of(model)[1:]):
+    if any(layer.dtype_policy.name == current.name for layer in layers_of(model)):
         return
     optimizer = getattr(model, "optimizer", None)
     if unless_trained and optimizer is not None and int(optimizer.iterations.numpy()) > 0:
@@ -149,12 +147,10 @@ def wrap_optimizer(optimizer: Any, model: keras.Model, auto_scale_loss: bool = T
     loss_scale = None if first is None else loss_scale_of(first)
     if loss_scale is None:
         return optimizer
+    scales = ("initial_scale", "min_scale", "max_scale")
+    fixed: Any = {} if loss_scale == "dynamic" else dict.fromkeys(scales, loss_scale)
     with scope_of(optimizer):
-        if loss_scale == "dynamic":
-            return LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
-        return LossScaleOptimizer(
-            optimizer, loss_scale, min_scale=loss_scale, max_scale=loss_scale, name="loss_scale_optimizer"
-        )
+        return LossScaleOptimizer(optimizer, name="loss_scale_optimizer", **fixed)
 
 
 def _make_policy(name: Any, loss_scale: Any) -> Policy:
@@ -165,14 +161,19 @@ def _make_policy(name: Any, loss_scale: Any) -> Policy:
         )
     if loss_scale is not None and loss_scale != "dynamic":
         loss_scale = positive_scale("loss_scale", loss_scale)
-    if isinstance(name, keras.DTypePolicy):
-        policy = copy.copy(name)
-    elif isinstance(name, str):
-        policy = _policy_by_name(name)
-    else:
+    if not isinstance(name, str | keras.DTypePolicy):
         raise TypeError(
             f"`name` must be the name of a policy, such as 'mixed_float16', or a keras.DTypePolicy. Received: "
             f"{name!r} of type {type(name).__name__}"
+        )
+    known = ", ".join(map(repr, POLICIES))
+    try:
+        policy = copy.copy(keras.dtype_policies.get(name))
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise ValueError(f"Unknown policy {shown(name)} as name: use one of {known}.") from error
+    if isinstance(name, str) and "float" not in policy.compute_dtype:
+        raise ValueError(
+            f"Policy {name!r} computes in {policy.compute_dtype}, which has no gradients: use one of {known}."
         )
     if policy.name == "float16":
         raise ValueError(
@@ -187,21 +188,6 @@ def _make_policy(name: Any, loss_scale: Any) -> Policy:
         )
     setattr(policy, _LOSS_SCALE, loss_scale)
     return policy
-
-
-def _policy_by_name(name: str) -> Policy:
-    try:
-        policy = keras.dtype_policies.get(name)
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise ValueError(
-            f"Unknown policy {shown(name)} as name: use one of {', '.join(map(repr, POLICIES))}."
-        ) from error
-    if "float" not in policy.compute_dtype:
-        raise ValueError(
-            f"Policy {name!r} computes in {policy.compute_dtype}, which has no gradients: use one of "
-            f"{', '.join(map(repr, POLICIES))}."
-        )
-    return copy.copy(policy)
 
 
 def _explain(policy: Policy, stacklevel: int) -> None:

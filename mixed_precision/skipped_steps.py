@@ -19,26 +19,22 @@ class LossScaleError(RuntimeError):
 
 
 def step_logs(optimizer: Any) -> dict[str, float | int]:
-    """`loss_scale` (of the next step) and `skipped_steps` (since the start of training), for the logs.
-
-    Empty without a loss scale. `optimizer` is one, several or None; of several, each name begins with the optimizer's.
-    """
-    return {name: value.numpy().item() for name, value in _logged(optimizer).items()}
+    """The `step_values` as Python numbers, for the logs."""
+    return {name: value.numpy().item() for name, value in step_values(optimizer).items()}
 
 
 def step_values(optimizer: Any) -> dict[str, tf.Tensor]:
-    """The same as scalar tensors, in a graph too. Context: cross-replica."""
-    return {name: tf.convert_to_tensor(value) for name, value in _logged(optimizer).items()}
+    """`loss_scale` (of the next step) and `skipped_steps` (since the start of training), scalars, in a graph too.
 
-
-def _logged(optimizer: Any) -> dict[str, Any]:
-    """Name of a log -> the variable that holds it."""
+    Empty without a loss scale. `optimizer` is one, several or None; of several, each name begins with the optimizer's.
+    Context: cross-replica.
+    """
     found = _scaled(optimizer)
-    logs: dict[str, Any] = {}
+    logs: dict[str, tf.Tensor] = {}
     for each in found:
         prefix = f"{each.name}_" if len(found) > 1 else ""
-        logs[f"{prefix}loss_scale"] = each.dynamic_scale
-        logs[f"{prefix}skipped_steps"] = each.skipped_steps
+        logs[f"{prefix}loss_scale"] = tf.convert_to_tensor(each.dynamic_scale)
+        logs[f"{prefix}skipped_steps"] = tf.convert_to_tensor(each.skipped_steps)
     return logs
 
 

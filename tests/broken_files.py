@@ -27,13 +27,14 @@ KEEP = 2
 
 def save_backup(folder, number):
     """One fit that acquires the folder, saves once and releases it; True if it reported that it saved."""
-    owner, store = FolderOwner(folder), BackupStore(folder, KEEP)
+    owner = FolderOwner(folder)
+    store = BackupStore(folder, KEEP, owner.check)
     saved = False
     try:
         store.prepare()
         owner.acquire()
         store.remove_leftovers()
-        store.write(backup_content(number=number), SUMMARY, owner.check)
+        store.write(backup_content(number=number), SUMMARY)
         saved = True
     finally:
         owner.release()

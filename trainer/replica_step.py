@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..callbacks.backup.generators import reached
+from ..callbacks.backup.random_state import reached
 from ..callbacks.output_paths import check_launched_alone
 from ..compat.keras_private.layers import layers_of
 from ..compat.keras_private.random_state import thread_state

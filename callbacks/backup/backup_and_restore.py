@@ -10,23 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from ...compat.keras_private.training import begin_with_epoch
 from ...distribute.arguments import truth, whole_number
 from ...distribute.workers.agreement import exchange, spans_workers
 from ..custom_loop import CustomLoopSupport
 from ..fit_state import FitState
-from . import interruption
 from . import snapshot as fit_snapshot
 from .files import shard_files
 from .files.container import damaged_where_wrong
 from .files.owner import FolderOwner
-from .files.store import BackupStore, Found, backup_directory
-from .files.writer_thread import BackgroundWriter
+from .files.store import BackgroundWriter, BackupStore, Found, backup_directory
 from .fingerprint import identity
 from .resuming import announce, build_optimizer, on_all_workers, warn_if_inexact, warn_of_own_states
-from .save_schedule import SaveSchedule
-from .variable_state import HostBuffers
+from .save_schedule import InterruptionHandlers, SaveSchedule, stop
 
 
 class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
@@ -89,34 +87,28 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
     ):
         super().__init__()
         if double_checkpoint is not None or isinstance(keep, bool):
-            double = truth("double_checkpoint", keep if double_checkpoint is None else double_checkpoint)
-            keep = 2 if double else 1
+            keep = 1 + truth("double_checkpoint", keep if double_checkpoint is None else double_checkpoint)
         self.directory = backup_directory(directory, backup_dir)
         self.schedule = SaveSchedule.parse(save_freq)
         self.save_before_preemption = truth("save_before_preemption", save_before_preemption)
-        self.delete_when_done = (
-            truth("delete_when_done", delete_when_done)
-            if delete_checkpoint is None
-            else truth("delete_checkpoint", delete_checkpoint)
-        )
+        self.delete_when_done = truth("delete_when_done", delete_when_done)
+        if delete_checkpoint is not None:
+            self.delete_when_done = truth("delete_checkpoint", delete_checkpoint)
         self.background = truth("background", background)
         self.stall_seconds = 0.0
         self.saves = 0
         self.initial_epoch = self.initial_step = 0
         self._clock = time.monotonic
-        self._store = BackupStore(self.directory, whole_number("keep", keep))
         self._owner = FolderOwner(self.directory, runs=self._runs)
+        self._store = BackupStore(self.directory, whole_number("keep", keep), self._owner.check)
         self._writer = BackgroundWriter()
-        self._buffers = HostBuffers()
-        self._handlers = interruption.InterruptionHandlers(self._runs)
-        self._identity: dict[str, Any] = {}
+        self._buffers: dict[Any, np.ndarray] = {}  # host memory for snapshots, reused for each
+        self._handlers = InterruptionHandlers(self._runs)
         self._running = False
         self._before_validation: dict[str, Any] | None = None
         self._current_epoch = 0  # the names under which Keras' callback says how far the last fit got
         self._last_batch_seen = 0
         self._steps_before_epoch = 0
-        self._saved_at_step = 0
-        self._saved_at_time = 0.0
 
     def steps_until_call(self, step: int) -> int | None:
         """The number of steps after which the loop must call `on_train_batch_end`; None: at any time."""
@@ -138,9 +130,8 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self._before_validation = None
         self._running = True
         # In a custom loop nothing brings several workers to the same step after a signal.
-        if self.save_before_preemption and not (
-            fit_state.custom_loop and spans_workers(self.model.distribute_strategy)
-        ):
+        one_step = not (fit_state.custom_loop and spans_workers(self.model.distribute_strategy))
+        if self.save_before_preemption and one_step:
             self._handlers.install(fit_state)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
@@ -155,11 +146,10 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         """Saves if a backup is due, and stops training if that was requested."""
         self._writer.raise_error()
         fit_state = self._fit_state(batch=batch)
-        steps = self._steps_before_epoch + fit_state.step
         if fit_state.save_and_exit:
             self._save_and_stop(fit_state.epoch, fit_state.step)
-        if self._is_due(steps):
-            self._save(fit_state.epoch, fit_state.step, steps)
+        if self._is_due(fit_state.step):
+            self._save(fit_state.epoch, fit_state.step)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Saves the beginning of the next epoch, if a backup is due."""
@@ -169,9 +159,9 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         if fit_state.save_and_exit:
             self._save_and_stop(epoch + 1, 0)
         last = epoch + 1 >= fit_state.epochs or bool(getattr(self.model, "stop_training", False))
-        due = self._is_due(self._steps_before_epoch)  # every worker must ask
+        due = self._is_due(0)  # every worker must ask
         if due or self.schedule.unit == "epoch" or (last and not self.delete_when_done):
-            self._save(epoch + 1, 0, self._steps_before_epoch)
+            self._save(epoch + 1, 0)
 
     def on_test_begin(self, logs: dict | None = None) -> None:
         """Captures what a repeated validation must begin with."""
@@ -192,7 +182,6 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         """Waits for the last write, and removes the backups if training is done."""
         self._writer.wait()
         if self.delete_when_done and self._fit_state().chief:
-            self._owner.check()
             self._store.delete_all()
             self._owner.release()
             self._store.remove_directory()
@@ -246,7 +235,12 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self._saved_at_step = self._steps_before_epoch + fit_state.step
         calendar = content["calendar"]
         if calendar["step"] > 0 or calendar["in_validation"]:
-            fit_state.after_epoch_begin = lambda: self._after_epoch_begin(content)
+
+            def after_epoch_begin() -> None:  # which may have changed something
+                fit_snapshot.restore_values(content, self.model, fit_state)
+                self.model.stop_training = calendar["stop_training"]
+
+            fit_state.after_epoch_begin = after_epoch_begin
         elif calendar["stop_training"]:
             fit_state.epoch = fit_state.epochs
         if fit_state.custom_loop:
@@ -254,27 +248,22 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         if fit_state.chief:
             announce(path, content, fit_state, left_over)
 
-    def _after_epoch_begin(self, content: dict[str, Any]) -> None:
-        """Within an epoch: restores again, because `on_epoch_begin` may have changed something."""
-        fit_snapshot.restore_values(content, self.model, self._fit_state())
-        self.model.stop_training = content["calendar"]["stop_training"]
-
-    def _is_due(self, steps: int) -> bool:
+    def _is_due(self, step: int) -> bool:
         waited = 0.0 if self._writer.busy else self._clock() - self._saved_at_time
-        strategy = self.model.distribute_strategy
+        steps, strategy = self._steps_before_epoch + step, self.model.distribute_strategy
         return self.schedule.due_on_workers(steps, self._saved_at_step, waited, strategy)
 
     def _save_and_stop(self, epoch: int, step: int) -> None:
         reason = self._fit_state().save_and_exit
         assert reason is not None
-        self._save(epoch, step, self._steps_before_epoch + step)
+        self._save(epoch, step)
         self._writer.wait()
         # Leave together: a worker that exits first would look to the others as if it had died.
         exchange([0.0], self.model.distribute_strategy)
         self._handlers.remove()
-        interruption.stop(reason)
+        stop(reason)
 
-    def _save(self, epoch: int, step: int, steps: int) -> None:
+    def _save(self, epoch: int, step: int) -> None:
         begin = self._clock()
         fit_state = self._fit_state()
         self._writer.wait()
@@ -285,11 +274,11 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         )
         content["counters"] = {"steps_before_epoch": self._steps_before_epoch}
         strategy = self.model.distribute_strategy
-        job = shard_files.job(strategy, fit_state.chief, self._store, content, summary, self._owner.check)
+        job = shard_files.job(strategy, fit_state.chief, self._store, content, summary)
         if job is not None:
             self._writer.submit(job)
             if not self.background:
                 self._writer.wait()
         self.saves += 1
-        self._saved_at_step, self._saved_at_time = steps, self._clock()
+        self._saved_at_step, self._saved_at_time = self._steps_before_epoch + step, self._clock()
         self.stall_seconds += self._saved_at_time - begin

@@ -1,7 +1,4 @@
-"""What callbacks remember: collected into a backup, restored on resume.
-
-A user's own callback takes part with `get_state` and `set_state`; Keras' callbacks are known here.
-"""
+"""Collects what callbacks remember, by their `get_state` and `set_state` (Keras' own are known here), and restores it."""
 
 from __future__ import annotations
 
@@ -39,12 +36,10 @@ _PATHS = ("filepath", "filename", "log_dir", "directory", "path")
 
 def capture(callbacks: list[Any]) -> list[dict[str, Any]]:
     """The state of every callback that has one, with its class and what distinguishes it from others of that class."""
-    getters = [(callback, _state_methods(callback)[0]) for callback in callbacks]
-    states = ((callback, get()) for callback, get in getters if get is not None)
     return [
         {"name": type(callback).__name__, "purpose": purpose_of(callback), "state": state}
-        for callback, state in states
-        if state is not None
+        for callback in callbacks
+        if (state := _state_methods(callback)[0]()) is not None
     ]
 
 
@@ -57,7 +52,8 @@ def restore(callbacks: list[Any], saved: list[dict[str, Any]]) -> list[str]:
     pairs = matched(saved, [callback for callback in callbacks if setters[id(callback)] is not None])
     for number, callback in pairs.items():
         state, set_ = saved[number]["state"], setters[id(callback)]
-        if _is_known(callback):
+        get = getattr(callback, "get_state", None)
+        if get is None or get.__module__.startswith("unisono."):  # a class of Keras or of ours
             _check(state, saved[number]["name"], callback.model)
         if set_ is not None:
             set_(state)
@@ -117,12 +113,6 @@ def matched(saved: Sequence[dict[str, Any]], callbacks: Sequence[Any]) -> dict[i
     return found
 
 
-def _is_known(callback: Any) -> bool:
-    """Whether the state of a callback is that of a class of Keras or of ours."""
-    get = getattr(callback, "get_state", None)
-    return get is None or get.__module__.startswith("unisono.")
-
-
 def _check(state: Any, where: str, model: Any) -> None:
     """Raises a TypeError for a state that Keras' callbacks and ours would fail with in a later hook."""
     for name, value in dict(state).items():
@@ -133,26 +123,25 @@ def _check(state: Any, where: str, model: Any) -> None:
             raise TypeError(f"the weights in {where} have other shapes")
 
 
-def _state_methods(callback: Any) -> tuple[Callable[[], Any] | None, Callable[[Any], None] | None]:
-    """The functions that return and restore the state of a callback, which the user's own methods may change."""
+def _state_methods(callback: Any) -> tuple[Callable[[], Any], Callable[[Any], None] | None]:
+    """The functions that return the state of a callback, or None, and restore it; None where it has no such state."""
     get, set_ = getattr(callback, "get_state", None), getattr(callback, "set_state", None)
-    if get is not None or set_ is not None:
-        return get and (lambda: copy.deepcopy(get())), set_ and (lambda state: set_(copy.deepcopy(state)))
+    if get is not None or set_ is not None:  # the user's methods may change what they get and give
+        restore_copy = set_ and (lambda state: set_(copy.deepcopy(state)))
+        return lambda: get and copy.deepcopy(get()), restore_copy
     if isinstance(callback, keras.callbacks.CSVLogger):
         return functools.partial(_csv_state, callback), functools.partial(_set_csv_state, callback)
     names = (cls.__name__ for cls in type(callback).__mro__ if cls.__module__.startswith("keras."))
     attributes = next((CALLBACK_ATTRIBUTES[name] for name in names if name in CALLBACK_ATTRIBUTES), None)
     if attributes is None:
-        return None, None
+        return lambda: None, None
 
     def set_attributes(state: dict[str, Any]) -> None:
-        for name in attributes:
-            if name in state:
-                setattr(callback, name, _copied(state[name]))
+        for name in set(attributes) & state.keys():
+            setattr(callback, name, _copied(state[name]))
 
-    return lambda: {
-        name: _copied(getattr(callback, name)) for name in attributes if hasattr(callback, name)
-    }, set_attributes
+    held = [name for name in attributes if hasattr(callback, name)]
+    return lambda: {name: _copied(getattr(callback, name)) for name in held}, set_attributes
 
 
 def _copied(value: Any) -> Any:

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ...compat.keras_private.random_state import seeds_as_set
+from ...compat.keras_private.variables import raw_value
 from ..fit_state import FitState
-from ..trained_model import CompiledModel
+from ..trained_model import TrainedModel
 from . import settings, variable_state
 
 _MOST_LISTED = 12
 
 
-def identity(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
+def identity(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     """What tells this training from others and does not change while it runs: settings, seeds, content of the data.
 
     JSON values. What cannot be known is None. It can take a second where the data is large; call it once in a `fit`.
@@ -44,12 +45,33 @@ def identity(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
 
 
 def fingerprint(
-    model: CompiledModel, fit_state: FitState, source_state: Mapping[str, Any], who: Mapping[str, Any]
+    model: TrainedModel, fit_state: FitState, source_state: Mapping[str, Any], who: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What must be equal for a backup to fit: variables, data, and `who`, the `identity`. JSON values."""
+
+    def described(v: Any) -> list[Any]:
+        return [
+            getattr(v, "path", None) or v.name,
+            list(map(int, v.shape)),
+            tf.as_dtype(raw_value(v).dtype).name,
+        ]
+
+    groups = variable_state.variables_of(model, not fit_state.custom_loop)
+    spec, samples = getattr(fit_state.source, "spec", None), source_state.get("rows")
+    layout = [
+        f"{part.dtype.name}{part.shape[1:] if part.shape.rank else part.shape}"
+        if isinstance(part, tf.TensorSpec)
+        else type(part).__name__
+        for part in tf.nest.flatten(spec)
+    ]
     return {
-        "variables": variable_state.describe(variable_state.variables_of(model, not fit_state.custom_loop)),
-        "data": _data(fit_state, source_state),
+        "variables": {group: list(map(described, members)) for group, members in groups.items()},
+        "data": {
+            "rows": None if samples is None else int(samples),
+            "batch_rows": getattr(fit_state.source, "batch_size", None),
+            "steps_per_epoch": fit_state.steps_per_epoch,
+            "layout": None if spec is None else layout,
+        },
         "identity": dict(who),
     }
 
@@ -57,34 +79,31 @@ def fingerprint(
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """One phrase for each thing that differs between two fingerprints; empty when the backup fits."""
 
-    def of_variables(*groups: str) -> list[str]:
-        found = []
+    def of_variables(*groups: str) -> Iterator[str]:
         for group in groups:
-            old, new = saved["variables"][group], now["variables"][group]
-            found += _variable_differences(f"{group} variable", old, new)
-        return found
+            kind = f"{group} variable"
+            old, new = ([_shown(*entry) for entry in each["variables"][group]] for each in (saved, now))
+            if len(old) == len(new):
+                yield from (f"{kind} {a} in the backup, {b} now" for a, b in zip(old, new) if a != b)
+            else:
+                yield f"{len(old)} {kind}s in the backup, {len(new)} now"
+                yield from (f"{kind} {entry} only in the backup" for entry in old if entry not in new)
+                yield from (f"{kind} {entry} only now" for entry in new if entry not in old)
 
-    found = of_variables("model", "other")
-    found += _identity_differences(saved["identity"], now["identity"], same_variables=not found)
-    found = found or of_variables("optimizer", "metrics")
+    found = [*of_variables("model", "other")]
+    old, new = saved["identity"], now["identity"]
+    same_versions = old["versions"] == new["versions"]
+    parts = ["optimizer", "other optimizers", "loss", "loss_weights"]
+    for part in parts if found else [*parts, "model"]:  # its variables say it better
+        old_part, new_part = old["settings"].get(part), new["settings"].get(part)
+        found += settings.differences(part, old_part, new_part, same_versions)
+    found += settings.differences("seed of", old["seeds"], new["seeds"])
+    for part in ("data", "validation data"):
+        found += _known_differences(part, old[part], new[part], same_versions)
+    found = found or [*of_variables("optimizer", "metrics")]
     found += _known_differences("data", saved["data"], now["data"])
     if len(found) > _MOST_LISTED:
         found[_MOST_LISTED:] = [f"and {len(found) - _MOST_LISTED} more"]
-    return found
-
-
-def _identity_differences(
-    saved: Mapping[str, Any], now: Mapping[str, Any], same_variables: bool
-) -> list[str]:
-    same_versions = saved["versions"] == now["versions"]
-    found = []
-    for part in ("optimizer", "other optimizers", "loss", "loss_weights", "model"):
-        if part != "model" or same_variables:  # the variables say it better
-            old, new = saved["settings"].get(part), now["settings"].get(part)
-            found += settings.differences(part, old, new, same_versions)
-    found += settings.differences("seed of", saved["seeds"], now["seeds"])
-    for part in ("data", "validation data"):
-        found += _known_differences(part, saved[part], now[part], same_versions)
     return found
 
 
@@ -97,35 +116,6 @@ def _known_differences(what: str, saved: Any, now: Any, same_versions: bool = Tr
         for name in names
         if saved[name] != now[name] and None not in (saved[name], now[name])
     ]
-
-
-def _data(fit_state: FitState, source_state: Mapping[str, Any]) -> dict[str, Any]:
-    source = fit_state.source
-    spec = getattr(source, "spec", None)
-    samples = source_state.get("rows")
-    return {
-        "rows": None if samples is None else int(samples),
-        "batch_rows": getattr(source, "batch_size", None),
-        "steps_per_epoch": fit_state.steps_per_epoch,
-        "layout": None if spec is None else [_layout(part) for part in tf.nest.flatten(spec)],
-    }
-
-
-def _layout(spec: Any) -> str:
-    if isinstance(spec, tf.TensorSpec):
-        return f"{spec.dtype.name}{spec.shape[1:] if spec.shape.rank else spec.shape}"
-    return type(spec).__name__
-
-
-def _variable_differences(kind: str, saved: list[list[Any]], now: list[list[Any]]) -> list[str]:
-    old, new = ([_shown(*entry) for entry in group] for group in (saved, now))
-    if len(old) == len(new):
-        return [f"{kind} {a} in the backup, {b} now" for a, b in zip(old, new) if a != b]
-    return (
-        [f"{len(old)} {kind}s in the backup, {len(new)} now"]
-        + [f"{kind} {entry} only in the backup" for entry in old if entry not in new]
-        + [f"{kind} {entry} only now" for entry in new if entry not in old]
-    )
 
 
 def _shown(path: str, shape: list[int], dtype: str) -> str:

@@ -1,40 +1,62 @@
-"""The random generators: Keras' global one, Python's, NumPy's, TensorFlow's, and those that a program holds itself."""
+"""Finds, saves and restores random generators: Keras', Python's, NumPy's, TensorFlow's, and those that a program holds."""
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import dis
+import functools
+import json
 import random
-from collections.abc import Mapping, Sequence
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ...compat.keras_private.random_state import (
-    eager_seed_source,
-    global_generator,
-    global_seed_generator_state,
-)
+from ...compat.keras_private import random_state as private
 from ...compat.keras_private.variables import raw_value
-from .generators import GLOBAL_GENERATORS, set_from_text, text_of
+
+# Where objects are not looked into: none of theirs holds what is not found otherwise.
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "keras", "numpy", "tensorflow", "unisono"} - {"__main__"})
+_MOST_ITEMS = 10_000  # of a container that is looked into: a longer one is data, such as a vocabulary
+_MOST_VISITS = 100_000
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, types.ModuleType, np.ndarray})
+_NO_HOLDERS = (type, types.ModuleType, tf.Tensor, np.ndarray)
+
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+GLOBAL_GENERATORS: dict[str, Any] = {
+    "numpy.random": np.random.get_state.__self__,  # type: ignore[attr-defined]
+    "random": random.getstate.__self__,  # type: ignore[attr-defined]
+}
+"""NumPy's legacy generator and Python's, which are in every backup."""
+
+_DRAWING = {
+    name: frozenset(
+        each
+        for each in dir(module)
+        if each not in ("get_state", "getstate")
+        and getattr(getattr(module, each), "__self__", None) is GLOBAL_GENERATORS[name]
+    )
+    for name, module in (("numpy.random", np.random), ("random", random))
+}
 
 
-def capture(held: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The state of each generator that exists; a few kilobytes of plain values and arrays. Context: host.
-
-    Args:
-        held: those that the program holds itself, see `found_generators`; the global ones among them are not repeated.
-    """
+def capture(held: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of each generator that exists, and of the `found_generators` in `held`: a few kilobytes. Context: host."""
     state: dict[str, Any] = {"python": _python_state(random.getstate()), "numpy": np.random.get_state()}
-    seed = global_seed_generator_state()
+    seed = private.global_seed_generator_state()
     if seed is not None:
         state["keras"] = tf.convert_to_tensor(seed.value).numpy()
-    source = eager_seed_source()
+    source = private.eager_seed_source()
     if source is not None:
         state["tensorflow_seeds"] = _python_state(source.getstate())
-    generator = global_generator()
+    generator = private.global_generator()
     if generator is not None:
         state["tensorflow"] = {"state": generator.state.numpy(), "algorithm": int(generator.algorithm)}
-    own = {name: text_of(each) for name, each in (held or {}).items() if name not in GLOBAL_GENERATORS}
+    own = {name: text_of(each) for name, each in held.items() if name not in GLOBAL_GENERATORS}
     return {**state, "held": own} if own else state
 
 
@@ -44,40 +66,31 @@ def is_state_of_python(state: dict[str, Any]) -> bool:
     return isinstance(state["gauss"], float | None)
 
 
-def restore(state: dict[str, Any], held: Mapping[str, Any] | None = None, owned: Sequence[Any] = ()) -> None:
-    """Restores the `state` of every generator that `capture` found, except for those that the input has restored (`owned`).
-
-    Generators that have no saved state, and those that are gone, are left.
-    """
+def restore(state: dict[str, Any], held: Mapping[str, Any], owned: Sequence[Any] = ()) -> None:
+    """Restores each generator that has a saved state and still exists, but not those that the input restores (`owned`)."""
     kept = {id(raw_value(each)) for each in owned}
     if "keras" in state:
         # Making Keras' generator draws from Python's: Python's is therefore set after it.
-        seed = global_seed_generator_state(make=True)
+        seed = private.global_seed_generator_state(make=True)
         if id(raw_value(seed)) not in kept:
             seed.assign(state["keras"])
     if "tensorflow" in state:
-        _restore_global(state["tensorflow"], kept)
-    source = eager_seed_source()
+        saved, generator = state["tensorflow"], private.global_generator()
+        if generator is None or id(generator.state) not in kept:
+            if generator is None or int(generator.algorithm) != saved["algorithm"]:
+                generator = tf.random.Generator.from_state(saved["state"], saved["algorithm"])
+                tf.random.set_global_generator(generator)
+            generator.state.assign(saved["state"])
+    source = private.eager_seed_source()
     if source is not None and "tensorflow_seeds" in state:
         source.setstate(_python_tuple(state["tensorflow_seeds"]))
     if id(GLOBAL_GENERATORS["numpy.random"]) not in kept:
         np.random.set_state(state["numpy"])
     if id(GLOBAL_GENERATORS["random"]) not in kept:
         random.setstate(_python_tuple(state["python"]))
-    held = held or {}
     for name, text in state.get("held", {}).items():
         if name in held and id(held[name]) not in kept:
             set_from_text(held[name], text)
-
-
-def _restore_global(saved: dict[str, Any], kept: set[int]) -> None:
-    """TensorFlow's global generator."""
-    generator = global_generator()
-    if generator is None or id(generator.state) not in kept:
-        if generator is None or int(generator.algorithm) != saved["algorithm"]:
-            generator = tf.random.Generator.from_state(saved["state"], saved["algorithm"])
-            tf.random.set_global_generator(generator)
-        generator.state.assign(saved["state"])
 
 
 def _python_state(state: Sequence[Any]) -> dict[str, Any]:
@@ -87,3 +100,146 @@ def _python_state(state: Sequence[Any]) -> dict[str, Any]:
 
 def _python_tuple(state: dict[str, Any]) -> tuple[Any, ...]:
     return state["version"], tuple(int(word) for word in state["words"]), state["gauss"]
+
+
+def text_of(generator: Any) -> str:
+    """The state of a generator of NumPy or Python."""
+    if isinstance(generator, random.Random):
+        return json.dumps(generator.getstate())
+    legacy = isinstance(generator, np.random.RandomState)
+    state = generator.get_state(legacy=False) if legacy else generator.bit_generator.state
+    return json.dumps(state, default=lambda value: value.tolist())
+
+
+def set_from_text(generator: Any, text: str) -> None:
+    """Restores what `text_of` gave; a ValueError where it is the state of another kind of generator."""
+    state = json.loads(text)
+    try:
+        if isinstance(generator, random.Random):
+            version, words, gauss = state
+            generator.setstate((version, tuple(words), gauss))
+        elif isinstance(generator, np.random.RandomState):
+            generator.set_state(_with_arrays(state))
+        else:
+            generator.bit_generator.state = _with_arrays(state)
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"a saved state fits no {type(generator).__name__}: {error}") from error
+
+
+def _with_arrays(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {key: _with_arrays(item) for key, item in state.items()}
+    return np.asarray(state, np.uint64) if isinstance(state, list) else state
+
+
+def found_generators(roots: Mapping[str, Any]) -> dict[str, Any]:
+    """The generators of NumPy and Python that are reached from `roots`, by the way to each: the same in every process.
+
+    The user's own objects are followed: functions with their closures and the globals that they name, objects with
+    their attributes and methods. Libraries are not. A global one that a function draws from is found under its name.
+    """
+    known = {id(generator): name for name, generator in GLOBAL_GENERATORS.items()}
+    return {
+        known.get(id(leaf), path): leaf
+        for path, leaf in reached(roots, GENERATORS)
+        if not isinstance(leaf, random.SystemRandom)
+    }
+
+
+def reached(roots: Mapping[str, Any], kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
+    """The objects of these kinds that are reached from `roots`, each once, with the way to it, in a fixed order."""
+    waiting = list(roots.items())[::-1]
+    seen: dict[int, Any] = {}  # with the objects, so that no new one gets the number of one that is gone
+    while waiting and len(seen) < _MOST_VISITS:
+        path, value = waiting.pop()
+        if id(value) in seen:
+            continue
+        leaf = isinstance(value, kinds)
+        parts = [] if leaf else list(_parts(value))
+        if not leaf and (not parts or len(parts) > _MOST_ITEMS):
+            continue
+        seen[id(value)] = value
+        if leaf:
+            yield path, value
+        waiting += [(f"{path}{name}", part) for name, part in parts[::-1] if type(part) not in _PLAIN]
+
+
+def _parts(value: Any) -> Iterable[tuple[str, Any]]:
+    """What a value is made of, with the words that lead there."""
+    # Another mapping may open files where it is asked for items.
+    keyed = isinstance(value, dict | types.MappingProxyType)
+    if keyed or isinstance(value, list | tuple | collections.deque):
+        items = sorted(value.items(), key=lambda item: str(item[0])) if keyed else enumerate(value)
+        return [(f"[{key!r}]", item) for key, item in items] if len(value) <= _MOST_ITEMS else ()
+    if isinstance(value, functools.partial):
+        return [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
+    if isinstance(value, types.MethodType | types.BuiltinMethodType):
+        own = [(".__func__", value.__func__)] if isinstance(value, types.MethodType) else []
+        return [(".__self__", value.__self__), *own]
+    if isinstance(value, types.FunctionType):
+        return _parts_of_function(value) if _is_of_user(value.__module__) else ()
+    if isinstance(value, tf.types.experimental.PolymorphicFunction):
+        return [("", getattr(value, "python_function", None))]
+    holds = hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS)
+    if holds and _is_of_user(type(value).__module__):
+        return [*((f".{name}", part) for name, part in sorted(vars(value).items())), *_methods(type(value))]
+    return ()
+
+
+def _methods(cls: type) -> Iterator[tuple[str, Any]]:
+    for base in cls.__mro__:
+        if _is_of_user(base.__module__):
+            for name, member in sorted(vars(base).items()):
+                member = getattr(member, "__func__", getattr(member, "fget", member))
+                if isinstance(member, types.FunctionType):
+                    yield f".{name}", member
+
+
+def closed_over(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The variables of outer functions that a function uses, as far as they are assigned."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        with contextlib.suppress(ValueError):
+            yield name, cell.cell_contents
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    yield from ((f" {name}", value) for name, value in closed_over(function))
+    yield " defaults", (function.__defaults__, function.__kwdefaults__)
+    chains = list(_chains(function.__code__))
+    for name in sorted({chain[0] for chain in chains}):
+        value = function.__globals__.get(name, sys.modules.get(name) if name in ("numpy", "random") else None)
+        ends = {chain[1:] for chain in chains if chain[0] == name}
+        if value is np or value is np.random or value is random:
+            kind = "random" if value is random else "numpy.random"
+            if value is np:
+                ends = {end[1:] for end in ends if end[:1] == ("random",)}
+            if any(end and end[0] in _DRAWING[kind] for end in ends):
+                yield f" {kind}", GLOBAL_GENERATORS[kind]
+        elif isinstance(value, types.ModuleType):
+            if _is_of_user(value.__name__):
+                used = {end[0] for end in ends if end} & vars(value).keys()
+                yield from ((f" {name}.{each}", vars(value)[each]) for each in sorted(used))
+        elif value is not None:
+            yield f" {name}", value
+
+
+def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
+    """Names with the attributes that follow them, such as `("np", "random", "rand")`."""
+    chain: tuple[str, ...] = ()
+    for each in dis.get_instructions(code):
+        if each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            chain = (*chain, each.argval)
+        elif each.opname.startswith("LOAD_") and isinstance(each.argval, str):
+            if chain:
+                yield chain
+            chain = (each.argval,)
+    if chain:
+        yield chain
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _chains(constant)
+
+
+def _is_of_user(module: str | None) -> bool:
+    """Whether neither Python nor one of the libraries that are known defines it."""
+    return (module or "").partition(".")[0] not in _LIBRARIES

@@ -13,12 +13,12 @@ from ...compat.tensorflow_graphs.graphs import drawing_operations
 from ...distribute.workers.agreement import gather_json, place_among_workers
 from ..fit_state import FitState
 from ..safe_file import SaveError
-from ..trained_model import CompiledModel
+from ..trained_model import TrainedModel
 from .callback_state import named
 from .files.container import BackupMismatchError, NewerFormatError
 from .files.shard_files import own_are_enough
 from .files.store import Found, read_checked
-from .generators import found_generators
+from .random_state import found_generators
 from .variable_state import held_by, variables_of
 
 _ONE_WAY = (
@@ -31,12 +31,9 @@ _ERRORS = (NewerFormatError, BackupMismatchError, SaveError)
 
 
 def on_all_workers(
-    model: CompiledModel, chief: bool, directory: Path, find: Callable[[Callable[[Path], Any]], Found]
+    model: TrainedModel, chief: bool, directory: Path, find: Callable[[Callable[[Path], Any]], Found]
 ) -> Found:
-    """The backup that the chief finds, on every worker: all must resume from the same step, or raise the same error.
-
-    `find` is called on the chief, with a function that reads the content of a backup.
-    """
+    """The backup that `find(read)` finds on the chief, for all workers: all resume from one step or raise the same error."""
     strategy = model.distribute_strategy
     if not chief:
         answer = gather_json(None, strategy)[0]
@@ -54,16 +51,16 @@ def on_all_workers(
     return found
 
 
-def content_for(model: CompiledModel, path: Path) -> Any:
+def content_for(model: TrainedModel, path: Path) -> Any:
     """The content of a backup, as far as this worker restores it: only its own shards where they are enough."""
     place = place_among_workers(model.distribute_strategy)
-    content = read_checked(path, skips_worker=lambda worker: worker != place[0])[1]
+    content = read_checked(path, only=place[0])[1]
     if "parts" in content and not own_are_enough(content, variables_of(model), place):
         content = read_checked(path)[1]
     return content
 
 
-def build_optimizer(model: CompiledModel, scope: Any) -> None:
+def build_optimizer(model: TrainedModel, scope: Any) -> None:
     """Makes the optimizer state that a backup is restored into. Our `fit` makes it before it begins."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not model.built:
@@ -96,18 +93,18 @@ def announce(path: Path, content: dict[str, Any], fit_state: FitState, left_over
     )
 
 
-def warn_if_inexact(model: CompiledModel, fit_state: FitState) -> None:
+def warn_if_inexact(model: TrainedModel, fit_state: FitState) -> None:
     """Warns of the first reason for which this training cannot be resumed exactly, if there is one."""
     reasons = [_why_inexact(fit_state.source), _why_inexact(fit_state.validation)]
     if reasons[1]:
         reasons[1] = reasons[1].replace("x is", "validation_data is", 1)
-    others = [_cut(fit_state.validation), _drawn_by_several(model, fit_state)]
-    found = next(filter(None, [*reasons, *others]), None)
+    reasons += [_cut(fit_state.validation), _drawn_by_several(model, fit_state)]
+    found = next(filter(None, reasons), None)
     if found:
         warnings.warn(found, stacklevel=2)
 
 
-def warn_of_own_states(model: CompiledModel) -> None:
+def warn_of_own_states(model: TrainedModel) -> None:
     """Warns where the steps, which have been compiled, draw from random operations that nothing can save."""
     graph = getattr(model.train_function, "graph", lambda: None)()
     names = [] if graph is None else drawing_operations(graph)
@@ -136,19 +133,16 @@ def _cut(validation: Any) -> str | None:
     )
 
 
-def _drawn_by_several(model: CompiledModel, fit_state: FitState) -> str | None:
+def _drawn_by_several(model: TrainedModel, fit_state: FitState) -> str | None:
     """The sentence where an input and something else draw from one generator."""
     inputs = [("x", fit_state.source), ("validation_data", fit_state.validation)]
-    owners = [
-        (name, {id(raw_value(each)) for each in getattr(source, "owned", ())}) for name, source in inputs
-    ]
+    owners = [(n, {id(raw_value(each)) for each in getattr(source, "owned", ())}) for n, source in inputs]
     if not any(owned for _, owned in owners):
         return None
     callbacks = {f"callback {name}": each for name, each in named(fit_state.callbacks)}
-    model_draws = found_generators(held_by(model))
-    callbacks_draw = found_generators(callbacks)
     variables = {v.name: v for group in variables_of(model).values() for v in group if v.name is not None}
-    users = [("the model", {**model_draws, **variables}), ("a callback", callbacks_draw)]
+    drawn_by_model = {**found_generators(held_by(model)), **variables}
+    users = [("the model", drawn_by_model), ("a callback", found_generators(callbacks))]
     for place, owned in owners:
         for user, drawn in users:
             for name, each in drawn.items():

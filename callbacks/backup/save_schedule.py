@@ -1,4 +1,4 @@
-"""When a save is due: at every epoch, every n steps, every so many seconds, or never."""
+"""When a save is due: at every epoch, every n steps, every so many seconds, or never; and on SIGTERM and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import dataclasses
 import datetime
 import math
 import re
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import tensorflow as tf
 
 from ...distribute.arguments import shown, whole_number
 from ...distribute.workers.agreement import exchange
+from ..fit_state import FitState
 
 _TEXT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|seconds?|m|min|minutes?|h|hours?)\s*$")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -23,16 +28,11 @@ class SaveSchedule:
     """How often to save."""
 
     unit: str  # "epoch", "steps", "seconds" or "never"
-    amount: float = 1  # steps (an int) or seconds, at least 1
+    amount: Any = 1  # steps (an int) or seconds, at least 1
 
     @classmethod
     def parse(cls, save_freq: Any, or_never: bool = True) -> SaveSchedule:
-        """Reads "epoch", an int (steps), seconds as a float, a string or a timedelta, or False; a ValueError otherwise.
-
-        Args:
-            save_freq: as the user gave it.
-            or_never: whether False, for never, is allowed.
-        """
+        """Reads "epoch", an int (steps), seconds as a float, str or timedelta, or False if `or_never`."""
         if isinstance(save_freq, str) and save_freq == "epoch":
             return cls("epoch")
         if or_never and save_freq is False:
@@ -50,16 +50,10 @@ class SaveSchedule:
             "saves before preemption only."
         )
 
-    @classmethod
-    def every(cls, name: str, value: Any) -> SaveSchedule:
-        """The same for an argument that is "epoch" or an int of steps."""
-        value = whole_number(name, value, words=("epoch",))
-        return cls("epoch") if value == "epoch" else cls("steps", value)
-
     def due(self, steps: int, saved_at_step: int, seconds_since_save: float = 0.0) -> bool:
         """Whether to save now, after `steps` steps since the beginning of training."""
         if self.unit == "steps":
-            return steps // int(self.amount) > saved_at_step // int(self.amount)
+            return steps // self.amount > saved_at_step // self.amount
         return self.unit == "seconds" and seconds_since_save >= self.amount
 
     def due_on_workers(
@@ -72,7 +66,7 @@ class SaveSchedule:
 
     def steps_until_call(self, steps: int) -> int | None:
         """Steps from `steps` to the next save; None where steps do not decide."""
-        return int(self.amount) - steps % int(self.amount) if self.unit == "steps" else None
+        return self.amount - steps % self.amount if self.unit == "steps" else None
 
 
 def _seconds(save_freq: Any) -> float | None:
@@ -82,3 +76,57 @@ def _seconds(save_freq: Any) -> float | None:
         return save_freq
     match = _TEXT.match(save_freq) if isinstance(save_freq, str) else None
     return float(match[1]) * _SECONDS[match[2][0]] if match else None
+
+
+class InterruptionHandlers:
+    """Owns the handlers of SIGTERM and SIGINT from `install` to `remove`: training saves and stops at the next step.
+
+    The first signal sets `fit_state.asked_to_exit`, and with one worker `save_and_exit`. A second one has its usual
+    effect at once, and so has one after the loop has ended (`runs` returns False). It does nothing outside the main thread.
+    """
+
+    def __init__(self, runs: Callable[[], bool] = lambda: True) -> None:
+        self._runs = runs
+        self._previous: dict[int, Any] = {}
+        self._fit_state: FitState | None = None
+
+    def install(self, fit_state: FitState) -> None:
+        """Handles both signals, unless the program ignores them."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self.remove()
+        self._fit_state = fit_state
+        fit_state.asked_to_exit = fit_state.save_and_exit = None  # of an earlier fit
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._handle)
+
+    def remove(self) -> None:
+        """Restores the previous handlers."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._fit_state = None
+        for number in list(self._previous):  # one that others have replaced comes back when they restore it
+            if signal.getsignal(number) == self._handle:
+                handler = self._previous.pop(number)
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        fit_state = self._fit_state
+        if fit_state is None or fit_state.asked_to_exit is not None or not self._runs():
+            self.remove()
+            if signal.getsignal(number) == self._handle:  # whose it was before is not known
+                default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+                signal.signal(number, default)
+            signal.raise_signal(number)
+            return
+        fit_state.asked_to_exit = signal.Signals(number).name
+        if not fit_state.settles_exit:
+            fit_state.save_and_exit = fit_state.asked_to_exit
+
+
+def stop(reason: str) -> None:
+    """Ends training for `reason`, the name of a signal: `KeyboardInterrupt` for SIGINT, else `SystemExit` with 143."""
+    if reason == "SIGINT":
+        raise KeyboardInterrupt
+    raise SystemExit(143)  # what a shell reports for a process that SIGTERM ended: 128 + 15

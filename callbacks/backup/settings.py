@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import inspect
 import json
 import marshal
 import re
@@ -20,9 +19,11 @@ import tensorflow as tf
 from ...compat.keras_private.layers import layers_within
 from ...compat.keras_private.training import compile_config
 from ...optimizers.held_optimizers import optimizers_of
+from .random_state import closed_over
 
 # Names that say where a class is defined or that Keras numbers; and what follows from the rest.
 _IGNORED = ("module", "registered_name", "build_config", "compile_config", "shared_object_id")
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _MOST_ITEMS = 64  # of a list that is kept as it is; of a longer one a checksum
 _CODE = " code "  # and a checksum of what Python compiled, which another version of Python compiles otherwise
 _VALUES = " values "  # and a checksum of those that a function is bound to; version 0.2 wrote none
@@ -37,7 +38,7 @@ def settings_of(model: Any) -> dict[str, Any]:
         compiled = compile_config(model) if optimizer is not None else {}
         return {
             "model": _settings_of_layer(model, set()),
-            "optimizer": None if optimizer is None else plain(optimizer),
+            "optimizer": plain(optimizer),
             **({"other optimizers": others} if others else {}),
             "loss": plain(getattr(model, "loss", None)),
             "loss_weights": plain(compiled.get("loss_weights")),
@@ -57,7 +58,7 @@ def plain(value: Any) -> Any:
         return value if np.isfinite(value) else repr(value)
     if isinstance(value, np.generic | np.ndarray):
         return plain(value.tolist())
-    if inspect.isfunction(value) or inspect.ismethod(value) or isinstance(value, functools.partial):
+    if isinstance(value, _FUNCTIONS):
         return _function(value)
     if hasattr(value, "get_config"):
         return {"class": type(value).__name__, **plain(config_of(value))}
@@ -85,13 +86,13 @@ def differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> 
         return
     if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
         for number, (old, new) in enumerate(zip(saved, now)):
-            yield from differences(_item(what, number, old, new), old, new, same_versions)
+            names = [item.get("name") for item in (old, new) if isinstance(item, Mapping)]
+            named = len(names) == 2 and names[0] == names[1] and names[0] is not None
+            item = f"{what.removesuffix(' layers')} {names[0]}" if named else f"{what} {number}"
+            yield from differences(item, old, new, same_versions)
         return
-    if (
-        isinstance(saved, str)
-        and isinstance(now, str)
-        and not (same_versions and _VALUES in saved and _VALUES in now)
-    ):
+    exact = same_versions and _VALUES in str(saved) and _VALUES in str(now)
+    if isinstance(saved, str) and isinstance(now, str) and not exact:
         mark = _VALUES if same_versions else _CODE
         saved, now = saved.partition(mark)[0], now.partition(mark)[0]
     if saved != now:
@@ -125,12 +126,10 @@ def _with_numbered_layers(config: dict[str, Any]) -> dict[str, Any]:
         return numbers.get(value, value) if isinstance(value, str) else value
 
     result = {key: renamed(config[key]) if key.endswith("_layers") else config[key] for key in config}
-    result["layers"] = [
-        {**entry, "inbound_nodes": renamed(entry.get("inbound_nodes"))}
-        if isinstance(entry, Mapping)
-        else entry
-        for entry in layers
-    ]
+    result["layers"] = layers = list(layers)
+    for i, entry in enumerate(layers):
+        if isinstance(entry, Mapping):
+            layers[i] = {**entry, "inbound_nodes": renamed(entry.get("inbound_nodes"))}
     return result
 
 
@@ -141,9 +140,8 @@ def _plain_mapping(value: Mapping[Any, Any]) -> Any:
     for key, item in value.items():
         if key in _IGNORED or (key == "learning_rate" and isinstance(item, float | int)):
             continue
-        result[str(key)] = (
-            re.sub(r"_\d+$", "", item) if key == "name" and isinstance(item, str) else plain(item)
-        )
+        numbered = key == "name" and isinstance(item, str)
+        result[str(key)] = re.sub(r"_\d+$", "", item) if numbered else plain(item)
     if "class_name" in result and isinstance(result.get("config"), Mapping):
         result = {"class": result.pop("class_name"), **result.pop("config"), **result}
     return result
@@ -166,12 +164,7 @@ def _function(value: Any, outer: tuple[Any, ...] = ()) -> str:
     if isinstance(value, functools.partial):
         return f"partial{_values([value.func, value.args, *sorted(value.keywords.items())], outer)}"
     function = getattr(value, "__func__", value)
-    cells = []
-    for cell in function.__closure__ or ():
-        try:
-            cells.append(cell.cell_contents)
-        except ValueError:  # not assigned yet
-            continue
+    cells = [value for _, value in closed_over(function)]
     defaults = [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
     text = f"{value.__qualname__}{_CODE}{_digest(_code(function.__code__))}"
     return text + _values([*cells, *defaults], (*outer, function))
@@ -190,9 +183,8 @@ def text_of_value(value: Any, outer: tuple[Any, ...] = ()) -> str:
     if isinstance(value, tuple | frozenset):
         texts = [text_of_value(each, outer) for each in value]
         return f"{type(value).__name__} {texts if isinstance(value, tuple) else sorted(texts)}"
-    if isinstance(value, np.ndarray | np.generic) or (
-        isinstance(value, tf.Tensor) and hasattr(value, "numpy")
-    ):
+    eager = isinstance(value, tf.Tensor) and hasattr(value, "numpy")
+    if eager or isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         if array.dtype.hasobject:
             return f"{array.shape} {array.tolist()!r}"
@@ -200,9 +192,9 @@ def text_of_value(value: Any, outer: tuple[Any, ...] = ()) -> str:
         return f"{array.dtype}{array.shape} {_digest(content.data)}"
     if any(value is each for each in outer):
         return "itself"
-    if inspect.isfunction(value) or inspect.ismethod(value) or isinstance(value, functools.partial):
+    if isinstance(value, _FUNCTIONS):
         return _function(value, outer)
-    if inspect.isclass(value) or inspect.ismodule(value):
+    if isinstance(value, type | types.ModuleType):
         return value.__name__
     return f"a {type(value).__qualname__}"
 
@@ -220,14 +212,6 @@ def _constant(value: Any) -> str:
 
 def _digest(data: bytes | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
-
-
-def _item(what: str, number: int, old: Any, new: Any) -> str:
-    """The name of one item of a list of settings."""
-    names = [item.get("name") for item in (old, new) if isinstance(item, Mapping)]
-    if len(names) == 2 and names[0] == names[1] and names[0] is not None:
-        return f"{what.removesuffix(' layers')} {names[0]}"
-    return f"{what} {number}"
 
 
 def _shown(value: Any) -> str:

@@ -10,26 +10,25 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...compat.keras_private.variables import raw_value
 from ...distribute.workers.agreement import gather_bytes, gather_json, place_among_workers, spans_workers
 from ..fit_state import FitState
-from ..trained_model import CompiledModel
+from ..trained_model import TrainedModel
 from . import callback_state, random_state, variable_state
-from .callback_state import named
 from .files import container
 from .files.container import BackupMismatchError
 from .files.shard_files import held_here
 from .fingerprint import differences, fingerprint
-from .generators import found_generators
 
 _LARGE, _SAME_AS = "iterator", "same_iterator_as"  # what may be large in a source's position
 
 
 def capture(
-    model: CompiledModel,
+    model: TrainedModel,
     fit_state: FitState,
     epoch: int,
     step: int,
-    buffers: variable_state.HostBuffers,
+    buffers: dict[Any, np.ndarray],
     who: dict[str, Any],
     before_validation: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -42,15 +41,26 @@ def capture(
     `who` is the `fingerprint.identity`. With `before_validation` (of `validation_start`), a resumed run repeats the
     validation alone. Context: host, between steps; on every worker at the same step.
     """
-    variables = _captured_variables(model, fit_state, buffers)
+    strategy = model.distribute_strategy
+    variables = {
+        group: [
+            variable_state.capture(
+                variable,
+                strategy,
+                lambda copy, array, key=(group, i): variable_state.copied(buffers, (*key, copy), array),
+                equal=group == "optimizer" or bool(getattr(variable, "trainable", False)),
+            )
+            for i, variable in enumerate(members)
+        ]
+        for group, members in variable_state.variables_of(model, not fit_state.custom_loop).items()
+    }
     source = fit_state.source.state()
-    worker = {"random": random_state.capture(held_generators(model, fit_state)), "source": source}
-    worker["validation"] = _position_for_validation(fit_state)
+    start = before_validation or _drawn_and_read(model, fit_state)
+    worker = {"random": start["random"], "source": source, "validation": start["validation"]}
     if before_validation is not None:
-        worker.update({name: before_validation[name] for name in ("random", "validation")})
         for i, seed in before_validation["seeds"].items():
             variables["model"][i] = seed
-    variables, parts = _from_all_workers(model.distribute_strategy, variables, worker)
+    variables, parts = _from_all_workers(strategy, variables, worker)
     content = {
         "fingerprint": fingerprint(model, fit_state, source, who),
         "calendar": {
@@ -66,63 +76,41 @@ def capture(
         "workers": parts,
         "callbacks": callback_state.capture(fit_state.callbacks),
     }
+    # With accumulation the iterations are a tensor.
     iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
-    if iterations is not None and not tf.is_tensor(iterations):  # with accumulation it is a tensor
-        iterations = iterations.value
-    total = None if iterations is None else int(tf.convert_to_tensor(iterations).numpy())
+    total = None if iterations is None else int(tf.convert_to_tensor(raw_value(iterations)).numpy())
     return content, {"epoch": epoch, "step": step, "total_steps": total}
 
 
-def _captured_variables(
-    model: CompiledModel, fit_state: FitState, buffers: variable_state.HostBuffers
-) -> dict[str, list[Any]]:
-    strategy = model.distribute_strategy
-    workers = place_among_workers(strategy)[1]
-    return {
-        group: [
-            variable_state.capture(
-                variable,
-                strategy,
-                lambda copy, array, key=(group, i): buffers.copy((*key, copy), array),
-                equal=group == "optimizer" or bool(getattr(variable, "trainable", False)),
-                num_workers=workers,
-            )
-            for i, variable in enumerate(members)
-        ]
-        for group, members in variable_state.variables_of(model, not fit_state.custom_loop).items()
-    }
-
-
-def validation_start(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
+def validation_start(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     """The few things that a validation can change and that a repeated one must begin with."""
     seeds = {
         i: variable_state.capture(variable, model.distribute_strategy, lambda _, array: np.array(array))
         for i, variable in enumerate(model.variables)
         if variable.path.endswith("seed_generator_state")
     }
-    drawn = random_state.capture(held_generators(model, fit_state))
-    return {"random": drawn, "seeds": seeds, "validation": _position_for_validation(fit_state)}
+    return {"seeds": seeds, **_drawn_and_read(model, fit_state)}
 
 
-def held_generators(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
-    """The generators of NumPy and Python that layers, the loss and callbacks hold or draw from."""
-    callbacks = {f"callback {name}": each for name, each in named(fit_state.callbacks)}
-    return found_generators({**variable_state.held_by(model), **callbacks})
-
-
-def _position_for_validation(fit_state: FitState) -> dict[str, Any]:
-    """The position in the data of the validation, as it is before the next one, which begins another pass."""
-    source = fit_state.validation
+def _drawn_and_read(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
+    """The generators, and the position in the validation data before the next validation, which begins another pass."""
+    drawn, source = random_state.capture(held_generators(model, fit_state)), fit_state.validation
     if source is None:
-        return {}
+        return {"random": drawn, "validation": {}}
     state = {name: value for name, value in source.state().items() if name != _LARGE}
     if state.get("taken") and source.rewinds:
         state.update(passes=state["passes"] + 1, taken=0, step=0, ended=0)
-    return state
+    return {"random": drawn, "validation": state}
+
+
+def held_generators(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
+    """The generators of NumPy and Python that layers, the loss and callbacks hold or draw from."""
+    callbacks = {f"callback {name}": each for name, each in callback_state.named(fit_state.callbacks)}
+    return random_state.found_generators({**variable_state.held_by(model), **callbacks})
 
 
 def check(
-    content: dict[str, Any], model: CompiledModel, fit_state: FitState, who: dict[str, Any], path: Any
+    content: dict[str, Any], model: TrainedModel, fit_state: FitState, who: dict[str, Any], path: Any
 ) -> None:
     """Raises BackupMismatchError for a backup of something else, on all workers, with a list of the differences."""
     # Only sources that resume by index can be asked for their state before it is restored: an iterator has one use.
@@ -141,7 +129,7 @@ def check(
         )
 
 
-def restore_values(content: dict[str, Any], model: CompiledModel, fit_state: FitState) -> list[str]:
+def restore_values(content: dict[str, Any], model: TrainedModel, fit_state: FitState) -> list[str]:
     """Restores variables, callbacks and random generators; can be repeated. Returns the states without a callback."""
     strategy = model.distribute_strategy
     place = place_among_workers(strategy)
@@ -156,7 +144,7 @@ def restore_values(content: dict[str, Any], model: CompiledModel, fit_state: Fit
     return left_over
 
 
-def restore_position(content: dict[str, Any], model: CompiledModel, fit_state: FitState) -> None:
+def restore_position(content: dict[str, Any], model: TrainedModel, fit_state: FitState) -> None:
     """Sets the position in `fit` and in the data."""
     calendar = content["calendar"]
     fit_state.epoch, fit_state.step = calendar["epoch"], calendar["step"]

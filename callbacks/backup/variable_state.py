@@ -12,45 +12,31 @@ import tensorflow as tf
 from ...compat.keras_private.layers import layers_of
 from ...compat.keras_private.variables import is_read_together, raw_value, sums_on_read
 from ...distribute.sharding.sharded_value import ShardedValue
+from ...distribute.workers.agreement import spans_workers
 from ...optimizers.held_optimizers import optimizers_of
 from ...optimizers.stages.error_feedback import errors_of
-from ..trained_model import CompiledModel
+from ..trained_model import TrainedModel
 from .files.shard_files import whole
-from .generators import reached
+from .random_state import reached
 
 
-class HostBuffers:
-    """Host memory for snapshots, reused for each: allocating it costs more than the copy itself."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[Any, np.ndarray] = {}
-
-    def copy(self, key: Any, array: np.ndarray) -> np.ndarray:
-        """A copy of `array` in the buffer that belongs to `key`, valid until the next call with that key."""
-        if array.dtype.kind == "O" or array.ndim == 0:
-            return np.array(array)
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.shape != array.shape or buffer.dtype != array.dtype:
-            buffer = self._buffers[key] = np.empty_like(array, order="C")
-        np.copyto(buffer, array)
-        return buffer
-
-    def clear(self) -> None:
-        """Releases the memory."""
-        self._buffers.clear()
+def copied(buffers: dict[Any, np.ndarray], key: Any, array: np.ndarray) -> np.ndarray:
+    """A copy of `array` in the buffer of `key`, valid until the next call with it: allocating costs more than copying."""
+    if array.dtype.kind == "O" or array.ndim == 0:
+        return np.array(array)
+    buffer = buffers.get(key)
+    if buffer is None or buffer.shape != array.shape or buffer.dtype != array.dtype:
+        buffer = buffers[key] = np.empty_like(array, order="C")
+    np.copyto(buffer, array)
+    return buffer
 
 
-def variables_of(model: CompiledModel, metrics: bool = True) -> dict[str, list[Any]]:
+def variables_of(model: TrainedModel, metrics: bool = True) -> dict[str, list[Any]]:
     """Every variable that training can change, each once, in the order in which the script creates them.
 
-    Args:
-        model: the model.
-        metrics: whether those of the metrics belong to it.
-
-    Returns:
-        dict with "model" (weights, other layer state, seed generators), "optimizer" (its state, loss scale,
-        accumulators, averages, iterations, learning rate; of each that the model holds), "metrics", and "other"
-        (variables and generators that layers hold in custom objects, or that custom functions name).
+    The groups are "model" (weights, other layer state, seed generators), "optimizer" (its state, loss scale, accumulators,
+    averages, iterations, learning rate; of each that the model holds), "metrics" (empty unless wanted), and "other"
+    (variables and generators that layers hold in custom objects, or that custom functions name).
     """
     seen: set[int] = set()
 
@@ -58,15 +44,13 @@ def variables_of(model: CompiledModel, metrics: bool = True) -> dict[str, list[A
         result = []
         for variable in variables:
             if id(variable) not in seen:
-                seen.add(id(variable))
-                seen.add(id(raw_value(variable)))
+                seen.update((id(variable), id(raw_value(variable))))
                 result.append(variable)
         return result
 
-    optimizers = optimizers_of(model)
     return {
         "model": new(model.variables),
-        "optimizer": new(v for each in optimizers for v in (*each.variables, *errors_of(each))),
+        "optimizer": new(v for each in optimizers_of(model) for v in (*each.variables, *errors_of(each))),
         "metrics": new(model.metrics_variables if metrics else ()),
         "other": new(
             found.state if isinstance(found, _GENERATORS) else found
@@ -80,7 +64,6 @@ def capture(
     strategy: tf.distribute.Strategy,
     keep: Callable[[int, np.ndarray], np.ndarray],
     equal: bool = False,
-    num_workers: int = 1,
 ) -> Any:
     """The bits of one variable: an array, or `{"copies": [array per local replica]}` where they differ.
 
@@ -92,24 +75,19 @@ def capture(
     | sharded (optimizer state, see `distribute.sharding`) | parts of one array | every shard | the whole array, cut anew |
     | others whose copies differ | as written | every copy | the mean if that is the aggregation, else the first |
 
-    A sharded variable gives `{"shards": [flat array per local replica]}`.
-
-    Args:
-        variable: `keras.Variable` or `tf.Variable`.
-        strategy: of the model.
-        keep: `keep(copy number, array)` returns an array that does not change while training goes on.
-        equal: whether the copies are known to be equal, as of weights and optimizer state; others are compared.
-        num_workers: int; workers that capture together: with several, even a single part of a sum is kept as a copy.
+    A sharded variable gives `{"shards": [flat array per local replica]}`. `keep(copy number, array)` returns an array that
+    does not change while training goes on. Copies are compared, unless they are known to be `equal`, as of weights and
+    optimizer state. With several workers, even a single part of a sum is kept as a copy.
     """
     value = raw_value(variable)
     if isinstance(value, ShardedValue):
         return {"shards": [keep(i, _read(shard)) for i, shard in enumerate(value.shards)]}
     copies = _copies(value, strategy)
     own = is_read_together(value) or getattr(variable, "differs_by_replica", False)
-    if len(copies) > 1 and not own and (equal or not _differ(copies)):
+    if len(copies) > 1 and not own and (equal or len({_read(copy).tobytes() for copy in copies}) == 1):
         copies = copies[:1]
     arrays = [keep(i, _read(copy)) for i, copy in enumerate(copies)]
-    several = len(arrays) > 1 or (num_workers > 1 and own)
+    several = len(arrays) > 1 or (own and spans_workers(strategy))
     return {"copies": arrays} if several else arrays[0]
 
 
@@ -152,20 +130,10 @@ def spread(saved: Any, num_copies: int, value: Any, variable: Any = None) -> Seq
     return [arrays[0]] * num_copies
 
 
-def describe(variables: dict[str, list[Any]]) -> dict[str, list[list[Any]]]:
-    """`[path, shape, dtype]` of each variable, group by group: what must be equal for a backup to fit."""
-
-    def description(v: Any) -> list[Any]:
-        dtype = tf.as_dtype(raw_value(v).dtype).name
-        return [getattr(v, "path", None) or v.name, list(map(int, v.shape)), dtype]
-
-    return {group: [description(v) for v in members] for group, members in variables.items()}
-
-
 _GENERATORS = (tf.random.Generator, keras.random.SeedGenerator)
 
 
-def held_by(model: CompiledModel) -> dict[str, Any]:
+def held_by(model: TrainedModel) -> dict[str, Any]:
     """What the layers of a model hold, and its loss, for `reached`."""
     layers = {f"layer {i}": (dict(vars(layer)), layer) for i, layer in enumerate(layers_of(model))}
     return {**layers, "loss": getattr(model, "loss", None)}
@@ -181,11 +149,6 @@ def _copies(value: Any, strategy: tf.distribute.Strategy) -> Sequence[Any]:
 def _read(copy: Any) -> np.ndarray:
     """The value, without a copy where the device is the host."""
     return np.asarray(copy.read_value() if hasattr(copy, "read_value") else tf.convert_to_tensor(copy))
-
-
-def _differ(copies: Sequence[Any]) -> bool:
-    first, *others = (_read(copy).tobytes() for copy in copies)
-    return any(first != other for other in others)
 
 
 def _aggregation(variable: Any, value: Any) -> str:

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -16,10 +15,9 @@ import tensorflow as tf
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.storage import local_path
 from ...optimizers.stages.gradient_watch import GradientWatch, watch_gradients
-from ..custom_loop import CustomLoopSupport
+from ..custom_loop import CustomLoopSupport, add_step_hook, remove_step_hook
 from ..monitoring.json_lines import jsonable
 from ..safe_file import begins_with_json, check_overwrite, write_safely
-from ..step_hooks import add_step_hook, remove_step_hook
 
 
 class AnomalyWarning(UserWarning):
@@ -57,9 +55,9 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         super().__init__()
         self.path = local_path("path", path, optional=True)
         self.report: dict[str, Any] | None = None
-        self._watches: list[Any] = []
-        self._batch: Any = None
-        self._epoch = self._steps_before = self._last_step = 0
+        self._watches: list[GradientWatch] = []
+        self._kept: list[Any] = []  # variables with the parts of the last batch, until a guard has tripped
+        self._steps_before = self._last_step = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Puts the guards into the step, before it is compiled."""
@@ -67,23 +65,21 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         if self.path is not None and self._fit_state().chief:
             is_own = begins_with_json("epoch", "step", "exact", "first", "gradients", "batch", lines=False)
             check_overwrite("`path` of `AnomalyReport`", self.path, is_own)
-        self.report, self._watches, self._batch, self._steps_before = None, [], None, 0
+        self.report, self._watches, self._kept, self._steps_before = None, [], [], 0
         self._guard()
 
     def _guard(self) -> None:
-        """Guards the optimizers that are built."""
         optimizers = [v for v in vars(self.model).values() if hasattr(v, "gradient_transformers")]
         guarded = [o for o in optimizers if getattr(o, "inner_optimizer", None) is None and o.built]
         with self._scope():
-            found = [watch_gradients(optimizer, guard=True) for optimizer in guarded]
-            self._watches = [watch for watch, _ in found]
+            self._watches = [watch_gradients(optimizer, guard=True)[0] for optimizer in guarded]
             for watch in self._watches:
                 watch.reset()
             # With parameter servers, a batch is on the worker that has drawn it.
-            if found and self._in_fit and not on_parameter_servers():
-                self._batch = BatchWatch(self.model.fit_state.source.spec, self._watches)
-        if self._batch is not None:
-            add_step_hook(self.model, "train", self._batch.look)
+            if self._watches and self._in_fit and not on_parameter_servers():
+                self._kept = [_variable_for(s) for s in tf.nest.flatten(self.model.fit_state.source.spec)]
+        if self._kept:
+            add_step_hook(self.model, "train", self._keep)
         if self._watches or self._in_fit:
             self.model.make_train_function(force=True)
 
@@ -92,7 +88,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         state = self._fit_state(epoch=epoch)
         if self._in_fit:
             state.plan["way"] = self.model.train_function.backend = "graph"
-        self._epoch, self._last_step = epoch, state.step
+        self._last_step = state.step
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks whether a guard tripped, or the loss was not finite, during the compiled call."""
@@ -121,8 +117,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
 
     def on_fit_exit(self) -> None:
         """Removes the guards."""
-        if self._batch is not None:
-            remove_step_hook(self.model, "train", self._batch.look)
+        remove_step_hook(self.model, "train", self._keep)
         for optimizer in vars(self.model).values():
             watch = getattr(optimizer, "__dict__", {}).get("_gradient_watch")
             if watch is not None and watch in self._watches:
@@ -131,11 +126,30 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
             self.model.train_function = None
         self._watches = []
 
+    def _keep(self, batch: Any) -> None:
+        """Keeps `batch`, a global batch, unless a guard has tripped. Context: cross-replica, while the step is traced."""
+        values = tf.nest.flatten(batch)
+        if len(values) != len(self._kept):
+            return
+
+        def keep() -> tf.Tensor:
+            for kept, value in zip(self._kept, values):
+                if kept is not None and isinstance(value, tf.Tensor) and kept.dtype == value.dtype:
+                    kept.assign(value)
+            return tf.constant(True)
+
+        tripped = tf.reduce_any(tf.stack([watch.has_tripped() for watch in self._watches]))
+        tf.cond(tripped, lambda: tf.constant(False), keep)
+
     def _explain(self, step: int, gradients: list[str], exact: bool) -> None:
-        batch = self._batch.batch if self._batch is not None else None
-        first, statistics = self.model._explain_batch(batch) if batch is not None and gradients else ("", [])
+        state, first, statistics = self._fit_state(), "", []
+        # A batch with a ragged or sparse part, or of another kind, is not kept.
+        if gradients and self._kept and all(kept is not None for kept in self._kept):
+            values = [kept.read_value() for kept in self._kept]
+            batch = tf.nest.pack_sequence_as(state.source.spec, values)
+            first, statistics = self.model._explain_batch(batch)
         self.report = {
-            "epoch": self._epoch,
+            "epoch": state.epoch,
             "step": step,
             "exact": exact,
             "first": first,
@@ -143,7 +157,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
             "batch": statistics,
         }
         self.model.stop_training = True
-        if not self._fit_state().chief:
+        if not state.chief:
             return
         if self.path is not None:
             text = json.dumps(jsonable(self.report), indent=1).encode()
@@ -152,7 +166,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         warnings.warn(self._text(), AnomalyWarning, stacklevel=2)
 
     def _text(self) -> str:
-        report = self.report or {}
+        report: Any = self.report
         what = "a gradient is" if report["gradients"] else "the loss is"
         where = f"step {report['step']}" if report["exact"] else f"the steps up to {report['step']}"
         parts = [f"In {where} of epoch {report['epoch'] + 1} {what} not finite; training ends"]
@@ -171,42 +185,10 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         return ". ".join(parts) + "."
 
 
-class BatchWatch:
-    """A copy of each batch (`spec`: as of a source) on the device, overwritten by the next one until a guard has tripped."""
-
-    def __init__(self, spec: Any, guards: Sequence[GradientWatch]) -> None:
-        self._spec = spec
-        self._guards = list(guards)
-        self._kept: list[Any] = [_variable_for(s) for s in tf.nest.flatten(spec)]
-
-    def look(self, batch: Any) -> None:
-        """Keeps `batch`, a global batch. Context: cross-replica, while the step is traced."""
-        values = tf.nest.flatten(batch)
-        if len(values) != len(self._kept):
-            return
-
-        def keep() -> tf.Tensor:
-            for kept, value in zip(self._kept, values):
-                if kept is not None and isinstance(value, tf.Tensor) and kept.dtype == value.dtype:
-                    kept.assign(value)
-            return tf.constant(True)
-
-        tripped = tf.reduce_any(tf.stack([guard.has_tripped() for guard in self._guards]))
-        tf.cond(tripped, lambda: tf.constant(False), keep)
-
-    @property
-    def batch(self) -> Any:
-        """The last batch kept; None if a part of it is ragged, sparse or of another kind that is not kept."""
-        if any(kept is None for kept in self._kept):
-            return None
-        return tf.nest.pack_sequence_as(self._spec, [kept.read_value() for kept in self._kept])
-
-
 def _variable_for(spec: Any) -> Any:
     if not isinstance(spec, tf.TensorSpec) or spec.dtype in (tf.resource, tf.variant):
         return None
     shape = [size or 0 for size in (spec.shape.as_list() if spec.shape.rank is not None else [0])]
-    initial: Any = tf.zeros(shape, spec.dtype) if spec.dtype != tf.string else tf.fill(shape, "")
     with tf.init_scope(), tf.device("CPU:0"):
         any_shape: Any = None
-        return tf.Variable(initial, trainable=False, shape=tf.TensorShape(any_shape))
+        return tf.Variable(tf.zeros(shape, spec.dtype), trainable=False, shape=tf.TensorShape(any_shape))

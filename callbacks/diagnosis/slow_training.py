@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from ...distribute.arguments import number, whole_number
-from ...distribute.workers.agreement import gather_json, place_among_workers, spans_workers
+from ...distribute.workers.agreement import gather_json, spans_workers
 from ..custom_loop import CustomLoopSupport
 from ..fit_state import FitState
 
@@ -65,7 +65,6 @@ class Diagnosis(CustomLoopSupport, keras.callbacks.Callback):
         self.straggler = number("straggler", straggler, least=0, most=1)
         self.compilations = whole_number("compilations", compilations, 0)
         self.least_seconds = number("least_seconds", least_seconds, least=0)
-        self._watch: Any = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Adds the measurement of waiting to the step where there are several workers."""
@@ -103,7 +102,6 @@ class Diagnosis(CustomLoopSupport, keras.callbacks.Callback):
         mine = {name: now[name] - self._before.get(name, 0.0) for name in now}
         mine["host"] = socket.gethostname()
         everyone = gather_json(mine, self.model.distribute_strategy)
-        mine = everyone[place_among_workers(self.model.distribute_strategy)[0]]
         if mine["input"] + mine["compute"] < self.least_seconds:
             return
         self._warn(SlowInputWarning, slow_input_text(everyone, self.slow_input))
@@ -158,10 +156,9 @@ def straggler_text(workers: Sequence[dict[str, Any]], limit: float) -> str:
     total = workers[slow]["input"] + workers[slow]["compute"] + workers[slow]["callbacks"]
     if lost <= limit * total:
         return ""
-    by_input = beyond_others([w["input"] for w in workers]) > lost / 2
-    reason = (
-        "its input is slow" if by_input else "it computes slowly: look for other programs on that machine"
-    )
+    reason = "it computes slowly: look for other programs on that machine"
+    if beyond_others([w["input"] for w in workers]) > lost / 2:
+        reason = "its input is slow"
     return (
         f"Worker {slow} on {workers[slow]['host']} makes the others wait for {lost / max(total, 1e-9):.0%} of the time "
         f"({lost:.1f} s in the last epoch): {reason}."
@@ -184,10 +181,9 @@ def retracing_text(layouts: Sequence[list[tuple[str, str]]], compiled: int) -> s
 
 def layout(fit_state: FitState) -> list[tuple[str, str]]:
     """(name, dtype and shape) of each part of the last batch, for instance ("x", "float32 (32, 8)")."""
-    names = part_names(fit_state.source.spec)
-    if fit_state.compiled_call is None:  # the steps run on the workers of a coordinator
-        return [(name, "") for name in names]
-    leaves = tf.nest.flatten(fit_state.compiled_call.chunks[-1].inputs)
+    names, call = part_names(fit_state.source.spec), fit_state.compiled_call
+    # Without a call the steps run on the workers of a coordinator.
+    leaves = [] if call is None else tf.nest.flatten(call.chunks[-1].inputs)
     if len(leaves) < len(names) or not all(hasattr(leaf, "shape") for leaf in leaves):
         return [(name, "") for name in names]
     return [(name, f"{leaf.dtype.name} {tuple(leaf.shape)}") for name, leaf in zip(names, leaves)]

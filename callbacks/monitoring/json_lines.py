@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from ...distribute.arguments import function
+from ...distribute.arguments import function, whole_number
 from ...distribute.storage import local_path
 from ..backup.save_schedule import SaveSchedule
 from ..custom_loop import CustomLoopSupport
@@ -100,11 +100,10 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
-        self._schedule = SaveSchedule.every("every", every)
+        self._schedule = SaveSchedule.parse(whole_number("every", every, words=("epoch",)))
         self.path = local_path("path", path)
         self._file = LineFile(self.path)
         self._clock = function("clock", clock)
-        self._epoch = 0
 
     def steps_until_call(self, step: int) -> int | None:
         """After `every` steps."""
@@ -125,14 +124,14 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
             check_overwrite("`path` of `JSONLines`", self.path, begins_with_json("epoch", "step", "time"))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes the epoch."""
-        self._epoch = self._fit_state(epoch=epoch).epoch
+        """Notes the epoch, in a custom loop."""
+        self._fit_state(epoch=epoch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes a line when one is due."""
-        self._fit_state(batch=batch)
+        epoch = self._fit_state(batch=batch).epoch
         if self._schedule.due(batch + 1, batch):
-            self._write({"epoch": self._epoch, "step": batch + 1, "steps": True}, logs)
+            self._write({"epoch": epoch, "step": batch + 1, "steps": True}, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes the line of the epoch."""

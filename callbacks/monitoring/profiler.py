@@ -59,8 +59,8 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if steps is not None:
-            several = isinstance(steps, tuple | list) and len(steps) == 2
-            whole = several and all(isinstance(step, int | np.integer) for step in steps)
+            pair = isinstance(steps, tuple | list) and len(steps) == 2
+            whole = pair and all(isinstance(step, int | np.integer) for step in steps)
             if not whole or not 1 <= steps[0] <= steps[1]:
                 raise ValueError(
                     f"`steps` must be (first, last) with first <= last, counted from 1. Received: {shown(steps)}"
@@ -88,9 +88,7 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
         self._captured = False
         self._watch_plain_fit()
         state = self._fit_state()
-        self._steps_before_epoch = 0
-        if self._in_fit and state.steps_per_epoch:
-            self._steps_before_epoch = state.epoch * state.steps_per_epoch
+        self._steps_before_epoch = state.epoch * (state.steps_per_epoch or 0) if self._in_fit else 0
         if self.port is not None and not self._served:
             port = self.port + worker_index()
             if taken := why_taken(port):  # TensorFlow reports nothing, and no profile would be served
@@ -102,11 +100,11 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begins a range that starts with the first step."""
-        self._start_or_stop(self._steps_before_epoch + self._fit_state(epoch=epoch).step)
+        self._start_or_stop(self._fit_state(epoch=epoch).step)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Begins or ends the profile."""
-        self._start_or_stop(self._steps_before_epoch + self._fit_state(batch=batch).step)
+        self._start_or_stop(self._fit_state(batch=batch).step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Counts the steps of the epoch."""
@@ -129,10 +127,10 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
 
-    def _start_or_stop(self, done: int) -> None:
+    def _start_or_stop(self, step: int) -> None:
         if self.steps is None or self._captured:
             return
-        first, last = self.steps
+        (first, last), done = self.steps, self._steps_before_epoch + step
         if self._temporary is None and first - 1 <= done < last:
             self._begin()
         elif self._temporary is not None and done >= last:
@@ -170,14 +168,11 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
 def _unused(path: Path) -> Path:
     """`path`, or where a file is there one with a number: two profiles may end in the same second."""
     names = (path.with_name(f"{number}-{path.name}") for number in itertools.count(2))
-    return next(each for each in (path, *itertools.islice(names, 100)) if not each.exists())
+    return next(each for each in itertools.chain([path], names) if not each.exists())
 
 
 def end_profile() -> str | None:
-    """Writes the profile that `tf.profiler.experimental.start` began; returns why there is none, or None.
-
-    It takes less time than that after which other workers take this one for lost.
-    """
+    """Writes the profile that has begun, before other workers take this one for lost; returns why there is none, or None."""
     most = peer_timeout() / 2 if num_workers() > 1 else math.inf
     seconds = min(20.0, most)
     if can_be_written_in_fork():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import re
@@ -23,34 +22,30 @@ _SCREEN_SECONDS = 0.1
 _FILE_SECONDS = 30.0
 
 
-@dataclasses.dataclass
 class Rate:
-    """How long a step takes, from the ends of compiled calls of any length. All times are in seconds.
+    """How long a step takes, in seconds, from the ends of compiled calls of any length since `began`.
 
-    The first compiled call includes the compilation: it counts only while there is no other.
+    `first_step` steps of the epoch were done by then: more than 0 where it was resumed. If the first compiled call
+    `compiles`, it counts only while there is no other.
     """
 
-    began: float  # when the epoch began
-    first_step: int  # steps of the epoch that were done by then: more than 0 where it was resumed
-    compiles: bool  # whether the first compiled call of this run is in this epoch
-    compiled: tuple[int, float] | None = None  # (steps done, time) at the end of that call, once it ended
-    step: int = 0  # steps of the epoch that are done
-    now: float = 0.0  # when that was
+    def __init__(self, began: float, first_step: int, compiles: bool) -> None:
+        self.began = began
+        self._compiles = compiles
+        self._ends = [
+            (first_step, began)
+        ]  # then (steps done, time) at the end of the first and of the last call
 
     def update(self, step: int, now: float) -> None:
         """Notes that `step` steps of the epoch are done."""
-        if self.compiles and self.compiled is None:
-            self.compiled = (step, now)
-        self.step, self.now = step, now
+        self._ends[2:] = [(step, now)]
 
     @property
     def seconds_per_step(self) -> float | None:
         """Mean over the compiled calls of this epoch; None before the first one ended."""
-        start, since = self.first_step, self.began
-        if self.compiled is not None and self.step > self.compiled[0]:
-            start, since = self.compiled
-        steps = self.step - start
-        return (self.now - since) / steps if steps > 0 else None
+        first, since = self._ends[1 if self._compiles and len(self._ends) > 2 else 0]
+        step, now = self._ends[-1]
+        return (now - since) / (step - first) if step > first else None
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):
@@ -152,16 +147,19 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
 
     def _print(self, logs: Any, last: bool) -> None:
         metrics = [f" - {name}: {_log(value)}" for name, value in (logs or {}).items()]
-        line = " ".join(self._parts(last)) + "".join(metrics)
+        beginning = " ".join(self._parts(last))
+        line = beginning + "".join(metrics)
         if not self._in_place or self.verbose == 2:
             self._write(line + "\n")
             return
         columns = self._columns()
         if columns is not None and not last:  # a line that wraps cannot be redrawn
-            line = _fitted(" ".join(self._parts(last)), metrics, columns - 1)
+            line = _fitted(beginning, metrics, columns - 1)
         padding = " " * max(0, self._last_width - len(line))
         self._last_width = len(line)
-        self._write("\r" + _coloured(line) + padding + ("\n" if last else ""))
+        # Bold counts and a green bar, as Keras draws them.
+        coloured = re.sub(r"^\S+", "\33[1m\\g<0>\33[0m", re.sub("━+", "\33[32m\\g<0>\33[0m", line))
+        self._write("\r" + coloured + padding + ("\n" if last else ""))
 
     def _parts(self, last: bool) -> list[str]:
         target, seconds = self.target, self._rate.seconds_per_step
@@ -242,9 +240,3 @@ def _log(value: Any) -> str:
     if abs(number) >= 2 and number.is_integer():
         return str(int(number))
     return f"{number:.4f}" if abs(number) > 1e-3 or number == 0 else f"{number:.4e}"
-
-
-def _coloured(line: str) -> str:
-    """Bold counts and a green bar, as Keras draws them."""
-    line = re.sub("━+", "\33[32m\\g<0>\33[0m", line)
-    return re.sub(r"^\S+", "\33[1m\\g<0>\33[0m", line)

@@ -10,20 +10,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.keras_private.callbacks import (
-    close_writers,
-    is_profiling,
-    profiled_steps,
-    start_profile,
-    stop_profile,
-    train_writer,
-    validation_writer,
-)
+from ...compat.keras_private import callbacks as private
 from ...distribute.arguments import truth, whole_number
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.storage import tensorflow_path
-from ..custom_loop import CustomLoopSupport
-from ..step_hooks import add_step_hook, remove_step_hook
+from ..custom_loop import CustomLoopSupport, add_step_hook, remove_step_hook
 
 
 class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
@@ -65,11 +56,9 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
     def steps_until_call(self, step: int) -> int | None:
         """The next step at which something is written, or a profile begins or ends."""
         done = self._global_train_batch
-        wanted = []
         frequency: Any = self.update_freq
-        if frequency != "epoch":
-            wanted.append(frequency - done % frequency)
-        first, last = profiled_steps(self) or (0, 0)
+        wanted = [] if frequency == "epoch" else [frequency - done % frequency]
+        first, last = private.profiled_steps(self) or (0, 0)
         wanted += [at - done for at in (first - 1, last) if at > done]
         return min(wanted, default=None)
 
@@ -86,7 +75,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         self._global_train_batch = self._global_test_batch = self._last_step = 0
         self._watch_plain_fit()
         if self._writes_in_steps():
-            self._enter("train", train_writer(self))
+            self._enter("train", private.train_writer(self))
             if self._in_fit:
                 self.model.make_train_function(force=True)
 
@@ -107,9 +96,9 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         if not self._in_fit and "train" in self._counters:
             self._counters["train"].assign(self._global_train_batch + 1)
         self._batch_start_time = time.time()
-        first, _ = profiled_steps(self) or (None, None)
+        first, _ = private.profiled_steps(self) or (None, None)
         if self._global_train_batch + 1 == first:
-            start_profile(self)
+            private.start_profile(self)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Writes what is due, and ends a profile after its last step."""
@@ -124,11 +113,11 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         if frequency != "epoch" and total % frequency == 0:
             seconds = max(time.time() - self._batch_start_time, 1e-9)
             rate = {"steps_per_second": steps / seconds} if self.write_steps_per_second else {}
-            with train_writer(self).as_default(), tf.summary.record_if(True):
+            with private.train_writer(self).as_default(), tf.summary.record_if(True):
                 for name, value in {**(logs or {}), **rate}.items():
                     tf.summary.scalar(f"batch_{name}", value, step=total)
-        if is_profiling(self) and total >= (profiled_steps(self) or (0, 0))[1]:
-            stop_profile(self)
+        if private.is_profiling(self) and total >= (private.profiled_steps(self) or (0, 0))[1]:
+            private.stop_profile(self)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes the epoch's logs and histograms, whatever `update_freq` is."""
@@ -145,7 +134,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
                 self.model.make_test_function(force=True)
         if getattr(self.model, "_evaluating", False):
             self.model.test_function.backend = "graph"
-        self._enter("test", validation_writer(self))
+        self._enter("test", private.validation_writer(self))
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Counts the steps of a custom loop; those of our loops count themselves."""
@@ -157,8 +146,8 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         if "test" in self._counters:
             self._global_test_batch = int(self._counters["test"].numpy())
         optimizer = self._optimizer
-        if optimizer is not None and hasattr(optimizer, "iterations"):
-            with validation_writer(self).as_default(), tf.summary.record_if(True):
+        if hasattr(optimizer, "iterations"):
+            with private.validation_writer(self).as_default(), tf.summary.record_if(True):
                 for name, value in (logs or {}).items():
                     step = int(optimizer.iterations.numpy())
                     tf.summary.scalar(f"evaluation_{name}_vs_iterations", value, step=step)
@@ -169,10 +158,10 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
     def on_train_end(self, logs: Any = None) -> None:
         """Closes what is open."""
         self._leave("train")
-        if is_profiling(self):
-            stop_profile(self)
+        if private.is_profiling(self):
+            private.stop_profile(self)
         self._take_out()
-        close_writers(self)
+        private.close_writers(self)
 
     def on_fit_exit(self) -> None:
         """Closes what is open, also after an error."""
@@ -219,12 +208,11 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         return logs if self._optimizer is None else super()._collect_learning_rate(logs)
 
     def _compute_steps_per_second(self) -> float:
-        seconds = max(time.time() - self._epoch_start_time, 1e-9)
-        return (self._global_train_batch - self._epoch_first) / seconds
+        steps = self._global_train_batch - self._epoch_first
+        return steps / max(time.time() - self._epoch_start_time, 1e-9)
 
     def _write_keras_model_train_graph(self) -> None:
-        function = getattr(self.model, "train_function", None)
-        graph = function.graph() if function is not None and hasattr(function, "graph") else None
+        graph = getattr(getattr(self.model, "train_function", None), "graph", lambda: None)()
         if graph is not None:
-            with train_writer(self).as_default(), tf.summary.record_if(True):
+            with private.train_writer(self).as_default(), tf.summary.record_if(True):
                 tf.summary.graph(graph)

@@ -1,4 +1,4 @@
-"""Curves over epochs as SVG, drawn by matplotlib, which is imported when the first one is drawn."""
+"""The curves of runs over epochs, in groups, as SVG; matplotlib draws them, and is imported for the first one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 import importlib.util
 import io
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..monitoring.formatting import short_number
-from .runs import Points
+from .runs import Points, Run
 
 # Readable on white and on black.
 COLORS = ("#2f7fd6", "#d9662b", "#2f9e55", "#a45fd6", "#b0831a", "#1c94ab", "#d64a8b", "#85807b")
@@ -25,6 +25,14 @@ _STYLE = {
     "text.parse_math": False,
 }
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+_OTHERS: dict[str, Callable[[Run], Points]] = {
+    "learning rate": lambda run: run.value("learning_rate"),
+    "gradient norm": lambda run: run.value("gradient_norm"),
+    "loss scale": lambda run: run.log_ending_with("loss_scale"),
+    "skipped steps": lambda run: run.log_ending_with("skipped_steps"),
+    "samples per second": Run.samples_per_second,
+}
+_FROM_ZERO = ("samples per second", "skipped steps", "memory, MB")
 _LOCK = threading.Lock()
 _LARGEST = 1e100  # matplotlib multiplies values
 
@@ -67,10 +75,78 @@ def chart_style() -> Iterator[None]:
         yield
 
 
+def metric_charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
+    """Group -> a chart for each metric. The colour distinguishes training from validation, or several runs."""
+    names = unique(name for run in runs for name in run.metric_names())
+    outputs = unique(name for run in runs for name in run.facts.get("model", {}).get("outputs", []))
+    return {
+        group: [chart for name, title in members if (chart := _metric_chart(runs, name, title))]
+        for group, members in grouped(names, outputs).items()
+    }
+
+
+def grouped(names: Sequence[str], outputs: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+    """Metrics by the output that they are of, or by what comes before the "/" in their names.
+
+    >>> grouped(["loss", "left_loss", "left_auc", "a/b"], ["left", "right"])
+    {'': [('loss', 'loss')], 'left': [('left_loss', 'loss'), ('left_auc', 'auc')], 'a': [('a/b', 'b')]}
+    """
+    groups: dict[str, list[tuple[str, str]]] = {"": []}
+    for name in names:
+        before, slash, after = name.partition("/")
+        output = max((each for each in outputs if name.startswith(f"{each}_")), key=len, default="")
+        if output:
+            groups.setdefault(output, []).append((name, name.removeprefix(f"{output}_")))
+        elif slash and before and after:
+            groups.setdefault(before, []).append((name, after))
+        else:
+            groups[""].append((name, name))
+    return {group: members for group, members in groups.items() if members}
+
+
+def other_charts(runs: Sequence[Run]) -> dict[str, Chart]:
+    """Title -> chart: the learning rate and everything else that is measured; the memory for one run alone."""
+    one = len(runs) == 1
+    lines = {
+        title: [Line(title if one else run.name, points(run), i) for i, run in enumerate(runs)]
+        for title, points in _OTHERS.items()
+    }
+    if one:
+        memory = [(line["epoch"] + 1.0, line["workers"][0]["memory"]) for line in runs[0].epochs]
+        lines["memory, MB"] = []
+        for i, kind in enumerate(unique(kind for _, used in memory for kind in used)):
+            points = [(x, used[kind] / 1e6) for x, used in memory if kind in used]
+            lines["memory, MB"].append(Line(kind, points, i // 2, dashed=kind.endswith("peak")))
+    charts = {title: line_chart(title, each, whole=title in _FROM_ZERO) for title, each in lines.items()}
+    return {title: chart for title, chart in charts.items() if chart}
+
+
+def _metric_chart(runs: Sequence[Run], name: str, title: str) -> Chart | None:
+    """Training and validation at the end of each epoch; behind them, for one run, what lies within the epochs."""
+    one, validated = len(runs) == 1, False
+    lines = []
+    for i, run in enumerate(runs):
+        training, validation = run.log(name, fine=False), run.log(f"val_{name}", fine=False)
+        if one or not training:
+            label = "within epochs" if one else f"{run.name}, within epochs"
+            lines.append(Line(label, run.recent(name), i, faint=True))
+        lines.append(Line("training" if one else run.name, training, i))
+        label = "validation" if one else f"{run.name}, validation"
+        lines.append(Line(label, validation, 1 if one else i, dashed=True, key=one))
+        validated = validated or bool(validation)
+    return line_chart(title, lines, note="dashed: validation" * (validated and not one))
+
+
+def unique(items: Iterable[str]) -> list[str]:
+    """Each once, in order."""
+    return list(dict.fromkeys(items))
+
+
 def line_chart(title: str, lines: Sequence[Line], whole: bool = False, note: str = "") -> Chart | None:
     """The curves; None if none has a point. `whole`: the y axis begins at 0. Context: `chart_style`."""
     drawn = [line._replace(points=points) for line in lines if (points := _finite(line))]
-    lost = _lost([line for line in lines if not line.faint]) or _lost(lines)
+    counts = [(line.faint, len(line.points) - len(_finite(line))) for line in lines]
+    lost = sum(count for faint, count in counts if not faint) or sum(count for _, count in counts)
     if not drawn:
         return Chart(title, "", [], f"{lost} values, none of them finite") if lost else None
     ys = [y for line in drawn for _, y in line.points]
@@ -110,8 +186,3 @@ def _svg(lines: Sequence[Line], whole: bool, logarithmic: bool) -> Any:
 
 def _finite(line: Line) -> Points:
     return [point for point in line.points if all(abs(value) < _LARGEST for value in point)]
-
-
-def _lost(lines: Sequence[Line]) -> int:
-    """Values that cannot be drawn."""
-    return sum(len(line.points) - len(_finite(line)) for line in lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import socket
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from ...compat.keras_private.random_state import seeds_as_set
@@ -19,7 +19,7 @@ from ...compat.tensorflow_private.strategies import devices_of
 from ...compat.versions import installed
 from ...distribute.environment import shown_variables
 from ..fit_state import FitState
-from ..trained_model import CompiledModel
+from ..trained_model import TrainedModel
 
 _PACKAGES = ("unisono", "tensorflow", "keras", "numpy")
 # What users call a class, by its name.
@@ -37,13 +37,29 @@ _INPUTS = {
 }
 
 
-def facts_of(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
+def facts_of(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     """What a report says about a run before its first number: flat dicts of JSON values, and the summary of the model."""
     lines: list[str] = []
     model.summary(print_fn=lambda text, **_: lines.append(text), line_length=96)
+    outputs = list(getattr(model, "output_names", None) or [])
+    strategy = model.distribute_strategy
+    kind = type(strategy).__name__
     return {
-        "model": _model(model),
-        "strategy": _strategy(model),
+        "model": {
+            "name": model.name,
+            "class": type(model).__name__,
+            **({"outputs": outputs} if len(outputs) > 1 else {}),
+            "layers": len(model.layers),
+            "trainable parameters": sum(math.prod(w.shape) for w in model.trainable_weights),
+            "other parameters": sum(math.prod(w.shape) for w in model.non_trainable_weights),
+            "dtype policy": model.dtype_policy.name,
+        },
+        "strategy": {
+            "strategy": _STRATEGIES.get(kind, kind),
+            "replicas": strategy.num_replicas_in_sync,
+            "devices": [str(d).rpartition("device:")[2] for d in devices_of(strategy)],
+            "logical devices": [d.name.rpartition("device:")[2] for d in tf.config.list_logical_devices()],
+        },
         "configuration": _configuration(model, fit_state),
         "versions": {"python": platform.python_version()} | {name: installed(name) for name in _PACKAGES},
         "machine": {
@@ -80,41 +96,14 @@ def memory_bytes() -> dict[str, int]:
     return found
 
 
-def _model(model: CompiledModel) -> dict[str, Any]:
-    count = lambda weights: int(sum(np.prod(w.shape) for w in weights))  # noqa: E731
-    outputs = list(getattr(model, "output_names", None) or [])
-    return {
-        "name": model.name,
-        "class": type(model).__name__,
-        **({"outputs": outputs} if len(outputs) > 1 else {}),
-        "layers": len(model.layers),
-        "trainable parameters": count(model.trainable_weights),
-        "other parameters": count(model.non_trainable_weights),
-        "dtype policy": model.dtype_policy.name,
-    }
-
-
-def _strategy(model: CompiledModel) -> dict[str, Any]:
-    strategy = model.distribute_strategy
-    kind = type(strategy).__name__
-    return {
-        "strategy": _STRATEGIES.get(kind, kind),
-        "replicas": strategy.num_replicas_in_sync,
-        "devices": [str(d).rpartition("device:")[2] for d in devices_of(strategy)],
-        "logical devices": [d.name.rpartition("device:")[2] for d in tf.config.list_logical_devices()],
-    }
-
-
-def _configuration(model: CompiledModel, fit_state: FitState) -> dict[str, Any]:
-    kind = type(fit_state.source).__name__
+def _configuration(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
+    kind, auto_steps = type(fit_state.source).__name__, getattr(model, "_auto_steps", False)
     result: dict[str, Any] = {
         "epochs": fit_state.epochs,
         "steps per epoch": fit_state.steps_per_epoch or "unknown",
         "global batch": fit_state.samples_per_step or "unknown",
         "input": "unknown" if fit_state.custom_loop else _INPUTS.get(kind, kind),
-        "steps per compiled call": "auto"
-        if getattr(model, "_auto_steps", False)
-        else model.steps_per_execution,
+        "steps per compiled call": "auto" if auto_steps else model.steps_per_execution,
         "loss": _name(getattr(model, "loss", None)),
         **{name: str(seed) for name, seed in seeds_as_set().items()},
     }

@@ -10,9 +10,8 @@ from typing import Any
 
 from ...distribute.hardware.device_memory import in_words
 from ..monitoring.formatting import duration, number
-from ..safe_file import open_plain
-from .charts import COLORS, chart_style
-from .curves import metric_charts, other_charts, unique
+from ..safe_file import read_plain
+from .charts import COLORS, chart_style, metric_charts, other_charts, unique
 from .runs import Run
 
 _TEMPLATE = Path(__file__).with_name("page.html")
@@ -33,15 +32,11 @@ _FACTS = ("strategy", "configuration", "model", "machine", "environment", "versi
 
 def is_page(path: Path) -> bool:
     """Whether a file was made by `render`."""
-    with open_plain(path) as stream:
-        return _GENERATOR.encode() in stream.read(1024)
+    return _GENERATOR.encode() in read_plain(path, 1024)
 
 
 def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
-    """The whole page, for one run or several side by side.
-
-    While a single run is in progress the browser reloads it every `refresh_seconds`; None: never.
-    """
+    """The page of one run or several; a browser reloads that of one in progress every `refresh_seconds` (None: never)."""
     template = _template()
     with chart_style():
         charts = other_charts(runs)
@@ -54,7 +49,19 @@ def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
             "health": charts.values(),
         }
     if len(runs) == 1:
-        values |= _about_one(runs[0])
+        run = runs[0]
+        replicas = run.facts["strategy"]["replicas"] // (len(run.epochs[-1]["workers"]) if run.epochs else 1)
+        if replicas > _MOST_REPLICAS:
+            raise ValueError(f"{replicas} replicas of a worker")
+        every = -(-len(run.epochs) // _MOST_EPOCHS) or 1
+        lines = run.epochs[::-every][::-1]  # the last is always there
+        values |= {
+            "shares": _shares(run),
+            "replicas": max(1, replicas),
+            "facts": {name: run.facts.get(name, {}) for name in _FACTS},
+            "lines": lines,
+            "names": unique(name for line in lines for name in line["logs"]),
+        }
     else:
         values |= {"results": _results(runs), "differences": _differences(runs)}
     return template.render(values)
@@ -65,28 +72,15 @@ def _template() -> Any:
     """The page, in which Jinja escapes every value."""
     import jinja2
 
+    def moment(seconds: float) -> str:
+        return f"{datetime.datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"duration": duration, "moment": _moment, "number": number, "size": in_words}
+    environment.filters |= {"duration": duration, "moment": moment, "number": number, "size": in_words}
     environment.globals |= {"colors": COLORS, "generator": environment.filters["safe"](_GENERATOR)}
     return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-
-
-def _about_one(run: Run) -> dict[str, Any]:
-    strategy, workers = run.facts["strategy"], run.epochs[-1]["workers"] if run.epochs else [None]
-    replicas = max(1, strategy["replicas"] // len(workers))
-    if replicas > _MOST_REPLICAS:
-        raise ValueError(f"{replicas} replicas of a worker")
-    every = -(-len(run.epochs) // _MOST_EPOCHS) or 1
-    lines = run.epochs[::-every][::-1]  # the last is always there
-    return {
-        "shares": _shares(run),
-        "replicas": replicas,
-        "facts": {name: run.facts.get(name, {}) for name in _FACTS},
-        "lines": lines,
-        "names": unique(name for line in lines for name in line["logs"]),
-    }
 
 
 def _shares(run: Run) -> list[tuple[str, float, float]]:
@@ -120,15 +114,9 @@ def _results(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 def _differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     """The facts that are not the same in all runs: name -> a value for each run."""
-    flat = [
-        {f"{part}: {key}": number(value) for part in _FACTS for key, value in run.facts.get(part, {}).items()}
-        for run in runs
-    ]
-    values = {
-        key: [facts.get(key, "") for facts in flat] for key in unique(k for facts in flat for k in facts)
-    }
+    values: dict[str, list[str]] = {}
+    for i, run in enumerate(runs):
+        for part in _FACTS:
+            for key, value in run.facts.get(part, {}).items():
+                values.setdefault(f"{part}: {key}", [""] * len(runs))[i] = number(value)
     return {key: each for key, each in values.items() if len(set(each)) > 1}
-
-
-def _moment(seconds: float) -> str:
-    return f"{datetime.datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"

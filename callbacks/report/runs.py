@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..safe_file import open_plain
+from ..safe_file import read_plain
 
 _MOST_BYTES = 1 << 28
 
@@ -24,9 +25,8 @@ class Run:
     began: float = 0.0  # seconds since 1970
     now: float = 0.0  # the time of the last line
     how: str = ""  # how it ended; empty: it is running, or was killed
-    lines: list[dict[str, Any]] = dataclasses.field(
-        default_factory=list
-    )  # within epochs, and of finished ones
+    # The lines within epochs, and of finished ones.
+    lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     epochs: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # the lines of finished epochs
     path: Path | None = None  # of the file
     # The first lines of the processes that resumed it.
@@ -61,15 +61,15 @@ class Run:
 
     def metric_names(self) -> list[str]:
         """Names of all metrics of training and validation, without "val_", in order."""
-        names = dict.fromkeys(name.removeprefix("val_") for line in self.lines for name in line["logs"])
-        metrics = (
-            n for n in names if n != "learning_rate" and not n.endswith(("loss_scale", "skipped_steps"))
-        )
+        names = {name.removeprefix("val_"): None for line in self.lines for name in line["logs"]}
+        others = ("loss_scale", "skipped_steps")
+        metrics = (name for name in names if name != "learning_rate" and not name.endswith(others))
         return sorted(metrics, key=lambda name: (name != "loss", not name.endswith("loss")))
 
     def log(self, name: str, fine: bool = True) -> Points:
         """(epochs done, value) of one log; `fine`: including the values within epochs."""
-        return self._points(lambda line: line["logs"].get(name), fine)
+        lines = self.lines if fine else self.epochs
+        return self._points((line, line["logs"].get(name)) for line in lines)
 
     def recent(self, name: str) -> Points:
         """(epochs done, value) of one log within epochs: its mean over the steps since the line before.
@@ -104,7 +104,7 @@ class Run:
 
     def value(self, name: str) -> Points:
         """(epochs done, value) of "learning_rate" or "gradient_norm"."""
-        return self._points(lambda line: line.get(name), fine=True)
+        return self._points((line, line.get(name)) for line in self.lines)
 
     def samples_per_second(self) -> Points:
         """(epochs done, samples per second over the epoch), validation and callbacks included."""
@@ -125,8 +125,7 @@ class Run:
             for part, value in line["workers"][0]["seconds"].items():
                 total[part] = total.get(part, 0.0) + value
         own = sum(line.get("report_seconds", 0.0) for line in self.epochs)
-        own = min(own, total.get("callbacks", 0.0))
-        if own:
+        if own := min(own, total.get("callbacks", 0.0)):
             total["callbacks"] -= own
             total["report"] = own
         if not self.restarts:
@@ -138,10 +137,9 @@ class Run:
         waited = self.epochs[-1]["workers"][0].get("waited") if self.epochs else None
         return sum(waited) / len(waited) if waited else None
 
-    def _points(self, value: Any, fine: bool) -> Points:
-        lines = self.lines if fine else self.epochs
-        points = {self._position(line): value(line) for line in lines if value(line) is not None}
-        return [(position, float(number)) for position, number in points.items()]
+    def _points(self, values: Iterable[tuple[dict[str, Any], Any]]) -> Points:
+        points = {self._position(line): float(value) for line, value in values if value is not None}
+        return list(points.items())
 
     def _position(self, line: dict[str, Any]) -> float:
         """Epochs done; the length of an epoch of an input of unknown length is the most steps seen of it."""
@@ -156,8 +154,7 @@ def read_run(path: Path) -> Run:
     """The run whose lines are in `path`; an incomplete last line is left out. A ValueError for anything else."""
     run = Run(path.stem, path=path)
     try:
-        with open_plain(path) as stream:
-            data = stream.read(_MOST_BYTES + 1)
+        data = read_plain(path, _MOST_BYTES + 1)
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror or error}).") from None
     if len(data) > _MOST_BYTES:
@@ -179,11 +176,7 @@ def read_run(path: Path) -> Run:
 
 
 def find_runs(folder: Path) -> list[Run]:
-    """Every run below `folder` (or in the file `folder`), ordered by start time; other .jsonl files are skipped.
-
-    Raises:
-        ValueError: the file, or every .jsonl file of the folder, has no run.
-    """
+    """Every run in the .jsonl files below `folder`, or in one such file, by start time; a ValueError where none has one."""
     if not folder.is_dir():
         return [read_run(folder)]
     runs, problems = [], []

@@ -67,7 +67,6 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self.gradient_norm = truth("gradient_norm", gradient_norm)
         self._clock = function("clock", clock)
         self._file = LineFile(self.path.with_suffix(".jsonl"))
-        self._epoch = 0
         self._forget()
 
     def _forget(self) -> None:
@@ -99,13 +98,13 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Writes the facts of the run when it begins."""
-        self._epoch = epoch
         state = self._fit_state(epoch=epoch, lap="other")
         if self._began is None:
             self._began = self._written_at = self._clock()
             self._steps = self._noted = 0
             event = "restart" if state.step or self._resumed else "begin"
-            self._write(event, title=self.title or self.model.name, **facts_of(self.model, state))
+            if state.chief:
+                self._write(event, title=self.title or self.model.name, **facts_of(self.model, state))
         self._epoch_began, self._epoch_first_step = self._clock(), state.step
         self._times_before = dict(state.times.seconds)
 
@@ -166,7 +165,6 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self._began = None
 
     def _numbers(self, logs: Any) -> dict[str, Any]:
-        """The numbers of every line."""
         state = self._fit_state()
         if self._means is None:  # elsewhere the steps of an epoch are counted differently
             counted = self._in_fit and not on_parameter_servers(self.model.distribute_strategy)
@@ -174,7 +172,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         learning_rate = getattr(self._optimizer, "learning_rate", None)
         values = {name: scalar(value) for name, value in (logs or {}).items()}
         result = {
-            "epoch": self._epoch,
+            "epoch": state.epoch,
             "step": state.step,
             "steps_per_epoch": state.steps_per_epoch,
             "logs": values,
@@ -187,8 +185,6 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         return result
 
     def _write(self, event: str, **values: Any) -> None:
-        if not self._fit_state().chief:
-            return
         began = self._clock()
         line = self._file.write({"event": event, "time": began, **values})
         if self._run is not None:
@@ -218,17 +214,11 @@ def running_means(model: Any, logs: Mapping[str, Any]) -> set[str]:
         if getattr(type(model), method).__module__.partition(".")[0] not in ("unisono", "keras"):
             return set()
     # Whether the result is the mean itself; that of RootMeanSquaredError, say, is not.
-    mean = keras.metrics.Mean
-    kinds = {
-        m.name: isinstance(m, mean) and type(m).result is mean.result for m in _all_metrics(model.metrics)
-    }
-    found = set()
-    for log in logs:
-        # An output's name comes before that of its metric.
-        fitting = [name for name in kinds if log == name or log.endswith(f"_{name}")]
-        if fitting and all(kinds[name] for name in fitting):
-            found.add(log)
-    return found
+    mean, metrics = keras.metrics.Mean, _all_metrics(model.metrics)
+    kinds = {each.name: isinstance(each, mean) and type(each).result is mean.result for each in metrics}
+    # An output's name comes before that of its metric.
+    fitting = {log: [kind for name, kind in kinds.items() if f"_{log}".endswith(f"_{name}")] for log in logs}
+    return {log for log, found in fitting.items() if found and all(found)}
 
 
 def _all_metrics(metrics: Any) -> list[Any]:

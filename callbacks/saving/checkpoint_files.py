@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -62,8 +63,15 @@ def checkpoint_checksum(path: str | Path) -> str:
 
 def checkpoints_in(directory: Path) -> list[Path]:
     """The files in a folder that carry a checksum or should, sorted."""
+
+    def may_have_checksum(path: Path) -> bool:
+        try:
+            return _stored(path)[0] is not None
+        except OSError:
+            return True
+
     paths = (path for ending in ("*.keras", "*.h5") for path in directory.glob(ending))
-    return sorted(path for path in paths if not path.name.startswith(".") and _may_have_checksum(path))
+    return sorted(path for path in paths if not path.name.startswith(".") and may_have_checksum(path))
 
 
 class Saved(NamedTuple):
@@ -74,50 +82,38 @@ class Saved(NamedTuple):
     digest: str | None  # its checksum as it was written; None where this process writes no files
 
 
-class CheckpointFolder:
-    """The folder of a path such as `runs/{epoch:03d}.keras`, up to its first placeholder. Owns no state.
+def folder_of(template: str) -> Path:
+    """The folder of a path such as `runs/{epoch:03d}.keras`, up to its first placeholder."""
+    parts = Path(template).parts
+    fixed = next((i for i, part in enumerate(parts) if "{" in part), len(parts))
+    return Path(*parts[: min(fixed, len(parts) - 1)])
+
+
+def remove_checkpoint(folder: Path, saved: Saved) -> None:
+    """Removes a file, if it is the one that was written.
 
     A list of files may come from a backup, which may have been copied from another run or be damaged on purpose. So a file
-    is removed only if it lies below this folder, no link leads out of it, and its checksum is the one that was written.
+    is removed only if it lies below the folder, no link leads out of it, and its checksum is the one that was written.
     """
-
-    def __init__(self, template: str) -> None:
-        parts = Path(template).parts
-        fixed = next((i for i, part in enumerate(parts) if "{" in part), len(parts))
-        self.path = Path(*parts[: min(fixed, len(parts) - 1)])
-
-    def name(self, path: str) -> str:
-        """The name of a file below the folder."""
-        return Path(os.path.relpath(path, self.path)).as_posix()
-
-    def listed(self, state: Any) -> list[Saved]:
-        """The valid entries of a saved list."""
-        entries = state if isinstance(state, list | tuple) else ()
-        return [Saved(*entry) for entry in entries if _is_entry(entry)]
-
-    def remove(self, saved: Saved) -> None:
-        """Removes a file, if it is the one that was written."""
-        path = self.path / saved.name
-        if saved.digest and self._contains(path) and checkpoint_checksum(path) == saved.digest:
+    path = folder / saved.name
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        inside = path.parent.resolve().is_relative_to(folder.resolve())
+        plain = stat.S_ISREG(path.lstat().st_mode)
+        if saved.digest and plain and inside and checkpoint_checksum(path) == saved.digest:
             path.unlink()
 
-    def _contains(self, path: Path) -> bool:
-        """Whether it is a plain file, and no link leads out of the folder."""
-        try:
-            plain = stat.S_ISREG(path.lstat().st_mode)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return plain and path.parent.resolve().is_relative_to(self.path.resolve())
 
-
-def _is_entry(entry: Any) -> bool:
-    if not isinstance(entry, list | tuple) or len(entry) != 3:
-        return False
-    name, value, digest = entry
-    is_number = value is None or (isinstance(value, float | int) and not isinstance(value, bool))
-    if not (is_number and isinstance(name, str) and isinstance(digest, str | None)):
-        return False
-    return not os.path.isabs(name) and ".." not in Path(name).parts
+def valid_entries(saved: Any) -> list[Saved]:
+    """The entries of a saved list that are of the form of `Saved`, with names of files below a folder."""
+    result = []
+    for entry in saved if isinstance(saved, list | tuple) else ():
+        name, value, digest = entry if isinstance(entry, list | tuple) and len(entry) == 3 else (None,) * 3
+        is_number = value is None or (isinstance(value, float | int) and not isinstance(value, bool))
+        if not (is_number and isinstance(name, str) and isinstance(digest, str | None)):
+            continue
+        if not os.path.isabs(name) and ".." not in Path(name).parts:
+            result.append(Saved(name, value, digest))
+    return result
 
 
 def _keep_foreign_file(path: Path) -> None:
@@ -138,13 +134,6 @@ def _keep_foreign_file(path: Path) -> None:
     )
 
 
-def _may_have_checksum(path: Path) -> bool:
-    try:
-        return _stored(path)[0] is not None
-    except OSError:
-        return True
-
-
 def _append_checksum(path: Path) -> str:
     """Adds the checksum to the end of a ZIP archive or of HDF5; returns it."""
     with open(path, "rb+") as stream:
@@ -161,10 +150,7 @@ def _append_checksum(path: Path) -> str:
 
 
 def _stored(path: str | Path) -> tuple[str | None, int | None]:
-    """(checksum, the end of the bytes that it covers: None for all).
-
-    The checksum is None where there is none, and empty where the end of the file is damaged.
-    """
+    """(checksum: None without one, empty where the end of the file is damaged; the end of its bytes: None for all)."""
     with open_plain(path) as stream:
         size = _size(stream)
         stream.seek(max(0, size - _LAST_LINE_BYTES))

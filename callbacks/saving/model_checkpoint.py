@@ -22,7 +22,7 @@ from ..backup.save_schedule import SaveSchedule
 from ..custom_loop import CustomLoopSupport
 from ..output_paths import check_template
 from ..safe_file import remove_leftovers
-from .checkpoint_files import CheckpointFolder, Saved, write_checkpoint
+from .checkpoint_files import Saved, folder_of, remove_checkpoint, valid_entries, write_checkpoint
 
 
 class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
@@ -81,15 +81,13 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         self._schedule = SaveSchedule.parse(save_freq, or_never=False)
         whole_number("verbose", verbose, 0)
         number("initial_value_threshold", initial_value_threshold, finite=False, optional=True)
-        save_best_only = truth("save_best_only", save_best_only)
-        save_weights_only = truth("save_weights_only", save_weights_only)
-        counted: Any = int(self._schedule.amount) if self._schedule.unit == "steps" else "epoch"
+        counted = self._schedule.amount if self._schedule.unit == "steps" else "epoch"
         super().__init__(
             filepath,
             monitor,
             verbose,
-            save_best_only,
-            save_weights_only,
+            truth("save_best_only", save_best_only),
+            truth("save_weights_only", save_weights_only),
             mode,
             counted,
             initial_value_threshold,
@@ -106,16 +104,15 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
                 )
         self.keep_best = keep_best
         self.keep_last = keep_last
-        self._folder = CheckpointFolder(self.filepath)
+        self._folder = folder_of(self.filepath)
         self._saved: list[Saved] = []
 
     def steps_until_call(self, step: int) -> int | None:
         """The number of steps after which the loop must call `on_train_batch_end`; None: not in this epoch."""
         if self._schedule.unit != "steps":
             return None
-        return (
-            self.save_freq - (self._batches_seen_since_last_saving + self._not_counted(step)) % self.save_freq
-        )
+        steps = self._batches_seen_since_last_saving + self._not_counted(step)
+        return self.save_freq - steps % self.save_freq
 
     def _not_counted(self, step: int) -> int:
         """Of the first `step` steps of this epoch, those that `_batches_seen_since_last_saving` does not count yet."""
@@ -138,7 +135,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         self.best = state["best"]
         self._batches_seen_since_last_saving = state["batches_since_save"]
         self._last_batch_seen = state["last_batch"]
-        self._saved = self._folder.listed(state["saved"])
+        self._saved = valid_entries(state["saved"])
         self._saved_at = self._clock() - state.get("waited", 0.0)
 
     def on_train_begin(self, logs: dict | None = None) -> None:
@@ -171,29 +168,26 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
             return not math.isnan(float(monitor_value))
         return bool(super()._is_improvement(monitor_value, reference_value))
 
-    def _save_model(self, epoch: int, batch: int | None, logs: dict | None) -> None:
-        """Keras' hook for one save that is due."""
+    def _save_model(self, epoch: int, batch: int | None, logs: dict | None) -> None:  # Keras' hook
         logs = logs or {}
         if self.monitor_op is None and (self.save_best_only or self.keep_best):
             choose_monitor_op(self)
         path = Path(path_to_save(self, epoch, batch, logs))
         value = logs.get(self.monitor)
         value = None if value is None or getattr(value, "shape", ()) else float(value)
-        entry = Saved(self._folder.name(str(path)), value, None)
+        entry = Saved(Path(os.path.relpath(path, self._folder)).as_posix(), value, None)
         if not should_save(self, epoch, batch, logs, path) or not self._wanted(entry):
             return
-        with read_together(self._state(), here=self._writes_files()):
+        # Keras writes optimizer state into files of weights, too.
+        savers = (self.model, *optimizers_of(self.model, of_layers=True))
+        state = [variable for saver in savers for variable in getattr(saver, "variables", ())]
+        with read_together(state, here=self._writes_files()):
             if self._writes_files():
                 entry = Saved(entry.name, value, self._write(path))
                 if self.verbose > 0:
                     print(f"\nEpoch {epoch + 1}: finished saving model to {path}")
         self._saved = [*self._others(entry), entry]
         self._remove_unwanted()
-
-    def _state(self) -> list[Any]:
-        """The variables that are saved. Keras writes optimizer state into files of weights, too."""
-        savers = (self.model, *optimizers_of(self.model, of_layers=True))
-        return [variable for saver in savers for variable in getattr(saver, "variables", ())]
 
     def _writes_files(self) -> bool:
         return self._fit_state().chief
@@ -240,5 +234,5 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         removes = self._writes_files() and (self.keep_best is not None or self.keep_last is not None)
         for entry in self._saved if removes else ():
             if entry not in kept:
-                self._folder.remove(entry)
+                remove_checkpoint(self._folder, entry)
         self._saved = kept

@@ -15,17 +15,9 @@ import tensorflow as tf
 from ...distribute.arguments import shown
 from ...distribute.storage import local_path
 from ...distribute.workers.cluster import is_chief
+from .. import safe_file
 from ..output_paths import check_output_path
-from ..safe_file import (
-    check_overwrite,
-    open_plain,
-    remove,
-    remove_leftovers,
-    rename_safely,
-    save_error,
-    temporary_path,
-)
-from ..trained_model import CompiledModel
+from ..trained_model import TrainedModel
 
 
 class PredictionWriter(keras.callbacks.Callback):
@@ -51,7 +43,7 @@ class PredictionWriter(keras.callbacks.Callback):
         ((64, 1), (64, 1))
     """
 
-    model: CompiledModel
+    model: TrainedModel
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
@@ -69,7 +61,6 @@ class PredictionWriter(keras.callbacks.Callback):
 
     def on_predict_begin(self, logs: Any = None) -> None:
         """Checks the path."""
-        self.on_predict_exit()
         self._structure = None
         if not hasattr(self.model, "fit_state"):
             raise TypeError(
@@ -84,7 +75,7 @@ class PredictionWriter(keras.callbacks.Callback):
         if self._single and isinstance(outputs, list) and len(outputs) > 1 and not custom_step:
             self._reject_several(len(outputs))
         self._keep_others()
-        remove_leftovers(self.path.parent, self.path.name.partition(".")[0])
+        safe_file.remove_leftovers(self.path.parent, self.path.name.partition(".")[0])
 
     def write(self, outputs: Any) -> None:
         """Writes the outputs of the next samples, a nest of arrays. `predict` calls it: Keras flattens what hooks get."""
@@ -97,7 +88,7 @@ class PredictionWriter(keras.callbacks.Callback):
             for file, array in zip(self._files, arrays, strict=True):
                 file.append(array)
         except OSError as error:
-            raise save_error(self.path.parent, error) from error
+            raise safe_file.save_error(self.path.parent, error) from error
 
     def on_predict_end(self, logs: Any = None) -> None:
         """Gives the files their name."""
@@ -105,14 +96,14 @@ class PredictionWriter(keras.callbacks.Callback):
             return
         self._keep_others()
         temporary, self._temporary = self._temporary, None
-        with rename_safely(temporary, self.path):
+        with safe_file.rename_safely(temporary, self.path):
             for file in self._files:
                 file.finish()
 
     def _keep_others(self) -> None:
         """Rejects files that it did not write."""
         if self._single:
-            check_overwrite("`path` of `PredictionWriter`", self.path, _is_own)
+            safe_file.check_overwrite("`path` of `PredictionWriter`", self.path, _is_own)
             return
         for each in sorted(self.path.iterdir()) if self.path.exists() else ():
             if not (each.is_file() and not each.is_symlink() and _is_own(each)):
@@ -127,7 +118,7 @@ class PredictionWriter(keras.callbacks.Callback):
             file.close()
         if self._temporary is not None:
             with contextlib.suppress(OSError):
-                remove(self._temporary)
+                safe_file.remove(self._temporary)
         self._temporary = None
 
     def outputs(self) -> Any:
@@ -148,9 +139,12 @@ class PredictionWriter(keras.callbacks.Callback):
     def _begin(self, outputs: Any, arrays: list[np.ndarray]) -> None:
         if self._single and len(arrays) > 1:
             self._reject_several(len(arrays))
-        names = [_name(place) for place, _ in keras.tree.flatten_with_path(outputs)]
+        names = []
+        for place, _ in keras.tree.flatten_with_path(outputs):
+            words = [urllib.parse.quote(str(key), safe=" ").replace(".", "%2E") for key in place or (0,)]
+            names.append(".".join(words) + ".npy")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = temporary_path(self.path)
+        self._temporary = safe_file.temporary_path(self.path)
         if not self._single:
             self._temporary.mkdir()
         self._files = [
@@ -167,9 +161,9 @@ class PredictionWriter(keras.callbacks.Callback):
 
 
 class _ArrayFile:
-    """An `.npy` file that grows by samples, with the line `end` after them. Owns its stream.
+    """An `.npy` file that grows by samples, with the line `end` after them, which readers ignore. Owns its stream.
 
-    NumPy leaves space in the header for the number of samples, which is written at the end. Readers ignore what follows.
+    NumPy leaves space in the header for the number of samples, which is written at the end.
     """
 
     def __init__(self, path: Path, like: np.ndarray, end: bytes) -> None:
@@ -214,7 +208,7 @@ def _end_of(name: str) -> bytes:
 
 def _is_own(path: Path) -> bool:
     end = _end_of(path.name)
-    with open_plain(path) as stream:
+    with safe_file.open_plain(path) as stream:
         stream.seek(max(0, stream.seek(0, os.SEEK_END) - len(end)))
         return stream.read() == end
 
@@ -236,9 +230,3 @@ def _storable(leaf: Any) -> np.ndarray:
     if np.dtype(array.dtype.str) != array.dtype:  # a type that NumPy has not itself
         array = array.astype(np.float32 if tf.as_dtype(array.dtype).is_floating else np.int32)
     return array
-
-
-def _name(place: tuple[Any, ...]) -> str:
-    """The file of the output at a place of the structure."""
-    words = [urllib.parse.quote(str(key), safe=" ").replace(".", "%2E") for key in place or (0,)]
-    return ".".join(words) + ".npy"

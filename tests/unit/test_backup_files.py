@@ -28,8 +28,7 @@ from unisono.callbacks import (
 from unisono.callbacks.backup.files import container, shard_files
 from unisono.callbacks.backup.files.container import NewerFormatError
 from unisono.callbacks.backup.files.owner import FolderOwner
-from unisono.callbacks.backup.files.store import BackupStore, backup_paths, read_checked
-from unisono.callbacks.backup.files.writer_thread import BackgroundWriter
+from unisono.callbacks.backup.files.store import BackgroundWriter, BackupStore, backup_paths, read_checked
 from unisono.callbacks.process_identity import this_process
 from unisono.callbacks.saving import checkpoint_files
 from unisono.commands.backups import main
@@ -317,7 +316,7 @@ def test_a_worker_keeps_the_shards_of_others_only_where_it_needs_them(tmp_path):
     """With the same number of workers its own shards suffice: the others are verified, but not read into memory."""
     path = tmp_path / "backup-000001.unisono"
     _, number = write_with_parts(path)
-    read = read_checked(path, skips_worker=lambda worker: worker != 2)[1]
+    read = read_checked(path, only=2)[1]
     shards = read["variables"]["optimizer"][number]["shards"]
     assert [float(shard[0]) for shard in shards] == [0.0, 0.0, 2.0]
     assert shards[1].strides == (0,), "the placeholder of worker 1's shard"
@@ -332,7 +331,7 @@ def test_a_worker_keeps_the_shards_of_others_only_where_it_needs_them(tmp_path):
     )
     damage_flip(shard_files.part_path(path, 1))
     with pytest.raises(container.DamagedFileError):
-        read_checked(path, skips_worker=lambda worker: worker != 2)
+        read_checked(path, only=2)
 
 
 def test_forged_and_mixed_parts_are_rejected_with_their_names(tmp_path):

@@ -141,17 +141,17 @@ def test_owner_gives_signs_of_life(tmp_path):
 def test_owner_that_was_replaced_writes_nothing_more(tmp_path):
     """For example one that was stopped for long, while another machine took over the folder."""
     with owning(tmp_path) as owner:
-        store = BackupStore(tmp_path, 1)
-        store.write({"i": 1}, {}, owner.check)
+        store = BackupStore(tmp_path, 1, owner.check)
+        store.write({"i": 1}, {})
         claim(tmp_path, elsewhere(), token="other")
         before = sorted(os.listdir(tmp_path))
         with pytest.raises(SaveError, match=r"has been taken over by process \d+ on far since"):
-            store.write({"i": 2}, {}, owner.check)
+            store.write({"i": 2}, {})
         assert sorted(os.listdir(tmp_path)) == before
         (tmp_path / OWNER_FILE).unlink()
         checks = iter([lambda: None, owner.check])  # and if it happens during a save
         with pytest.raises(SaveError, match="taken over by an unknown process"):
-            store.write({"i": 2}, {}, lambda: next(checks)())
+            BackupStore(tmp_path, 1, lambda: next(checks)()).write({"i": 2}, {})
         assert os.listdir(tmp_path) == ["backup-000001.unisono"]
         claim(tmp_path, elsewhere(), token="other")
     assert read_owner(tmp_path).token == "other", "the other process stays the owner"

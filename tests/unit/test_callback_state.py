@@ -16,12 +16,11 @@ from unisono.callbacks import BackupAndRestore
 from unisono.callbacks.backup import (
     callback_state,
     fingerprint,
-    interruption,
     settings,
     snapshot,
     variable_state,
 )
-from unisono.callbacks.backup.save_schedule import SaveSchedule
+from unisono.callbacks.backup.save_schedule import InterruptionHandlers, SaveSchedule, stop
 from unisono.callbacks.fit_state import FitState
 from unisono.distribute.workers import agreement
 
@@ -165,12 +164,12 @@ def test_one_sum_is_given_to_the_first_of_several():
 
 
 def test_host_buffers_copy_and_are_used_again():
-    buffers, array = variable_state.HostBuffers(), np.arange(4.0)
-    first = buffers.copy("a", array)
+    buffers, array = {}, np.arange(4.0)
+    first = variable_state.copied(buffers, "a", array)
     array[:] = 0
     assert first.tolist() == [0, 1, 2, 3]
-    assert buffers.copy("a", array) is first and first.tolist() == [0, 0, 0, 0]
-    assert buffers.copy("a", np.ones(3)) is not first
+    assert variable_state.copied(buffers, "a", array) is first and first.tolist() == [0, 0, 0, 0]
+    assert variable_state.copied(buffers, "a", np.ones(3)) is not first
 
 
 def prints(**changes):
@@ -343,7 +342,7 @@ def test_data_and_seeds_that_differ_are_named_and_the_unknown_is_not():
 
 def test_first_signal_asks_and_the_second_acts():
     before = signal.getsignal(signal.SIGINT)
-    handlers, fit_state = interruption.InterruptionHandlers(), FitState()
+    handlers, fit_state = InterruptionHandlers(), FitState()
     handlers.install(fit_state)
     signal.raise_signal(signal.SIGINT)
     assert fit_state.asked_to_exit == fit_state.save_and_exit == "SIGINT"
@@ -353,7 +352,7 @@ def test_first_signal_asks_and_the_second_acts():
 
 
 def test_with_several_workers_the_loop_decides_the_step():
-    handlers, fit_state = interruption.InterruptionHandlers(), FitState(settles_exit=True)
+    handlers, fit_state = InterruptionHandlers(), FitState(settles_exit=True)
     handlers.install(fit_state)
     signal.raise_signal(signal.SIGTERM)
     handlers.remove()
@@ -363,7 +362,7 @@ def test_with_several_workers_the_loop_decides_the_step():
 @pytest.mark.parametrize(("reason", "error"), [("SIGINT", KeyboardInterrupt), ("SIGTERM", SystemExit)])
 def test_stop_ends_as_documented(reason, error):
     with pytest.raises(error) as caught:
-        interruption.stop(reason)
+        stop(reason)
     assert getattr(caught.value, "code", None) == (143 if error is SystemExit else None)
 
 

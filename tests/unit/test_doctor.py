@@ -35,12 +35,12 @@ def by_name(findings, name):
 
 
 def test_versions_new_enough_are_no_problem():
-    findings = doctor.versions({}, ["numpy<99,>=1.0"])
+    findings = list(doctor.versions({}, ["numpy<99,>=1.0"]))
     assert by_name(findings, "numpy").value and not by_name(findings, "numpy").problem
 
 
 def test_versions_too_old_or_missing_say_what_to_install():
-    findings = doctor.versions({}, ["numpy<1000,>=999.0", "no-such-package-here>=1.0"])
+    findings = list(doctor.versions({}, ["numpy<1000,>=999.0", "no-such-package-here>=1.0"]))
     assert problems(findings) == [
         "Upgrade it: pip install 'numpy>=999.0'.",
         "Install it: pip install no-such-package-here.",
@@ -66,7 +66,7 @@ def test_legacy_keras_is_a_problem():
 def test_probe_that_does_not_start_is_the_problem_of_the_devices():
     findings = doctor.devices([], "ImportError: no libfoo", {})
     assert problems(findings) == ["TensorFlow does not start: ImportError: no libfoo."]
-    assert doctor.collectives([], "x") == []
+    assert list(doctor.collectives([], "x")) == []
 
 
 def test_probe_that_takes_too_long_ends_within_its_bound():

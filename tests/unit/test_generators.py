@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from unisono.callbacks.backup import random_state
 from unisono.callbacks.backup.files import schema
-from unisono.callbacks.backup.generators import (
+from unisono.callbacks.backup.random_state import (
     GLOBAL_GENERATORS,
     found_generators,
     reached,

@@ -213,7 +213,7 @@ def test_settings_of_keras_that_cannot_be_read_are_passed_over(tmp_path):
         assert any(f.value == "tensorflow" for f in versions({"KERAS_HOME": str(tmp_path)}, []))
     (tmp_path / "keras.json").unlink()
     os.mkfifo(tmp_path / "keras.json")
-    assert versions({"KERAS_HOME": str(tmp_path)}, [])
+    assert list(versions({"KERAS_HOME": str(tmp_path)}, []))
 
 
 def test_good_report_is_read_next_to_broken_ones(tmp_path):

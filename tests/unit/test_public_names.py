@@ -12,7 +12,7 @@ import pytest
 
 import unisono
 from unisono import callbacks, distribute, mixed_precision, optimizers, trainer
-from unisono.callbacks.trained_model import CompiledModel, TrainedModel
+from unisono.callbacks.trained_model import TrainedModel
 
 FACE = {
     "Model",
@@ -130,7 +130,7 @@ def test_models_have_all_that_the_loops_and_callbacks_use():
     x = np.ones((4, 2), "float32")
     model.fit(x, x[:, :1], validation_data=(x, x[:, :1]), verbose=0)
     model.predict(x, verbose=0)
-    used = [name for part in (CompiledModel, TrainedModel) for name in {*vars(part), *part.__annotations__}]
+    used = {*vars(TrainedModel), *TrainedModel.__annotations__}
     used = {name for name in used if not name.startswith(("__", "_abc_", "_is_"))}
     assert {"fit_state", "_strategy_scope", "stop_training"} <= used
     assert not {name for name in used if not hasattr(model, name)}

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...callbacks.backup import random_state
-from ...callbacks.backup.generators import GLOBAL_GENERATORS, found_generators, set_from_text, text_of
+from ...callbacks.backup.random_state import GLOBAL_GENERATORS, found_generators, set_from_text, text_of
 from ...compat.tensorflow_graphs.graphs import operations_are_deterministic
 from ...compat.tensorflow_private.pipelines import Transformation, in_any_order, transformations
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...callbacks.backup import random_state, variable_state
-from ...callbacks.backup.generators import found_generators
+from ...callbacks.backup.random_state import found_generators
 from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.random_state import forget_generators
 from ..inputs.outside_state import PipelineState

@@ -64,5 +64,5 @@ def _complete() -> None:
     parser.add_argument("--version", action="store_true")
     commands = parser.add_subparsers()
     for name in COMMANDS:
-        commands.add_parser(name, parents=[_module(name).parser()], add_help=False)
+        commands.add_parser(name, parents=[_module(name).PARSER], add_help=False)
     argcomplete.autocomplete(parser)

@@ -10,30 +10,26 @@ from ..distribute.environment import LONGEST_TIMEOUT
 from .machine.findings import PROBE_SECONDS, Finding, examine
 from .parser import Parser, at_least
 
-
-def parser() -> Parser:
-    """The arguments."""
-    parser = Parser(
-        "doctor",
-        "Show the versions, devices and cluster of this machine, and its problems.",
-        examples=["--timeout 60", "--json > findings.json"],
-        exit_codes={0: "nothing is wrong", 1: "a problem was found"},
-    )
-    add = parser.add_argument
-    add("--json", action="store_true", help="print the findings as JSON, for other programs")
-    add(
-        "--timeout",
-        type=at_least(float, 1, LONGEST_TIMEOUT),
-        default=PROBE_SECONDS,
-        metavar="SECONDS",
-        help="time for TensorFlow to start and to run an all-reduce (default: %(default)g)",
-    )
-    return parser
+PARSER = Parser(
+    "doctor",
+    "Show the versions, devices and cluster of this machine, and its problems.",
+    examples=["--timeout 60", "--json > findings.json"],
+    exit_codes={0: "nothing is wrong", 1: "a problem was found"},
+)
+_add = PARSER.add_argument
+_add("--json", action="store_true", help="print the findings as JSON, for other programs")
+_add(
+    "--timeout",
+    type=at_least(float, 1, LONGEST_TIMEOUT),
+    default=PROBE_SECONDS,
+    metavar="SECONDS",
+    help="time for TensorFlow to start and to run an all-reduce (default: %(default)g)",
+)
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the findings; returns 0 if nothing is wrong, 1 if something is."""
-    options = parser().parse_args(argv)
+    options = PARSER.parse_args(argv)
     findings = examine(probe_seconds=options.timeout)
     if options.json:
         print(json.dumps([dataclasses.asdict(f) for f in findings], indent=1))
@@ -52,15 +48,15 @@ def as_text(findings: Sequence[Finding]) -> str:
             lines.append(f"\n{section}" if lines else section)
         lines.append(f" {'!' if f.problem else ' '} {f.name:{width}}  {f.value}")
         lines.extend(f"   {'':{width}}  {text}" for text in (f.problem, f.note) if text)
-    problems = sum(bool(f.problem) for f in findings)
-    first = next((f for f in findings if f.problem), None)
-    if first is None:
-        summary = "nothing is wrong"
+    problems = [f for f in findings if f.problem]
+    summary = "nothing is wrong"
+    step = (
+        "in your program, build the model under `unisono.distribute.auto_strategy()` and call "
+        "`model.fit(..., fast_dev_run=True)`, which runs one step of everything"
+    )
+    if problems:
+        summary = f"{len(problems)} problem{'s' * (len(problems) > 1)}, marked with !"
         step = (
-            "in your program, build the model under `unisono.distribute.auto_strategy()` and call "
-            "`model.fit(..., fast_dev_run=True)`, which runs one step of everything"
+            f"fix `{problems[0].name}` ({problems[0].section}) as the line below it says, then run this again"
         )
-    else:
-        summary = f"{problems} problem{'s' * (problems > 1)}, marked with !"
-        step = f"fix `{first.name}` ({first.section}) as the line below it says, then run this again"
     return "\n".join([*lines, "", summary, f"next: {step}"])

@@ -12,26 +12,22 @@ from typing import Any
 
 from .parser import Parser, at_least, local
 
-
-def parser() -> Parser:
-    """The arguments."""
-    parser = Parser(
-        "explain",
-        "List the collectives in the first training step of a script, and the lines that cause them.",
-        examples=["train.py", "train.py --replicas 4 -- --batch-size 64"],
-        exit_codes={
-            0: "the step is partitioned over the replicas",
-            1: "the step runs on one replica",
-            2: "an argument is wrong, or the script calls no `fit`",
-        },
-        details="The script runs up to its first `fit`, on simulated CPU devices; no step is run.",
-    )
-    parser.add_argument("script", type=local, help="a Python script that calls `fit`")
-    parser.add_argument(
-        "-n", "--replicas", type=at_least(int, 2, 64), default=2, help="number of replicas (default: 2)"
-    )
-    parser.add_argument("arguments", nargs="*", help="arguments of the script, after `--`")
-    return parser
+PARSER = Parser(
+    "explain",
+    "List the collectives in the first training step of a script, and the lines that cause them.",
+    examples=["train.py", "train.py --replicas 4 -- --batch-size 64"],
+    exit_codes={
+        0: "the step is partitioned over the replicas",
+        1: "the step runs on one replica",
+        2: "an argument is wrong, or the script calls no `fit`",
+    },
+    details="The script runs up to its first `fit`, on simulated CPU devices; no step is run.",
+)
+PARSER.add_argument("script", type=local, help="a Python script that calls `fit`")
+PARSER.add_argument(
+    "-n", "--replicas", type=at_least(int, 2, 64), default=2, help="number of replicas (default: 2)"
+)
+PARSER.add_argument("arguments", nargs="*", help="arguments of the script, after `--`")
 
 
 class _Explained(BaseException):
@@ -40,10 +36,10 @@ class _Explained(BaseException):
 
 def main(argv: Sequence[str]) -> int:
     """Prints the explanation; returns 0 where the step is partitioned, 1 where it is not, 2 for a wrong script."""
-    options = parser().parse_args(argv)
+    options = PARSER.parse_args(argv)
     script: Path = options.script
     if not script.is_file():
-        return parser().failed(f"script: there is no file {str(script)!r}", 2)
+        return PARSER.failed(f"script: there is no file {str(script)!r}", 2)
     import tensorflow as tf
 
     from ..distribute.hardware.devices import simulate_devices
@@ -59,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         (explanation,) = found.args
         print(explanation)
         return 1 if explanation.whole else 0
-    return parser().failed(f"script: {str(script)!r} ended without a call of `fit` of a Unisono model", 2)
+    return PARSER.failed(f"script: {str(script)!r} ended without a call of `fit` of a Unisono model", 2)
 
 
 def _explain_fits() -> None:
@@ -69,10 +65,9 @@ def _explain_fits() -> None:
     from ..trainer.single_batches import explanation_for
 
     class Explain(keras.callbacks.Callback):
-        """Explains the step of a fit that begins."""
+        """Explains the step of a fit that begins, and ends the script."""
 
         def on_train_begin(self, logs: Any = None) -> None:
-            """Ends the script."""
             model: Any = self.model
             state = getattr(model, "fit_state", None)
             if state is None:

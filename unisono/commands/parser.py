@@ -38,11 +38,8 @@ def at_least(kind: Callable[[str], Any], least: float, most: float = math.inf) -
 
 def columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str] = str.ljust) -> list[str]:
     """The lines of a table: its first column on the left, the others as `align` says."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return [
-        "  ".join([first.ljust(widths[0]), *map(align, others, widths[1:])]).rstrip()
-        for first, *others in rows
-    ]
+    first, *others = (max(map(len, column)) for column in zip(*rows))
+    return ["  ".join([row[0].ljust(first), *map(align, row[1:], others)]).rstrip() for row in rows]
 
 
 class Parser(argparse.ArgumentParser):

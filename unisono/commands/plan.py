@@ -21,41 +21,48 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _MOST_BYTES = 1 << 28  # of a model's configuration
 _COUNT = at_least(int, 1, 1e18)
-_HELP = """\
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
+    size = 0 if found is None else float(found[1]) * _UNITS[found[2].upper()]
+    if not 1 <= size < 2**63:
+        raise argparse.ArgumentTypeError(f"must be a size such as 24GiB or 500MiB, received {text!r}")
+    return int(size)
+
+
+PARSER = Parser(
+    "plan",
+    "Estimate memory, and the accumulation, sharding, half precision or pipeline that a training run needs.",
+    examples=["model.py:make_model -b 64 -n 8 -m 80GiB", "model.keras -b 256"],
+    exit_codes={
+        0: "the training run fits, perhaps with changes",
+        1: "nothing makes it fit",
+        2: "an argument is wrong, or the model cannot be read",
+    },
+    details="""\
 A model is traced, not created: one of 100 GB can be planned on a laptop. The plan counts weights, gradients, the optimizer's
-state, and the activations that the backward pass needs. A tenth of the memory is left to kernels and the allocator."""
-
-
-def parser() -> Parser:
-    """The arguments."""
-    parser = Parser(
-        "plan",
-        "Estimate memory, and the accumulation, sharding, half precision or pipeline that a training run needs.",
-        examples=["model.py:make_model -b 64 -n 8 -m 80GiB", "model.keras -b 256"],
-        exit_codes={
-            0: "the training run fits, perhaps with changes",
-            1: "nothing makes it fit",
-            2: "an argument is wrong, or the model cannot be read",
-        },
-        details=_HELP,
-    )
-    add = parser.add_argument
-    add(
-        "model",
-        help="a .keras file; or FILE.py:FUNCTION or MODULE:FUNCTION, which returns model, (model, x) or (model, x, y)",
-    )
-    add("-b", "--batch-size", type=_COUNT, required=True, metavar="N", help="samples of the global batch")
-    add("-n", "--devices", type=_COUNT, default=1, metavar="N", help="devices, in all machines (default: 1)")
-    memory_help = (
-        "memory of one device, as 80GiB; G, M and K are powers of 1024 (default: that of this machine's GPUs)"
-    )
-    add("-m", "--memory", type=_bytes, metavar="SIZE", help=memory_help)
-    return parser
+state, and the activations that the backward pass needs. A tenth of the memory is left to kernels and the allocator.""",
+)
+_add = PARSER.add_argument
+_add(
+    "model",
+    help="a .keras file; or FILE.py:FUNCTION or MODULE:FUNCTION, which returns model, (model, x) or (model, x, y)",
+)
+_add("-b", "--batch-size", type=_COUNT, required=True, metavar="N", help="samples of the global batch")
+_add("-n", "--devices", type=_COUNT, default=1, metavar="N", help="devices, in all machines (default: 1)")
+_add(
+    "-m",
+    "--memory",
+    type=_bytes,
+    metavar="SIZE",
+    help="memory of one device, as 80GiB; G, M and K are powers of 1024 (default: that of this machine's GPUs)",
+)
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the plans; returns 0 if one fits, 1 if none does, 2 for a model that cannot be read."""
-    options = parser().parse_args(argv)
+    options = PARSER.parse_args(argv)
     from ..distribute.hardware.memory_plan import (
         memory_plans,  # imports NumPy, which `--help` need not wait for
     )
@@ -65,17 +72,9 @@ def main(argv: Sequence[str]) -> int:
         model = read_model(options.model)
         plans = memory_plans(model, memory, options.batch_size, options.devices)
     except (ImportError, OSError, TypeError, ValueError) as error:
-        return parser().failed(" ".join(str(error).split()), 2)
+        return PARSER.failed(" ".join(str(error).split()), 2)
     print(as_text(options.model, model, plans, memory, options.batch_size, options.devices))
     return 0 if any(plan.fits for plan in plans) else 1
-
-
-def _bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
-    size = 0 if found is None else float(found[1]) * _UNITS[found[2].upper()]
-    if not 1 <= size < 2**63:
-        raise argparse.ArgumentTypeError(f"must be a size such as 24GiB or 500MiB, received {text!r}")
-    return int(size)
 
 
 def read_model(place: str) -> ModelMemory:
@@ -161,50 +160,41 @@ def as_text(
     precision = "half precision" if model.half_precision else "full precision"
     each = "on one device" if devices == 1 else f"on {devices} devices"
     state = in_words(model.optimizer_state)
+    kinds = ("weights", "gradients", "optimizer_state", "accumulators", "activations", "total")
+    cells = [["", *("state" if kind == "optimizer_state" else kind for kind in kinds), "of memory"]]
+    for plan in plans:
+        share = f"{plan.total / memory:.0%}" + ("" if plan.fits else ", too much")
+        changes = [
+            f"pipeline of {plan.stages} stages" if plan.stages > 1 else "",
+            f"sharded {plan.sharded}" if plan.sharded else "",
+            f"accumulation of {plan.accumulation}" if plan.accumulation > 1 else "",
+            "half precision" if plan.half_precision else "",
+        ]
+        title = ", ".join(filter(None, changes)) or "unchanged"
+        cells.append([title, *(in_words(getattr(plan, kind)) for kind in kinds), share])
     lines = [
         f"{name}: weights {in_words(model.weights)} ({in_words(model.trained)} trained), optimizer state "
         f"{state}, activations {in_words(model.activations)} for each sample, in {precision}",
         f"{samples} samples a step {each} of {in_words(memory)}",
         "",
-        *_table(plans, memory, in_words),
+        *columns(cells, str.rjust),
         "",
     ]
-    best = next((plan for plan in plans if plan.fits), None)
-    if best is None:
-        lines.append(_nothing_fits(plans[0], devices))
+    best, plain = next((plan for plan in plans if plan.fits), None), plans[0]
+    if best is None and plain.weights + plain.gradients + plain.optimizer_state > plain.activations:
+        lines.append(
+            f"It does not fit: more than {devices} devices are needed, or freeze weights (LoRA, say)."
+        )
+    elif best is None:
+        lines.append(
+            "It does not fit: the activations of one sample are too many; more devices for a pipeline would help."
+        )
     elif not best.changes:
         lines.append("It fits without changes.")
     else:
         code = (f"    {line}" for line in code_of(best, samples, devices))
         lines += ["Put this into the program:", "", *code]
     return "\n".join(lines)
-
-
-def _table(plans: Sequence[MemoryPlan], memory: float, in_words: Any) -> list[str]:
-    kinds = ("weights", "gradients", "optimizer_state", "accumulators", "activations", "total")
-    cells = [["", *("state" if kind == "optimizer_state" else kind for kind in kinds), "of memory"]]
-    for plan in plans:
-        share = f"{plan.total / memory:.0%}" + ("" if plan.fits else ", too much")
-        cells.append([_title(plan), *(in_words(getattr(plan, kind)) for kind in kinds), share])
-    return columns(cells, str.rjust)
-
-
-def _title(plan: MemoryPlan) -> str:
-    parts = [
-        f"pipeline of {plan.stages} stages" if plan.stages > 1 else "",
-        f"sharded {plan.sharded}" if plan.sharded else "",
-        f"accumulation of {plan.accumulation}" if plan.accumulation > 1 else "",
-        "half precision" if plan.half_precision else "",
-    ]
-    return ", ".join(filter(None, parts)) or "unchanged"
-
-
-def _nothing_fits(plain: MemoryPlan, devices: int) -> str:
-    if plain.weights + plain.gradients + plain.optimizer_state > plain.activations:
-        return f"It does not fit: more than {devices} devices are needed, or freeze weights (LoRA, say)."
-    return (
-        "It does not fit: the activations of one sample are too many; more devices for a pipeline would help."
-    )
 
 
 def code_of(plan: MemoryPlan, samples: int, devices: int) -> list[str]:

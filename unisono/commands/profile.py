@@ -13,50 +13,45 @@ _CONNECT_SECONDS = 5.0
 _CHECK = "check that fit runs there with a unisono.callbacks.Profiler that has this port."
 
 
-def parser() -> Parser:
-    """The arguments."""
-    parser = Parser(
-        "profile",
-        "Capture one profile of running workers. Their fit needs a unisono.callbacks.Profiler with a port.",
-        examples=["--service localhost:6009", "--service host1:6009,host2:6010 --log-dir logs --seconds 3"],
-        exit_codes={0: "a profile of every worker was written", 1: "a worker did not answer"},
-    )
-    add = parser.add_argument
-    add(
-        "--service",
-        required=True,
-        metavar="HOST:PORT,...",
-        help="addresses of the workers' profilers: worker i listens at the port of the callback + i",
-    )
-    add("--log-dir", type=local, default=Path("logs"), metavar="DIR", help="output folder (default: logs)")
-    seconds = at_least(float, 0.001, 86400)
-    add("--seconds", type=seconds, default=2.0, metavar="SECONDS", help="length of profile (default: 2)")
-    return parser
+PARSER = Parser(
+    "profile",
+    "Capture one profile of running workers. Their fit needs a unisono.callbacks.Profiler with a port.",
+    examples=["--service localhost:6009", "--service host1:6009,host2:6010 --log-dir logs --seconds 3"],
+    exit_codes={0: "a profile of every worker was written", 1: "a worker did not answer"},
+)
+_add = PARSER.add_argument
+_add(
+    "--service",
+    required=True,
+    metavar="HOST:PORT,...",
+    help="addresses of the workers' profilers: worker i listens at the port of the callback + i",
+)
+_add("--log-dir", type=local, default=Path("logs"), metavar="DIR", help="output folder (default: logs)")
+seconds = at_least(float, 0.001, 86400)
+_add("--seconds", type=seconds, default=2.0, metavar="SECONDS", help="length of profile (default: 2)")
 
 
 def main(argv: Sequence[str]) -> int:
     """Captures and writes the profile; returns 0, or 1 if any worker did not answer."""
-    options = parser().parse_args(argv)
+    options = PARSER.parse_args(argv)
     addresses = [address.strip().removeprefix("grpc://") for address in options.service.split(",")]
     for address in addresses:
         try:
             split_address(address)
         except ValueError as error:
-            parser().error(f"--service must be HOST:PORT,HOST:PORT,...: {error}")
-    parser().make_folder("--log-dir", options.log_dir)
+            PARSER.error(f"--service must be HOST:PORT,HOST:PORT,...: {error}")
+    PARSER.make_folder("--log-dir", options.log_dir)
     silent = [address for address in addresses if not listens(address, _CONNECT_SECONDS)]
     if silent:
-        return parser().failed(f"nobody listens at {', '.join(silent)}: {_CHECK}", 1)
+        return PARSER.failed(f"nobody listens at {', '.join(silent)}: {_CHECK}", 1)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
     service = ",".join(f"grpc://{address}" for address in addresses)
     before = set(options.log_dir.rglob("*.xplane.pb"))
-    problem = ""
+    problem, folder = "", str(options.log_dir.absolute())
     try:
-        tf.profiler.experimental.client.trace(
-            service, str(options.log_dir.absolute()), int(1000 * options.seconds)
-        )
+        tf.profiler.experimental.client.trace(service, folder, int(1000 * options.seconds))
     except tf.errors.OpError as error:
         reason = str(error.message).strip().splitlines() or [type(error).__name__]
         problem = f"nothing was captured from {', '.join(addresses)}: {reason[0]}"
@@ -64,4 +59,4 @@ def main(argv: Sequence[str]) -> int:
     if not problem and len(files) < len(addresses):
         problem = f"{len(files)} of {len(addresses)} workers answered: {_CHECK}"
     print(*files, sep="\n", end="\n" if files else "")
-    return parser().failed(problem, 1) if problem else 0
+    return PARSER.failed(problem, 1) if problem else 0

@@ -12,27 +12,24 @@ if TYPE_CHECKING:
     from ..callbacks.report import Run
 
 
-def parser() -> Parser:
-    """The arguments."""
-    parser = Parser(
-        "report",
-        "Rewrite the report of a training run from its numbers, or compare several runs on one page.",
-        examples=["runs/", "a.jsonl b.jsonl --output both.html"],
-        exit_codes={
-            0: "the page was written, and its path printed",
-            1: "there are no numbers, or the page cannot be written",
-            2: "an argument is wrong, or a file is missing or not a report",
-        },
-    )
-    add = parser.add_argument
-    add("runs", type=local, nargs="+", help="folders with the .jsonl files of TrainingReport, or such files")
-    add("-o", "--output", type=local, help="the page to write (default: report.html in the first folder)")
-    return parser
+PARSER = Parser(
+    "report",
+    "Rewrite the report of a training run from its numbers, or compare several runs on one page.",
+    examples=["runs/", "a.jsonl b.jsonl --output both.html"],
+    exit_codes={
+        0: "the page was written, and its path printed",
+        1: "there are no numbers, or the page cannot be written",
+        2: "an argument is wrong, or a file is missing or not a report",
+    },
+)
+_add = PARSER.add_argument
+_add("runs", type=local, nargs="+", help="folders with the .jsonl files of TrainingReport, or such files")
+_add("-o", "--output", type=local, help="the page to write (default: report.html in the first folder)")
 
 
 def main(argv: Sequence[str]) -> int:
     """Writes the page and prints its path; returns the status that `--help` explains."""
-    options, failed = parser().parse_args(argv), parser().failed
+    options, failed = PARSER.parse_args(argv), PARSER.failed
     for place in options.runs:
         if not os.path.exists(place):
             return failed(f"{place} does not exist.", 2)
@@ -50,9 +47,9 @@ def main(argv: Sequence[str]) -> int:
         return failed(f"there are no numbers of a training run in {places}: TrainingReport writes them.", 1)
     first = options.runs[0]
     output = options.output or (first if first.is_dir() else first.parent) / "report.html"
-    parser().make_folder("--output", output.parent)
+    PARSER.make_folder("--output", output.parent)
     if output.is_dir():
-        parser().error(f"--output must be a file. Received the folder {str(output)!r}")
+        PARSER.error(f"--output must be a file. Received the folder {str(output)!r}")
     try:
         check_overwrite("--output", output, is_page)
         output.write_bytes(_page(found))
@@ -71,10 +68,8 @@ def _page(runs: Sequence[Run]) -> bytes:
         return render(runs).encode()
     except Exception as error:  # the lines may say anything
         if len(runs) == 1:
-            said = f"{type(error).__name__}: {str(error)[:100]!a}"
-            raise ValueError(
-                f"{runs[0].path} is not a report of TrainingReport, or was changed ({said})."
-            ) from None
+            said = f"{runs[0].path} is not a report of TrainingReport, or was changed"
+            raise ValueError(f"{said} ({type(error).__name__}: {str(error)[:100]!a}).") from None
         for run in runs:
             _page([run])
         raise

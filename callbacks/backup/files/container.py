@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from ...safe_file import open_plain
-from .json_encoding import Arrays, count, decode, encode
+from .json_encoding import count, decode, encode
 
 MAGIC = b"UNISONO\n"
 VERSION = 1
@@ -67,17 +67,17 @@ def damaged_where_wrong(problem: str, advice: str = "") -> Iterator[None]:
 def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> None:
     """Writes `content` and its `summary`, JSON values that a listing shows without reading the arrays.
 
-    Raises:
-        TypeError: `content` has another type than dict, list, tuple, None, bool, number, str, bytes and NumPy arrays.
-        ValueError: the plain values in it are too long.
+    A TypeError for other types than dict, list, tuple, None, bool, number, str, bytes and NumPy arrays, and a ValueError
+    where the plain values are too long.
     """
     arrays: list[np.ndarray] = []
     tree = encode(content, arrays, "")
     table, offset = [], 0
     for array in arrays:
-        table.append(
-            {"dtype": _dtype_name(array.dtype), "shape": array.shape, "offset": offset, "bytes": array.nbytes}
-        )
+        dtype = array.dtype
+        # `<f4`, `|b1`, ...; of types that NumPy knows only through an extension, the name: `bfloat16`.
+        name = dtype.name if dtype.kind == "V" or dtype.isbuiltin != 1 else dtype.newbyteorder("<").str
+        table.append({"dtype": name, "shape": array.shape, "offset": offset, "bytes": array.nbytes})
         offset += _padded(array.nbytes)
     manifest = {"summary": summary, "content": tree, "arrays": table, "data_bytes": offset}
     text = json.dumps(manifest, allow_nan=False, separators=(",", ":")).encode()
@@ -98,69 +98,63 @@ def read(path: str | Path, outline: bool = False) -> tuple[dict[str, Any], Any]:
 
     An `outline` takes little memory: its arrays are zeros. Raises DamagedFileError, NewerFormatError or OSError.
     """
-    with _opened(path) as (stream, size):
-        return _load(path, stream, size, outline)
+    with _opened(path) as stream:
+        return _load(path, stream, outline)
 
 
 def read_summary(path: str | Path) -> dict[str, Any]:
     """The summary alone; the bytes of the file are not checked. Raises as `read`."""
-    with _opened(path) as (stream, size):
-        return _manifest(path, stream, size)[0]["summary"]
+    with _opened(path) as stream:
+        return _manifest(path, stream)[0]["summary"]
 
 
 def checksum(path: str | Path) -> bytes:
     """The checksum that a file ends with, unchecked."""
-    with _opened(path) as (stream, size):
-        stream.seek(max(0, size - DIGEST_BYTES))
-        return stream.read(DIGEST_BYTES)
+    with _opened(path) as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - DIGEST_BYTES))
+        return stream.read()
 
 
-def is_container(path: Path) -> bool:
-    """Whether a file begins as one that `write` has written."""
-    with open_plain(path) as stream:
-        return stream.read(len(MAGIC)) == MAGIC
+def parse(data: bytes) -> tuple[dict[str, Any], Any]:
+    """`read` for bytes in memory."""
+    return _load("The data", io.BytesIO(data))
 
 
-def parse(data: bytes, path: Any = "The data") -> tuple[dict[str, Any], Any]:
-    """`read` for bytes in memory; `path` is the name in messages."""
-    return _load(path, io.BytesIO(data), len(data))
-
-
-@contextlib.contextmanager
-def _opened(path: str | Path) -> Iterator[tuple[BinaryIO, int]]:
-    """A plain file and its size. Anything else, such as a FIFO or a device, is an error before it is read."""
+def _opened(path: str | Path) -> BinaryIO:
+    """A plain file; anything else, such as a FIFO or a device, is an error before it is read."""
     try:
-        stream = open_plain(path)
+        return open_plain(path)
     except OSError as error:
         reason = error.strerror or str(error)
         raise DamagedFileError(f"{path} is damaged: it cannot be read ({reason}).") from error
-    with stream:
-        yield stream, os.fstat(stream.fileno()).st_size
 
 
-def _load(path: Any, stream: BinaryIO, size: int, outline: bool = False) -> tuple[dict[str, Any], Any]:
-    manifest, begin, data_bytes = _manifest(path, stream, size)
+def _load(path: Any, stream: BinaryIO, outline: bool = False) -> tuple[dict[str, Any], Any]:
+    manifest, begin, end = _manifest(path, stream)
     stream.seek(0)
-    body = None if outline else memoryview(stream.read(size - DIGEST_BYTES))
-    _check(path, stream, size, body)
-    data = None if body is None else body[begin:]
+    body = None if outline else memoryview(stream.read(end))
+    _check(path, stream, end, body)
+
+    def take(number: Any, raw: bool = False) -> Any:
+        array = arrays[count(number)]
+        return array if not raw else b"" if outline else array.tobytes()
+
     with damaged_where_wrong(f"{path} {_WRONG_MANIFEST}"):
-        arrays = [_array(entry, data_bytes, data) for entry in manifest["arrays"]]
-        return manifest["summary"], decode(manifest["content"], Arrays(arrays, outline))
+        arrays = [_array(entry, begin, end, body) for entry in manifest["arrays"]]
+        return manifest["summary"], decode(manifest["content"], take)
 
 
-def _manifest(path: Any, stream: BinaryIO, size: int) -> tuple[dict[str, Any], int, int]:
-    """`(manifest, where the data begins, bytes of the data)`, after a look at nothing but the beginning of the file.
-
-    What it says of the size is compared with the size, so that no more than a good file has is read later.
-    """
+def _manifest(path: Any, stream: BinaryIO) -> tuple[dict[str, Any], int, int]:
+    """`(manifest, where the data begins, where it ends)`, of the beginning of a file, whose size must be what that says."""
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
     if size < _PREFIX.size + DIGEST_BYTES:
         raise DamagedFileError(f"{path} is damaged: it has {size} bytes, too few for a header.")
     magic, version, length = _PREFIX.unpack(stream.read(_PREFIX.size).ljust(_PREFIX.size))
     if magic != MAGIC:
         raise DamagedFileError(f"{path} is damaged or not a backup of unisono: it begins with {magic!r}.")
     if version > VERSION:
-        _check(path, stream, size)
+        _check(path, stream, size - DIGEST_BYTES)
         raise NewerFormatError(
             f"{path} has format version {version}; this version of unisono reads versions up to {VERSION}. "
             "Install the newer unisono, or move the file away to resume from an older backup."
@@ -172,26 +166,28 @@ def _manifest(path: Any, stream: BinaryIO, size: int) -> tuple[dict[str, Any], i
     begin = _padded(_PREFIX.size + length)
     with damaged_where_wrong(f"{path} {_WRONG_MANIFEST}"):
         manifest = json.loads(stream.read(length))
-        data_bytes = count(manifest["data_bytes"])
+        end = begin + count(manifest["data_bytes"])
         if not isinstance(manifest["summary"], dict):
             raise TypeError("the summary is not an object")
-    if begin + data_bytes + DIGEST_BYTES != size:
+    if end + DIGEST_BYTES != size:
         raise DamagedFileError(
-            f"{path} is damaged: it has {size} bytes, and should have {begin + data_bytes + DIGEST_BYTES}."
+            f"{path} is damaged: it has {size} bytes, and should have {end + DIGEST_BYTES}."
         )
-    return manifest, begin, data_bytes
+    return manifest, begin, end
 
 
-def _check(path: Any, stream: BinaryIO, size: int, body: memoryview | None = None) -> None:
-    """Raises where the checksum is not that of the bytes before it: of `body`, or read in little memory."""
+def _check(path: Any, stream: BinaryIO, end: int, body: memoryview | None = None) -> None:
+    """Raises where the checksum is not that of the `end` bytes before it: of `body`, or read in little memory."""
     digest = hashlib.blake2b(body or b"", digest_size=DIGEST_BYTES)
     if body is None:
         stream.seek(0)
-        for left in range(size - DIGEST_BYTES, 0, -_CHUNK_BYTES):
+        for left in range(end, 0, -_CHUNK_BYTES):
             digest.update(stream.read(min(_CHUNK_BYTES, left)))
-    stream.seek(size - DIGEST_BYTES)
+    stream.seek(end)
     if digest.digest() != stream.read(DIGEST_BYTES):
-        raise DamagedFileError(f"{path} is damaged: its checksum does not match its {size} bytes.")
+        raise DamagedFileError(
+            f"{path} is damaged: its checksum does not match its {end + DIGEST_BYTES} bytes."
+        )
 
 
 def _pieces(manifest: bytes, arrays: Iterable[np.ndarray]) -> Iterable[Any]:
@@ -199,7 +195,7 @@ def _pieces(manifest: bytes, arrays: Iterable[np.ndarray]) -> Iterable[Any]:
     head = _PREFIX.pack(MAGIC, VERSION, len(manifest)) + manifest
     yield head + bytes(_padded(len(head)) - len(head))
     for array in arrays:
-        raw = memoryview(array.reshape(-1).view(np.uint8).data)
+        raw = array.reshape(-1).view(np.uint8).data
         for begin in range(0, len(raw), _CHUNK_BYTES):
             yield raw[begin : begin + _CHUNK_BYTES]
         yield bytes(_padded(len(raw)) - len(raw))
@@ -207,11 +203,6 @@ def _pieces(manifest: bytes, arrays: Iterable[np.ndarray]) -> Iterable[Any]:
 
 def _padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _dtype_name(dtype: np.dtype) -> str:
-    """`<f4`, `|b1`, ...; for types that NumPy knows only through an extension, their name: `bfloat16`."""
-    return dtype.name if dtype.kind == "V" or dtype.isbuiltin != 1 else dtype.newbyteorder("<").str
 
 
 def _dtype(name: str) -> np.dtype:
@@ -224,11 +215,11 @@ def _dtype(name: str) -> np.dtype:
     return dtype
 
 
-def _array(entry: Mapping[str, Any], data_bytes: int, data: memoryview | None) -> np.ndarray:
-    start, size, dtype = count(entry["offset"]), count(entry["bytes"]), _dtype(entry["dtype"])
+def _array(entry: Mapping[str, Any], begin: int, end: int, body: memoryview | None) -> np.ndarray:
+    start, size, dtype = begin + count(entry["offset"]), count(entry["bytes"]), _dtype(entry["dtype"])
     shape = [count(each) for each in entry["shape"]]
-    if start + size > data_bytes or math.prod(shape) * dtype.itemsize != size:
+    if start + size > end or math.prod(shape) * dtype.itemsize != size:
         raise ValueError("an array does not fit into the file")
-    if data is None:
+    if body is None:
         return np.broadcast_to(np.zeros((), dtype), shape)
-    return np.frombuffer(data, np.uint8, size, start).view(dtype).reshape(shape)
+    return np.frombuffer(body, np.uint8, size, start).view(dtype).reshape(shape)

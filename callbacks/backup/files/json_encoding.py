@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
-
-
-class Arrays(NamedTuple):
-    """The arrays to which a content refers."""
-
-    arrays: list[np.ndarray]
-    outline: bool  # whether the arrays hold zeros instead of the data of the file
-
-    def array(self, number: Any) -> np.ndarray:
-        """The array with this number."""
-        return self.arrays[count(number)]
-
-    def raw(self, number: Any) -> bytes:
-        """Its bytes; none in an outline."""
-        return b"" if self.outline else self.array(number).tobytes()
 
 
 def count(value: Any) -> int:
@@ -38,30 +23,20 @@ def encode(value: Any, arrays: list[np.ndarray], where: str) -> Any:
     if isinstance(value, float) and not isinstance(value, np.generic):
         return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
     if isinstance(value, Mapping):
-        return _encode_mapping(value, arrays, where)
+        items = {key: encode(item, arrays, f"{where}.{key}") for key, item in value.items()}
+        if all(isinstance(key, str) and not key.startswith("$") for key in items):
+            return items
+        return {"$dict": [[encode(key, arrays, f"{where} key"), item] for key, item in items.items()]}
     if isinstance(value, list | tuple):
         items = [encode(item, arrays, f"{where}[{i}]") for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}
     if isinstance(value, bytes | bytearray):
         return {"$bytes": _add(np.frombuffer(bytes(value), np.uint8), arrays)}
-    if isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__"):
-        return _encode_array(value, arrays, where)
-    raise TypeError(
-        f"{where.lstrip('.') or 'The state'} is a {type(value).__name__} ({value!r:.80}); a state may contain None, "
-        "bool, int, float, str, bytes, list, tuple, dict and NumPy arrays."
-    )
-
-
-def _encode_mapping(value: Mapping[Any, Any], arrays: list[np.ndarray], where: str) -> Any:
-    if all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: encode(item, arrays, f"{where}.{key}") for key, item in value.items()}
-    pairs = [
-        [encode(key, arrays, f"{where} key"), encode(v, arrays, f"{where}.{key}")] for key, v in value.items()
-    ]
-    return {"$dict": pairs}
-
-
-def _encode_array(value: Any, arrays: list[np.ndarray], where: str) -> Any:
+    if not hasattr(value, "__array__"):
+        raise TypeError(
+            f"{where.lstrip('.') or 'The state'} is a {type(value).__name__} ({value!r:.80}); a state may contain None, "
+            "bool, int, float, str, bytes, list, tuple, dict and NumPy arrays."
+        )
     array = np.asarray(value)
     if array.dtype.kind in "OSU":
         items = [encode(item, arrays, where) for item in array.reshape(-1).tolist()]
@@ -76,36 +51,35 @@ def _encode_array(value: Any, arrays: list[np.ndarray], where: str) -> Any:
 def _add(array: np.ndarray, arrays: list[np.ndarray]) -> int:
     if array.dtype.isbuiltin == 1 or array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    shape = array.shape
-    arrays.append(np.ascontiguousarray(array).reshape(shape))
+    arrays.append(np.asarray(array, order="C"))
     return len(arrays) - 1
 
 
-def decode(value: Any, arrays: Arrays) -> Any:
-    """The reverse of `encode`. Raises errors of many kinds where `value` is none of its results."""
+def decode(value: Any, take: Callable[..., Any]) -> Any:
+    """The reverse of `encode`, or an error of any kind; `take(number)` is an array, `take(number, raw=True)` its bytes."""
     if isinstance(value, list):
-        return [decode(item, arrays) for item in value]
+        return [decode(item, take) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         (key, item), *_ = value.items()
         if key in _DECODERS:
-            return _DECODERS[key](item, arrays)
-    return {key: decode(item, arrays) for key, item in value.items()}
+            return _DECODERS[key](item, take)
+    return {key: decode(item, take) for key, item in value.items()}
 
 
-def _decode_objects(value: dict[str, Any], arrays: Arrays) -> np.ndarray:
+def _decode_objects(value: dict[str, Any], take: Callable[..., Any]) -> np.ndarray:
     result = np.empty(len(value["items"]), object)
-    result[:] = [decode(item, arrays) for item in value["items"]]
+    result[:] = decode(value["items"], take)
     return result.reshape([count(size) for size in value["shape"]])
 
 
 _DECODERS = {
-    "$array": lambda i, arrays: arrays.array(i),
-    "$scalar": lambda i, arrays: arrays.array(i)[()],
-    "$bytes": lambda i, arrays: arrays.raw(i),
-    "$float": lambda text, arrays: float(text),
-    "$tuple": lambda items, arrays: tuple(decode(item, arrays) for item in items),
-    "$dict": lambda pairs, arrays: {decode(k, arrays): decode(v, arrays) for k, v in pairs},
+    "$array": lambda number, take: take(number),
+    "$scalar": lambda number, take: take(number)[()],
+    "$bytes": lambda number, take: take(number, raw=True),
+    "$float": lambda text, take: float(text),
+    "$tuple": lambda items, take: tuple(decode(item, take) for item in items),
+    "$dict": lambda pairs, take: {decode(k, take): decode(v, take) for k, v in pairs},
     "$objects": _decode_objects,
 }

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ....distribute.workers.ticker import Ticker
 from ...process_identity import ProcessIdentity, this_process
-from ...safe_file import SaveError, check_overwrite, open_plain, save_error, temporary_path, write_safely
+from ...safe_file import SaveError, check_overwrite, open_plain, read_plain, save_error, temporary_path
 
 OWNER_FILE = "owner.json"
 _MOST_BYTES = 4096
@@ -33,10 +33,6 @@ class Owner(NamedTuple):
     since: float  # seconds since 1970
     token: str  # of one use of the folder
 
-    def runs(self) -> bool | None:
-        """Whether it runs; None where this machine cannot know."""
-        return None if self.process is None else self.process.runs()
-
     def __str__(self) -> str:
         if self.process is None:
             return "an unknown process"
@@ -51,13 +47,8 @@ class FolderOwner:
 
     An owner on the same machine is judged by its process: when it has ended, the folder is taken over at once. One on
     another machine, or in another container, is judged by its sign of life, the time of the file, which it renews every
-    `beat` seconds. No clocks of two machines are compared: the one that wants the folder looks whether the time changes.
-
-    Args:
-        directory: the folder.
-        beat: float; seconds between two signs of life.
-        patience: float; seconds without a sign of life after which an owner elsewhere counts as dead.
-        runs: () -> whether the training that holds the folder still runs; another one of this process asks.
+    `beat` seconds; after `patience` seconds without one it counts as dead. No clocks of two machines are compared: the one
+    that wants the folder looks whether the time changes. Another training run of this process asks `runs` instead.
     """
 
     def __init__(
@@ -70,55 +61,48 @@ class FolderOwner:
         self._runs = runs
         self._directory, self._path = directory, directory / OWNER_FILE
         self._beat, self._patience = beat, patience
-        self._mine: Owner | None = None
+        self._token: str | None = None  # None: it does not hold the folder
         self._ticker: Ticker | None = None
 
     def acquire(self) -> None:
-        """Takes the folder, from a dead owner too.
-
-        Raises:
-            FolderInUseError: another run uses it; the message says which, since when, and how to take over.
-            SaveError: the folder cannot be written, or has another file of that name.
-        """
+        """Takes the folder, from a dead owner too; a SaveError where it cannot, a FolderInUseError where a run uses it."""
         self.release()
         check_overwrite("`directory` of `BackupAndRestore`", self._path, _is_claim)
         found = read_owner(self._directory)
         if found is not None and self._lives(found):
             raise self._in_use(found)
         mine = Owner(this_process(), socket.gethostname(), time.time(), uuid.uuid4().hex)
-        _held[mine.token] = self
-        self._mine = mine
+        _held[mine.token], self._token = self, mine.token
         try:
             self._write(mine, instead_of=found)
             self.check()
         except BaseException:
-            self._mine = None
-            _held.pop(mine.token, None)
+            self.release()
             raise
         self._ticker = Ticker("backup-owner", self._keep_alive, self._beat)
         self._ticker.start()
 
     def check(self) -> None:
         """Raises FolderInUseError if another run has taken the folder over. Does nothing before `acquire`."""
-        if self._mine is None:
+        if self._token is None:
             return
         found = read_owner(self._directory)
         if found is None and not self._directory.is_dir():
             return  # the save itself says that the folder is gone
-        if found is None or found.token != self._mine.token:
+        if found is None or found.token != self._token:
             raise self._in_use(found, taken=True)
 
     def release(self) -> None:
         """Gives the folder back. Does nothing before `acquire`."""
-        mine, self._mine = self._mine, None
-        if mine is None:
+        token, self._token = self._token, None
+        if token is None:
             return
         if self._ticker is not None:
             self._ticker.stop(self._patience)  # it may be writing to a disk that hangs
             self._ticker = None
-        _held.pop(mine.token, None)
+        _held.pop(token, None)
         found = read_owner(self._directory)
-        if found is not None and found.token == mine.token:
+        if found is not None and found.token == token:
             with contextlib.suppress(OSError):
                 self._path.unlink()
 
@@ -126,14 +110,12 @@ class FolderOwner:
         """Writes the file: where there was none, only if there still is none."""
         said = {"process": str(mine.process), "host": mine.host, "since": mine.since, "token": mine.token}
         text = json.dumps(said).encode()
-        if instead_of is not None:
-            write_safely(self._path, lambda stream: stream.write(text))
-            return
         temporary = temporary_path(self._directory / f"owner-{mine.token}.json")  # threads share a process
         try:
             temporary.write_bytes(text)
+            claim = os.link if instead_of is None else os.replace
             try:
-                os.link(temporary, self._path)
+                claim(temporary, self._path)
             except FileExistsError:
                 raise self._in_use(read_owner(self._directory)) from None
             except OSError:  # a file system without links
@@ -147,7 +129,8 @@ class FolderOwner:
                 temporary.unlink(missing_ok=True)
 
     def _lives(self, found: Owner) -> bool:
-        runs = found.runs()
+        """Whether an owner lives; one elsewhere is waited for up to `patience` seconds, unless its last sign is older."""
+        runs = found.process and found.process.runs()
         if runs and found.process == this_process():
             holder = _held.get(found.token)
             if holder is not None and not holder._runs():  # an error has ended it without `release`
@@ -156,10 +139,6 @@ class FolderOwner:
             return holder is not None
         if runs is not None:
             return runs
-        return self._gives_sign(found)
-
-    def _gives_sign(self, found: Owner) -> bool:
-        """Whether an owner elsewhere lives; waits for up to `patience` seconds, unless its last sign is older than that."""
         first = _time_of(self._path)
         if first is None or self._age(first) > self._patience:
             return False
@@ -176,21 +155,19 @@ class FolderOwner:
         return False
 
     def _age(self, moment: int) -> float:
-        """Seconds from `moment` to now, by the clock of the file system."""
+        """Seconds from `moment` to now, by the clock of the file system; 0 where that cannot be measured."""
         probe = temporary_path(self._directory / "clock")
-        try:
+        seconds = 0.0
+        with contextlib.suppress(OSError):
             probe.touch()
-            return (probe.stat().st_mtime_ns - moment) / 1e9
-        except OSError:
-            return 0.0
-        finally:
-            with contextlib.suppress(OSError):
-                probe.unlink()
+            seconds = (probe.stat().st_mtime_ns - moment) / 1e9
+            probe.unlink()
+        return seconds
 
     def _keep_alive(self) -> bool:
         with contextlib.suppress(OSError):
             found = read_owner(self._directory)
-            if self._mine is not None and found is not None and found.token == self._mine.token:
+            if found is not None and found.token == self._token:
                 os.utime(self._path)
         return True
 
@@ -205,33 +182,23 @@ class FolderOwner:
 def read_owner(directory: str | os.PathLike) -> Owner | None:
     """The owner that is named in a folder, alive or dead; None without one."""
     try:
-        with open_plain(Path(directory) / OWNER_FILE) as stream:
-            text = stream.read(_MOST_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError:
-        text = b""
-    return _parse(text)
-
-
-def _is_claim(path: Path) -> bool:
-    """Whether the file was written by an owner; one of zeros is what a power failure may leave of it."""
-    with open_plain(path) as stream:
-        text = stream.read(_MOST_BYTES).strip(b"\0")
-    return not text or b'"token"' in text
-
-
-def _parse(text: bytes) -> Owner:
-    try:
-        saved: Any = json.loads(text)
+        saved: Any = json.loads(read_plain(Path(directory) / OWNER_FILE, _MOST_BYTES))
         process = ProcessIdentity.parse(saved["process"])
         host, since, token = saved["host"], saved["since"], saved["token"]
         time.localtime(since)
         if isinstance(host, str) and isinstance(token, str) and host.isprintable():
             return Owner(process, host[:255], float(since), token)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
         pass
     return Owner(None, "", 0.0, "")
+
+
+def _is_claim(path: Path) -> bool:
+    """Whether the file was written by an owner; one of zeros is what a power failure may leave of it."""
+    text = read_plain(path, _MOST_BYTES).strip(b"\0")
+    return not text or b'"token"' in text
 
 
 def _time_of(path: Path) -> int | None:

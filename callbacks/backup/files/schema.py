@@ -1,12 +1,8 @@
-"""The form of the content of a backup: nothing else is restored into a model.
-
-A right checksum does not prove that `BackupAndRestore` wrote a file: it may have been made on purpose.
-"""
+"""Checks the form of a backup's content before it is restored: a right checksum does not prove who wrote a file."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,23 +14,13 @@ from .shard_files import fit_together
 _PLAIN = (type(None), bool, int, float, str, bytes, np.ndarray, np.generic)
 
 
-def check(path: Any, summary: Any, content: Any) -> None:
-    """Raises DamagedFileError, with the place, for anything but the summary and the content of a backup."""
-    with container.damaged_where_wrong(f"{path} is damaged: its content is not one of a backup"):
-        match(summary, _SUMMARY, "the summary")
-        match(content, _CONTENT, "the content")
-        _match_variables(content)
-        _match_positions(content)
-
-
 def match(value: Any, form: Any, where: str) -> None:
     """Raises a TypeError where a value has another form: a type, or several; a function; a list or a mapping of forms.
 
     A mapping is from text. An item whose name ends in "?" may be missing or None. "*" stands for all other items.
     """
     if isinstance(form, dict):
-        right = isinstance(value, dict) and all(isinstance(key, str) for key in value)
-        _require(right, where)
+        _require(isinstance(value, dict) and all(isinstance(key, str) for key in value), where)
         for name in form.keys() - {"*"}:
             key = name.removesuffix("?")
             if key == name or value.get(key) is not None:
@@ -66,10 +52,6 @@ def is_number(value: Any) -> bool:
     return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "bif"
 
 
-def _is_time(value: Any) -> bool:
-    return isinstance(value, float | int) and 0 <= value < 2.0**36  # seconds since 1970: until the year 4147
-
-
 def _describes_variable(value: Any) -> bool:
     path, shape, dtype = value
     return isinstance(path, str) and isinstance(dtype, str) and all(map(is_count, shape))
@@ -81,29 +63,25 @@ def _has_arrays(value: Any) -> bool:
     return several and all(isinstance(array, np.ndarray | np.generic) for array in arrays)
 
 
-def _is_state_of_numpy(value: Any) -> bool:
-    np.random.RandomState().set_state(value)
-    return True
-
-
 def _is_words(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.ndim == 1
 
 
-def _is_text_of_generator(value: Any) -> bool:
-    return isinstance(json.loads(value), dict | list)
-
-
-_ANY: Callable[[Any], bool] = lambda value: True  # noqa: E731
 RANDOM = {
     "python": random_state.is_state_of_python,
-    "numpy": _is_state_of_numpy,
+    "numpy": lambda state: np.random.RandomState().set_state(state) is None,  # it raises for another form
     "keras?": _is_words,
     "tensorflow_seeds?": random_state.is_state_of_python,
     "tensorflow?": {"state": _is_words, "algorithm": is_count},
-    "held?": {"*": _is_text_of_generator},
+    "held?": {"*": lambda text: isinstance(json.loads(text), dict | list)},
 }
-_SUMMARY = {"epoch": is_count, "step": is_count, "total_steps?": is_count, "time": _is_time, "run?": str}
+_SUMMARY = {
+    "epoch": is_count,
+    "step": is_count,
+    "total_steps?": is_count,
+    "time": lambda value: isinstance(value, float | int) and 0 <= value < 2.0**36,  # seconds: to year 4147
+    "run?": str,
+}
 _CHOICES = {"way?": str, "settled?": bool, "switches?": list, "open rows?": str}
 _LOGS = {"*": lambda value: not isinstance(value, type(None) | str | bytes)}
 _IDENTITY = {"settings": {}, "seeds": {}, "versions": {}, "data?": {}, "validation data?": {}}
@@ -120,41 +98,39 @@ _CONTENT = {
     },
     "variables": {"*": [_has_arrays]},
     "workers": [{"source": {"*": _PLAIN}, "validation?": {"*": _PLAIN}, "random": RANDOM}],
-    "callbacks": [{"name": str, "state": _ANY, "purpose": {"*": str}}],
+    "callbacks": [{"name": str, "state": object, "purpose": {"*": str}}],
     "counters": {"steps_before_epoch": is_count},
 }
 
 
-def _match_variables(content: Mapping[str, Any]) -> None:
-    """The arrays are those that the fingerprint describes, and there is a worker."""
-    _require(len(content["workers"]) > 0, "the list of workers")
-    described = content["fingerprint"]["variables"]
-    _require(described.keys() == content["variables"].keys(), "the groups of variables")
-    for group, members in content["variables"].items():
-        _require(len(members) == len(described[group]), f"the group {group}")
-        for saved, (path, shape, dtype) in zip(members, described[group]):
-            if isinstance(saved, dict) and "shards" in saved:
-                right = fit_together(saved["shards"], shape)
-            else:
-                right = all(list(array.shape) == list(shape) for array in _arrays(saved))
-            right = right and all(
-                array.dtype.name == dtype or array.dtype == object for array in _arrays(saved)
-            )
-            _require(right, f"the variable {path}")
-
-
-def _match_positions(content: Mapping[str, Any]) -> None:
-    """The position in the data is that of the calendar, and no source has begun more passes than there were epochs."""
-    epoch, step = content["calendar"]["epoch"], content["calendar"]["step"]
-    for worker in content["workers"]:
-        source, validation = worker["source"], worker.get("validation") or {}
-        _require(not step or source.get("step", step) == step, "the step in the data")
-        _require(source.get("epoch", epoch) in (epoch, epoch - (not step)), "the epoch in the data")
-        _require(all(each.get("passes", 0) <= epoch + 1 for each in (source, validation)), "the passes")
+def check(path: Any, summary: Any, content: Any) -> None:
+    """Raises DamagedFileError, with the place, for anything but the summary and the content of a backup."""
+    with container.damaged_where_wrong(f"{path} is damaged: its content is not one of a backup"):
+        match(summary, _SUMMARY, "the summary")
+        match(content, _CONTENT, "the content")
+        _require(len(content["workers"]) > 0, "the list of workers")
+        described = content["fingerprint"]["variables"]
+        _require(described.keys() == content["variables"].keys(), "the groups of variables")
+        for group, members in content["variables"].items():
+            _require(len(members) == len(described[group]), f"the group {group}")
+            for saved, (variable, shape, dtype) in zip(members, described[group]):
+                arrays = _arrays(saved)
+                if isinstance(saved, dict) and "shards" in saved:
+                    right = fit_together(arrays, shape)
+                else:
+                    right = all(list(array.shape) == list(shape) for array in arrays)
+                right = right and all(array.dtype.name == dtype or array.dtype == object for array in arrays)
+                _require(right, f"the variable {variable}")
+        # The position in the data is that of the calendar, and no source has begun more passes than there were epochs.
+        epoch, step = content["calendar"]["epoch"], content["calendar"]["step"]
+        for worker in content["workers"]:
+            source, validation = worker["source"], worker.get("validation") or {}
+            _require(not step or source.get("step", step) == step, "the step in the data")
+            _require(source.get("epoch", epoch) in (epoch, epoch - (not step)), "the epoch in the data")
+            _require(all(each.get("passes", 0) <= epoch + 1 for each in (source, validation)), "the passes")
 
 
 def _arrays(saved: Any) -> list[Any]:
-    """The arrays of one variable."""
     if not isinstance(saved, dict):
         return [saved]
     return saved["shards"] if "shards" in saved else saved["copies"]

@@ -28,12 +28,7 @@ Shards = dict[str, dict[int, Any]]
 
 
 def held_here(variables: Mapping[str, Sequence[Any]], kind: str) -> Shards:
-    """What only this worker holds in what was captured: group -> number of the variable -> arrays; no group is left out.
-
-    Args:
-        variables: by group.
-        kind: "shards" or "copies".
-    """
+    """The "shards" or "copies" (`kind`) of this worker: group (none is left out) -> number of the variable -> arrays."""
     return {
         group: {
             i: saved[kind] for i, saved in enumerate(members) if isinstance(saved, dict) and kind in saved
@@ -48,28 +43,19 @@ def job(
     store: Any,
     content: dict[str, Any],
     summary: dict[str, Any],
-    check: Callable[[], object],
 ) -> Callable[[], None] | None:
-    """What this worker has to write: the chief the backup, another one the shards that it holds, if it holds some.
-
-    Context: the main thread of every worker, between steps.
-    """
+    """What this worker writes: the chief the backup, others their shards. Context: the main thread, between steps."""
     worker, workers = place_among_workers(strategy)
     held = held_here(content["variables"], "shards") if workers > 1 else {}
     shards = {group: members for group, members in held.items() if members}
     if not shards:
-        return (lambda: store.write(content, summary, check)) if chief else None
+        return (lambda: store.write(content, summary)) if chief else None
     save = next(_saves)
     fit, number = from_chief([store.fit, 0 if worker else store.next_number()], strategy)
     path = store.path_of(int(fit), int(number))
     if worker:
         return lambda: write_part(path, save, worker, shards)
-
-    def write_after_parts() -> None:
-        content["parts"] = written_parts(path, save, workers)
-        store.write(content, summary, check)
-
-    return write_after_parts
+    return lambda: store.write({**content, "parts": written_parts(path, save, workers)}, summary)
 
 
 def part_path(path: Path, worker: int) -> Path:
@@ -86,10 +72,8 @@ def write_part(path: Path, save: int, worker: int, shards: Shards) -> None:
     """Writes this worker's part of the backup `path` and tells the chief. Context: the writing thread of a worker.
 
     Each worker writes its part whole, then sends its checksum. The chief waits for all, then writes the backup, which
-    names the parts: only then there is one. Parts without a backup are left over from an interrupted save.
-
-    Raises:
-        SaveError: it cannot be written; the chief raises the same.
+    names the parts: only then there is one. Parts without a backup are left over from an interrupted save. Where a part
+    cannot be written, the chief raises the same SaveError.
     """
     own, key = part_path(path, worker), f"unisono/backup/{save}/{worker}"
     try:
@@ -101,11 +85,7 @@ def write_part(path: Path, save: int, worker: int, shards: Shards) -> None:
 
 
 def written_parts(path: Path, save: int, workers: int) -> list[dict[str, str]]:
-    """The parts of all other workers, once they are written. Context: the writing thread of the chief.
-
-    Raises:
-        SaveError: a part could not be written, or was not in time.
-    """
+    """The parts of all other workers once written, or a SaveError. Context: the writing thread of the chief."""
     found, until = [], time.monotonic() + _LONGEST * peer_timeout()
     for worker in range(1, workers):
         try:
@@ -123,13 +103,10 @@ def written_parts(path: Path, save: int, workers: int) -> list[dict[str, str]]:
     return found
 
 
-def with_parts(path: Path, content: Any, skips: Callable[[int], bool]) -> Any:
-    """The content of the backup `path` with the shards of its parts.
+def with_parts(path: Path, content: Any, outline: bool, only: int | None) -> Any:
+    """The content of the backup `path` with the shards of its parts; a DamagedFileError where a part is not its own.
 
-    Of the parts of a worker that is skipped every byte is checked, and nothing is kept: they hold zeros.
-
-    Raises:
-        DamagedFileError: a part is missing, or belongs to another backup.
+    Of an `outline`, and of the parts of other workers than `only`, every byte is checked and nothing is kept.
     """
     if not isinstance(content, dict) or "parts" not in content:
         return content
@@ -140,7 +117,7 @@ def with_parts(path: Path, content: Any, skips: Callable[[int], bool]) -> Any:
             own = path.with_name(part["name"])
             if own.name != part["name"] or not own.name.endswith(f".part-{worker}.unisono"):
                 raise ValueError(f"{part['name']!a} is no name of a part of worker {worker}")
-            shards = container.read(own, outline=skips(worker))[1]["shards"]
+            shards = container.read(own, outline or only not in (None, worker))[1]["shards"]
             if container.checksum(own).hex() != part["checksum"]:
                 raise container.DamagedFileError(f"{own} belongs to another save")
             for group, members in shards.items():
@@ -154,12 +131,9 @@ def with_parts(path: Path, content: Any, skips: Callable[[int], bool]) -> Any:
 
 
 def own_are_enough(content: Any, variables: Mapping[str, Sequence[Any]], place: tuple[int, int]) -> bool:
-    """Whether a worker needs of a backup's shards its own alone: what was in shards is still, on as many workers.
+    """Whether the worker at `place_among_workers` needs its own shards alone: the same variables are sharded as before.
 
-    Args:
-        content: of the backup, with all parts or their outlines.
-        variables: of the training, in the groups and the order of the backup.
-        place: this worker's number, and how many there are.
+    The `content` has all parts or their outlines; `variables` are in the groups and the order of the backup.
     """
     pairs = [
         (saved["shards"], raw_value(variable))

@@ -1,4 +1,4 @@
-"""A directory of backups: which there are, the newest good one, the next name, how many to keep."""
+"""A directory of backups: which there are, the newest good one, the next name, how many to keep; the thread that writes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ....distribute.arguments import shown
 from ....distribute.storage import local_path
-from ...safe_file import remove_leftovers, save_error, write_safely
+from ...safe_file import read_plain, remove_leftovers, save_error, write_safely
 from . import container, schema, shard_files
 
 _NAME = re.compile(r"^backup-(?:fit([0-9]+)-)?([0-9]+)\.unisono$")
@@ -104,12 +105,10 @@ def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
     return read_checked(local_path("path", path))
 
 
-def read_checked(
-    path: Path, outline: bool = False, skips_worker: Callable[[int], bool] = lambda worker: False
-) -> tuple[dict[str, Any], Any]:
-    """`read_backup`. Arrays of an `outline`, and the shards of workers that are skipped, are checked and not kept."""
+def read_checked(path: Path, outline: bool = False, only: int | None = None) -> tuple[dict[str, Any], Any]:
+    """`read_backup`. Arrays of an `outline`, and shards of other workers than `only`, are checked and not kept."""
     summary, content = container.read(path, outline)
-    content = shard_files.with_parts(path, content, skips_worker)
+    content = shard_files.with_parts(path, content, outline, only)
     schema.check(path, summary, content)
     return summary, content
 
@@ -141,14 +140,16 @@ class Found(NamedTuple):
 class BackupStore:
     """Writes and finds the backups of one run; owns the names in its directory. One process writes.
 
-    Each fit of a script has its own backups: those made after as many fits of their process in that directory.
+    Each fit of a script has its own backups: those made after as many fits of their process in that directory. `check` is
+    called before anything is changed, and before a backup gets its name; what it raises ends the save.
     """
 
-    def __init__(self, directory: str | os.PathLike, keep: int):
+    def __init__(self, directory: str | os.PathLike, keep: int, check: Callable[[], object] = lambda: None):
         self.directory = Path(directory)
         self.fit = 1
         self._run: dict[str, str] = {}  # what a summary says of the run
         self._keep = keep  # files that remain after a save, at least 1
+        self._check = check
 
     def prepare(self) -> None:
         """Creates the directory; a SaveError where that is not possible."""
@@ -177,9 +178,7 @@ class BackupStore:
     def newest_good(self, read: Callable[[Path], Any] = lambda path: read_checked(path)[1]) -> Found:
         """The newest backup that is complete; later backups continue its run. `read` gives the content of a backup.
 
-        Raises:
-            NewerFormatError: a newer version wrote the newest one.
-            BackupMismatchError: another backup belongs to another run.
+        A NewerFormatError where a newer version wrote the newest, a BackupMismatchError where one is of another run.
         """
         problems: list[str] = []
         for path in backup_paths(self.directory, self.fit):
@@ -210,17 +209,12 @@ class BackupStore:
                     )
         return run
 
-    def write(
-        self, content: Any, summary: Mapping[str, Any], check: Callable[[], object] = lambda: None
-    ) -> None:
-        """Writes one backup under the next number, then removes the oldest beyond `keep`; on SaveError it did neither.
-
-        `check` is called before anything is written and before the new name is given; what it raises ends the save.
-        """
-        check()
+    def write(self, content: Any, summary: Mapping[str, Any]) -> None:
+        """Writes one backup under the next number, then removes the oldest beyond `keep`; on SaveError it did neither."""
+        self._check()
         path = self.path_of(self.fit, self.next_number())
         stamped = {**summary, "time": time.time(), **self._run}
-        write_safely(path, lambda stream: container.write(stream, content, stamped), check)
+        write_safely(path, lambda stream: container.write(stream, content, stamped), self._check)
         for old in backup_paths(self.directory, self.fit)[self._keep :]:
             _remove(old)
 
@@ -235,6 +229,7 @@ class BackupStore:
 
     def delete_all(self) -> None:
         """Removes the backups of this fit."""
+        self._check()
         for path in backup_paths(self.directory, self.fit):
             _remove(path)
 
@@ -244,11 +239,46 @@ class BackupStore:
             self.directory.rmdir()
 
 
+class BackgroundWriter:
+    """Runs one job at a time in a thread, so at most one snapshot is in memory; its errors are raised in the main thread.
+
+    The interpreter waits for a running job when the main thread ends.
+    """
+
+    def __init__(self) -> None:
+        self._running: tuple[Future[object], ThreadPoolExecutor] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is running."""
+        return self._running is not None and not self._running[0].done()
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Starts `job` in the background, after the one before it has ended; raises what that one raised."""
+        self.wait()
+        executor = ThreadPoolExecutor(1, "unisono-backup")
+        self._running = executor.submit(job), executor
+
+    def raise_error(self) -> None:
+        """Raises the error of a job that has ended, once."""
+        if not self.busy:
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until the running job has ended, and raises its error."""
+        if self._running is None:
+            return
+        future, executor = self._running
+        executor.shutdown()
+        self._running = None
+        future.result()
+
+
 def _remove(path: Path) -> None:
     """Removes a backup, then its parts; or a part. A file that has such a name and is none is left."""
     for file in [path, *shard_files.part_paths(path)]:
         with contextlib.suppress(OSError):
-            if container.is_container(file):
+            if read_plain(file, len(container.MAGIC)) == container.MAGIC:
                 file.unlink()
 
 
@@ -256,7 +286,7 @@ def _inspect(path: Path) -> BackupInfo:
     size = 0
     try:
         size = sum(file.lstat().st_size for file in [path, *shard_files.part_paths(path)])
-        summary, _ = read_checked(path, outline=True, skips_worker=lambda worker: True)
+        summary, _ = read_checked(path, outline=True)
     except container.NewerFormatError as error:
         return BackupInfo(path, "newer", size=size, problem=str(error))
     except (OSError, MemoryError) as error:

@@ -1,7 +1,4 @@
-"""What TensorFlow finds on this machine, as lines of JSON: run by `doctor` in a separate process, which may fail or hang.
-
-The first line holds the devices, the second the answer of one real all-reduce between them.
-"""
+"""Prints TensorFlow's devices, then an all-reduce, as lines of JSON; `doctor` runs it as a process that may hang."""
 
 from __future__ import annotations
 

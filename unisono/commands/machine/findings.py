@@ -10,7 +10,7 @@ import platform
 import re
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,38 +55,34 @@ def examine(probe_seconds: float = PROBE_SECONDS) -> list[Finding]:
     ]
 
 
-def versions(environ: Mapping[str, str], requirements: list[str] | None = None) -> list[Finding]:
+def versions(environ: Mapping[str, str], requirements: list[str] | None = None) -> Iterator[Finding]:
     """Python and the packages that training needs, compared with the oldest supported ones; and the variant of Keras.
 
     `requirements`: "name>=version" of the dependencies; None: those that Unisono was installed with.
     """
-    found = {"python": platform.python_version(), "unisono": __version__}
-    findings = [Finding("versions", name, version) for name, version in found.items()]
+    yield Finding("versions", "python", platform.python_version())
+    yield Finding("versions", "unisono", __version__)
     for requirement in _requirements() if requirements is None else requirements:
         match = re.match(r"([A-Za-z0-9_-]+).*>=\s*([0-9.]+)", requirement)
         if match is None:
             continue
         name, oldest = match.groups()
-        problem = ""
         try:
             have = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            have, problem = "missing", f"Install it: pip install {name}."
-        else:
-            if _numbers(have) < _numbers(oldest):
-                problem = f"Upgrade it: pip install '{name}>={oldest}'."
-        findings.append(Finding("versions", name, have, problem=problem))
+            yield Finding("versions", name, "missing", problem=f"Install it: pip install {name}.")
+            continue
+        old = _numbers(have) < _numbers(oldest)
+        yield Finding("versions", name, have, problem=f"Upgrade it: pip install '{name}>={oldest}'." * old)
     backend = environ.get("KERAS_BACKEND") or _configured_backend(environ) or "tensorflow"
     text = "Unisono needs Keras on TensorFlow: set KERAS_BACKEND=tensorflow."
-    problem = "" if backend == "tensorflow" else text
-    findings.append(Finding("versions", "Keras backend", backend, problem=problem))
+    yield Finding("versions", "Keras backend", backend, problem=text * (backend != "tensorflow"))
     legacy = environ.get("TF_USE_LEGACY_KERAS", "")
     if legacy.lower() in ("1", "true"):
         text = (
             "tf.keras is the legacy tf_keras, whose models Unisono cannot train: unset TF_USE_LEGACY_KERAS."
         )
-        findings.append(Finding("versions", "TF_USE_LEGACY_KERAS", legacy, problem=text))
-    return findings
+        yield Finding("versions", "TF_USE_LEGACY_KERAS", legacy, problem=text)
 
 
 def _requirements() -> list[str]:
@@ -126,28 +122,25 @@ def machine() -> list[Finding]:
     ]
 
 
-def devices(lines: list[dict[str, Any]], failure: str, environ: Mapping[str, str]) -> list[Finding]:
+def devices(lines: list[dict[str, Any]], failure: str, environ: Mapping[str, str]) -> Iterator[Finding]:
     """What TensorFlow can compute on."""
     if not lines:
-        text = f"TensorFlow does not start: {failure}."
-        return [Finding("devices", "TensorFlow", "fails", problem=text)]
+        yield Finding("devices", "TensorFlow", "fails", problem=f"TensorFlow does not start: {failure}.")
+        return
     found = lines[0]
-    findings = [Finding("devices", "GPU", name) for name in found["gpus"]]
+    yield from (Finding("devices", "GPU", name) for name in found["gpus"])
     if found["tpus"]:
-        findings.append(Finding("devices", "TPU cores", str(found["tpus"])))
+        yield Finding("devices", "TPU cores", str(found["tpus"]))
     if found["gpus"]:
-        return findings
+        return
     note = problem = ""
-    if Path("/dev/nvidia0").exists():
-        hidden = environ.get("CUDA_VISIBLE_DEVICES")
-        if hidden in ("", "-1"):
-            note = (
-                f"There is an NVIDIA GPU, hidden by CUDA_VISIBLE_DEVICES={hidden!r}: unset it to use the GPU."
-            )
-        else:
-            why = "TensorFlow cannot load CUDA" if found["built_with_cuda"] else "this TensorFlow has no CUDA"
-            problem = f"There is an NVIDIA GPU, but {why}: pip install 'tensorflow[and-cuda]'."
-    return [*findings, Finding("devices", "GPU", "none: training runs on the CPU", note, problem)]
+    hidden = environ.get("CUDA_VISIBLE_DEVICES")
+    if Path("/dev/nvidia0").exists() and hidden in ("", "-1"):
+        note = f"There is an NVIDIA GPU, hidden by CUDA_VISIBLE_DEVICES={hidden!r}: unset it to use the GPU."
+    elif Path("/dev/nvidia0").exists():
+        why = "TensorFlow cannot load CUDA" if found["built_with_cuda"] else "this TensorFlow has no CUDA"
+        problem = f"There is an NVIDIA GPU, but {why}: pip install 'tensorflow[and-cuda]'."
+    yield Finding("devices", "GPU", "none: training runs on the CPU", note, problem)
 
 
 def driver(said: str) -> list[Finding]:
@@ -156,40 +149,34 @@ def driver(said: str) -> list[Finding]:
     return [Finding("devices", "nvidia-smi", said, problem=text)] if said else []
 
 
-def gpus_of_machine(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Finding]:
+def gpus_of_machine(gpus: list[Gpu], environ: Mapping[str, str]) -> Iterator[Finding]:
     """What the NVIDIA driver reports of each GPU: its model, and whether it is busy or lost."""
-    findings = []
     for gpu in gpus:
         name = f"GPU {gpu.index or gpu.bus or '?'}"
         if gpu.lost:
             text = "The GPU is lost: reset it (nvidia-smi --gpu-reset), or restart the machine; launch leaves it out."
-            findings.append(Finding("devices", name, gpu.lost, problem=text))
+            yield Finding("devices", name, gpu.lost, problem=text)
             continue
-        details = [
-            gpu.name,
-            f"{gpu.total} MiB" if gpu.total else "",
-            f"capability {gpu.capability}" if gpu.capability else "",
-        ]
+        memory = f"{gpu.total} MiB" if gpu.total else ""
+        capability = f"capability {gpu.capability}" if gpu.capability else ""
         busy = f"Another program uses it: {gpu.busy}; launch takes idle GPUs first." if gpu.busy else ""
-        findings.append(Finding("devices", name, ", ".join(filter(None, details)), note=busy))
+        details = ", ".join(filter(None, (gpu.name, memory, capability)))
+        yield Finding("devices", name, details, note=busy)
     models = sorted({gpu.name for gpu in gpus if not gpu.lost})
     if len(models) > 1 and "CUDA_VISIBLE_DEVICES" not in environ:
         text = "Replicas wait for the slowest of them in every step: choose those of one model with CUDA_VISIBLE_DEVICES."
-        findings.append(Finding("devices", "models", ", ".join(models), note=text))
+        yield Finding("devices", "models", ", ".join(models), note=text)
     ours = [f"{k}={v}" for k, v in shown_variables(environ).items() if k.startswith("NCCL_")]
     if gpus and ours:
-        findings.append(Finding("devices", "NCCL", ", ".join(ours)))
-    return findings
+        yield Finding("devices", "NCCL", ", ".join(ours))
 
 
-def precision(lines: list[dict[str, Any]]) -> list[Finding]:
+def precision(lines: list[dict[str, Any]]) -> Iterator[Finding]:
     """Whether the half precision types bring speed here, and by which instructions."""
-    findings = []
     for dtype, why in (lines[0]["slow"] if lines else {}).items():
         by = lines[0]["instructions"][dtype]
         value = "no faster than float32" if why else f"fast: {', '.join(by)}" if by else "unknown"
-        findings.append(Finding("precision", dtype, value, note=why or ""))
-    return findings
+        yield Finding("precision", dtype, value, note=why or "")
 
 
 def cluster(environ: Mapping[str, str]) -> list[Finding]:
@@ -204,23 +191,22 @@ def cluster(environ: Mapping[str, str]) -> list[Finding]:
     if found is None:
         return [Finding("cluster", "TF_CONFIG, Slurm", "none: one process trains alone")]
     jobs = ", ".join(f"{len(addresses)} {job}" for job, addresses in found.jobs.items() if addresses)
-    findings = [
+    port = split_address(found.address)[1]
+    taken = why_taken(port)
+    text = f"Port {port} cannot be opened ({taken}): end what uses it, or choose another."
+    free = Finding("cluster", "own port", f"{port} is free")
+    own = (found.task_type, found.task_index)
+    return [
         Finding("cluster", "members", jobs),
         Finding("cluster", "this process", f"{found.task_type} {found.task_index} at {found.address}"),
-        _own_port(split_address(found.address)[1]),
+        Finding("cluster", "own port", str(port), problem=text) if taken else free,
+        *(
+            _peer(f"{job} {index}", address)
+            for job, addresses in found.jobs.items()
+            for index, address in enumerate(addresses)
+            if (job, index) != own
+        ),
     ]
-    members = [
-        (job, index, where) for job, all_of in found.jobs.items() for index, where in enumerate(all_of)
-    ]
-    own = (found.task_type, found.task_index)
-    return findings + [_peer(f"{job} {index}", where) for job, index, where in members if (job, index) != own]
-
-
-def _own_port(port: int) -> Finding:
-    if taken := why_taken(port):
-        text = f"Port {port} cannot be opened ({taken}): end what uses it, or choose another."
-        return Finding("cluster", "own port", str(port), problem=text)
-    return Finding("cluster", "own port", f"{port} is free")
 
 
 def _peer(name: str, address: str) -> Finding:
@@ -246,18 +232,18 @@ def ports() -> list[Finding]:
     return [Finding("ports", "on 127.0.0.1", f"free, for instance {', '.join(map(str, free))}")]
 
 
-def collectives(lines: list[dict[str, Any]], failure: str) -> list[Finding]:
+def collectives(lines: list[dict[str, Any]], failure: str) -> Iterator[Finding]:
     """Whether one real all-reduce gave the right sum on every device."""
-    if not lines:
-        return []
-    if len(lines) < 2:
+    if len(lines) == 1:
         text = f"The all-reduce between the devices fails: {failure}."
-        return [Finding("collectives", "all-reduce", "fails", problem=text)]
-    found = lines[1]
-    names, expected = found["names"], found["expected"]
-    wrong = [name for name, answer in zip(names, found["answers"]) if answer != expected]
-    value = f"right on {len(names)} devices ({', '.join(names)}), {found['milliseconds']:.1f} ms"
-    if len(names) == 1:
-        value = f"one device ({names[0]}): there is nothing to reduce"
-    text = f"The all-reduce gives wrong sums on {', '.join(wrong)}: do not train on these devices together."
-    return [Finding("collectives", "all-reduce", "wrong" if wrong else value, problem=text if wrong else "")]
+        yield Finding("collectives", "all-reduce", "fails", problem=text)
+    for found in lines[1:]:
+        names, expected = found["names"], found["expected"]
+        wrong = [name for name, answer in zip(names, found["answers"]) if answer != expected]
+        value = f"right on {len(names)} devices ({', '.join(names)}), {found['milliseconds']:.1f} ms"
+        if len(names) == 1:
+            value = f"one device ({names[0]}): there is nothing to reduce"
+        text = (
+            f"The all-reduce gives wrong sums on {', '.join(wrong)}: do not train on these devices together."
+        )
+        yield Finding("collectives", "all-reduce", "wrong" if wrong else value, problem=text * bool(wrong))
