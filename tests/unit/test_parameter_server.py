@@ -133,6 +133,6 @@ def test_callbacks_that_read_every_step_make_each_step_a_piece():
 def test_batches_whose_arrays_have_different_samples_are_pieces_of_their_own():
     batches = [(tf.ones([2, 3]), tf.range(few)) for few in (5, 7)]
     pieces = pieces_of(Chunk(None, 2, None, lambda inputs, i: batches[int(i)]))
-    assert [(piece.steps, piece.samples) for piece in pieces] == [(1, None)] * 2
+    assert [(piece.steps, piece.batch_size) for piece in pieces] == [(1, None)] * 2
     for batch, piece in zip(batches, pieces):
-        assert_equal(batch, piece.reader((piece.resident, piece.place), 0))
+        assert_equal(batch, piece.reader(piece.inputs, 0))

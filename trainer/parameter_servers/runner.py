@@ -20,7 +20,6 @@ from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Source
 from ..run.evaluation import concatenated
 from ..run.runner import Passes, Runner
-from .pieces import Piece
 from .schedule import Schedule, next_stop, wants_each_step
 from .worker_function import WorkerFunction, WorkerPrediction
 from .worker_steps import WorkerSteps
@@ -68,9 +67,9 @@ class ParameterServerRunner(Runner):
             return _no_batch(state)
         totals, count, logs = steps.totals(), _UpdateCount(model), {}
         with steps.phase(max_staleness) as phase:
-            for piece, results in steps.results(phase, schedule.next, schedule.arrived):
+            for done, results in steps.results(phase, schedule.next, schedule.arrived):
                 totals.add(results)
-                state.step += piece.steps
+                state.step += done
                 if schedule.at_stop():
                     count.correct(totals, phase.losses)
                     totals.commit()
@@ -91,10 +90,10 @@ class ParameterServerRunner(Runner):
         """One pass over `source`: counts every sample once, in order, even when workers are lost; returns the logs."""
         function, begin = model.test_function, callbacks.on_test_batch_begin
         totals, done, logs = None, 0, {}
-        for piece, results in _in_order(function, source, begin, lambda: model.stop_evaluating):
+        for steps, results in _in_order(function, source, begin, lambda: model.stop_evaluating):
             totals = totals or function.totals()
             totals.add(results)
-            done += piece.steps
+            done += steps
             logs = pythonify_logs(totals.logs())
             callbacks.on_test_batch_end(done - 1, logs)
         if totals is not None:
@@ -135,13 +134,13 @@ class ParameterServerRunner(Runner):
                 if model.fit_state is None:
                     for function in (model.train_function, model.test_function, model.predict_function):
                         if function is not None:
-                            function.memory.clear()
+                            function.free_inputs()
 
 
 def _in_order(
     function: WorkerFunction, source: Source, begin: Callable[[int], None], stopped: Callable[[], bool]
-) -> Iterator[tuple[Piece, Any]]:
-    """(piece, result) of one pass over `source`, in its order."""
+) -> Iterator[tuple[int, Any]]:
+    """(steps, result) of each piece of one pass over `source`, in its order."""
     schedule = Schedule(function, source, begin, stopped, epoch_steps=source.steps_per_epoch)
     if schedule.empty:
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,19 +18,15 @@ from ..inputs import Chunk
 from ..inputs.batch import sample_count
 from ..run.loops.compiled_calls import CompiledCall
 from ..step.collected_writes import CollectedWrites
-from .pieces import HOST, Piece, WorkerMemory, pieces_of
+from .pieces import HOST, Piece, pieces_of
 
 
 class WorkerFunction:
     """Runs pieces on workers. Owns their compiled functions and their input tensors.
 
-    Args:
-        model: built under a `ParameterServerStrategy`.
-
     Attributes:
         lines: int; pieces that may be in progress at the same time: one on each worker, and one that waits for it.
         most_steps: int or None; the maximum number of steps of a piece.
-        memory: the input tensors on the workers.
     """
 
     most_steps: int | None = None
@@ -47,30 +42,39 @@ class WorkerFunction:
         self._compiled: dict[Any, Any] = {}
         self._number = 0
         self.lines = 2 * self._pool.num_workers
-        self.memory = WorkerMemory()
+        self._held: dict[int, tuple[Any, Any]] = {}
 
     @property
     def fixed_steps(self) -> int | None:
         """The steps of a piece where the user has set `steps_per_execution`."""
         return self._model._fixed_steps
 
-    def run(self, worker: int, piece: Any) -> Any:
+    def run(self, worker: int, piece: Piece) -> Any:
         """The result of a piece, on the host. Context: host, in the thread of a worker."""
         raise NotImplementedError
 
-    def _make(self, piece: Piece) -> Any:
-        """The compiled function for pieces with the layout of `piece`."""
+    def _make(self, chunk: Chunk) -> Any:
+        """The compiled function for chunks with the layout of `chunk`."""
         raise NotImplementedError
 
-    def prepare(self, piece: Piece) -> None:
-        """Traces the step for the layout of `piece`; errors in the user's code are raised here. Context: host."""
-        self._function(piece)
+    def prepare(self, chunk: Chunk) -> None:
+        """Traces the step for the layout of `chunk`; errors in the user's code are raised here. Context: host."""
+        if chunk.reader not in self._compiled:
+            self._compiled[chunk.reader] = self._make(chunk)
 
-    def _function(self, piece: Piece) -> Any:
-        key = (piece.reader, piece.samples)
-        if key not in self._compiled:
-            self._compiled[key] = self._make(piece)
-        return self._compiled[key]
+    def _inputs(self, worker: int, chunk: Chunk) -> Any:
+        """The inputs of a chunk, on the calling thread's worker: its arrays stay there while chunks have the same."""
+        arrays, place = chunk.inputs
+        held = self._held.get(worker)
+        if held is None or held[0] is not arrays:
+            with tf.device(f"/job:worker/replica:0/task:{worker}/device:CPU:0"):
+                there = tf.nest.map_structure(_sent, arrays, expand_composites=True)
+            held = self._held[worker] = (arrays, there)
+        return held[1], place
+
+    def free_inputs(self) -> None:
+        """Frees the memory of all workers."""
+        self._held.clear()
 
     def _traced(self, function: Callable[..., Any], *signature: Any) -> Any:
         """The concrete function: a `tf.function` would be retraced on each worker."""
@@ -79,52 +83,52 @@ class WorkerFunction:
 
     def phase(self, max_staleness: int | None = None) -> contextlib.AbstractContextManager[Phase]:
         """The workers, ready for pieces."""
-        return self._pool.phase(self.run, self.memory.forget, max_staleness)
+        return self._pool.phase(self.run, lambda worker: self._held.pop(worker, None), max_staleness)
 
     def results(
         self,
         phase: Phase,
-        next_piece: Callable[[], Piece | None],
-        arrived: Callable[[Piece], None] = lambda piece: None,
+        next_chunk: Callable[[], Chunk | None],
+        arrived: Callable[[int], None] = lambda steps: None,
         in_order: bool = False,
-    ) -> Iterator[tuple[Piece, Any]]:
-        """Hands out pieces and yields (piece, result), until none is in progress and none is left.
+    ) -> Iterator[tuple[int, Any]]:
+        """Hands out chunks and yields (steps, result) of each, until none is in progress and none is left.
 
         Args:
             phase: the current phase.
-            next_piece: returns the next piece; None: there is none before more results have arrived.
-            arrived: called when the result of a piece has arrived.
+            next_chunk: returns the next prepared chunk; None: there is none before more results have arrived.
+            arrived: called with the steps of a chunk whose result has arrived.
             in_order: whether to yield results in the order of the input, instead of the order of arrival.
         """
         free = list(range(self.lines))
-        early: dict[int, tuple[Piece, Any]] = {}
+        early: dict[int, tuple[int, Any]] = {}
         due = self._number + 1
         while True:
-            while phase.under_way + len(early) < self.lines and (piece := next_piece()) is not None:
+            while phase.under_way + len(early) < self.lines and (chunk := next_chunk()) is not None:
                 self._number += 1
-                phase.put(dataclasses.replace(piece, number=self._number, line=free.pop()))
+                phase.put(Piece(chunk, chunk.steps, self._number, free.pop()))
             if not phase.under_way:
                 return
             piece, result = phase.get()
             free.append(piece.line)
-            arrived(piece)
+            arrived(piece.steps)
             if not in_order:
-                yield piece, result
+                yield piece.steps, result
                 continue
-            early[piece.number] = piece, result
+            early[piece.number] = piece.steps, result
             while due in early:
                 yield early.pop(due)
                 due += 1
 
-    def _alone(self, chunk: Chunk) -> tuple[Piece, Any]:
-        """A chunk of one piece, and its result."""
-        piece, *_ = pieces_of(chunk)
-        self.prepare(piece)
-        left = [piece]
+    def _alone(self, chunk: Chunk) -> tuple[int, Any]:
+        """The steps of a chunk of one piece, and its result."""
+        chunk, *_ = pieces_of(chunk)
+        self.prepare(chunk)
+        left = [chunk]
         with self.phase() as phase:
-            ((_, result),) = self.results(phase, lambda: left.pop() if left else None)
-        self.memory.clear()
-        return piece, result
+            (done,) = self.results(phase, lambda: left.pop() if left else None)
+        self.free_inputs()
+        return done
 
     def graph(self) -> Any:
         """The first graph, for drawing; None without one."""
@@ -140,24 +144,23 @@ class WorkerPrediction(WorkerFunction):
 
     def __call__(self, call: CompiledCall) -> tuple[int, list[Any]]:
         """Runs one chunk on one worker; returns the number of its batches and the outputs of each."""
-        piece, outputs = self._alone(call.chunks[0])
-        return piece.steps, outputs
+        return self._alone(call.chunks[0])
 
-    def _make(self, piece: Piece) -> Any:
+    def _make(self, chunk: Chunk) -> Any:
         def run(inputs: Any, i: tf.Tensor) -> Any:
-            batch = piece.reader(inputs, i)
-            total = piece.samples if piece.samples is not None else sample_count(batch)
+            batch = chunk.reader(inputs, i)
+            total = chunk.batch_size if chunk.batch_size is not None else sample_count(batch)
             with tf.distribute.ReplicaContext(self._strategy, 0):
                 # What it writes is dropped: workers predict in any order, and its generators stay where they are.
                 with step_scope(StepContext(0, 1, total, total)), CollectedWrites():
                     return self._model.predict_step(batch)
 
-        return self._traced(run, piece.signature, tf.TensorSpec([], tf.int32))
+        return self._traced(run, chunk.signature, tf.TensorSpec([], tf.int32))
 
     def run(self, worker: int, piece: Piece) -> list[Any]:
         """The outputs of each batch, on the host. Context: host, in the thread of a worker."""
-        function = self._function(piece)
-        inputs = self.memory.inputs(worker, piece)
+        function = self._compiled[piece.chunk.reader]
+        inputs = self._inputs(worker, piece.chunk)
         answers = []
         for i in range(piece.steps):
             with tf.device(HOST):
@@ -166,3 +169,7 @@ class WorkerPrediction(WorkerFunction):
             with tf.device(HOST):
                 answers.append(tf.nest.map_structure(tf.identity, outputs, expand_composites=True))
         return answers
+
+
+def _sent(leaf: Any) -> Any:
+    return None if leaf is None else tf.identity(leaf)
