@@ -16,14 +16,6 @@ import tensorflow as tf
 from .sparse import SparseRows, slice_sparse, sparse_rows, sparse_tensor
 
 
-def pack(x: Any, y: Any, sample_weight: Any) -> Any:
-    """Arrays as one batch. Weights without targets are dropped, as in Keras.
-
-    Inputs that give batches themselves keep theirs, of any structure.
-    """
-    return keras.utils.pack_x_y_sample_weight(x, y, sample_weight if y is not None else None)
-
-
 def is_standard(batch: Any) -> bool:
     """Whether Keras' own steps accept the batch, or the spec of one: all but tuples of more than three."""
     return not isinstance(batch, tuple | list) or 1 <= len(batch) <= 3
@@ -54,30 +46,30 @@ def named_leaves(name: str, structure: Any) -> list[tuple[str, Any]]:
     return [leaf for path, part in items for leaf in named_leaves(path, part)]
 
 
+def all_leaves(batch: Any) -> list[tuple[str, Any]]:
+    """The leaves of a batch (or of its spec) with their paths."""
+    return [leaf for name, part in named_parts(batch) for leaf in named_leaves(name, part)]
+
+
 def named_arrays(batch: Any) -> list[tuple[str, Any]]:
     """The arrays of a batch (or of its spec) that have samples, with their paths."""
-    leaves = [leaf for name, part in named_parts(batch) for leaf in named_leaves(name, part)]
-    return [(path, leaf) for path, leaf in leaves if leaf is not None and not is_scalar(leaf)]
+    return [(path, leaf) for path, leaf in all_leaves(batch) if leaf is not None and not is_scalar(leaf)]
 
 
 def sample_count(structure: Any) -> Any:
     """The number of samples of a batch: an int where it is known while tracing, else an int32 scalar tensor.
 
-    Args:
-        structure: nest of tensors with the same number of samples; None leaves are ignored.
-
-    Raises:
-        ValueError: there is no tensor in it.
+    All leaves but None and scalars have that number. Without any other leaf, it is a ValueError.
     """
     leaves = [
         _one_tensor(leaf) for leaf in tf.nest.flatten(structure) if leaf is not None and not is_scalar(leaf)
     ]
     if not leaves:
         raise ValueError("The batch has no tensor, so it has no samples: pass at least one array.")
-    known = (_static_samples(leaf) for leaf in leaves)
-    number = next((samples for samples in known if samples is not None), None)
-    if number is not None:
-        return number
+    for leaf in leaves:
+        shape = tf.TensorShape(getattr(leaf, "shape", None))  # pyright: ignore[reportArgumentType]
+        if shape.rank and shape[0] is not None:
+            return shape[0]
     leaf = next((leaf for leaf in leaves if isinstance(leaf, tf.Tensor)), leaves[0])
     if isinstance(leaf, tf.RaggedTensor):
         return leaf.nrows(out_type=tf.int32)
@@ -96,20 +88,13 @@ def _one_tensor(leaf: Any) -> Any:
     return leaf.values if isinstance(leaf, SparseRows) else leaf
 
 
-def _static_samples(leaf: Any) -> int | None:
-    """The number of samples of a tensor, an array or the spec of one, where it is known."""
-    shape = getattr(leaf, "shape", None)
-    shape = tf.TensorShape(None) if shape is None else tf.TensorShape(shape)  # type: ignore[arg-type]
-    return shape[0] if shape.rank else None
-
-
 def slice_samples(
     structure: Any, start: Any, stop: Any, samples: int | None = None, device: str | None = None
 ) -> Any:
-    """Samples `start` to `stop - 1` of every tensor in the structure.
+    """Samples `start` to `stop - 1` of every tensor in the structure; gradients flow through it.
 
     Args:
-        structure: nest of tensors; so is the result. Gradients flow through it.
+        structure: nest of tensors; so is the result.
         start: int or integer scalar tensor.
         stop: int or integer scalar tensor, at most the number of samples.
         samples: `stop - start`, where that is known while tracing; not needed where both are ints.
@@ -216,13 +201,10 @@ def sample_counts(structure: Any) -> list[Any]:
 
 
 def unit_count(structure: Any) -> Any:
-    """The units of a batch whose arrays may have different numbers of samples, such as labelled and unlabelled ones.
+    """The units of a batch whose arrays may have different numbers of samples: an int, or an int32 scalar tensor.
 
     Their number is the greatest common divisor: 8 and 56 samples are 8 units of one sample and of seven. So a part with
     some of the units has the same share of every array, and means over any of them are reduced by that share.
-
-    Returns:
-        An int, or an int32 scalar tensor; the number of samples, where it is the same in every array.
     """
     counts = sample_counts(structure)
     if all(isinstance(count, int) for count in counts):
@@ -234,9 +216,8 @@ def unit_count(structure: Any) -> Any:
         stacked = tf.where(stacked == 0, tf.reduce_max(stacked), stacked)  # 0 and n have the divisors of n
         divisors = tf.range(1, tf.reduce_min(stacked) + 1)
         common = tf.reduce_all(stacked[:, None] % divisors == 0, axis=0)
-        return tf.maximum(
-            0, tf.reduce_max(tf.boolean_mask(divisors, common))
-        )  # of no numbers, it is negative
+        # The maximum of no numbers is negative.
+        return tf.maximum(0, tf.reduce_max(tf.boolean_mask(divisors, common)))
 
 
 def slice_units(structure: Any, first: Any, last: Any, units: Any, device: str | None = None) -> Any:
@@ -269,16 +250,14 @@ def open_spec(leaf: Any) -> Any:
     if spec == tf.type_spec_from_value(None):
         return None
     if isinstance(spec, SparseRows.Spec):
-        parts = (open_spec(spec.columns), open_spec(spec.values), spec.sample_shape)
-        return SparseRows.Spec(*parts)
+        return SparseRows.Spec(open_spec(spec.columns), open_spec(spec.values), spec.sample_shape)
     if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec | tf.RaggedTensorSpec) or is_scalar(spec):
         return spec
     shape = spec.shape if spec.shape.rank is None else [None, *spec.shape[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
-    return (tf.SparseTensorSpec if isinstance(spec, tf.SparseTensorSpec) else tf.TensorSpec)(
-        shape, spec.dtype
-    )
+    kind = tf.SparseTensorSpec if isinstance(spec, tf.SparseTensorSpec) else tf.TensorSpec
+    return kind(shape, spec.dtype)
 
 
 def _map(fn: Callable[[Any], Any], structure: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,22 +22,13 @@ from .source import Chunk, Source
 class ArraySource(Source):
     """Batches from arrays that stay in the memory of the host, or of each replica's GPU.
 
-    Owns the tensors, except those that another source holds. A chunk is the tensors and the numbers of its samples, so its
-    size does not depend on the steps.
-
-    Args:
-        arrays: nest of NumPy arrays and tensors, in the structure of a batch.
-        order: the order of their samples.
-        home: where the tensors stay; None: on the host.
-        other: another source of this fit: arrays that both get are held once.
+    Owns the tensors, except those that `other`, another source of this fit, holds. A chunk is the tensors and the numbers
+    of its samples, so its size does not depend on the steps.
     """
 
     resume_by = "index"
 
-    def __init__(
-        self, arrays: Any, order: SampleOrder, home: DataHome | None = None, other: Source | None = None
-    ) -> None:
-        home = home or DataHome()
+    def __init__(self, arrays: Any, order: SampleOrder, home: DataHome, other: Source | None) -> None:
         self.devices, self.home = home.devices or (HOST,), home.sentence
         held = other.held if isinstance(other, ArraySource) and other.devices == self.devices else {}
         self.held: dict[int, tuple[Any, list[Any]]] = {}
@@ -47,8 +39,7 @@ class ArraySource(Source):
             for n in range(len(self.devices))
         ]
         self.position: SampleOrder = order
-        self.samples = self.held_samples = order.samples
-        self.batch_size = order.batch_size
+        self.held_samples, self.batch_size = order.samples, order.batch_size
         self._order: tuple[np.ndarray, list[tf.Tensor]] | None = None
         self._signature = batch_spec(self._copies[0])
         self.spec = self._spec_of_batches()
@@ -80,7 +71,7 @@ class ArraySource(Source):
         spec: Any = tf.TensorSpec([] if size else [None], tf.int64)
         with tf.device(HOST):
             place = tf.constant(place, tf.int64)
-        order = self.position.indices(run.a_pass)
+        order = self.position.indices()
         if order is not None:
             if self._order is None or self._order[0] is not order:  # created once for all chunks of a pass
                 self._order = order, self._on_devices(order)
@@ -116,20 +107,14 @@ class ArraySource(Source):
 
 
 class StreamedArrays(FedSource):
-    """Arrays that are too large to be copied, or are in files: only the samples of the next batches are read.
-
-    Args:
-        arrays: nest of NumPy arrays and tensors, in the structure of a batch.
-        order: the order of their samples.
-        steady: see `FedSource`.
-    """
+    """Arrays that are too large to be copied, or are in files: only the samples of the next batches are read."""
 
     resume_by = "index"
 
     def __init__(self, arrays: Any, order: SampleOrder, steady: bool) -> None:
         self._arrays = arrays
         self.position: SampleOrder = order
-        self.samples, self.batch_size = order.samples, order.batch_size
+        self.batch_size = order.batch_size
         super().__init__(batch_spec(self._samples_from(0, 1, None)), steady)
 
     def _content(self) -> str | None:
@@ -151,8 +136,8 @@ class StreamedArrays(FedSource):
             return tf.nest.map_structure(read, self._arrays)
 
     def _batches(self) -> Iterator[tuple[Any, Layout]]:
-        order = self.position.copy()
+        order = copy.copy(self.position)
         while (run := order.next_run(1)) is not None:
             order.advance(1)
-            batch = self._samples_from(run.first, run.batch_size, order.indices(run.a_pass))
+            batch = self._samples_from(run.first, run.batch_size, order.indices())
             yield batch, layout_of(batch)

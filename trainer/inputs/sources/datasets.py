@@ -40,11 +40,11 @@ class DatasetSource(Source):
 
     Args:
         dataset: its elements are the batches, or parts of them.
-        steps_per_epoch: int or None; the steps of an epoch.
-        parts: int; elements that make one batch (one for each replica of this worker).
+        steps_per_epoch: of an epoch, or None.
+        parts: elements that make one batch (one for each replica of this worker).
         per_worker: whether the elements are this worker's samples only.
         by_replica: whether the elements depend on the number of replicas.
-        batches: int or None; of a pass, like the cardinality of a dataset; None: the cardinality of `dataset`.
+        batches: of a pass, like the cardinality of a dataset; None: the cardinality of `dataset`.
         resumable: whether its position will be requested.
     """
 
@@ -147,11 +147,7 @@ class DatasetSource(Source):
         )
 
     def drawn(self, steps: int) -> None:
-        """The data ended after `steps` steps of the last chunk; where it ended with the epoch before, it begins anew.
-
-        Raises:
-            ValueError: there was no batch at all.
-        """
+        """The data ended after `steps` steps of the last chunk; where it ended with the epoch before, it begins anew."""
         if steps >= self._asked:
             return
         position = self.position
@@ -173,11 +169,7 @@ class DatasetSource(Source):
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a position of `state()`.
-
-        Raises:
-            ValueError: the pipeline differs, or has fewer batches than were used.
-        """
+        """Goes to a position of `state()`; another pipeline, or one with fewer batches, is a ValueError."""
         super().restore(state)
         taken = self.position.taken
         if "iterator" in state:
@@ -234,11 +226,7 @@ def without_optionals(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _known_batches(cardinality: int, steps_per_epoch: int | None) -> int | None:
-    """The number of batches of a pass, or None if it is not known.
-
-    Raises:
-        ValueError: there is none, or the dataset is infinite and `steps_per_epoch` is None.
-    """
+    """The number of batches of a pass, or None if it is not known."""
     if cardinality == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
         raise ValueError("steps_per_epoch (None) must be given for a dataset that never ends.")
     if cardinality == 0:
@@ -277,11 +265,7 @@ def save_iterator(iterator: Any) -> bytes:
 
 
 def load_iterator(iterator: Any, packed: Any) -> None:
-    """Goes to the position of `save_iterator`.
-
-    Raises:
-        ValueError: the bytes belong to another pipeline, or are damaged.
-    """
+    """Goes to the position of `save_iterator`; damaged bytes, or those of another pipeline, are a ValueError."""
     data = packed if isinstance(packed, bytes) else bytes(bytearray(packed))
     with tempfile.TemporaryDirectory() as folder:
         try:

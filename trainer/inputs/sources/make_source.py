@@ -17,9 +17,9 @@ from ....distribute.arguments import shown, takes_arguments, whole_number
 from ....distribute.hardware.data_placement import data_home
 from ....distribute.replicas import shares_variables
 from .. import checks
-from ..batch import concat_samples, pack
+from ..batch import concat_samples
 from ..class_weights import check_class_weight, class_weights
-from ..convert import host_bytes, is_array, resident_size, standard_arrays
+from ..convert import is_array, resident_size, standard_arrays
 from ..identity import check_same_input
 from ..position import SampleOrder
 from ..values import is_memory_mapped
@@ -66,12 +66,7 @@ def make_source(
         resumable: whether its position will be requested: not in `evaluate` and `predict`.
         custom_step: whether a custom step gets the batches: their arrays may have different numbers of samples.
 
-    Returns:
-        The source, checked: unsupported inputs raise here, before the first step.
-
-    Raises:
-        ValueError: a value is not supported.
-        TypeError: a type is not supported.
+    Unsupported values and types raise a ValueError or TypeError here, before the first step.
     """
     batch_size = whole_number("batch_size", batch_size, optional=True)
     steps_per_epoch = whole_number("steps_per_epoch", steps_per_epoch, optional=True)
@@ -90,7 +85,8 @@ def make_source(
         if batch_size is None:
             batch_size = math.ceil(samples / steps_per_epoch) if steps_per_epoch else 32
         order = SampleOrder(samples, batch_size, shuffle, seed, steps_per_epoch)
-        source = _from_arrays(pack(*arrays), order, strategy, resident_bytes, other)
+        batch = keras.utils.pack_x_y_sample_weight(*arrays)
+        source = _from_arrays(batch, order, strategy, resident_bytes, other)
         source.targets = arrays[1]
     else:
         checks.alone(kind, y, sample_weight, batch_size=batch_size)
@@ -125,11 +121,7 @@ def checked_shuffle(shuffle: Any) -> Any:
 
 
 def kind_of(x: Any) -> str:
-    """The kind of the input `x`, as named in messages.
-
-    Raises:
-        TypeError: it is not supported.
-    """
+    """The kind of the input `x`, as named in messages."""
     if isinstance(x, type):
         raise TypeError(f"`x` must be an instance: give {x.__name__}(...). Received: {shown(x)}")
     if isinstance(x, tf.data.Dataset):
@@ -168,7 +160,7 @@ def _from_arrays(
     home = data_home(
         sum(resident_size(leaf) for leaf in leaves if id(leaf) not in held), _replica_devices(strategy), dense
     )
-    size = sum(host_bytes(leaf) for leaf in leaves)
+    size = sum(resident_size(leaf) for leaf in leaves if isinstance(leaf, np.ndarray))
     if mapped or (size > resident_bytes and not home.devices):
         source: Source = StreamedArrays(arrays, order, many_workers(strategy))
         source.home = home.sentence

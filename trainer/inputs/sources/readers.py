@@ -57,12 +57,7 @@ class ArrayReader:
     def read(self, inputs: Any, i: Any, replica: int, first: Any = 0, last: Any = None) -> Any:
         """Samples `first` to `last - 1` of batch `i` (None: to its end), on the device of replica `replica` of this process.
 
-        Args:
-            inputs: see above.
-            i: int32 scalar tensor.
-            replica: int.
-            first: int or int32 scalar tensor.
-            last: int or int32 scalar tensor.
+        `i` is an int32 scalar tensor, `first` and `last` are ints or such tensors.
         """
         copies, place = inputs
         orders, place = place if self.ordered else (None, place)
@@ -138,9 +133,8 @@ class IteratorReader:
                 )
             return self._checked(value)
 
-        return map_optional(
-            whole, first, batch_spec(iterator.element_spec) if others else iterator.element_spec
-        )
+        spec = iterator.element_spec
+        return map_optional(whole, first, batch_spec(spec) if others else spec)
 
     def _checked(self, batch: Any) -> Any:
         """The batch, after the check of its values."""
