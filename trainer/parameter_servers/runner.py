@@ -13,7 +13,7 @@ from ...callbacks.fit_state import FitState
 from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.optimizers import call_count
 from ...compat.keras_private.training import pythonify_logs
-from ...distribute.parameter_servers.strategy import max_staleness_of, pool_of
+from ...distribute.parameter_servers.strategy import pool_of
 from ...distribute.parameter_servers.worker_pool import ParameterServerError
 from ...mixed_precision import skipped_steps
 from ...optimizers.held_optimizers import optimizers_of
@@ -29,11 +29,7 @@ class ParameterServerRunner(Runner):
     """Runs a model's steps on the workers of its `ParameterServerStrategy`. Has no state. Context: host."""
 
     def train_function(self, model: TrainedModel) -> WorkerSteps:
-        """The training steps on workers.
-
-        Raises:
-            ValueError: the cluster or an argument of `compile` does not allow it.
-        """
+        """The training steps on workers; a ValueError where the cluster or an argument of `compile` does not allow it."""
         return WorkerSteps(model, training=True)
 
     def test_function(self, model: TrainedModel) -> WorkerSteps:
@@ -52,7 +48,9 @@ class ParameterServerRunner(Runner):
     ) -> dict[str, Any]:
         """The training steps of the epoch, from where `state` is; returns the logs after the last."""
         steps, hooks = model.train_function, callbacks.callbacks
-        max_staleness = max_staleness_of(model.distribute_strategy)
+        max_staleness = getattr(
+            model.distribute_strategy, "max_staleness", None
+        )  # TensorFlow's own class has none
         schedule = Schedule(
             steps,
             state.source,
@@ -63,8 +61,12 @@ class ParameterServerRunner(Runner):
             most=1 if steps.fixed_steps is None and wants_each_step(hooks) else max_staleness,
             next_stop=lambda step: next_stop(hooks, step),
         )
-        if schedule.empty:
-            return _no_batch(state)
+        if schedule.empty:  # the epoch, or the rest of it, has no batch
+            if state.step == 0 and state.epoch == state.first_epoch:
+                raise ValueError(
+                    "The input gave no batch: give a dataset or generator that has at least one."
+                )
+            return state.step_logs
         totals, count, logs = steps.totals(), _UpdateCount(model), {}
         with steps.phase(max_staleness) as phase:
             for done, results in steps.results(phase, schedule.next, schedule.arrived):
@@ -146,13 +148,6 @@ def _in_order(
         return
     with function.phase() as phase:
         yield from function.results(phase, schedule.next, schedule.arrived, in_order=True)
-
-
-def _no_batch(state: FitState) -> dict[str, Any]:
-    """The logs of an epoch, or of the rest of one, without batches."""
-    if state.step == 0 and state.epoch == state.first_epoch:
-        raise ValueError("The input gave no batch: give a dataset or generator that has at least one.")
-    return state.step_logs
 
 
 def _check_progress(model: TrainedModel) -> None:

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from ...callbacks.call_schedule import only_reads_logs, own_schedule, steps_until_call, takes_step_logs
 from ..inputs import Chunk, Source
-from .pieces import HOST, pieces_of
-from .worker_function import WorkerFunction
+from .worker_function import HOST, WorkerFunction, pieces_of
 
 _TARGET_SECONDS = 0.1
 MOST_STEPS = 512
@@ -49,18 +48,15 @@ class Schedule:
     """The pieces of one epoch, in order, each prepared just before it is handed out. Context: host.
 
     Args:
-        function: the function for the workers.
-        source: the input, at its position.
         begin: called with the number of the first step of each piece.
-        stopped: () -> bool; whether to hand out no further piece.
-        step: int; the completed steps of the epoch.
-        epoch_steps: int or None; the steps of the epoch.
-        most: int or None; the maximum number of steps of a piece.
+        stopped: whether to hand out no further piece.
+        step: the completed steps of the epoch.
+        most: the maximum number of steps of a piece.
         next_stop: `next_stop(step)`, the steps after `step` at which all earlier steps must be done, or None.
 
     Attributes:
-        empty: bool; whether there is no step at all.
-        done: int; the steps of the epoch whose results have arrived.
+        empty: whether there is no step at all.
+        done: the steps of the epoch whose results have arrived.
     """
 
     def __init__(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
@@ -15,10 +17,23 @@ from ...distribute.parameter_servers.strategy import pool_of
 from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext, step_scope
 from ..inputs import Chunk
-from ..inputs.batch import sample_count
+from ..inputs.batch import batch_spec, concat_samples, is_scalar, sample_count, sample_counts
+from ..inputs.sources.feed import Group
 from ..run.loops.compiled_calls import CompiledCall
 from ..step.collected_writes import CollectedWrites
-from .pieces import HOST, Piece, pieces_of
+
+HOST = "/job:chief/replica:0/task:0/device:CPU:0"
+"""The coordinator."""
+
+
+class Piece(NamedTuple):
+    """A chunk of `pieces_of` that is scheduled."""
+
+    chunk: Chunk
+    steps: int
+    number: int
+    line: int
+    """Its line in the ledger."""
 
 
 class WorkerFunction:
@@ -94,11 +109,8 @@ class WorkerFunction:
     ) -> Iterator[tuple[int, Any]]:
         """Hands out chunks and yields (steps, result) of each, until none is in progress and none is left.
 
-        Args:
-            phase: the current phase.
-            next_chunk: returns the next prepared chunk; None: there is none before more results have arrived.
-            arrived: called with the steps of a chunk whose result has arrived.
-            in_order: whether to yield results in the order of the input, instead of the order of arrival.
+        `next_chunk` returns a prepared chunk; None before more results have arrived. `arrived` is called with the steps of
+        each. Results come in the order of arrival, or `in_order`: in that of the input.
         """
         free = list(range(self.lines))
         early: dict[int, tuple[int, Any]] = {}
@@ -173,3 +185,40 @@ class WorkerPrediction(WorkerFunction):
 
 def _sent(leaf: Any) -> Any:
     return None if leaf is None else tf.identity(leaf)
+
+
+def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[Chunk]:
+    """The chunk as chunks of `(arrays, place)`; batches of one size are one of them.
+
+    The coordinator reads the input in its order, as on a single device, also a function of
+    `tf.distribute.InputContext`. So an epoch has every sample once, and a single worker sees the batches of a
+    single-device `fit` in their order. Context: host.
+
+    Args:
+        chunk: from a source.
+        drawn: called with the number of its batches if the data ended before all of them. None: its length is known.
+    """
+    inputs = chunk.inputs
+    if chunk.signature is not None and isinstance(inputs, tuple) and tf.is_tensor(inputs[1]):
+        return [chunk]  # resident arrays, and the numbers of some of their samples
+    batches: list[Any] = []
+    for i in range(chunk.steps):
+        batch = chunk.batch(i)
+        if batch is None:
+            assert drawn is not None
+            drawn(len(batches))
+            break
+        batches.append(batch)
+    if any(map(is_scalar, tf.nest.flatten(batches))):  # a value of one whole batch
+        return [_together([batch], int(sample_count(batch))) for batch in batches]
+    if any(len(set(map(int, sample_counts(batch)))) > 1 for batch in batches):
+        return [_together([batch], None) for batch in batches]
+    of_one_size = itertools.groupby(batches, lambda batch: int(sample_count(batch)))
+    return [_together(list(group), samples) for samples, group in of_one_size]
+
+
+def _together(batches: list[Any], samples: int | None) -> Chunk:
+    """Batches of `samples` samples as one chunk. None: one batch whose arrays have different numbers of samples."""
+    arrays, count = concat_samples(batches), len(batches)
+    group = Group(arrays, np.arange(count + 1) * (samples or 0), samples, whole=samples is None)
+    return group.part(0, count, batch_spec(arrays))

@@ -17,10 +17,9 @@ from ..inputs import Chunk
 from ..inputs.batch import sample_count
 from ..run.loops.compiled_calls import CompiledCall
 from ..step.variable_placement import accumulates
-from .pieces import HOST, Piece
 from .schedule import MOST_STEPS
 from .step_results import CustomLogs, ResultLayout, Totals, noted_results, result_function, worker_step
-from .worker_function import WorkerFunction
+from .worker_function import HOST, Piece, WorkerFunction
 
 _LEDGER_NUMBERS = 2**17  # float64 numbers in one line of the ledger: 1 MiB
 
@@ -57,7 +56,7 @@ class WorkerSteps(WorkerFunction):
     def totals(self) -> Totals:
         """Totals that begin with the state of the metrics."""
         assert self._layout is not None
-        return Totals(self._model, self._layout, self._read)
+        return Totals(self._layout, self._read)
 
     def __call__(self, call: CompiledCall) -> tuple[int, dict[str, Any]]:
         """Runs one chunk on one worker; returns the number of its steps and the logs after the last."""
