@@ -93,12 +93,8 @@ def slice_samples(
 ) -> Any:
     """Samples `start` to `stop - 1` of every tensor in the structure; gradients flow through it.
 
-    Args:
-        structure: nest of tensors; so is the result.
-        start: int or integer scalar tensor.
-        stop: int or integer scalar tensor, at most the number of samples.
-        samples: `stop - start`, where that is known while tracing; not needed where both are ints.
-        device: the device that slices the tensors; None: TensorFlow's choice.
+    `start` and `stop` are ints or integer scalar tensors, at most the number of samples. `samples` is their difference,
+    where that is known while tracing. `device` slices the tensors; None: TensorFlow's choice.
     """
     if isinstance(start, int) and isinstance(stop, int):
         samples = stop - start
@@ -108,28 +104,27 @@ def slice_samples(
 def _slice_leaf(leaf: Any, start: Any, stop: Any, samples: int | None, device: str | None) -> Any:
     if is_scalar(leaf):
         return leaf
-    if is_extension(leaf):
-        return _by_fields(lambda part: _slice_leaf(part, start, stop, samples, device), leaf)
     if isinstance(leaf, tf.Tensor | tf.Variable) and leaf.shape.rank is not None:
         return _slice_dense(leaf, start, stop, samples, device)
-    with _at(device):
+    with on_device(device):
         return _slice_composite(leaf, start, stop, samples)
 
 
 def _slice_dense(leaf: Any, start: Any, stop: Any, samples: int | None, device: str | None) -> tf.Tensor:
     others = leaf.shape.rank - 1
-    with _at(device and "CPU:0"):  # the begin of a slice is read on the host, wherever the tensor is
+    with on_device(device and "CPU:0"):  # the begin of a slice is read on the host, wherever the tensor is
         size = samples if samples is not None else tf.cast(stop, tf.int32) - tf.cast(start, tf.int32)
         begin = start if isinstance(start, int) else tf.cast(start, tf.int32)
         begin = tf.convert_to_tensor([begin, *[0] * others])
         size = tf.convert_to_tensor([size, *[-1] * others])
-    with _at(device):
+    with on_device(device):
         part = tf.slice(leaf, begin, size)
     part.set_shape([samples, *leaf.shape[1:]])
     return part
 
 
-def _at(device: str | None) -> contextlib.AbstractContextManager[Any]:
+def on_device(device: str | None) -> contextlib.AbstractContextManager[Any]:
+    """A device scope; None: TensorFlow's choice."""
     return contextlib.nullcontext() if device is None else tf.device(device)
 
 
@@ -158,17 +153,7 @@ def _tensor_fields(leaf: Any) -> dict[str, Any]:
     return {name: v for name, v in vars(leaf).items() if tf.is_tensor(v) or is_extension(v)}
 
 
-def _by_fields(fn: Callable[..., Any], *leaves: Any) -> Any:
-    """Applies `fn` to every tensor of records of one type; other fields are taken from the first."""
-    fields = {name: v for name, v in vars(leaves[0]).items() if not name.startswith("_")}
-    for name in _tensor_fields(leaves[0]):
-        fields[name] = fn(*(getattr(leaf, name) for leaf in leaves))
-    return type(leaves[0])(**fields)
-
-
 def _gather_leaf(leaf: Any, indices: tf.Tensor) -> Any:
-    if is_extension(leaf):
-        return _by_fields(lambda part: _gather_leaf(part, indices), leaf)
     if isinstance(leaf, tf.SparseTensor):
         leaf = sparse_rows(leaf)
     if isinstance(leaf, SparseRows):
@@ -180,16 +165,10 @@ def _gather_leaf(leaf: Any, indices: tf.Tensor) -> Any:
 
 def concat_samples(structures: Sequence[Any]) -> Any:
     """Concatenates nests of one structure, at least one, along their samples. Sparse tensors get the widest shape."""
-    if len(structures) == 1:
-        return structures[0]
-    return tf.nest.map_structure(_concat_leaves, *structures)
+    return structures[0] if len(structures) == 1 else _map(_concat_leaves, *structures)
 
 
 def _concat_leaves(*leaves: Any) -> Any:
-    if leaves[0] is None:
-        return None
-    if is_extension(leaves[0]):
-        return _by_fields(_concat_leaves, *leaves)
     if isinstance(leaves[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(leaves), expand_nonconcat_dims=True)
     return tf.concat(list(leaves), 0)
@@ -234,7 +213,7 @@ def slice_units(structure: Any, first: Any, last: Any, units: Any, device: str |
 
 def batch_spec(structure: Any) -> Any:
     """The nest of `tf.TypeSpec` of one batch of the structure: its number of samples is None."""
-    return _map(open_spec, structure)
+    return tf.nest.map_structure(open_spec, structure)
 
 
 def open_spec(leaf: Any) -> Any:
@@ -260,5 +239,18 @@ def open_spec(leaf: Any) -> Any:
     return kind(shape, spec.dtype)
 
 
-def _map(fn: Callable[[Any], Any], structure: Any) -> Any:
-    return tf.nest.map_structure(lambda leaf: None if leaf is None else fn(leaf), structure)
+def _map(fn: Callable[..., Any], *structures: Any) -> Any:
+    """`fn` of the leaves of nests of one structure, and of the tensors of records; other fields are those of the first."""
+
+    def apply(*leaves: Any) -> Any:
+        first = leaves[0]
+        if first is None:
+            return None
+        if not is_extension(first):
+            return fn(*leaves)
+        fields = {name: v for name, v in vars(first).items() if not name.startswith("_")}
+        for name in _tensor_fields(first):
+            fields[name] = apply(*(getattr(leaf, name) for leaf in leaves))
+        return type(first)(**fields)
+
+    return tf.nest.map_structure(apply, *structures)

@@ -14,18 +14,10 @@ import tensorflow as tf
 from .batch import all_leaves, is_extension, named_arrays, named_leaves, sample_count, unpack
 
 
-def same_samples(arrays: Any) -> int:
-    """The number of samples of every array in a batch; different numbers are a ValueError, and what `_sizes` rejects."""
-    sizes = _sizes(arrays)
-    if len({size for _, size in sizes}) > 1:
-        raise ValueError(f"All arrays must have the same number of samples. Received: {_listing(sizes)}.")
-    return sizes[0][1]
+def same_samples(arrays: Any, sharing: Sharing | None = None) -> int:
+    """The number of samples of every array in a batch; of the first, where `sharing` allows different numbers.
 
-
-def _sizes(arrays: Any) -> list[tuple[str, int]]:
-    """The number of samples of every array in a batch, by its path (`x['image']`, `y[0]`).
-
-    Rejects a batch without an array, and arrays without samples or without a dimension of samples.
+    Rejects other numbers, a batch without an array, and arrays without samples or without a dimension of samples.
     """
     sizes = []
     for path, leaf in all_leaves(arrays):
@@ -40,13 +32,13 @@ def _sizes(arrays: Any) -> list[tuple[str, int]]:
         raise ValueError(
             "x is None or an empty structure, so there is nothing to read; give at least one array."
         )
+    listing = ", ".join(f"{name}: {size}" for name, size in sizes)
     if any(size == 0 for _, size in sizes):
-        raise ValueError(f"The arrays have no samples ({_listing(sizes)}); give at least one sample.")
-    return sizes
-
-
-def _listing(sizes: list[tuple[str, int]]) -> str:
-    return ", ".join(f"{name}: {size}" for name, size in sizes)
+        raise ValueError(f"The arrays have no samples ({listing}); give at least one sample.")
+    differ = len({size for _, size in sizes}) > 1
+    if differ and (sharing is None or not sharing.allows(arrays, sizes)):
+        raise ValueError(f"All arrays must have the same number of samples. Received: {listing}.")
+    return sizes[0][1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +53,6 @@ class Sharing:
     """Whether a custom step gets the batch."""
     replicas: int
     """The replicas that share the samples, micro-batches of a pipeline included."""
-
-    def check(self, batch: Any) -> None:
-        """Rejects a batch with invalid numbers of samples, see `same_samples`."""
-        if not self.allows(batch, _sizes(batch)):
-            same_samples(batch)
 
     def allows(self, batch: Any, sizes: list[tuple[str, int]]) -> bool:
         """Whether the arrays of a batch (or its spec) may have these numbers of samples, by their paths."""

@@ -86,7 +86,7 @@ def is_array(leaf: Any) -> bool:
         return False
     return (
         leaf is None
-        or isinstance(leaf, np.ndarray | tf.Tensor | tf.Variable | tf.experimental.ExtensionType)
+        or isinstance(leaf, tf.experimental.ExtensionType)
         or tf.is_tensor(leaf)
         or _is_scipy_sparse(leaf)
         or _defined_in(leaf, "jax.experimental.sparse")
@@ -102,12 +102,10 @@ def as_host_array(leaf: Any) -> Any:
     """
     if leaf is None:
         return None
-    if isinstance(leaf, tf.Variable):
+    if isinstance(leaf, tf.Variable | keras.Variable):
         return tf.convert_to_tensor(leaf)
     if tf.is_tensor(leaf) or is_extension(leaf):
         return leaf
-    if isinstance(leaf, keras.Variable):
-        return tf.convert_to_tensor(leaf.value)
     if _is_scipy_sparse(leaf):
         return _from_scipy(leaf)
     if _defined_in(leaf, "jax.experimental.sparse"):

@@ -122,10 +122,8 @@ def check_same_input(
     same on all workers, such as a split for validation, does not shard over workers. Other differences, for instance in
     their files or in the order of a `shuffle`, are warnings.
 
-    Args:
-        x: `tf.data.Dataset`, the `tf.distribute.DistributedDataset` made of it, or another input.
-        strategy: whose workers.
-        content: a checksum of another input's data.
+    `x` is a `tf.data.Dataset`, the `tf.distribute.DistributedDataset` made of it, or another input with a checksum of its
+    data, `content`.
     """
     dataset = read_dataset(x)
     if not spans_workers(strategy) or (dataset is None and content is None):

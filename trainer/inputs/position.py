@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -103,15 +103,6 @@ class Position:
         self.ended = bool(state.get("ended", False))
 
 
-class Run(NamedTuple):
-    """Batches of equal size that follow each other in a pass."""
-
-    first: int
-    """The first sample of the first batch, counted in the order of the pass."""
-    batches: int
-    batch_size: int
-
-
 class SampleOrder(Position):
     """The position in samples that can be read by their number, and the division of samples into batches.
 
@@ -135,16 +126,14 @@ class SampleOrder(Position):
         self.taken, self.ended = part * self.steps_per_epoch + self.step, False
         return self.taken == 0
 
-    def next_run(self, max_steps: int) -> Run | None:
-        """The next batches of equal size, at most `max_steps`; None at the end of the epoch. Does not advance."""
-        steps = self.left(max_steps)
-        if not steps:
-            return None
+    def next_batches(self, steps: int) -> tuple[int, int, int]:
+        """The next batches of equal size, at most `steps`, which the epoch has: (first sample, batches, batch size).
+
+        The first sample is counted in the order of the pass. Does not advance.
+        """
         first = self.taken * self.batch_size
         full = (self.samples - first) // self.batch_size
-        if not full:
-            return Run(first, 1, self.samples - first)
-        return Run(first, min(steps, full), self.batch_size)
+        return (first, min(steps, full), self.batch_size) if full else (first, 1, self.samples - first)
 
     def indices(self) -> np.ndarray | None:
         """The numbers of the samples in the order of this pass, int64 `(samples,)`; None for the order of the data."""

@@ -55,16 +55,13 @@ class ArraySource(Source):
             return self._signature
         return batch_spec(ArrayReader("", 1)((self._copies, tf.constant(0, tf.int64)), tf.constant(0)))
 
-    def _read(self, steps: int) -> Chunk | None:
+    def _read(self, steps: int) -> Chunk:
         """The next chunk: batches of one size, or, where the reader does not know the size, of both sizes."""
-        run = self.position.next_run(steps)
-        if run is None:
-            return None
-        size: int | None = run.batch_size
-        batches, first = run.batches, run.first
+        size: int | None
+        first, batches, size = self.position.next_batches(steps)
         place: Any = first
-        if self._leaves_open(run.batch_size):
-            size, batches = None, self.position.left(steps)
+        if self._leaves_open(size):
+            size, batches = None, steps
             place = np.minimum(
                 first + self.position.batch_size * np.arange(batches + 1), self.position.samples
             )
@@ -124,20 +121,21 @@ class StreamedArrays(FedSource):
         chosen: Any = slice(start, start + count) if order is None else order[start : start + count]
 
         def read(leaf: Any) -> Any:
-            if leaf is None:
-                return None
             if isinstance(leaf, np.ndarray):
-                return cast_floats(np.asarray(leaf[chosen]))
-            if order is None:
-                return cast_floats(slice_samples(leaf, start, start + count))
-            return cast_floats(gather_samples(leaf, tf.constant(chosen)))
+                part = np.asarray(leaf[chosen])
+            elif order is None:
+                part = slice_samples(leaf, start, start + count)
+            else:
+                part = gather_samples(leaf, tf.constant(chosen))
+            return cast_floats(part)
 
         with tf.device("CPU:0"):
             return tf.nest.map_structure(read, self._arrays)
 
     def _batches(self) -> Iterator[tuple[Any, Layout]]:
         order = copy.copy(self.position)
-        while (run := order.next_run(1)) is not None:
+        while order.left(1):
+            first, _, size = order.next_batches(1)
             order.advance(1)
-            batch = self._samples_from(run.first, run.batch_size, order.indices())
+            batch = self._samples_from(first, size, order.indices())
             yield batch, layout_of(batch)

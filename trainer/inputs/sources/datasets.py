@@ -40,7 +40,6 @@ class DatasetSource(Source):
 
     Args:
         dataset: its elements are the batches, or parts of them.
-        steps_per_epoch: of an epoch, or None.
         parts: elements that make one batch (one for each replica of this worker).
         per_worker: whether the elements are this worker's samples only.
         by_replica: whether the elements depend on the number of replicas.

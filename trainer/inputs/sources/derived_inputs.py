@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import collections
+import copy
 import itertools
 import math
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -118,24 +118,7 @@ def copied_input(x: Any, asked_by: str) -> Any:
         )
     if kind in ("Keras data adapter", "tf.data.Dataset"):
         return copied_dataset(x.get_tf_dataset() if kind == "Keras data adapter" else x)
-    return _Items(x) if kind == "PyDataset" else x
-
-
-class _Items(keras.utils.PyDataset):
-    """The items of a PyDataset, without its hooks for the begin and end of epochs."""
-
-    def __init__(self, dataset: Any) -> None:
-        names = ("workers", "use_multiprocessing", "max_queue_size")
-        super().__init__(**{name: getattr(dataset, name) for name in names if hasattr(dataset, name)})
-        self._dataset = dataset
-
-    @property
-    def num_batches(self) -> int | None:
-        """The dataset's own property."""
-        return self._dataset.num_batches
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, number: int) -> Any:
-        return self._dataset[number]
+    if kind == "PyDataset":
+        x = copy.copy(x)
+        x.on_epoch_begin = x.on_epoch_end = lambda: None
+    return x

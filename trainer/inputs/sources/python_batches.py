@@ -36,11 +36,8 @@ class PythonSource(FedSource):
     """Batches from Python code: converted to one structure, and checked against the first ones.
 
     Args:
-        given: the user's input.
         kind: of the input, for messages.
         first: at most two first items of the input, which are made and checked here.
-        steady: see `FedSource`.
-        sharing: whether the arrays of a batch may have different numbers of samples.
     """
 
     _calls: RecordedCalls
@@ -61,11 +58,10 @@ class PythonSource(FedSource):
         self.inexact = drawn_ahead(kind, drawn_from)
         self._known_layouts: set[Any] = set()
         self._checksum = checksum(self._unused)
-        self._drew = bool(drawn_from)
 
     def _content(self) -> str | None:
         # An iterator may come from an earlier call, and continue where that has ended.
-        return self._checksum if self.rewinds and not self._drew else None
+        return self._checksum if self.rewinds and self.inexact is None else None
 
     def content_on_workers(self) -> str | None:
         """A checksum of the first batches."""
@@ -114,7 +110,7 @@ class PythonSource(FedSource):
         if hasattr(item, "_fields"):
             batch = type(item)(*parts)
         try:
-            self._sharing.check(batch)
+            checks.same_samples(batch, self._sharing)
             if self._rules is not None:
                 _, y, sample_weight = unpack(batch)
                 check_finite("sample_weight", sample_weight)

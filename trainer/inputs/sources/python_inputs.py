@@ -41,8 +41,7 @@ class StreamSource(PythonSource):
     def __init__(
         self, stream: Any, kind: str, steps_per_epoch: int | None, steady: bool, sharing: Sharing
     ) -> None:
-        self._stream, self._most_steps = stream, steps_per_epoch
-        self.rewinds = not hasattr(stream, "__next__")
+        self._stream, self.rewinds = stream, not hasattr(stream, "__next__")
         expected = _length(stream) if self.rewinds else None
         self.position = Position(steps_per_epoch, expected=expected, one_pass=not self.rewinds)
         self._calls = RecordedCalls(stream)
@@ -62,8 +61,8 @@ class StreamSource(PythonSource):
             self._start_pass()
 
     def _batches(self) -> Iterator[tuple[Any, Layout]]:
-        epoch, first = self.position.epoch, self.position.step
-        steps = itertools.count(first) if self._most_steps is None else range(first, self._most_steps)
+        epoch, first, most = self.position.epoch, self.position.step, self.position.given_steps
+        steps = itertools.count(first) if most is None else range(first, most)
         places = (f"batch {step} of epoch {epoch}, from the {self._kind}" for step in steps)
         return self._checked(with_places(self._rest(), places), first)
 

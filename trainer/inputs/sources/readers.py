@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from ....compat.thread_value import ThreadValue
-from ..batch import batch_spec, concat_samples, gather_samples, slice_samples
+from ..batch import batch_spec, concat_samples, gather_samples, on_device, slice_samples
 from ..values import LabelRule, assert_values
 
 HOST = "CPU:0"
@@ -41,8 +41,6 @@ class ArrayReader:
     Attributes:
         layout: the arrays' spec, as text.
         batch_size: int; None: batches have several sizes, which the compiled function does not know.
-        devices: of the copies.
-        ordered: see above.
     """
 
     layout: str
@@ -64,7 +62,8 @@ class ArrayReader:
         known = self.batch_size
         if last is not None:
             known = last - first if isinstance(last, int) else None
-        with _at(HOST):  # the host would wait for a GPU
+        host = None if _for_xla.value else HOST  # XLA has one device
+        with on_device(host):  # the host would wait for a GPU
             start = place[i] if self.batch_size is None else place + tf.cast(i, tf.int64) * self.batch_size
             begin = start + tf.cast(first, tf.int64)
             if last is not None:
@@ -78,15 +77,10 @@ class ArrayReader:
             return gather_samples(copies[replica], numbers)
         if orders is None:
             return slice_samples(copies[replica], begin, end, known, self.devices[replica])
-        with _at(HOST):
+        with on_device(host):
             where = tf.reshape(begin, [1])
         with tf.device(self.devices[replica]):
             return gather_samples(copies[replica], tf.slice(orders[replica], where, size))
-
-
-def _at(device: str) -> contextlib.AbstractContextManager[Any]:
-    """The device of operations that are traced inside. XLA has one device."""
-    return contextlib.nullcontext() if _for_xla.value else tf.device(device)
 
 
 @dataclasses.dataclass(frozen=True)
