@@ -24,6 +24,10 @@ from .schedule import Schedule, next_stop, wants_each_step
 from .worker_function import WorkerFunction, WorkerPrediction
 from .worker_steps import WorkerSteps
 
+_NOT_SEARCHED = (
+    "The layer that overflows is not searched for on parameter servers: run one step on one device"
+)
+
 
 class ParameterServerRunner(Runner):
     """Runs a model's steps on the workers of its `ParameterServerStrategy`. Has no state. Context: host."""
@@ -75,7 +79,8 @@ class ParameterServerRunner(Runner):
                 if schedule.at_stop():
                     count.correct(totals, phase.losses)
                     totals.commit()
-                _check_progress(model)
+                # Mixed-precision training in which every step is skipped ends here.
+                skipped_steps.check_progress(optimizers_of(model), lambda loss_scale: _NOT_SEARCHED)
                 logs = pythonify_logs({**totals.logs(), **model._optimizer_logs()})
                 state.step_logs = logs
                 replay_steps(hooks, state, state.step - 1, logs_of_one_step(logs), replayed=False)
@@ -148,12 +153,6 @@ def _in_order(
         return
     with function.phase() as phase:
         yield from function.results(phase, schedule.next, schedule.arrived, in_order=True)
-
-
-def _check_progress(model: TrainedModel) -> None:
-    """Stops mixed-precision training in which every step is skipped."""
-    unknown = "The layer that overflows is not searched for on parameter servers: run one step on one device"
-    skipped_steps.check_progress(optimizers_of(model), lambda loss_scale: unknown)
 
 
 class _UpdateCount:

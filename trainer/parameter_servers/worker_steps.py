@@ -119,10 +119,8 @@ class WorkerSteps(WorkerFunction):
         def probe(inputs: Any) -> Any:
             with noted_results(model.metrics) as noted:
                 _, logs = self._step(ResultLayout(model), chunk, inputs, tf.constant(0), tf.constant(0))
-            for name, value in (logs or {}).items():
-                for result, metric in noted:
-                    if result is value:
-                        results[name] = metric
+            for result, metric in noted:
+                results.update({name: metric for name, value in (logs or {}).items() if value is result})
             return logs
 
         logs = self._traced(probe, chunk.signature).structured_outputs or {}

@@ -38,7 +38,7 @@ def attach(model: TrainedModel) -> None:
         pipeline.remember(model)
 
 
-def prepare(model: TrainedModel, samples: int | None, training: bool = True) -> None:
+def prepare(model: TrainedModel, samples: int | None, training: bool) -> None:
     """Splits a built model, moves its variables to their stages, and rejects features that a pipeline does not support.
 
     `samples` are those of a global batch, where known. Context: host, before the optimizer is built.
@@ -138,16 +138,16 @@ class PipelineRunner(LocalRunner):
 
     def build(self, model: TrainedModel, spec: Any, samples: int | None, training: bool = True) -> None:
         """Splits the built model and moves its variables to their stages before the optimizer is built."""
-        with model._strategy_scope():
-            build.build_for_prediction(model, spec)
-            prepare(model, samples, training)
+        self.build_for_prediction(model, spec, samples, training)
         super().build(model, spec, samples, training)
 
-    def build_for_prediction(self, model: TrainedModel, spec: Any) -> None:
+    def build_for_prediction(
+        self, model: TrainedModel, spec: Any, samples: int | None = None, training: bool = False
+    ) -> None:
         """Creates the variables of the model on their stages."""
         with model._strategy_scope():
             build.build_for_prediction(model, spec)
-            prepare(model, None, training=False)
+            prepare(model, samples, training)
 
     def step_of(self, model: TrainedModel, name: str) -> Callable[[Any], Any]:
         """The step, its passes in stages."""

@@ -77,7 +77,8 @@ class DatasetSource(Source):
         self.position = Position(steps_per_epoch, known, expected)
         self.spec = batch_spec(self._element_spec)
         if parts == 1:
-            counts = _known_sizes(self._element_spec)
+            shapes = (getattr(leaf, "shape", None) for leaf in tf.nest.flatten(self._element_spec))
+            counts = {shape[0] for shape in shapes if shape is not None and shape.rank}
             self.batch_size = next(iter(counts)) if len(counts) == 1 else None
             if len(counts - {None}) < 2 and not per_worker and _is_dense(self.spec):
                 self.usual_batch_size = next(iter(counts - {None}), None) or batch_size(dataset)
@@ -231,12 +232,6 @@ def _known_batches(cardinality: int, steps_per_epoch: int | None) -> int | None:
     if cardinality == 0:
         raise ValueError("x is a dataset without any batch; give one with at least one sample.")
     return cardinality if cardinality > 0 else None
-
-
-def _known_sizes(spec: Any) -> set[int | None]:
-    """The numbers of samples of the arrays of an element; None for unknown ones."""
-    shapes = (getattr(leaf, "shape", None) for leaf in tf.nest.flatten(spec))
-    return {shape[0] for shape in shapes if shape is not None and shape.rank}
 
 
 def _is_dense(spec: Any) -> bool:

@@ -19,7 +19,7 @@ from ....distribute.replicas import shares_variables
 from ....distribute.workers.agreement import spans_workers
 from .. import checks
 from ..batch import concat_samples
-from ..class_weights import check_class_weight, class_weights
+from ..class_weights import check_class_weight, class_weights, weighted_spec
 from ..convert import is_array, resident_size, standard_arrays
 from ..identity import check_same_input
 from ..position import SampleOrder
@@ -108,7 +108,7 @@ def make_source(
         check_same_input(x, strategy, source.content_on_workers)
     if weights is not None:
         check_class_weight(source.spec, class_weight)
-        source.weigh_classes(weights)
+        source.class_weights, source.spec = weights, weighted_spec(source.spec)
     return source
 
 

@@ -79,6 +79,7 @@ class Source:
         home: str; a sentence about the device that holds the data, where that had to be chosen.
         inexact: str or None; a sentence about the reason why a resumed run may get other batches.
         owned: generators and variables that this input advances, maybe ahead of the steps: `restore` restores them.
+        class_weights: added to every batch `(x, y)` as the `sample_weight` of its samples; None: no weights.
     """
 
     position: Position
@@ -109,10 +110,6 @@ class Source:
         """Checks labels by these rules, and that weights are finite: of arrays at once, else in each batch that is read."""
         targets, self.targets = self.targets, None
         check_labels(targets, rules)
-
-    def weigh_classes(self, weights: ClassWeights) -> None:
-        """Adds to every batch `(x, y)` the weights of its samples' classes as `sample_weight`."""
-        self.class_weights, self.spec = weights, weighted_spec(self.spec)
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts the pass over the data that belongs to `epoch` (0-based), at its first step."""

@@ -60,12 +60,13 @@ class Plan:
         pipeline, chain = self.pipeline, self.chain
         if pipeline.partition != "auto":
             sizes = chain.sizes_of(pipeline.partition)
-            self._check_memory(sizes)
+            if pipeline.memory_limit is not None:
+                self._check_memory(sizes, pipeline.memory_limit)
             return sizes
         if pipeline.stages == 1 and pipeline.memory_limit is None:
             return [len(chain.blocks)]
         groups = chain.groups()
-        edges = [sum(groups[:i]) for i in range(len(groups) + 1)]
+        edges = list(itertools.accumulate(groups, initial=0))
         in_groups = balance(
             stage_costs([cost.total for cost in self.costs], groups),
             pipeline.stages,
@@ -75,10 +76,9 @@ class Plan:
         )
         return [int(size) for size in stage_costs(groups, in_groups)]
 
-    def _check_memory(self, sizes: Sequence[int]) -> None:
-        limit = self.pipeline.memory_limit
-        for index, needs in enumerate([] if limit is None else self._memory_of_stages(sizes)):
-            if limit is not None and needs > limit:
+    def _check_memory(self, sizes: Sequence[int], limit: float) -> None:
+        for index, needs in enumerate(self._memory_of_stages(sizes)):
+            if needs > limit:
                 raise ValueError(
                     f"`memory_limit` ({limit:.4g} bytes) must be at least the estimated need of stage {index} of "
                     f"partition={list(sizes)} ({needs:.4g} bytes): move layers to other stages."
