@@ -78,6 +78,7 @@ def make_source(
     shuffle = checked_shuffle(shuffle)
     weights = class_weights(class_weight)
     strategy = strategy or tf.distribute.get_strategy()
+    assert strategy is not None
 
     kind = kind_of(x)
     if kind == "array":
