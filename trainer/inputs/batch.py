@@ -98,7 +98,7 @@ def slice_samples(
     """
     if isinstance(start, int) and isinstance(stop, int):
         samples = stop - start
-    return _map(lambda leaf: _slice_leaf(leaf, start, stop, samples, device), structure)
+    return map_leaves(lambda leaf: _slice_leaf(leaf, start, stop, samples, device), structure)
 
 
 def _slice_leaf(leaf: Any, start: Any, stop: Any, samples: int | None, device: str | None) -> Any:
@@ -141,7 +141,7 @@ def _slice_composite(leaf: Any, start: Any, stop: Any, samples: int | None) -> A
 
 def gather_samples(structure: Any, indices: tf.Tensor) -> Any:
     """The samples with the given numbers (an integer vector), in that order; `SparseRows` give a `tf.SparseTensor`."""
-    return _map(lambda leaf: _gather_leaf(leaf, indices), structure)
+    return map_leaves(lambda leaf: _gather_leaf(leaf, indices), structure)
 
 
 def is_extension(leaf: Any) -> bool:
@@ -165,7 +165,7 @@ def _gather_leaf(leaf: Any, indices: tf.Tensor) -> Any:
 
 def concat_samples(structures: Sequence[Any]) -> Any:
     """Concatenates nests of one structure, at least one, along their samples. Sparse tensors get the widest shape."""
-    return structures[0] if len(structures) == 1 else _map(_concat_leaves, *structures)
+    return structures[0] if len(structures) == 1 else map_leaves(_concat_leaves, *structures)
 
 
 def _concat_leaves(*leaves: Any) -> Any:
@@ -208,7 +208,7 @@ def slice_units(structure: Any, first: Any, last: Any, units: Any, device: str |
         each = sample_count(leaf) // (max(units, 1) if isinstance(units, int) else tf.maximum(units, 1))
         return slice_samples(leaf, first * each, last * each, device=device)
 
-    return _map(part, structure)
+    return map_leaves(part, structure)
 
 
 def batch_spec(structure: Any) -> Any:
@@ -239,7 +239,7 @@ def open_spec(leaf: Any) -> Any:
     return kind(shape, spec.dtype)
 
 
-def _map(fn: Callable[..., Any], *structures: Any) -> Any:
+def map_leaves(fn: Callable[..., Any], *structures: Any) -> Any:
     """`fn` of the leaves of nests of one structure, and of the tensors of records; other fields are those of the first."""
 
     def apply(*leaves: Any) -> Any:

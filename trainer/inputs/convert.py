@@ -192,8 +192,6 @@ def resident_size(leaf: Any) -> int:
 
 def as_resident(leaf: Any) -> Any:
     """The array as a tensor in the memory of the current device that supports gathering samples."""
-    if leaf is None:
-        return None
     leaf = cast_floats(leaf)
     if isinstance(leaf, tf.SparseTensor):
         return sparse_rows(leaf)

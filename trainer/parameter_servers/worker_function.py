@@ -17,7 +17,14 @@ from ...distribute.parameter_servers.strategy import pool_of
 from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext, step_scope
 from ..inputs import Chunk
-from ..inputs.batch import batch_spec, concat_samples, is_scalar, sample_count, sample_counts
+from ..inputs.batch import (
+    batch_spec,
+    concat_samples,
+    is_scalar,
+    map_leaves,
+    sample_count,
+    sample_counts,
+)
 from ..inputs.sources.feed import Group
 from ..run.loops.compiled_calls import CompiledCall
 from ..step.collected_writes import CollectedWrites
@@ -83,8 +90,7 @@ class WorkerFunction:
         held = self._held.get(worker)
         if held is None or held[0] is not arrays:
             with tf.device(f"/job:worker/replica:0/task:{worker}/device:CPU:0"):
-                there = tf.nest.map_structure(_sent, arrays, expand_composites=True)
-            held = self._held[worker] = (arrays, there)
+                held = self._held[worker] = (arrays, map_leaves(tf.identity, arrays))
         return held[1], place
 
     def free_inputs(self) -> None:
@@ -181,10 +187,6 @@ class WorkerPrediction(WorkerFunction):
             with tf.device(HOST):
                 answers.append(tf.nest.map_structure(tf.identity, outputs, expand_composites=True))
         return answers
-
-
-def _sent(leaf: Any) -> Any:
-    return None if leaf is None else tf.identity(leaf)
 
 
 def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[Chunk]:

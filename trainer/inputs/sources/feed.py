@@ -76,8 +76,6 @@ def layout_of(batch: Any) -> Layout:
 
 
 def _concat_arrays(*arrays: Any) -> Any:
-    if arrays[0] is None:
-        return None
     if isinstance(arrays[0], np.ndarray):
         return tf.constant(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
     return concat_samples(arrays)

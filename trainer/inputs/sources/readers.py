@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from ....compat.thread_value import ThreadValue
-from ..batch import batch_spec, concat_samples, gather_samples, on_device, slice_samples
+from ..batch import batch_spec, concat_samples, gather_samples, map_leaves, on_device, slice_samples
 from ..values import LabelRule, assert_values
 
 HOST = "CPU:0"
@@ -135,7 +135,7 @@ class IteratorReader:
         if self.rules is None:
             return batch
         with tf.control_dependencies(assert_values(batch, self.rules)):
-            return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.identity(leaf), batch)
+            return map_leaves(tf.identity, batch)
 
 
 def map_optional(fn: Callable[[Any], Any], optional: Any, spec: Any) -> Any:
