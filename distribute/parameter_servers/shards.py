@@ -6,7 +6,7 @@ In every `run` of the strategy `keras.ops.take` and `tape.gradient` do the same.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -40,22 +40,17 @@ def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
 
 
 def gradient(
-    tape: tf.GradientTape,
-    target: Any,
-    variables: Sequence[Any],
-    output_gradients: Any = None,
-    unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    tape: tf.GradientTape, target: Any, variables: Sequence[Any], *args: Any, **kwargs: Any
 ) -> list[Any]:
-    """`tape.gradient(target, variables)`, with one gradient for each variable, sharded or not.
+    """`tape.gradient` with these arguments, with one gradient for each variable, sharded or not.
 
     Each is a tensor, `tf.IndexedSlices` of the whole variable, or None.
     """
     parts = [shards_of(variable) for variable in variables]
-    options = {"output_gradients": output_gradients, "unconnected_gradients": unconnected_gradients}
     if not any(parts):
-        return tape.gradient(target, variables, **options)
+        return tape.gradient(target, variables, *args, **kwargs)
     sources = [[variable] if part is None else list(part) for variable, part in zip(variables, parts)]
-    gradients: Any = tape.gradient(target, sources, **options)
+    gradients: Any = tape.gradient(target, sources, *args, **kwargs)
     return [own[0] if part is None else _concatenated(own, part) for own, part in zip(gradients, parts)]
 
 
@@ -85,22 +80,16 @@ def _concatenated(gradients: Sequence[Any], shards: Sequence[tf.Variable]) -> An
     return tf.concat(dense, 0)
 
 
-@contextlib.contextmanager
-def created_colocated(variable: Any) -> Iterator[None]:
+def created_colocated(variable: Any) -> contextlib.AbstractContextManager[Any]:
     """Variables created inside are on the server of `variable`, and sharded like it."""
     if not on_parameter_servers():
-        yield
-        return
+        return contextlib.nullcontext()
     value = raw_value(variable)
     shards = shards_of(value)
-    strategy = tf.distribute.get_strategy()
     if shards is None:
-        if not strategy.extended.variable_created_in_scope(value):
-            yield
-            return
-        with strategy.extended.colocate_vars_with(value):
-            yield
-        return
+        extended = tf.distribute.get_strategy().extended
+        known = extended.variable_created_in_scope(value)
+        return extended.colocate_vars_with(value) if known else contextlib.nullcontext()
 
     def create(initial: tf.Tensor, next_creator: Any, kwargs: Any) -> Any:
         parts = []
@@ -109,8 +98,7 @@ def created_colocated(variable: Any) -> Iterator[None]:
             parts.append(next_creator(**{**kwargs, **own, "name": f"{kwargs.get('name')}/part_{index}"}))
         return ShardedVariable(parts)
 
-    with creating(value.shape, create):
-        yield
+    return creating(value.shape, create)
 
 
 def creating(
@@ -147,18 +135,11 @@ def _for_gpu(indices: Any) -> Any:
 
 
 def _gradient(original: Any) -> Any:
-    def of_whole_variables(
-        self: Any,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
-        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
-    ) -> Any:
+    def of_whole_variables(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         variables = tf.nest.flatten(sources)
         if not any(map(shards_of, variables)):
-            return original(self, target, sources, output_gradients, unconnected_gradients)
-        found = gradient(self, target, variables, output_gradients, unconnected_gradients)
-        return tf.nest.pack_sequence_as(sources, found)
+            return original(self, target, sources, *args, **kwargs)
+        return tf.nest.pack_sequence_as(sources, gradient(self, target, variables, *args, **kwargs))
 
     return of_whole_variables
 

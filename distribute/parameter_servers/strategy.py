@@ -99,11 +99,6 @@ def check_cluster(jobs: Mapping[str, Any], task_type: str | None) -> None:
         )
 
 
-def max_staleness_of(strategy: Any) -> int | None:
-    """How many steps a worker may be ahead of the slowest; None: no bound, as with TensorFlow's own class."""
-    return getattr(strategy, "max_staleness", None)
-
-
 def pool_of(strategy: Any) -> WorkerPool:
     """The workers of a strategy; created once."""
     if strategy.num_replicas_in_sync > 1:

@@ -66,18 +66,18 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def phase(
-        self, run: Callable[[int, Any], Any], forget: Callable[[int], None], max_staleness: int | None = None
+        self, run: Callable[[int, Any], Any], forget: Callable[[int], Any], max_staleness: int | None = None
     ) -> Iterator[Phase]:
         """Starts a loop on every worker; ends them when the block is left.
+
+        A lost server, or the loss of every worker, is a `ParameterServerError`; an error of `run` is raised unless a lost
+        worker caused it.
 
         Args:
             run: `run(worker, piece)` computes a piece on that worker and returns its result on the host. Called in the
                 worker's thread, and again on any worker if one was lost in the middle.
             forget: `forget(worker)`: the memory of the worker is lost.
             max_staleness: how many steps a worker may be ahead of the slowest.
-
-        A lost server, or the loss of every worker, is a `ParameterServerError`; an error of `run` is raised unless a lost
-        worker caused it.
         """
         phase = Phase(self, run, forget, max_staleness)
         for _ in range(self.num_workers):

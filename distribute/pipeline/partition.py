@@ -14,7 +14,7 @@ def balance(
     costs: Sequence[float],
     stages: int,
     cut_costs: Sequence[float] | None = None,
-    memory_of: MemoryOf | None = None,
+    memory_of: MemoryOf = lambda stage, start, stop: 0.0,
     memory_limit: float | None = None,
 ) -> list[int]:
     """The number of blocks in each of consecutive stages, none empty, so that the largest cost of a stage is smallest.
@@ -27,10 +27,7 @@ def balance(
         stages: K, 1 to N.
         cut_costs: N - 1 numbers; the communication of a cut after block i, in any unit; None: 0 everywhere.
         memory_of: `memory_of(stage, start, stop)`: the memory of blocks start to stop - 1 as that stage.
-        memory_limit: the maximum memory of one stage, in the same unit.
-
-    Raises:
-        ValueError: if there are fewer blocks than stages, or no cut keeps every stage within `memory_limit`.
+        memory_limit: the maximum memory of one stage, in the same unit; a ValueError where no cut keeps to it.
     """
     blocks = len(costs)
     if not 1 <= stages <= blocks:
@@ -44,8 +41,7 @@ def balance(
         found = None
         for start in range(stage, stop) if stage else [0]:
             before = best(stage - 1, start) if stage else ((0.0, 0.0, 0.0), [])
-            needed = 0.0 if memory_of is None else memory_of(stage, start, stop)
-            if before is None or (memory_limit is not None and needed > memory_limit):
+            if before is None or (memory_limit is not None and memory_of(stage, start, stop) > memory_limit):
                 continue
             (slowest, sent, squares), sizes = before
             cost = sums[stop] - sums[start]
@@ -75,11 +71,9 @@ def _better(value: tuple[float, float, float], other: tuple[float, float, float]
     return False
 
 
-def _too_little_memory(blocks: int, stages: int, memory_of: MemoryOf | None, limit: float | None) -> str:
+def _too_little_memory(blocks: int, stages: int, memory_of: MemoryOf, limit: float | None) -> str:
     """Names the need of the largest single block: no smaller limit can be met."""
-    needed = 0.0
-    if memory_of is not None:
-        needed = max(min(memory_of(k, i, i + 1) for k in range(stages)) for i in range(blocks))
+    needed = max(min(memory_of(k, i, i + 1) for k in range(stages)) for i in range(blocks))
     largest = f"the largest block alone needs {needed:.4g}"
     return (
         f"memory_limit ({limit:.4g} bytes) is too small for {stages} stages of {blocks} blocks ({largest}): "

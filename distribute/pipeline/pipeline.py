@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,19 +19,13 @@ from .timeline import Timeline
 _current = ThreadValue()
 
 
-class PlannedModel(Protocol):
-    """A model split into stages according to a pipeline."""
-
-    def summary(self) -> str: ...  # noqa: D102
-    def timeline(self, transfer: float | Sequence[float]) -> Timeline: ...  # noqa: D102
-
-
-Planner = Callable[[Any, "Pipeline", int | None], PlannedModel]
+# `planner(model, pipeline, batch_size)` is a model split into stages, with `summary()` and `timeline(transfer)`.
+Planner = Callable[[Any, "Pipeline", int | None], Any]
 _planner: Planner | None = None
 
 
 def register_planner(planner: Planner) -> None:
-    """Sets the planner of models: `planner(model, pipeline, batch_size)`. It is above this package: it knows Keras."""
+    """Sets the planner of models. It is above this package: it knows Keras."""
     global _planner
     _planner = planner
 
@@ -107,7 +101,7 @@ class Pipeline:
         self.stages = len(self.devices) // self.replicas
         self.partition = _checked_partition(partition, self.stages)
         self.sharded: str | None = None
-        self._plans: weakref.WeakKeyDictionary[Any, PlannedModel] = weakref.WeakKeyDictionary()
+        self._plans: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._newest: weakref.ref[Any] | None = None
 
     @contextlib.contextmanager
@@ -125,7 +119,7 @@ class Pipeline:
         with _current.set_to(self), tf.device("CPU:0"):
             yield self
 
-    def plan(self, model: Any, batch_size: int | None = None) -> PlannedModel:
+    def plan(self, model: Any, batch_size: int | None = None) -> Any:
         """The model's plan, the same on every call: the first call splits it and moves its variables to their stages.
 
         Args:
@@ -184,11 +178,7 @@ class Pipeline:
             number("transfer", transfer, least=0)
         return self._plan_of(model).timeline(transfer)
 
-    def raise_if_lost(self, cause: Exception) -> None:
-        """Raises a `StageError` that names the stage whose process died or hangs, if that caused `cause`."""
-        remote.raise_if_lost(cause, self.devices, self.stages)
-
-    def _plan_of(self, model: Any) -> PlannedModel:
+    def _plan_of(self, model: Any) -> Any:
         model = self._newest() if model is None and self._newest is not None else model
         if model is None:
             raise ValueError(

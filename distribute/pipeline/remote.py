@@ -157,5 +157,4 @@ def _best_device(task: int) -> str:
     """The GPU of a task, else its CPU; task 0 is this process."""
     specs = [tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices()]
     mine = [s for s in specs if (s.job == JOB and s.task == task if task else s.job in (None, _LOCAL))]
-    best = sorted(mine, key=lambda spec: (spec.device_type != "GPU", spec.device_type != "CPU"))[0]
-    return best.to_string()
+    return min(mine, key=lambda spec: (spec.device_type != "GPU", spec.device_type != "CPU")).to_string()

@@ -60,19 +60,15 @@ def timed(
     transfers: Sequence[float] | None = None,
     repeated: Collection[tuple[int, int]] = (),
 ) -> list[Job]:
-    """Starts every job as soon as its stage is free and its inputs have arrived.
+    """The jobs, each as soon as its stage is free and its inputs have arrived, sorted by start, then by stage.
+
+    So every job follows the jobs that it depends on. Orders that wait for each other are a ValueError.
 
     Args:
         orders: of each stage.
         costs: for "forward" and "backward" the time on each stage; None: 1.
         transfers: K - 1 times of sending a result over a cut; None: 0.
         repeated: (stage, micro_batch) pairs whose backward pass first reruns the forward pass.
-
-    Returns:
-        The jobs, sorted by start, then by stage: every job follows the jobs that it depends on.
-
-    Raises:
-        ValueError: the orders wait for each other.
     """
     stages = len(orders)
     costs = costs or {"forward": [1] * stages, "backward": [1] * stages}

@@ -16,9 +16,9 @@ from unisono.distribute.workers.cluster import ClusterError
 from unisono.optimizers.stages.user_code import is_elementwise
 from unisono.optimizers.update_rules import replica_rule
 from unisono.trainer.inputs.sources.source import Chunk
-from unisono.trainer.parameter_servers.pieces import pieces_of
 from unisono.trainer.parameter_servers.schedule import PieceLength, wants_each_step
 from unisono.trainer.parameter_servers.step_results import CustomLogs, ResultLayout
+from unisono.trainer.parameter_servers.worker_function import pieces_of
 from unisono.trainer.parameter_servers.worker_steps import WorkerSteps
 
 GOOD = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
@@ -67,7 +67,7 @@ def test_results_of_steps_hold_metrics_and_own_logs_where_they_belong():
         tf.constant(True), [tf.constant(3.0), tf.constant(4.0)], {"raw": tf.constant([5.0, 6.0])}
     )
     assert row.numpy().tolist() == [1, 1, 3, 4, 5, 6]
-    assert layout.added(row.numpy()[None], layout.variables[1]).tolist() == [4]
+    assert layout.part(row.numpy()[None], 1).tolist() == [4]
     assert layout.logs_of(row.numpy())["raw"].tolist() == [5, 6]
 
 
@@ -133,6 +133,6 @@ def test_callbacks_that_read_every_step_make_each_step_a_piece():
 def test_batches_whose_arrays_have_different_samples_are_pieces_of_their_own():
     batches = [(tf.ones([2, 3]), tf.range(few)) for few in (5, 7)]
     pieces = pieces_of(Chunk(None, 2, None, lambda inputs, i: batches[int(i)]))
-    assert [(piece.steps, piece.samples) for piece in pieces] == [(1, None)] * 2
+    assert [(piece.steps, piece.batch_size) for piece in pieces] == [(1, None)] * 2
     for batch, piece in zip(batches, pieces):
-        assert_equal(batch, piece.reader((piece.resident, piece.place), 0))
+        assert_equal(batch, piece.reader(piece.inputs, 0))

@@ -16,14 +16,6 @@ import tensorflow as tf
 from .sparse import SparseRows, slice_sparse, sparse_rows, sparse_tensor
 
 
-def pack(x: Any, y: Any, sample_weight: Any) -> Any:
-    """Arrays as one batch. Weights without targets are dropped, as in Keras.
-
-    Inputs that give batches themselves keep theirs, of any structure.
-    """
-    return keras.utils.pack_x_y_sample_weight(x, y, sample_weight if y is not None else None)
-
-
 def is_standard(batch: Any) -> bool:
     """Whether Keras' own steps accept the batch, or the spec of one: all but tuples of more than three."""
     return not isinstance(batch, tuple | list) or 1 <= len(batch) <= 3
@@ -54,30 +46,30 @@ def named_leaves(name: str, structure: Any) -> list[tuple[str, Any]]:
     return [leaf for path, part in items for leaf in named_leaves(path, part)]
 
 
+def all_leaves(batch: Any) -> list[tuple[str, Any]]:
+    """The leaves of a batch (or of its spec) with their paths."""
+    return [leaf for name, part in named_parts(batch) for leaf in named_leaves(name, part)]
+
+
 def named_arrays(batch: Any) -> list[tuple[str, Any]]:
     """The arrays of a batch (or of its spec) that have samples, with their paths."""
-    leaves = [leaf for name, part in named_parts(batch) for leaf in named_leaves(name, part)]
-    return [(path, leaf) for path, leaf in leaves if leaf is not None and not is_scalar(leaf)]
+    return [(path, leaf) for path, leaf in all_leaves(batch) if leaf is not None and not is_scalar(leaf)]
 
 
 def sample_count(structure: Any) -> Any:
     """The number of samples of a batch: an int where it is known while tracing, else an int32 scalar tensor.
 
-    Args:
-        structure: nest of tensors with the same number of samples; None leaves are ignored.
-
-    Raises:
-        ValueError: there is no tensor in it.
+    All leaves but None and scalars have that number. Without any other leaf, it is a ValueError.
     """
     leaves = [
         _one_tensor(leaf) for leaf in tf.nest.flatten(structure) if leaf is not None and not is_scalar(leaf)
     ]
     if not leaves:
         raise ValueError("The batch has no tensor, so it has no samples: pass at least one array.")
-    known = (_static_samples(leaf) for leaf in leaves)
-    number = next((samples for samples in known if samples is not None), None)
-    if number is not None:
-        return number
+    for leaf in leaves:
+        shape = tf.TensorShape(getattr(leaf, "shape", None))  # pyright: ignore[reportArgumentType]
+        if shape.rank and shape[0] is not None:
+            return shape[0]
     leaf = next((leaf for leaf in leaves if isinstance(leaf, tf.Tensor)), leaves[0])
     if isinstance(leaf, tf.RaggedTensor):
         return leaf.nrows(out_type=tf.int32)
@@ -96,55 +88,43 @@ def _one_tensor(leaf: Any) -> Any:
     return leaf.values if isinstance(leaf, SparseRows) else leaf
 
 
-def _static_samples(leaf: Any) -> int | None:
-    """The number of samples of a tensor, an array or the spec of one, where it is known."""
-    shape = getattr(leaf, "shape", None)
-    shape = tf.TensorShape(None) if shape is None else tf.TensorShape(shape)  # type: ignore[arg-type]
-    return shape[0] if shape.rank else None
-
-
 def slice_samples(
     structure: Any, start: Any, stop: Any, samples: int | None = None, device: str | None = None
 ) -> Any:
-    """Samples `start` to `stop - 1` of every tensor in the structure.
+    """Samples `start` to `stop - 1` of every tensor in the structure; gradients flow through it.
 
-    Args:
-        structure: nest of tensors; so is the result. Gradients flow through it.
-        start: int or integer scalar tensor.
-        stop: int or integer scalar tensor, at most the number of samples.
-        samples: `stop - start`, where that is known while tracing; not needed where both are ints.
-        device: the device that slices the tensors; None: TensorFlow's choice.
+    `start` and `stop` are ints or integer scalar tensors, at most the number of samples. `samples` is their difference,
+    where that is known while tracing. `device` slices the tensors; None: TensorFlow's choice.
     """
     if isinstance(start, int) and isinstance(stop, int):
         samples = stop - start
-    return _map(lambda leaf: _slice_leaf(leaf, start, stop, samples, device), structure)
+    return map_leaves(lambda leaf: _slice_leaf(leaf, start, stop, samples, device), structure)
 
 
 def _slice_leaf(leaf: Any, start: Any, stop: Any, samples: int | None, device: str | None) -> Any:
     if is_scalar(leaf):
         return leaf
-    if is_extension(leaf):
-        return _by_fields(lambda part: _slice_leaf(part, start, stop, samples, device), leaf)
     if isinstance(leaf, tf.Tensor | tf.Variable) and leaf.shape.rank is not None:
         return _slice_dense(leaf, start, stop, samples, device)
-    with _at(device):
+    with on_device(device):
         return _slice_composite(leaf, start, stop, samples)
 
 
 def _slice_dense(leaf: Any, start: Any, stop: Any, samples: int | None, device: str | None) -> tf.Tensor:
     others = leaf.shape.rank - 1
-    with _at(device and "CPU:0"):  # the begin of a slice is read on the host, wherever the tensor is
+    with on_device(device and "CPU:0"):  # the begin of a slice is read on the host, wherever the tensor is
         size = samples if samples is not None else tf.cast(stop, tf.int32) - tf.cast(start, tf.int32)
         begin = start if isinstance(start, int) else tf.cast(start, tf.int32)
         begin = tf.convert_to_tensor([begin, *[0] * others])
         size = tf.convert_to_tensor([size, *[-1] * others])
-    with _at(device):
+    with on_device(device):
         part = tf.slice(leaf, begin, size)
     part.set_shape([samples, *leaf.shape[1:]])
     return part
 
 
-def _at(device: str | None) -> contextlib.AbstractContextManager[Any]:
+def on_device(device: str | None) -> contextlib.AbstractContextManager[Any]:
+    """A device scope; None: TensorFlow's choice."""
     return contextlib.nullcontext() if device is None else tf.device(device)
 
 
@@ -161,7 +141,7 @@ def _slice_composite(leaf: Any, start: Any, stop: Any, samples: int | None) -> A
 
 def gather_samples(structure: Any, indices: tf.Tensor) -> Any:
     """The samples with the given numbers (an integer vector), in that order; `SparseRows` give a `tf.SparseTensor`."""
-    return _map(lambda leaf: _gather_leaf(leaf, indices), structure)
+    return map_leaves(lambda leaf: _gather_leaf(leaf, indices), structure)
 
 
 def is_extension(leaf: Any) -> bool:
@@ -173,17 +153,7 @@ def _tensor_fields(leaf: Any) -> dict[str, Any]:
     return {name: v for name, v in vars(leaf).items() if tf.is_tensor(v) or is_extension(v)}
 
 
-def _by_fields(fn: Callable[..., Any], *leaves: Any) -> Any:
-    """Applies `fn` to every tensor of records of one type; other fields are taken from the first."""
-    fields = {name: v for name, v in vars(leaves[0]).items() if not name.startswith("_")}
-    for name in _tensor_fields(leaves[0]):
-        fields[name] = fn(*(getattr(leaf, name) for leaf in leaves))
-    return type(leaves[0])(**fields)
-
-
 def _gather_leaf(leaf: Any, indices: tf.Tensor) -> Any:
-    if is_extension(leaf):
-        return _by_fields(lambda part: _gather_leaf(part, indices), leaf)
     if isinstance(leaf, tf.SparseTensor):
         leaf = sparse_rows(leaf)
     if isinstance(leaf, SparseRows):
@@ -195,16 +165,10 @@ def _gather_leaf(leaf: Any, indices: tf.Tensor) -> Any:
 
 def concat_samples(structures: Sequence[Any]) -> Any:
     """Concatenates nests of one structure, at least one, along their samples. Sparse tensors get the widest shape."""
-    if len(structures) == 1:
-        return structures[0]
-    return tf.nest.map_structure(_concat_leaves, *structures)
+    return structures[0] if len(structures) == 1 else map_leaves(_concat_leaves, *structures)
 
 
 def _concat_leaves(*leaves: Any) -> Any:
-    if leaves[0] is None:
-        return None
-    if is_extension(leaves[0]):
-        return _by_fields(_concat_leaves, *leaves)
     if isinstance(leaves[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(leaves), expand_nonconcat_dims=True)
     return tf.concat(list(leaves), 0)
@@ -216,13 +180,10 @@ def sample_counts(structure: Any) -> list[Any]:
 
 
 def unit_count(structure: Any) -> Any:
-    """The units of a batch whose arrays may have different numbers of samples, such as labelled and unlabelled ones.
+    """The units of a batch whose arrays may have different numbers of samples: an int, or an int32 scalar tensor.
 
     Their number is the greatest common divisor: 8 and 56 samples are 8 units of one sample and of seven. So a part with
     some of the units has the same share of every array, and means over any of them are reduced by that share.
-
-    Returns:
-        An int, or an int32 scalar tensor; the number of samples, where it is the same in every array.
     """
     counts = sample_counts(structure)
     if all(isinstance(count, int) for count in counts):
@@ -234,9 +195,8 @@ def unit_count(structure: Any) -> Any:
         stacked = tf.where(stacked == 0, tf.reduce_max(stacked), stacked)  # 0 and n have the divisors of n
         divisors = tf.range(1, tf.reduce_min(stacked) + 1)
         common = tf.reduce_all(stacked[:, None] % divisors == 0, axis=0)
-        return tf.maximum(
-            0, tf.reduce_max(tf.boolean_mask(divisors, common))
-        )  # of no numbers, it is negative
+        # The maximum of no numbers is negative.
+        return tf.maximum(0, tf.reduce_max(tf.boolean_mask(divisors, common)))
 
 
 def slice_units(structure: Any, first: Any, last: Any, units: Any, device: str | None = None) -> Any:
@@ -248,12 +208,12 @@ def slice_units(structure: Any, first: Any, last: Any, units: Any, device: str |
         each = sample_count(leaf) // (max(units, 1) if isinstance(units, int) else tf.maximum(units, 1))
         return slice_samples(leaf, first * each, last * each, device=device)
 
-    return _map(part, structure)
+    return map_leaves(part, structure)
 
 
 def batch_spec(structure: Any) -> Any:
     """The nest of `tf.TypeSpec` of one batch of the structure: its number of samples is None."""
-    return _map(open_spec, structure)
+    return tf.nest.map_structure(open_spec, structure)
 
 
 def open_spec(leaf: Any) -> Any:
@@ -269,17 +229,28 @@ def open_spec(leaf: Any) -> Any:
     if spec == tf.type_spec_from_value(None):
         return None
     if isinstance(spec, SparseRows.Spec):
-        parts = (open_spec(spec.columns), open_spec(spec.values), spec.sample_shape)
-        return SparseRows.Spec(*parts)
+        return SparseRows.Spec(open_spec(spec.columns), open_spec(spec.values), spec.sample_shape)
     if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec | tf.RaggedTensorSpec) or is_scalar(spec):
         return spec
     shape = spec.shape if spec.shape.rank is None else [None, *spec.shape[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
-    return (tf.SparseTensorSpec if isinstance(spec, tf.SparseTensorSpec) else tf.TensorSpec)(
-        shape, spec.dtype
-    )
+    kind = tf.SparseTensorSpec if isinstance(spec, tf.SparseTensorSpec) else tf.TensorSpec
+    return kind(shape, spec.dtype)
 
 
-def _map(fn: Callable[[Any], Any], structure: Any) -> Any:
-    return tf.nest.map_structure(lambda leaf: None if leaf is None else fn(leaf), structure)
+def map_leaves(fn: Callable[..., Any], *structures: Any) -> Any:
+    """`fn` of the leaves of nests of one structure, and of the tensors of records; other fields are those of the first."""
+
+    def apply(*leaves: Any) -> Any:
+        first = leaves[0]
+        if first is None:
+            return None
+        if not is_extension(first):
+            return fn(*leaves)
+        fields = {name: v for name, v in vars(first).items() if not name.startswith("_")}
+        for name in _tensor_fields(first):
+            fields[name] = apply(*(getattr(leaf, name) for leaf in leaves))
+        return type(first)(**fields)
+
+    return tf.nest.map_structure(apply, *structures)

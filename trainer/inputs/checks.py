@@ -11,48 +11,34 @@ from typing import Any
 
 import tensorflow as tf
 
-from .batch import is_extension, named_arrays, named_leaves, named_parts, sample_count, unpack
+from .batch import all_leaves, is_extension, named_arrays, named_leaves, sample_count, unpack
 
 
-def same_samples(arrays: Any) -> int:
-    """The number of samples of every array in a batch.
+def same_samples(arrays: Any, sharing: Sharing | None = None) -> int:
+    """The number of samples of every array in a batch; of the first, where `sharing` allows different numbers.
 
-    Raises:
-        ValueError: an array has no samples or no dimension of samples, or the numbers differ.
-    """
-    sizes = _sizes(arrays)
-    if len({size for _, size in sizes}) > 1:
-        raise ValueError(f"All arrays must have the same number of samples. Received: {_listing(sizes)}.")
-    return sizes[0][1]
-
-
-def _sizes(arrays: Any) -> list[tuple[str, int]]:
-    """The number of samples of every array in a batch, by its path (`x['image']`, `y[0]`).
-
-    Raises:
-        ValueError: there is no array, or one has no samples or no dimension of samples.
+    Rejects other numbers, a batch without an array, and arrays without samples or without a dimension of samples.
     """
     sizes = []
-    for argument, part in named_parts(arrays):
-        for path, leaf in named_leaves(argument, part):
-            if leaf is None:
-                continue
-            if not is_extension(leaf) and tf.TensorShape(leaf.shape).rank == 0:
-                raise ValueError(
-                    f"{path} ({leaf!r}) is a scalar; the first dimension of every array is its samples."
-                )
-            sizes.append((path, int(sample_count(leaf))))
+    for path, leaf in all_leaves(arrays):
+        if leaf is None:
+            continue
+        if not is_extension(leaf) and tf.TensorShape(leaf.shape).rank == 0:
+            raise ValueError(
+                f"{path} ({leaf!r}) is a scalar; the first dimension of every array is its samples."
+            )
+        sizes.append((path, int(sample_count(leaf))))
     if not sizes:
         raise ValueError(
             "x is None or an empty structure, so there is nothing to read; give at least one array."
         )
+    listing = ", ".join(f"{name}: {size}" for name, size in sizes)
     if any(size == 0 for _, size in sizes):
-        raise ValueError(f"The arrays have no samples ({_listing(sizes)}); give at least one sample.")
-    return sizes
-
-
-def _listing(sizes: list[tuple[str, int]]) -> str:
-    return ", ".join(f"{name}: {size}" for name, size in sizes)
+        raise ValueError(f"The arrays have no samples ({listing}); give at least one sample.")
+    differ = len({size for _, size in sizes}) > 1
+    if differ and (sharing is None or not sharing.allows(arrays, sizes)):
+        raise ValueError(f"All arrays must have the same number of samples. Received: {listing}.")
+    return sizes[0][1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,23 +47,12 @@ class Sharing:
 
     They may in a custom step. On one replica they may in the inputs of a model (the nodes and the edges of graphs); but
     where all inputs have the same number, targets with another one are a mistake.
-
-    Attributes:
-        custom_step: whether a custom step gets the batch.
-        replicas: the number of replicas that share the samples, micro-batches of a pipeline included.
     """
 
-    custom_step: bool = False
-    replicas: int = 1
-
-    def check(self, batch: Any) -> None:
-        """Rejects a batch with invalid numbers of samples.
-
-        Raises:
-            ValueError: see `same_samples`.
-        """
-        if not self.allows(batch, _sizes(batch)):
-            same_samples(batch)
+    custom_step: bool
+    """Whether a custom step gets the batch."""
+    replicas: int
+    """The replicas that share the samples, micro-batches of a pipeline included."""
 
     def allows(self, batch: Any, sizes: list[tuple[str, int]]) -> bool:
         """Whether the arrays of a batch (or its spec) may have these numbers of samples, by their paths."""
@@ -87,25 +62,19 @@ class Sharing:
         return self.replicas == 1 and len({size for name, size in sizes if name in x}) > 1
 
 
-ONE_REPLICA = Sharing()
-
-
 def check_samples(batch: Any, replicas: int, inputs_alone: bool = False) -> list[Any]:
     """Rejects a batch whose arrays differ from its inputs in the number of samples; in a graph, where it is unknown before.
 
     On one replica, fewer targets may be intended, as in Keras: a loss can broadcast a single one. There the inputs may have
     different numbers of samples, and targets that of any input.
 
+    It raises a ValueError where the numbers are known. Otherwise it returns operations that raise a
+    `tf.errors.InvalidArgumentError` when the step runs: it must start after them, or the model might fail first.
+
     Args:
         batch: for a step of Keras: `(x, y)` or `(x, y, sample_weight)`.
         replicas: the number of replicas that share the samples.
         inputs_alone: whether targets and weights are ignored.
-
-    Returns:
-        The operations that check when the step runs: it must start after them, or the model might fail first.
-
-    Raises:
-        ValueError: where the numbers are known; else `tf.errors.InvalidArgumentError` when the step runs.
     """
     x, *others = unpack(batch)
     inputs = named_arrays((x,))
@@ -135,10 +104,7 @@ def check_samples(batch: Any, replicas: int, inputs_alone: bool = False) -> list
 
 
 def check_equal_samples(batch: Any) -> list[Any]:
-    """Rejects arrays of different sizes where each worker reads its own: their shares would differ from the batch's.
-
-    Returns and raises as `check_samples`.
-    """
+    """As `check_samples` where each worker reads its own: the shares of its arrays would differ from those of the batch."""
     sentence = (
         "`{}` must have as many samples as `{}`, because each worker reads its own: give every worker the whole "
         "batches, for instance as a tf.data.Dataset. Received"
@@ -166,35 +132,20 @@ def _check(fits: Any, sentence: str, path: str, other: str, given: Any, expected
 
 @contextlib.contextmanager
 def named(argument: str = "", **names: str) -> Iterator[None]:
-    """Errors of the block name the user's arguments.
-
-    Args:
-        argument: the prefix of the messages; "" for none.
-        names: argument names in the messages, with their replacements.
-    """
+    """Errors of the block name the user's arguments: after the prefix `argument`, with `names` replaced in the message."""
     try:
         yield
     except (TypeError, ValueError) as error:
         if error.args and isinstance(error.args[0], str):
             text = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), error.args[0])
-            error.args = (
-                text if text.startswith(f"`{argument}`") else f"`{argument}`: {text}" if argument else text,
-            )
+            if argument and not text.startswith(f"`{argument}`"):
+                text = f"`{argument}`: {text}"
+            error.args = (text,)
         raise
 
 
 def alone(kind: str, y: Any = None, sample_weight: Any = None, **batch_size: int | None) -> None:
-    """Checks that nothing else is given with an input that has its own targets, weights and batches.
-
-    Args:
-        kind: of the input.
-        y: targets.
-        sample_weight: weights of the samples.
-        batch_size: samples of a batch, by the name of the argument.
-
-    Raises:
-        ValueError: something else is given.
-    """
+    """Rejects other arguments next to an input of this kind, which has its own targets, weights and batches."""
     for name, value, tuples in (
         ("y", y, "(inputs, targets)"),
         ("sample_weight", sample_weight, "(inputs, targets, sample_weights)"),
@@ -210,21 +161,12 @@ def alone(kind: str, y: Any = None, sample_weight: Any = None, **batch_size: int
             )
 
 
-def batched(element_spec: Any, parts: int, sharing: Sharing = ONE_REPLICA) -> None:
-    """Checks by its spec that a dataset gives batches, not single samples.
+def batched(element_spec: Any, parts: int, sharing: Sharing) -> None:
+    """Rejects a dataset of single samples, and one whose arrays cannot have valid numbers of samples, by its spec.
 
-    A scalar next to arrays with an open number of samples is a value of the whole batch.
-
-    Args:
-        element_spec: of the dataset.
-        parts: int; elements that make one batch.
-        sharing: whether their arrays may have different numbers of samples.
-
-    Raises:
-        ValueError: elements are samples, or their arrays cannot have the same number of samples.
+    `parts` elements make one batch. A scalar next to arrays with an open number of samples is a value of the whole batch.
     """
-    leaves = [leaf for name, part in named_parts(element_spec) for leaf in named_leaves(name, part)]
-    shapes = [(path, getattr(leaf, "shape", None)) for path, leaf in leaves]
+    shapes = [(path, getattr(leaf, "shape", None)) for path, leaf in all_leaves(element_spec)]
     ranked = [(path, shape) for path, shape in shapes if shape is not None and shape.rank is not None]
     sizes = [(path, shape[0]) for path, shape in ranked if shape.rank]
     known = [(path, size) for path, size in sizes if size is not None]
@@ -241,11 +183,7 @@ def batched(element_spec: Any, parts: int, sharing: Sharing = ONE_REPLICA) -> No
 
 
 def weights_like_targets(y: Any, sample_weight: Any) -> Any:
-    """`sample_weight` in the structure of `y`: one array of weights counts for every output.
-
-    Raises:
-        ValueError: it is neither one weight for each sample nor one array for each output.
-    """
+    """`sample_weight` in the structure of `y`: one array of weights counts for every output."""
     if not tf.nest.is_nested(y):
         return sample_weight
     if tf.nest.is_nested(sample_weight):

@@ -22,12 +22,7 @@ class ClassWeights(NamedTuple):
 
 
 def class_weights(value: Any) -> ClassWeights | None:
-    """`class_weight` as the classes and their weights.
-
-    Raises:
-        TypeError: it is not a dict from whole numbers.
-        ValueError: a weight is not a finite number.
-    """
+    """`class_weight`, a dict from whole numbers to finite ones, as the classes and their weights."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -42,15 +37,7 @@ def class_weights(value: Any) -> ClassWeights | None:
 
 
 def check_class_weight(batch: Any, given: Any) -> None:
-    """Checks that a batch can be weighted by class.
-
-    Args:
-        batch: its spec.
-        given: `class_weight`, for messages.
-
-    Raises:
-        ValueError: no `(x, y)`, no targets, several outputs, string targets, or `sample_weight` is given as well.
-    """
+    """Rejects the spec of a batch that cannot be weighted by `given`, the `class_weight`."""
     if not is_standard(batch):
         raise ValueError(
             f"class_weight ({given}) needs batches (x, y), but each is a tuple of {len(batch)}; weigh them in your step."
@@ -107,14 +94,9 @@ class WeightedReader:
 
 
 def weights_of_classes(y: tf.Tensor, weights: ClassWeights) -> tf.Tensor:
-    """The weight of each target's class.
+    """The weight of each target's class: floatx `(batch,)` (`(batch, ...)` for targets with more dimensions).
 
-    Args:
-        y: class numbers `(batch,)` or `(batch, 1)` of any number dtype, or scores or one-hot `(batch, ..., classes)`.
-        weights: of the classes.
-
-    Returns:
-        floatx `(batch,)` (`(batch, ...)` for targets with more dimensions).
+    `y` are class numbers `(batch,)` or `(batch, 1)` of any number dtype, or scores or one-hot `(batch, ..., classes)`.
     """
     table = tf.constant(weights.weights, keras.config.floatx())
     numbers = _class_numbers(y)

@@ -24,9 +24,7 @@ _SCALARS = (bool, int, float, complex, str, bytes, np.generic)
 def _standard_nest(structure: Any, merge: bool) -> Any:
     """A nest with tuples instead of lists, as in batches of Keras and `tf.data`.
 
-    Args:
-        structure: the user's argument.
-        merge: whether a list that holds only Python numbers or strings (`y=[0, 1, 1]`, `[[1, 2], [3, 4]]`) is one array.
+    With `merge`, a list that holds only Python numbers or strings (`y=[0, 1, 1]`, `[[1, 2], [3, 4]]`) is one array.
     """
     if isinstance(structure, dict):
         return {key: _standard_nest(part, merge) for key, part in structure.items()}
@@ -46,16 +44,9 @@ def _holds_scalars(structure: Any) -> bool:
 
 
 def host_arrays(name: str, structure: Any, complaint: str, merge: bool = False) -> Any:
-    """A nest of array-like objects as a nest of NumPy arrays and tensors, with tuples instead of lists.
+    """The argument `name`, a nest of array-like objects, as a nest of NumPy arrays and tensors, see `_standard_nest`.
 
-    Args:
-        name: of the argument, for messages.
-        structure: the user's argument.
-        complaint: the message for a leaf that is not an array, with `{place}` and `{kind}` in it.
-        merge: whether a list of Python numbers or strings is one array.
-
-    Raises:
-        TypeError: there is such a leaf.
+    A leaf that is not an array is a TypeError with the message `complaint`, which has `{place}` and `{kind}` in it.
     """
     try:
         structure = _standard_nest(structure, merge)
@@ -73,9 +64,7 @@ def host_arrays(name: str, structure: Any, complaint: str, merge: bool = False) 
 def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     """The arguments as `(x, y, sample_weight)`, nests of NumPy arrays and tensors; None where an argument is None.
 
-    Raises:
-        TypeError: one of them is not an array.
-        ValueError: `sample_weight` does not fit the structure of `y`.
+    Weights without targets are dropped, as in Keras. A ValueError says that weights do not fit the structure of `y`.
     """
     complaint = (
         "{place} is a {kind}; give arrays or tensors with samples, a tf.data.Dataset, a keras.utils.PyDataset, a torch "
@@ -97,7 +86,7 @@ def is_array(leaf: Any) -> bool:
         return False
     return (
         leaf is None
-        or isinstance(leaf, np.ndarray | tf.Tensor | tf.Variable | tf.experimental.ExtensionType)
+        or isinstance(leaf, tf.experimental.ExtensionType)
         or tf.is_tensor(leaf)
         or _is_scipy_sparse(leaf)
         or _defined_in(leaf, "jax.experimental.sparse")
@@ -106,26 +95,17 @@ def is_array(leaf: Any) -> bool:
 
 
 def as_host_array(leaf: Any) -> Any:
-    """One array of samples as a NumPy array or a tensor, not yet cast; memory-mapped ones are not yet read.
+    """One array of samples (see `is_array`), not yet cast; memory-mapped ones are not yet read.
 
-    Args:
-        leaf: anything for which `is_array` is true.
-
-    Returns:
-        None for None; `np.ndarray` (dense data in host memory, a view wherever possible); `tf.Tensor`,
-        `tf.RaggedTensor`, `tf.SparseTensor` or an extension type. Strings become a `tf.Tensor`.
-
-    Raises:
-        TypeError: for dtypes that TensorFlow does not support.
+    Dense data in host memory is an `np.ndarray`, a view wherever possible. Strings become a `tf.Tensor`; ragged and
+    sparse tensors and extension types stay what they are. A dtype that TensorFlow does not support is a TypeError.
     """
     if leaf is None:
         return None
-    if isinstance(leaf, tf.Variable):
+    if isinstance(leaf, tf.Variable | keras.Variable):
         return tf.convert_to_tensor(leaf)
     if tf.is_tensor(leaf) or is_extension(leaf):
         return leaf
-    if isinstance(leaf, keras.Variable):
-        return tf.convert_to_tensor(leaf.value)
     if _is_scipy_sparse(leaf):
         return _from_scipy(leaf)
     if _defined_in(leaf, "jax.experimental.sparse"):
@@ -202,26 +182,16 @@ def cast_floats(leaf: Any) -> Any:
     return tf.cast(leaf, wanted)
 
 
-def host_bytes(leaf: Any) -> int:
-    """Bytes of a dense NumPy array after the cast; 0 for tensors, which are in memory already."""
-    if not isinstance(leaf, np.ndarray):
-        return 0
-    wanted = tf.as_dtype(keras.config.floatx()).size
-    return leaf.size * (wanted if tf.as_dtype(leaf.dtype).is_floating else leaf.itemsize)
-
-
 def resident_size(leaf: Any) -> int:
-    """Bytes of an array or a tensor after the cast, wherever it is; 0 for other types."""
-    if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string:
-        wanted = tf.as_dtype(keras.config.floatx()).size
-        return int(np.prod(leaf.shape)) * (wanted if leaf.dtype.is_floating else leaf.dtype.size)
-    return host_bytes(leaf)
+    """Bytes of an array or a tensor of numbers after the cast, wherever it is; 0 for other types."""
+    if not isinstance(leaf, np.ndarray | tf.Tensor) or tf.as_dtype(leaf.dtype) == tf.string:
+        return 0
+    dtype = tf.as_dtype(leaf.dtype)
+    return int(np.prod(leaf.shape)) * tf.as_dtype(keras.config.floatx() if dtype.is_floating else dtype).size
 
 
 def as_resident(leaf: Any) -> Any:
     """The array as a tensor in the memory of the current device that supports gathering samples."""
-    if leaf is None:
-        return None
     leaf = cast_floats(leaf)
     if isinstance(leaf, tf.SparseTensor):
         return sparse_rows(leaf)

@@ -42,14 +42,8 @@ def checksum(structure: Any) -> str | None:
             for part in tf.nest.flatten(leaf, expand_composites=True):
                 for piece in _pieces(part):
                     digest.update(piece)
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-        tf.errors.OpError,
-    ):  # a variant has no NumPy dtype
-        return None
+    except (AttributeError, KeyError, TypeError, ValueError, tf.errors.OpError):
+        return None  # a variant has no NumPy dtype
     return digest.hexdigest()
 
 
@@ -124,18 +118,12 @@ def check_same_input(
 ) -> None:
     """Compares the input of each worker, where each must give all samples. All workers must call it; one does nothing.
 
-    A `shard` that is the same on all workers, such as a split for validation, does not shard over workers.
+    A `shard` of the pipeline that differs between workers is a ValueError, because samples would be lost. One that is the
+    same on all workers, such as a split for validation, does not shard over workers. Other differences, for instance in
+    their files or in the order of a `shuffle`, are warnings.
 
-    Args:
-        x: `tf.data.Dataset`, the `tf.distribute.DistributedDataset` made of it, or another input.
-        strategy: whose workers.
-        content: a checksum of another input's data.
-
-    Raises:
-        ValueError: `shard` of the pipeline differs between workers: samples would be lost.
-
-    Warns:
-        UserWarning: the inputs differ otherwise, for instance in their files or in the order of a `shuffle`.
+    `x` is a `tf.data.Dataset`, the `tf.distribute.DistributedDataset` made of it, or another input with a checksum of its
+    data, `content`.
     """
     dataset = read_dataset(x)
     if not spans_workers(strategy) or (dataset is None and content is None):
@@ -160,11 +148,8 @@ def check_same_input(
             "one seed on all workers, or call keras.utils.set_random_seed; do not set deterministic=False."
         )
     else:
-        what = (
-            "has other values"
-            if content
-            else "is another tf.data pipeline (data, files, constants or functions)"
-        )
+        pipeline = "is another tf.data pipeline (data, files, constants or functions)"
+        what = "has other values" if content else pipeline
         problem = (
             f"{what} on worker {other} than on worker 0, but {sharer}: samples are lost if each gives its own. Give one, "
             "from one seed, or a function of tf.distribute.InputContext."

@@ -9,7 +9,7 @@ import contextlib
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,6 @@ class RecordedCalls:
     """Makes calls, and saves the states of NumPy's, Python's and the input's own generators before each call that draws.
 
     Such calls begin a pass or end an epoch, and draw the order of the next one, for instance.
-
-    Args:
-        given: the input.
     """
 
     def __init__(self, given: Any) -> None:
@@ -39,24 +36,16 @@ class RecordedCalls:
     def __len__(self) -> int:
         return len(self._before)
 
-    def call(self, function: Callable[[], Any]) -> Any:
-        """The result of `function`."""
+    def call(self, function: Callable[[], Any], saved: Sequence[dict[str, str]] = ()) -> Any:
+        """The result of `function`, called from the states before this call in `saved`, where there are some."""
+        for name, text in (saved[len(self)] if len(self) < len(saved) else {}).items():
+            if name in self._generators:
+                set_from_text(self._generators[name], text)
         before = {name: text_of(generator) for name, generator in self._generators.items()}
         result = function()
         drawn = {name: text for name, text in before.items() if text_of(self._generators[name]) != text}
         self._before.append(drawn)
         return result
-
-    def repeat(self, number: int, function: Callable[[], Any], saved: list[dict[str, str]]) -> Any:
-        """Repeats call `number` of those in `saved`, from the same states."""
-        for name, text in (saved[number] if number < len(saved) else {}).items():
-            if name in self._generators:
-                set_from_text(self._generators[name], text)
-        return self.call(function)
-
-    def forget(self) -> None:
-        """Begins anew."""
-        self._before = []
 
     def state(self) -> str:
         """All calls, for `saved_calls`."""
@@ -117,7 +106,7 @@ class PipelineState:
     """How a pipeline can be moved to a position, and the state from which it must be drawn again.
 
     Args:
-        dataset: `tf.data.Dataset` from which nothing has been drawn yet; None: not known.
+        dataset: nothing has been drawn from it yet.
 
     Attributes:
         never_saved: whether the checkpoint of an iterator would be incomplete; whether there is one can also depend on the
@@ -129,38 +118,31 @@ class PipelineState:
             them again, and nothing else may restore them.
     """
 
-    def __init__(self, dataset: Any) -> None:
-        steps = [] if dataset is None else list(transformations(dataset))
+    def __init__(self, dataset: tf.data.Dataset) -> None:
+        steps = list(transformations(dataset))
         self._generators = found_generators(_python(steps))
-        self._variables = list(
-            {id(v): v for step in steps if step.keeps_state for v in step.variables}.values()
-        )
+        variables = {id(v): v for step in steps if step.keeps_state for v in step.variables}
+        self._variables = list(variables.values())
         keeps_state = any(step.keeps_state for step in steps) or bool(self._generators)
         self.draws_first = any(step.caches for step in steps)
         self.draws_all = keeps_state or any(step.restarts_shuffles for step in steps)
         lacking = any(step.calls_python or step.forgets_order for step in steps)
         self.never_saved = keeps_state or self.draws_first or lacking
-        self.inexact = None if dataset is None else _why_inexact(dataset, steps)
+        self.inexact = _why_inexact(dataset, steps)
         self.owned = [*self._generators.values(), *self._variables]
         self._began = self._read()
 
     def _read(self) -> dict[str, Any]:
-        began: dict[str, Any] = {f"began {name}": text_of(each) for name, each in self._generators.items()}
-        return {
-            **began,
-            **{f"began variable {i}": np.array(v.numpy()) for i, v in enumerate(self._variables)},
-        }
+        generators = {f"began {name}": text_of(each) for name, each in self._generators.items()}
+        variables = {f"began variable {i}": np.array(v.numpy()) for i, v in enumerate(self._variables)}
+        return {**generators, **variables}
 
     def state(self) -> dict[str, Any]:
         """The state of the generators and variables before the first element was drawn."""
         return self._began
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores that state.
-
-        Raises:
-            ValueError: the pipeline has other generators or variables.
-        """
+        """Restores that state; that of a pipeline with other generators or variables is a ValueError."""
         names = {name for name in state if name.startswith("began ")}
         if names != self._began.keys():
             names = {name.removeprefix("began ") for name in names ^ self._began.keys()}

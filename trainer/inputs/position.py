@@ -5,10 +5,9 @@ The order is a pure function of (seed, pass over the data): the same for every n
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,18 +25,17 @@ class Position:
     steps for, and the epoch in which it ends is a short one.
 
     Args:
-        given_steps: int or None; `steps_per_epoch` as the user gave it.
-        batches: int or None; of a pass; None: not known before its end is seen.
-        expected: int or None; the number of batches that the data declares, where it may give another number.
+        given_steps: `steps_per_epoch` as the user gave it.
+        batches: of a pass; None: not known before its end is seen.
+        expected: the number of batches that the data declares, where it may give another number.
         one_pass: whether no second pass can be started (of an iterator).
 
     Attributes:
-        epoch: int.
-        step: int; the next step of the epoch.
-        passes: int; the number of earlier passes.
-        taken: int; the batches of this pass before the next one.
-        ended: bool; whether the end of the pass has been seen.
-        steps_per_epoch: int or None, until it is known.
+        step: the next step of the epoch.
+        passes: the number of earlier passes.
+        taken: the batches of this pass before the next one.
+        ended: whether the end of the pass has been seen.
+        steps_per_epoch: None until it is known.
     """
 
     def __init__(
@@ -105,27 +103,11 @@ class Position:
         self.ended = bool(state.get("ended", False))
 
 
-class Run(NamedTuple):
-    """Batches of equal size that follow each other in a pass."""
-
-    a_pass: int
-    first: int
-    """The first sample of the first batch, counted in the order of the pass."""
-    batches: int
-    batch_size: int
-
-
 class SampleOrder(Position):
     """The position in samples that can be read by their number, and the division of samples into batches.
 
-    Epoch `e` always starts at the same sample, so a run can be resumed at any epoch.
-
-    Args:
-        samples: int; of the data.
-        batch_size: int.
-        shuffle: whether every pass has its own random order; "batch": inside of each batch.
-        seed: int; the orders are a function of it.
-        given_steps: int or None; `steps_per_epoch` as the user gave it.
+    Epoch `e` always starts at the same sample, so a run can be resumed at any epoch. With `shuffle` every pass has its own
+    random order, a function of the seed; with "batch" inside of each batch.
     """
 
     def __init__(
@@ -144,28 +126,22 @@ class SampleOrder(Position):
         self.taken, self.ended = part * self.steps_per_epoch + self.step, False
         return self.taken == 0
 
-    def copy(self) -> SampleOrder:
-        """A copy at the same position, for a thread that runs ahead of this one."""
-        return copy.copy(self)
+    def next_batches(self, steps: int) -> tuple[int, int, int]:
+        """The next batches of equal size, at most `steps`, which the epoch has: (first sample, batches, batch size).
 
-    def next_run(self, max_steps: int) -> Run | None:
-        """The next batches of equal size, at most `max_steps`; None at the end of the epoch. Does not advance."""
-        steps = self.left(max_steps)
-        if not steps:
-            return None
+        The first sample is counted in the order of the pass. Does not advance.
+        """
         first = self.taken * self.batch_size
         full = (self.samples - first) // self.batch_size
-        if not full:
-            return Run(self.passes, first, 1, self.samples - first)
-        return Run(self.passes, first, min(steps, full), self.batch_size)
+        return (first, min(steps, full), self.batch_size) if full else (first, 1, self.samples - first)
 
-    def indices(self, a_pass: int) -> np.ndarray | None:
-        """The numbers of the samples in the order of a pass, int64 `(samples,)`; None for the order of the data."""
+    def indices(self) -> np.ndarray | None:
+        """The numbers of the samples in the order of this pass, int64 `(samples,)`; None for the order of the data."""
         if not self._shuffle:
             return None
-        key = (a_pass, self._seed)
+        key = (self.passes, self._seed)
         if self._order is None or self._order[0] != key:
-            random = np.random.default_rng([self._seed % 2**63, a_pass])
+            random = np.random.default_rng([self._seed % 2**63, self.passes])
             if self._shuffle == "batch":
                 batches = np.arange(self.samples) // self.batch_size
                 order = np.lexsort((random.random(self.samples), batches))
@@ -184,11 +160,7 @@ class SampleOrder(Position):
         return {"epoch": self.epoch, "step": self.step, **data}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a position of `state()`; the order of the samples is the saved one.
-
-        Raises:
-            ValueError: the arrays or the batches differ.
-        """
+        """Goes to a position of `state()` of the same number of samples; their order is the saved one."""
         for key, here, word in (("rows", self.samples, "epoch"), ("batch_rows", self.batch_size, "batch")):
             if int(state[key]) != here:
                 raise ValueError(

@@ -8,17 +8,14 @@ import tensorflow as tf
 
 
 class SparseRows(tf.experimental.ExtensionType):
-    """A sparse tensor in a form that supports gathering its matrix rows: `tf.SparseTensor` itself has no gather.
-
-    Attributes:
-        columns: int64 `(batch, (entries), rank - 1)`; the columns of the entries of each sample.
-        values: any dtype, `(batch, (entries))`.
-        sample_shape: int64 `[rank - 1]`; the dense shape of one sample.
-    """
+    """A sparse tensor in a form that supports gathering its matrix rows: `tf.SparseTensor` itself has no gather."""
 
     columns: tf.RaggedTensor
+    """int64 `(batch, (entries), rank - 1)`; the columns of the entries of each sample."""
     values: tf.RaggedTensor
+    """Any dtype, `(batch, (entries))`."""
     sample_shape: tf.Tensor
+    """int64 `[rank - 1]`; the dense shape of one sample."""
 
 
 def sparse_rows(sparse: tf.SparseTensor) -> SparseRows:

@@ -110,11 +110,7 @@ def _is_dense(leaf: Any) -> bool:
 
 
 def assert_values(batch: Any, rules: tuple[LabelRule, ...]) -> list[Any]:
-    """Operations that fail where a batch has weights that are not finite, or invalid labels.
-
-    Raises:
-        InvalidValueError: eagerly, where there are no operations.
-    """
+    """Operations that fail where a batch has weights that are not finite, or invalid labels; eagerly it fails itself."""
     _, y, sample_weight = unpack(batch)
     if tf.executing_eagerly():
         check_finite("sample_weight", sample_weight)
@@ -132,9 +128,8 @@ def assert_values(batch: Any, rules: tuple[LabelRule, ...]) -> list[Any]:
                 continue
             if rule.ignored is not None:
                 labels = tf.where(labels == rule.ignored, tf.zeros_like(labels), labels)
-            labels = tf.concat(
-                [tf.reshape(labels, [-1]), tf.zeros([1], labels.dtype)], 0
-            )  # there may be none
+            # Without a label, the zero is the minimum and the maximum.
+            labels = tf.concat([tf.reshape(labels, [-1]), tf.zeros([1], labels.dtype)], 0)
             low, high = tf.reduce_min(labels), tf.reduce_max(labels)
             sentence = label_sentence(rule.place, _NUMBER, rule.classes)
             checks.append(tf.debugging.Assert(rule.within(low, high), [sentence, low, high]))

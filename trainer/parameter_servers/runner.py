@@ -13,16 +13,19 @@ from ...callbacks.fit_state import FitState
 from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.optimizers import call_count
 from ...compat.keras_private.training import pythonify_logs
-from ...distribute.parameter_servers.strategy import max_staleness_of, pool_of
+from ...distribute.parameter_servers.strategy import pool_of
 from ...distribute.parameter_servers.worker_pool import ParameterServerError
 from ...mixed_precision import skipped_steps
 from ...optimizers.held_optimizers import optimizers_of
 from ..inputs import Source
 from ..run.runner import Runner
-from .pieces import Piece
 from .schedule import Schedule, next_stop, wants_each_step
 from .worker_function import WorkerFunction, WorkerPrediction
 from .worker_steps import WorkerSteps
+
+_NOT_SEARCHED = (
+    "The layer that overflows is not searched for on parameter servers: run one step on one device"
+)
 
 
 class ParameterServerRunner(Runner):
@@ -40,7 +43,9 @@ class ParameterServerRunner(Runner):
     ) -> dict[str, Any]:
         """The training steps of the epoch, from where `state` is; returns the logs after the last."""
         steps, hooks = model.train_function, callbacks.callbacks
-        max_staleness = max_staleness_of(model.distribute_strategy)
+        max_staleness = getattr(
+            model.distribute_strategy, "max_staleness", None
+        )  # TensorFlow's own class has none
         schedule = Schedule(
             steps,
             state.source,
@@ -51,17 +56,22 @@ class ParameterServerRunner(Runner):
             most=1 if steps.fixed_steps is None and wants_each_step(hooks) else max_staleness,
             next_stop=lambda step: next_stop(hooks, step),
         )
-        if schedule.empty:
-            return _no_batch(state)
+        if schedule.empty:  # the epoch, or the rest of it, has no batch
+            if state.step == 0 and state.epoch == state.first_epoch:
+                raise ValueError(
+                    "The input gave no batch: give a dataset or generator that has at least one."
+                )
+            return state.step_logs
         totals, count, logs = steps.totals(), _UpdateCount(model), {}
         with steps.phase(max_staleness) as phase:
-            for piece, results in steps.results(phase, schedule.next, schedule.arrived):
+            for done, results in steps.results(phase, schedule.next, schedule.arrived):
                 totals.add(results)
-                state.step += piece.steps
+                state.step += done
                 if schedule.at_stop():
                     count.correct(totals, phase.losses)
                     totals.commit()
-                _check_progress(model)
+                # Mixed-precision training in which every step is skipped ends here.
+                skipped_steps.check_progress(optimizers_of(model), lambda loss_scale: _NOT_SEARCHED)
                 logs = pythonify_logs({**totals.logs(), **model._optimizer_logs()})
                 state.step_logs = logs
                 replay_steps(hooks, state, state.step - 1, logs_of_one_step(logs), replayed=False)
@@ -83,10 +93,10 @@ class ParameterServerRunner(Runner):
         """One pass over `source`: counts every sample once, in order, even when workers are lost."""
         function, begin = model.test_function, callbacks.on_test_batch_begin
         totals, done = None, 0
-        for piece, results in _in_order(function, source, begin, lambda: model.stop_evaluating):
+        for steps, results in _in_order(function, source, begin, lambda: model.stop_evaluating):
             totals = totals or function.totals()
             totals.add(results)
-            done += piece.steps
+            done += steps
             yield done - 1, pythonify_logs(totals.logs())
         if totals is not None:
             totals.commit()
@@ -119,31 +129,18 @@ class ParameterServerRunner(Runner):
                 if model.fit_state is None:
                     for function in (model.train_function, model.test_function, model.predict_function):
                         if function is not None:
-                            function.memory.clear()
+                            function.free_inputs()
 
 
 def _in_order(
     function: WorkerFunction, source: Source, begin: Callable[[int], None], stopped: Callable[[], bool]
-) -> Iterator[tuple[Piece, Any]]:
-    """(piece, result) of one pass over `source`, in its order."""
+) -> Iterator[tuple[int, Any]]:
+    """(steps, result) of each piece of one pass over `source`, in its order."""
     schedule = Schedule(function, source, begin, stopped, epoch_steps=source.steps_per_epoch)
     if schedule.empty:
         return
     with function.phase() as phase:
         yield from function.results(phase, schedule.next, schedule.arrived, in_order=True)
-
-
-def _no_batch(state: FitState) -> dict[str, Any]:
-    """The logs of an epoch, or of the rest of one, without batches."""
-    if state.step == 0 and state.epoch == state.first_epoch:
-        raise ValueError("The input gave no batch: give a dataset or generator that has at least one.")
-    return state.step_logs
-
-
-def _check_progress(model: TrainedModel) -> None:
-    """Stops mixed-precision training in which every step is skipped."""
-    unknown = "The layer that overflows is not searched for on parameter servers: run one step on one device"
-    skipped_steps.check_progress(optimizers_of(model), lambda loss_scale: unknown)
 
 
 class _UpdateCount:

@@ -11,9 +11,8 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.call_schedule import only_reads_logs, own_schedule, steps_until_call, takes_step_logs
-from ..inputs import Source
-from .pieces import HOST, Piece, pieces_of
-from .worker_function import WorkerFunction
+from ..inputs import Chunk, Source
+from .worker_function import HOST, WorkerFunction, pieces_of
 
 _TARGET_SECONDS = 0.1
 MOST_STEPS = 512
@@ -49,18 +48,15 @@ class Schedule:
     """The pieces of one epoch, in order, each prepared just before it is handed out. Context: host.
 
     Args:
-        function: the function for the workers.
-        source: the input, at its position.
         begin: called with the number of the first step of each piece.
-        stopped: () -> bool; whether to hand out no further piece.
-        step: int; the completed steps of the epoch.
-        epoch_steps: int or None; the steps of the epoch.
-        most: int or None; the maximum number of steps of a piece.
+        stopped: whether to hand out no further piece.
+        step: the completed steps of the epoch.
+        most: the maximum number of steps of a piece.
         next_stop: `next_stop(step)`, the steps after `step` at which all earlier steps must be done, or None.
 
     Attributes:
-        empty: bool; whether there is no step at all.
-        done: int; the steps of the epoch whose results have arrived.
+        empty: whether there is no step at all.
+        done: the steps of the epoch whose results have arrived.
     """
 
     def __init__(
@@ -75,7 +71,7 @@ class Schedule:
         next_stop: Callable[[int], int | None] = lambda step: None,
     ) -> None:
         self._function, self._source = function, source
-        self._ready: collections.deque[Piece] = collections.deque()
+        self._ready: collections.deque[Chunk] = collections.deque()
         self._ended = False
         self._begin, self._stopped, self._next_stop = begin, stopped, next_stop
         self._length = PieceLength(function.fixed_steps, function.lines // 2, epoch_steps, most)
@@ -87,8 +83,8 @@ class Schedule:
             function.prepare(first)
             self._ready.appendleft(first)
 
-    def _draw(self) -> Piece | None:
-        """The next piece: the rest of the last chunk, or the beginning of another."""
+    def _draw(self) -> Chunk | None:
+        """The next piece: the rest of the source's last chunk, or the beginning of another."""
         bound = self._next_stop(self.done)
         self._stop = None if bound is None else self.done + bound
         left = None if self._stop is None else self._stop - self._scheduled
@@ -107,7 +103,7 @@ class Schedule:
         self._source.drawn(steps)
         self._ended = self._source.position.is_over()
 
-    def next(self) -> Piece | None:
+    def next(self) -> Chunk | None:
         """The next piece; None where the data has ended, or until the steps in progress are done."""
         piece = None if self._stopped() else self._draw()
         if piece is not None:
@@ -116,10 +112,10 @@ class Schedule:
             self._scheduled += piece.steps
         return piece
 
-    def arrived(self, piece: Piece) -> None:
+    def arrived(self, steps: int) -> None:
         """Records that the result of a piece has arrived."""
-        self.done += piece.steps
-        self._length.done(piece.steps)
+        self.done += steps
+        self._length.done(steps)
 
     def at_stop(self) -> bool:
         """Whether all steps are done here because a callback needs it."""

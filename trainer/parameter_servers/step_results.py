@@ -26,17 +26,14 @@ from ..step.global_metrics import as_tensors, leaf_metrics
 
 @dataclasses.dataclass(frozen=True)
 class CustomLogs:
-    """The logs of a custom step.
-
-    Attributes:
-        names: the names of the logs, in their order.
-        own: name -> nest of `tf.TensorSpec`, of the logs that are not metrics.
-        results: name -> metric, of the logs that are `metric.result()` under another name than the metric's.
-    """
+    """The logs of a custom step."""
 
     names: list[str]
+    """The names of the logs, in their order."""
     own: dict[str, Any]
+    """Name -> nest of `tf.TensorSpec`, of the logs that are not metrics."""
     results: dict[str, Any]
+    """Name -> metric, of the logs that are `metric.result()` under another name than the metric's."""
 
 
 class ResultLayout:
@@ -44,18 +41,12 @@ class ResultLayout:
 
         [done, applied, the step's additions to each variable of the metrics..., the custom logs...]
 
-    Args:
-        model: built.
-        logs: the results of its step; None: the results of its metrics.
-
-    Attributes:
-        variables: the metrics' Keras variables.
-        width: int; numbers in a vector.
+    Without `logs`, the logs of a step are the results of its metrics. `variables` are the metrics', and `width` is the
+    number of numbers in a vector.
     """
 
     def __init__(self, model: TrainedModel, logs: CustomLogs | None = None) -> None:
-        self.logs = logs
-        self.own_logs: dict[str, Any] = {} if logs is None else logs.own
+        self.logs, self.own_logs = logs, {} if logs is None else logs.own
         self.variables = list({id(v): v for v in model.metrics_variables}.values())
         self._shapes = [tuple(v.shape) for v in [*self.variables, *keras.tree.flatten(self.own_logs)]]
         self._bounds = np.cumsum([2, *(int(np.prod(shape)) for shape in self._shapes)])
@@ -80,19 +71,16 @@ class ResultLayout:
         state = [(variable, value) for variable, value in writes.items() if id(variable) in new]
         return self.pack(applied, added, own), state
 
-    def added(self, results: np.ndarray, variable: Any) -> np.ndarray:
-        """Each step's addition to one of `variables`: `(steps, *shape)`."""
-        return self._part(results, next(i for i, other in enumerate(self.variables) if other is variable))
+    def part(self, results: np.ndarray, number: int) -> np.ndarray:
+        """Each step's addition to variable `number` of `variables`, or the log after them: `(steps, *shape)`."""
+        first, last = self._bounds[number : number + 2]
+        return results[:, first:last].reshape(-1, *self._shapes[number])
 
     def logs_of(self, result: np.ndarray) -> Any:
         """The custom logs of a step."""
         numbers = range(len(self.variables), len(self._shapes))
-        leaves = [self._part(result[None], number)[0] for number in numbers]
+        leaves = [self.part(result[None], number)[0] for number in numbers]
         return keras.tree.pack_sequence_as(self.own_logs, leaves)
-
-    def _part(self, results: np.ndarray, number: int) -> np.ndarray:
-        first, last = self._bounds[number : number + 2]
-        return results[:, first:last].reshape(-1, *self._shapes[number])
 
 
 def worker_step(
@@ -103,17 +91,7 @@ def worker_step(
     It is the step of one replica (`train_step.py`), except for its writes: additions to metrics are returned, and
     changes of other state are added to the servers' current values, since other workers have written in between. So a
     metric counts each step once, for any number of attempts. Its state after a batch must be its state before plus the
-    batch's contribution.
-
-    Args:
-        model: the model.
-        step_fn: `model.train_step` or `model.test_step`.
-        batch: the argument of the step.
-        step: one replica with all samples.
-        layout: of the result.
-        alone: whether there is only one worker: its writes are then made directly.
-
-    Context: a graph that a worker runs.
+    batch's contribution. A worker that is `alone` makes its writes directly. Context: a graph that a worker runs.
     """
     with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
         with step_scope(step), CollectedWrites() as writes:
@@ -210,24 +188,18 @@ def noted_results(metrics: list[Any]) -> Iterator[list[tuple[Any, Any]]]:
 
 
 class Totals:
-    """The metrics' state, on the coordinator.
+    """The metrics' state, on the coordinator; `read` is their `result_function`, kept from phase to phase."""
 
-    Args:
-        model: built.
-        layout: of the results.
-        read: a function of the metrics' state, kept from phase to phase (`result_function`).
-    """
-
-    def __init__(self, model: TrainedModel, layout: ResultLayout, read: Any) -> None:
-        self._model, self._layout, self._read = model, layout, read
+    def __init__(self, layout: ResultLayout, read: Any) -> None:
+        self._layout, self._read = layout, read
         self._state = [np.array(v.numpy()) for v in layout.variables]
         self._last: np.ndarray | None = None
         self.applied = 0
 
     def add(self, results: np.ndarray) -> None:
         """Adds the steps of `results`, float64 `(steps, width)`, one by one: the single-device sums."""
-        for index, (variable, state) in enumerate(zip(self._layout.variables, self._state)):
-            each = self._layout.added(results, variable).astype(state.dtype)
+        for index, state in enumerate(self._state):
+            each = self._layout.part(results, index).astype(state.dtype)
             self._state[index] = np.add.accumulate(np.concatenate([state[None], each]), axis=0)[-1]
         self.applied += int(results[:, 1].sum())
         self._last = results[-1]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
@@ -16,22 +17,38 @@ from ...distribute.parameter_servers.strategy import pool_of
 from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext, step_scope
 from ..inputs import Chunk
-from ..inputs.batch import sample_count
+from ..inputs.batch import (
+    batch_spec,
+    concat_samples,
+    is_scalar,
+    map_leaves,
+    sample_count,
+    sample_counts,
+)
+from ..inputs.sources.feed import Group
 from ..run.loops.compiled_calls import CompiledCall
 from ..step.collected_writes import CollectedWrites
-from .pieces import HOST, Piece, WorkerMemory, pieces_of
+
+HOST = "/job:chief/replica:0/task:0/device:CPU:0"
+"""The coordinator."""
+
+
+class Piece(NamedTuple):
+    """A chunk of `pieces_of` that is scheduled."""
+
+    chunk: Chunk
+    steps: int
+    number: int
+    line: int
+    """Its line in the ledger."""
 
 
 class WorkerFunction:
     """Runs pieces on workers. Owns their compiled functions and their input tensors.
 
-    Args:
-        model: built under a `ParameterServerStrategy`.
-
     Attributes:
         lines: int; pieces that may be in progress at the same time: one on each worker, and one that waits for it.
         most_steps: int or None; the maximum number of steps of a piece.
-        memory: the input tensors on the workers.
     """
 
     most_steps: int | None = None
@@ -47,30 +64,38 @@ class WorkerFunction:
         self._compiled: dict[Any, Any] = {}
         self._number = 0
         self.lines = 2 * self._pool.num_workers
-        self.memory = WorkerMemory()
+        self._held: dict[int, tuple[Any, Any]] = {}
 
     @property
     def fixed_steps(self) -> int | None:
         """The steps of a piece where the user has set `steps_per_execution`."""
         return self._model._fixed_steps
 
-    def run(self, worker: int, piece: Any) -> Any:
+    def run(self, worker: int, piece: Piece) -> Any:
         """The result of a piece, on the host. Context: host, in the thread of a worker."""
         raise NotImplementedError
 
-    def _make(self, piece: Piece) -> Any:
-        """The compiled function for pieces with the layout of `piece`."""
+    def _make(self, chunk: Chunk) -> Any:
+        """The compiled function for chunks with the layout of `chunk`."""
         raise NotImplementedError
 
-    def prepare(self, piece: Piece) -> None:
-        """Traces the step for the layout of `piece`; errors in the user's code are raised here. Context: host."""
-        self._function(piece)
+    def prepare(self, chunk: Chunk) -> None:
+        """Traces the step for the layout of `chunk`; errors in the user's code are raised here. Context: host."""
+        if chunk.reader not in self._compiled:
+            self._compiled[chunk.reader] = self._make(chunk)
 
-    def _function(self, piece: Piece) -> Any:
-        key = (piece.reader, piece.samples)
-        if key not in self._compiled:
-            self._compiled[key] = self._make(piece)
-        return self._compiled[key]
+    def _inputs(self, worker: int, chunk: Chunk) -> Any:
+        """The inputs of a chunk, on the calling thread's worker: its arrays stay there while chunks have the same."""
+        arrays, place = chunk.inputs
+        held = self._held.get(worker)
+        if held is None or held[0] is not arrays:
+            with tf.device(f"/job:worker/replica:0/task:{worker}/device:CPU:0"):
+                held = self._held[worker] = (arrays, map_leaves(tf.identity, arrays))
+        return held[1], place
+
+    def free_inputs(self) -> None:
+        """Frees the memory of all workers."""
+        self._held.clear()
 
     def _traced(self, function: Callable[..., Any], *signature: Any) -> Any:
         """The concrete function: a `tf.function` would be retraced on each worker."""
@@ -79,52 +104,49 @@ class WorkerFunction:
 
     def phase(self, max_staleness: int | None = None) -> contextlib.AbstractContextManager[Phase]:
         """The workers, ready for pieces."""
-        return self._pool.phase(self.run, self.memory.forget, max_staleness)
+        return self._pool.phase(self.run, lambda worker: self._held.pop(worker, None), max_staleness)
 
     def results(
         self,
         phase: Phase,
-        next_piece: Callable[[], Piece | None],
-        arrived: Callable[[Piece], None] = lambda piece: None,
+        next_chunk: Callable[[], Chunk | None],
+        arrived: Callable[[int], None] = lambda steps: None,
         in_order: bool = False,
-    ) -> Iterator[tuple[Piece, Any]]:
-        """Hands out pieces and yields (piece, result), until none is in progress and none is left.
+    ) -> Iterator[tuple[int, Any]]:
+        """Hands out chunks and yields (steps, result) of each, until none is in progress and none is left.
 
-        Args:
-            phase: the current phase.
-            next_piece: returns the next piece; None: there is none before more results have arrived.
-            arrived: called when the result of a piece has arrived.
-            in_order: whether to yield results in the order of the input, instead of the order of arrival.
+        `next_chunk` returns a prepared chunk; None before more results have arrived. `arrived` is called with the steps of
+        each. Results come in the order of arrival, or `in_order`: in that of the input.
         """
         free = list(range(self.lines))
-        early: dict[int, tuple[Piece, Any]] = {}
+        early: dict[int, tuple[int, Any]] = {}
         due = self._number + 1
         while True:
-            while phase.under_way + len(early) < self.lines and (piece := next_piece()) is not None:
+            while phase.under_way + len(early) < self.lines and (chunk := next_chunk()) is not None:
                 self._number += 1
-                phase.put(dataclasses.replace(piece, number=self._number, line=free.pop()))
+                phase.put(Piece(chunk, chunk.steps, self._number, free.pop()))
             if not phase.under_way:
                 return
             piece, result = phase.get()
             free.append(piece.line)
-            arrived(piece)
+            arrived(piece.steps)
             if not in_order:
-                yield piece, result
+                yield piece.steps, result
                 continue
-            early[piece.number] = piece, result
+            early[piece.number] = piece.steps, result
             while due in early:
                 yield early.pop(due)
                 due += 1
 
-    def _alone(self, chunk: Chunk) -> tuple[Piece, Any]:
-        """A chunk of one piece, and its result."""
-        piece, *_ = pieces_of(chunk)
-        self.prepare(piece)
-        left = [piece]
+    def _alone(self, chunk: Chunk) -> tuple[int, Any]:
+        """The steps of a chunk of one piece, and its result."""
+        chunk, *_ = pieces_of(chunk)
+        self.prepare(chunk)
+        left = [chunk]
         with self.phase() as phase:
-            ((_, result),) = self.results(phase, lambda: left.pop() if left else None)
-        self.memory.clear()
-        return piece, result
+            (done,) = self.results(phase, lambda: left.pop() if left else None)
+        self.free_inputs()
+        return done
 
     def graph(self) -> Any:
         """The first graph, for drawing; None without one."""
@@ -140,24 +162,23 @@ class WorkerPrediction(WorkerFunction):
 
     def __call__(self, call: CompiledCall) -> tuple[int, list[Any]]:
         """Runs one chunk on one worker; returns the number of its batches and the outputs of each."""
-        piece, outputs = self._alone(call.chunks[0])
-        return piece.steps, outputs
+        return self._alone(call.chunks[0])
 
-    def _make(self, piece: Piece) -> Any:
+    def _make(self, chunk: Chunk) -> Any:
         def run(inputs: Any, i: tf.Tensor) -> Any:
-            batch = piece.reader(inputs, i)
-            total = piece.samples if piece.samples is not None else sample_count(batch)
+            batch = chunk.reader(inputs, i)
+            total = chunk.batch_size if chunk.batch_size is not None else sample_count(batch)
             with tf.distribute.ReplicaContext(self._strategy, 0):
                 # What it writes is dropped: workers predict in any order, and its generators stay where they are.
                 with step_scope(StepContext(0, 1, total, total)), CollectedWrites():
                     return self._model.predict_step(batch)
 
-        return self._traced(run, piece.signature, tf.TensorSpec([], tf.int32))
+        return self._traced(run, chunk.signature, tf.TensorSpec([], tf.int32))
 
     def run(self, worker: int, piece: Piece) -> list[Any]:
         """The outputs of each batch, on the host. Context: host, in the thread of a worker."""
-        function = self._function(piece)
-        inputs = self.memory.inputs(worker, piece)
+        function = self._compiled[piece.chunk.reader]
+        inputs = self._inputs(worker, piece.chunk)
         answers = []
         for i in range(piece.steps):
             with tf.device(HOST):
@@ -166,3 +187,40 @@ class WorkerPrediction(WorkerFunction):
             with tf.device(HOST):
                 answers.append(tf.nest.map_structure(tf.identity, outputs, expand_composites=True))
         return answers
+
+
+def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[Chunk]:
+    """The chunk as chunks of `(arrays, place)`; batches of one size are one of them.
+
+    The coordinator reads the input in its order, as on a single device, also a function of
+    `tf.distribute.InputContext`. So an epoch has every sample once, and a single worker sees the batches of a
+    single-device `fit` in their order. Context: host.
+
+    Args:
+        chunk: from a source.
+        drawn: called with the number of its batches if the data ended before all of them. None: its length is known.
+    """
+    inputs = chunk.inputs
+    if chunk.signature is not None and isinstance(inputs, tuple) and tf.is_tensor(inputs[1]):
+        return [chunk]  # resident arrays, and the numbers of some of their samples
+    batches: list[Any] = []
+    for i in range(chunk.steps):
+        batch = chunk.batch(i)
+        if batch is None:
+            assert drawn is not None
+            drawn(len(batches))
+            break
+        batches.append(batch)
+    if any(map(is_scalar, tf.nest.flatten(batches))):  # a value of one whole batch
+        return [_together([batch], int(sample_count(batch))) for batch in batches]
+    if any(len(set(map(int, sample_counts(batch)))) > 1 for batch in batches):
+        return [_together([batch], None) for batch in batches]
+    of_one_size = itertools.groupby(batches, lambda batch: int(sample_count(batch)))
+    return [_together(list(group), samples) for samples, group in of_one_size]
+
+
+def _together(batches: list[Any], samples: int | None) -> Chunk:
+    """Batches of `samples` samples as one chunk. None: one batch whose arrays have different numbers of samples."""
+    arrays, count = concat_samples(batches), len(batches)
+    group = Group(arrays, np.arange(count + 1) * (samples or 0), samples, whole=samples is None)
+    return group.part(0, count, batch_spec(arrays))

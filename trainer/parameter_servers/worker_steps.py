@@ -13,24 +13,19 @@ from ...compat.tensorflow_graphs.graphs import effects, scratch_graph
 from ...compat.tensorflow_private.parameter_servers import scheduling
 from ...distribute.parameter_servers.updates import FIRST_SERVER
 from ...distribute.step_context import StepContext, WeightTotals
+from ..inputs import Chunk
 from ..inputs.batch import sample_count
 from ..run.loops.compiled_calls import CompiledCall
 from ..step.variable_placement import accumulates
-from .pieces import HOST, Piece
 from .schedule import MOST_STEPS
 from .step_results import CustomLogs, ResultLayout, Totals, noted_results, result_function, worker_step
-from .worker_function import WorkerFunction
+from .worker_function import HOST, Piece, WorkerFunction
 
 _LEDGER_NUMBERS = 2**17  # float64 numbers in one line of the ledger: 1 MiB
 
 
 class WorkerSteps(WorkerFunction):
-    """Runs `train_step` or `test_step` on workers; the result of a piece has the results of its steps. Owns the ledger.
-
-    Args:
-        model: built under a `ParameterServerStrategy`.
-        training: True for `train_step`, False for `test_step`.
-    """
+    """Runs `train_step` or `test_step` on workers; the result of a piece has the results of its steps. Owns the ledger."""
 
     def __init__(self, model: TrainedModel, training: bool) -> None:
         if not model._auto_jit and model.jit_compile:
@@ -45,10 +40,10 @@ class WorkerSteps(WorkerFunction):
         self._layout: ResultLayout | None = None
         self._ledger: tf.Variable | None = None
 
-    def prepare(self, piece: Piece) -> None:
-        """Traces the step for the layout of `piece`; errors in the user's code are raised here. Context: host."""
+    def prepare(self, chunk: Chunk) -> None:
+        """Traces the step for the layout of `chunk`; errors in the user's code are raised here. Context: host."""
         if self._layout is None:
-            self._layout = ResultLayout(self._model, self._step_logs(piece))
+            self._layout = ResultLayout(self._model, self._step_logs(chunk))
             self._read = result_function(self._model, self._layout)
             self.most_steps = self.fixed_steps or max(
                 1, min(MOST_STEPS, _LEDGER_NUMBERS // self._layout.width)
@@ -56,25 +51,25 @@ class WorkerSteps(WorkerFunction):
             with tf.device(FIRST_SERVER):
                 shape = [self.lines, self.most_steps, self._layout.width]
                 self._ledger = tf.Variable(tf.zeros(shape, tf.float64), trainable=False, name="ledger")
-        super().prepare(piece)
+        super().prepare(chunk)
 
     def totals(self) -> Totals:
         """Totals that begin with the state of the metrics."""
         assert self._layout is not None
-        return Totals(self._model, self._layout, self._read)
+        return Totals(self._layout, self._read)
 
     def __call__(self, call: CompiledCall) -> tuple[int, dict[str, Any]]:
         """Runs one chunk on one worker; returns the number of its steps and the logs after the last."""
-        piece, results = self._alone(call.chunks[0])
+        steps, results = self._alone(call.chunks[0])
         totals = self.totals()
         totals.add(results)
         totals.commit()
-        return piece.steps, totals.logs()
+        return steps, totals.logs()
 
     def run(self, worker: int, piece: Piece) -> np.ndarray:
         """The results of the piece's steps, `(steps, width)`. Context: host, in the thread of a worker."""
-        function = self._function(piece)
-        inputs = self.memory.inputs(worker, piece)
+        function = self._compiled[piece.chunk.reader]
+        inputs = self._inputs(worker, piece.chunk)
         with tf.device(HOST):  # a copy to a hanging worker would hold the GIL
             steps, at = tf.constant(piece.steps, tf.int32), tf.constant([piece.number, piece.line], tf.int64)
             number = tf.constant(worker, tf.int32)
@@ -82,22 +77,19 @@ class WorkerSteps(WorkerFunction):
         with tf.device(HOST):
             return tf.identity(results).numpy()
 
-    def _make(self, piece: Piece) -> Any:
-        place, count = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int32)
-        return self._traced(self._loop(piece), piece.signature, count, place, count)
-
     def _step(
-        self, layout: ResultLayout, batch: Any, samples: int | None, worker: Any
+        self, layout: ResultLayout, chunk: Chunk, inputs: Any, i: tf.Tensor, worker: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, Any]]:
-        """The result of one step, and its logs as it returned them."""
-        total = samples if samples is not None else sample_count(batch)
+        """The result of the step on batch `i`, and its logs as it returned them."""
+        batch = chunk.reader(inputs, i)
+        total = chunk.batch_size if chunk.batch_size is not None else sample_count(batch)
         totals = WeightTotals() if self._training and accumulates(self._model.optimizer) else None
         number = worker if self._num_workers > 1 else 0
         context = StepContext(number, 1, total, total, totals=totals)
         return worker_step(self._model, self._step_fn, batch, context, layout, self._num_workers == 1)
 
-    def _loop(self, piece: Piece) -> Any:
-        layout, reader, samples = self._layout, piece.reader, piece.samples
+    def _make(self, chunk: Chunk) -> Any:
+        layout = self._layout
         assert layout is not None
 
         def run(inputs: Any, steps: tf.Tensor, place: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
@@ -105,7 +97,7 @@ class WorkerSteps(WorkerFunction):
 
             def body(i: tf.Tensor) -> tuple[tf.Tensor]:
                 with effects() as done:
-                    result, _ = self._step(layout, reader(inputs, i), samples, worker)
+                    result, _ = self._step(layout, chunk, inputs, i, worker)
                 with tf.control_dependencies(done):
                     ledger.write(i, result)
                 return (i + 1,)
@@ -114,9 +106,10 @@ class WorkerSteps(WorkerFunction):
             with tf.control_dependencies([tf.nest.flatten(end)[0]]):
                 return ledger.read(steps)
 
-        return run
+        at, count = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int32)
+        return self._traced(run, chunk.signature, count, at, count)
 
-    def _step_logs(self, piece: Piece) -> CustomLogs | None:
+    def _step_logs(self, chunk: Chunk) -> CustomLogs | None:
         """The logs of a custom step; None: the results of the metrics."""
         model = self._model
         if not model._has_own_logs(self._training):
@@ -124,16 +117,13 @@ class WorkerSteps(WorkerFunction):
         results: dict[str, Any] = {}
 
         def probe(inputs: Any) -> Any:
-            batch = piece.reader(inputs, tf.constant(0))
             with noted_results(model.metrics) as noted:
-                _, logs = self._step(ResultLayout(model), batch, piece.samples, tf.constant(0))
-            for name, value in (logs or {}).items():
-                for result, metric in noted:
-                    if result is value:
-                        results[name] = metric
+                _, logs = self._step(ResultLayout(model), chunk, inputs, tf.constant(0), tf.constant(0))
+            for result, metric in noted:
+                results.update({name: metric for name, value in (logs or {}).items() if value is result})
             return logs
 
-        logs = self._traced(probe, piece.signature).structured_outputs or {}
+        logs = self._traced(probe, chunk.signature).structured_outputs or {}
         with self._strategy.scope(), scheduling(self._strategy), scratch_graph():
             carried = set(model.get_metrics_result())
         if not logs or set(logs) == carried:

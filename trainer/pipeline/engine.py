@@ -13,31 +13,34 @@ import tensorflow as tf
 from ...compat.keras_private.functional import flat_inputs, pack_outputs
 from ...distribute.pipeline.schedule import Job, rematerialized
 from ...distribute.step_context import StepContext, step_scope
-from .micro_batches import concat_micro_batches
+from .micro_batches import MicroBatchStates, concat_micro_batches
 from .planning.graph import Chain, Stage
-from .stage_pass import Pass, run_stage
-from .state import MicroBatchStates
-from .tensors import add_gradients, cotangents_of, flatten, identity, watch, zero_unless_alive
+from .stage_pass import (
+    Pass,
+    add_gradients,
+    cotangents_of,
+    flatten,
+    identity,
+    run_stage,
+    watch,
+    zero_unless_alive,
+)
 
 Head = Callable[[int | None, Any], tf.Tensor]
 
 
 @dataclasses.dataclass
 class Result:
-    """The results of a step.
-
-    Attributes:
-        outputs: the model's outputs for the whole batch, as the model returns them.
-        loss: scalar tensor; loss, added losses and penalties of the global batch; None if there are none.
-        gradients: dict from a variable's id to its gradient (tensor, `tf.IndexedSlices` or None), of the scaled loss,
-            summed over micro-batches and replicas, on the variable's device.
-        writes: (variable, value) pairs: assignments by layers (running averages, random state).
-    """
+    """The results of a step, for the whole batch."""
 
     outputs: Any
+    """As the model returns them."""
     loss: Any
+    """Scalar tensor; loss, added losses and penalties; None if there are none."""
     gradients: dict[int, Any]
+    """By the id of a variable: of the scaled loss, summed over micro-batches and replicas, on the variable's device."""
     writes: list[tuple[Any, tf.Tensor]]
+    """Assignments by layers (running averages, random state)."""
 
 
 class PipelinedStep:
@@ -49,12 +52,9 @@ class PipelinedStep:
     On creation it reads the weights on every device that needs them.
 
     Args:
-        chain: the model's blocks.
-        stages: its stages, with their devices.
         inputs: for each micro-batch of each replica the model's inputs, in the order of the samples.
         steps: for each of them its part of the batch (`micro_steps`).
-        replicas: int; R: the first len(inputs) / R micro-batches run on the first devices of the stages, and so on.
-        training: bool; the mode in which layers are called.
+        replicas: R: the first len(inputs) / R micro-batches run on the first devices of the stages, and so on.
         scale: the loss scale, a linear function of a scalar.
     """
 
@@ -87,7 +87,6 @@ class PipelinedStep:
         for _, stage, q in self._on_replicas(jobs):
             self._forward(stage, q, keep=False)
             self._add_losses(q, self._passes.pop((stage.index, q)).added)
-        self._penalties()
         return self._result()
 
     def train(
@@ -99,8 +98,8 @@ class PipelinedStep:
             jobs: the schedule for one replica; all replicas follow it.
             head: `head(q, outputs)` is the loss of the samples of micro-batch q, weighted so that the sum over all
                 micro-batches is that of the batch; with q None that of the whole batch.
-            loss_by_micro_batch: bool; whether `head` is called for each micro-batch or once.
-            rematerialize: bool; whether a stage keeps only its boundary and reruns its forward pass before the backward.
+            loss_by_micro_batch: whether `head` is called for each micro-batch or once.
+            rematerialize: whether a stage keeps only its boundary and reruns its forward pass before the backward.
         """
         again = rematerialized(jobs) if rematerialize else set()
         done = False
@@ -114,7 +113,6 @@ class PipelinedStep:
                 self._head(head, None)
                 done = True
             self._backward(stage, q)
-        self._penalties()
         return self._result()
 
     def masked_outputs(self, q: int) -> Any:
@@ -180,8 +178,7 @@ class PipelinedStep:
         ):
             pieces = [[identity(self._values[n][key]) for key in self.chain.output_ids] for n in numbers]
             watched = [[watch(tape, value) for value in piece] for piece in pieces]
-            steps = [self.steps[n] for n in numbers]
-            loss = head(q, self._pack(pieces, steps, trim=q is None))
+            loss = head(q, self._pack(pieces, [self.steps[n] for n in numbers]))
             scaled = self._scale(loss)
         with tf.device(self._device(self.stages[-1], numbers[0])):
             self._losses.append(loss)
@@ -260,6 +257,7 @@ class PipelinedStep:
     # The results.
 
     def _result(self) -> Result:
+        self._penalties()
         gradients = {}
         for stage in self.stages:
             with tf.device(stage.devices[0]):
@@ -268,13 +266,13 @@ class PipelinedStep:
                     gradients[id(variable)] = functools.reduce(add_gradients, parts)
         with tf.device(self.stages[-1].devices[0]):
             pieces = [[values[key] for key in self.chain.output_ids] for values in self._values]
-            outputs = self._pack(pieces, self.steps, trim=True)
+            outputs = self._pack(pieces, self.steps)
             losses = [tf.cast(loss, self._losses[0].dtype) for loss in self._losses]
             loss = tf.add_n(losses) if losses else None
         return Result(outputs, loss, gradients, self._states.writes())
 
-    def _pack(self, pieces: list[list[Any]], steps: Sequence[StepContext], trim: bool) -> Any:
-        outputs = [concat_micro_batches(parts, steps, trim) for parts in zip(*pieces)]
+    def _pack(self, pieces: list[list[Any]], steps: Sequence[StepContext]) -> Any:
+        outputs = [concat_micro_batches(parts, steps) for parts in zip(*pieces)]
         return pack_outputs(self.chain.graph, outputs)
 
 

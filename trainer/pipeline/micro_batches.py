@@ -1,16 +1,21 @@
-"""The micro-batches of a step: their samples, and the concatenation of their outputs."""
+"""The micro-batches of a step: their samples, outputs, and the state that layers write in each of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from ...compat.keras_private.layers import get_keras_mask, set_keras_mask
+from ...compat.keras_private.layers import get_keras_mask, is_own, layers_of, own_state, set_keras_mask
+from ...compat.keras_private.random_state import global_seed_generator_state, is_random_state
+from ...compat.keras_private.variables import raw_value
 from ...distribute.step_context import StepContext
 from ..inputs.batch import concat_samples, is_scalar, sample_count, slice_samples
+from ..step.collected_writes import CollectedWrites
 from ..step.replica_slices import replica_bounds
+from .planning.graph import Stage
 
 
 def micro_steps(global_samples: Any, count: int) -> list[StepContext]:
@@ -37,19 +42,16 @@ def micro_slices(structure: Any, steps: Sequence[StepContext]) -> list[Any]:
     return parts
 
 
-def concat_micro_batches(parts: Sequence[Any], steps: Sequence[StepContext], trim: bool) -> Any:
-    """One output of the whole batch from those of its micro-batches, with its Keras mask.
+def concat_micro_batches(parts: Sequence[Any], steps: Sequence[StepContext]) -> Any:
+    """One output of the whole batch, with its Keras mask, from those of its micro-batches `[samples, ...]`.
 
-    Args:
-        parts: the outputs, `[samples of the micro-batch, ...]`.
-        steps: the micro-batches.
-        trim: bool; whether the borrowed sample of an empty micro-batch is left out.
+    The borrowed sample of an empty micro-batch is left out.
     """
     if len(parts) == 1:
         return parts[0]
 
     def concat(values: Sequence[Any]) -> Any:
-        return concat_samples([_own(value, step, trim) for value, step in zip(values, steps)])
+        return concat_samples([_own(value, step) for value, step in zip(values, steps)])
 
     whole, masks = concat(parts), [get_keras_mask(part) for part in parts]
     if all(mask is not None for mask in masks):
@@ -57,10 +59,145 @@ def concat_micro_batches(parts: Sequence[Any], steps: Sequence[StepContext], tri
     return whole
 
 
-def _own(value: Any, step: StepContext, trim: bool) -> Any:
+def _own(value: Any, step: StepContext) -> Any:
     """The part of a tensor for the samples of a micro-batch. A scalar is one entry for the micro-batch."""
-    if not trim:
-        return value
     if is_scalar(value):
         return value[None]
     return value if step.certainly_alive else value[: tf.where(step.alive, sample_count(value), 0)]
+
+
+State = dict[int, tuple[Any, Any]]  # a variable's id -> the variable and its value
+
+
+class MicroBatchStates:
+    """Owns the writes of each micro-batch in a step, and reduces them to one value; `steps` are those of all replicas."""
+
+    def __init__(self, stages: Sequence[Stage], steps: Sequence[StepContext]) -> None:
+        self._steps = steps
+        self._stage_of = {id(variable): stage for stage in stages for variable in stage.weights}
+        random_states = [v for stage in stages for v in stage.random_states]
+        unseeded = global_seed_generator_state()
+        random_states += [] if unseeded is None else [unseeded]
+        self._start: State = {id(v): (v, tf.convert_to_tensor(v.value)) for v in random_states}
+        self._random: list[State] = [dict(self._start) for _ in steps]
+        self._written: list[State] = [{} for _ in steps]
+        self._other: State = {}
+        layers = [part for stage in stages for layer in stage.layers for part in layers_of(layer)]
+        self._in_user_code = {id(v) for layer in layers if is_own(layer) for v in own_state(layer)}
+        self._normalizations = {
+            id(layer.moving_variance): layer
+            for layer in layers
+            if isinstance(layer, keras.layers.BatchNormalization) and layer.built and not layer.renorm
+        }
+
+    def of(self, q: int) -> State:
+        """The values that micro-batch q reads besides weights: its random state, and other micro-batches' writes."""
+        return {**self._other, **self._random[q]}
+
+    def note(self, q: int, scope: CollectedWrites) -> None:
+        """Records the writes of one pass of micro-batch q.
+
+        Rejects a write to a trainable variable: its gradient would be that of the value before.
+        """
+        for variable, value in scope.items():
+            if id(variable) in self._start:
+                self._random[q][id(variable)] = variable, value
+            elif id(variable) not in self._stage_of:
+                self._other[id(variable)] = variable, value
+            elif variable.trainable:
+                raise ValueError(
+                    f"{variable.path!r} is trainable and assigned by a layer's call, which a pipeline cannot do "
+                    f"exactly: make it trainable=False, or train without a Pipeline"
+                )
+            else:
+                self._written[q][id(variable)] = variable, value
+
+    def writes(self) -> list[tuple[Any, tf.Tensor]]:
+        """(variable, value) pairs: averages over the micro-batches, random state of the first, the last other state."""
+        result: list[tuple[Any, Any]] = []
+        for key, (variable, _) in self._written[0].items():
+            with tf.device(self._stage_of[key].devices[0]):
+                result.append((variable, self._reduced(variable)))
+        drawn = [pair for key, pair in self._random[0].items() if pair[1] is not self._start[key][1]]
+        return result + drawn + list(self._other.values())
+
+    def _values(self, variable: Any) -> list[tf.Tensor]:
+        return [written[id(variable)][1] for written in self._written]
+
+    def _reduced(self, variable: Any) -> tf.Tensor:
+        """One value of a variable, from its values of the micro-batches, each of which began with the same value.
+
+        By its `aggregation`; otherwise the mean of floating-point values and the first of others: a counter that each
+        micro-batch increments is incremented once.
+        """
+        values = self._values(variable)
+        if len(values) == 1:
+            return values[0]
+        layer = self._normalizations.get(id(variable))
+        if layer is not None and id(layer.moving_mean) in self._written[0]:
+            means = self._values(layer.moving_mean)
+            return variance_of_batch(values, means, layer.momentum, self._steps)
+        rule = variable.aggregation
+        if rule in (None, "none"):
+            if id(variable) in self._in_user_code and not is_random_state(variable):
+                return _equal(variable, values, self._steps)
+            rule = "mean" if values[0].dtype.is_floating else "only_first_replica"
+        if rule == "only_first_replica":
+            return _first(values, self._steps)
+        if rule == "sum":
+            old = tf.convert_to_tensor(raw_value(variable))
+            added = [tf.where(s.alive, v - old, tf.zeros_like(old)) for v, s in zip(values, self._steps)]
+            return old + tf.add_n(added)
+        return _mean(values, self._steps)
+
+
+def variance_of_batch(
+    variances: Sequence[tf.Tensor],
+    means: Sequence[tf.Tensor],
+    momentum: float,
+    steps: Sequence[StepContext],
+) -> tf.Tensor:
+    r"""The moving variance after a batch of which each micro-batch has updated a separate copy.
+
+    With :math:`s_q` the shares and :math:`\mu` the momentum, micro-batch q has made :math:`v_q = \mu v + (1 - \mu)
+    Var_q` and :math:`m_q = \mu m + (1 - \mu) Mean_q` of the averages v and m. The variance of all samples is that
+    within the micro-batches and that of their means, so
+
+    .. math:: v' = \sum_q s_q v_q + \frac{1}{1 - \mu} \sum_q s_q (m_q - m')^2, \quad m' = \sum_q s_q m_q
+
+    Source: GPipe's batch normalization accumulates count, sum and sum of squares over the micro-batches.
+    """
+    if momentum >= 1.0:
+        return _mean(variances, steps)
+    centre = _mean(means, steps)
+    between = _mean([tf.math.squared_difference(m, centre) for m in means], steps)
+    return _mean(variances, steps) + between / (1.0 - momentum)
+
+
+def _mean(values: Sequence[tf.Tensor], steps: Sequence[StepContext]) -> tf.Tensor:
+    """The mean over the samples of all micro-batches; of integers, rounded."""
+    dtype = values[0].dtype
+    wide = dtype if dtype.is_floating else tf.float64
+    weighted = [tf.math.multiply_no_nan(tf.cast(v, wide), s.share(wide)) for v, s in zip(values, steps)]
+    mean = tf.add_n(weighted)
+    return mean if dtype.is_floating else tf.cast(tf.round(mean), dtype)
+
+
+def _first(values: Sequence[tf.Tensor], steps: Sequence[StepContext]) -> tf.Tensor:
+    """The value of the first micro-batch that has samples."""
+    first = values[-1]
+    for value, step in zip(reversed(values), reversed(steps)):
+        first = tf.where(step.alive, value, first)
+    return first
+
+
+def _equal(variable: Any, values: Sequence[tf.Tensor], steps: Sequence[StepContext]) -> tf.Tensor:
+    """The common value of all micro-batches for a variable of user code; an error where they differ."""
+    first = _first(values, steps)
+    equal = [tf.reduce_all(tf.equal(tf.where(s.alive, v, first), first)) for v, s in zip(values, steps)]
+    message = (
+        f"The micro-batches of a pipeline assign different values to {variable.path!r}, which declares no reduction: "
+        'declare it with `add_weight(aggregation="mean")`, "sum" or "only_first_replica".'
+    )
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(equal), [message])]):
+        return tf.identity(first)

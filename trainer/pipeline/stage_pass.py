@@ -1,27 +1,23 @@
-"""One forward pass of one stage: a function of its inputs and of the values of its variables."""
+"""One forward pass of one stage: a function of its inputs and of the values of its variables.
+
+The tensors that are sent between stages are dense, ragged or sparse, with their Keras masks.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from ...compat.keras_private.functional import run_node
-from ...compat.keras_private.layers import is_own, losses_of_layers
+from ...compat.keras_private.layers import get_keras_mask, is_own, losses_of_layers, set_keras_mask
+from ...distribute.step_context import StepContext
+from ...optimizers.stages.sparse_gradients import map_values
 from ..step.collected_writes import CollectedWrites
 from .planning.graph import Stage
-from .tensors import watch
-
-
-class StageScope(CollectedWrites):
-    """A scope in which variables have the given values, (variable, tensor) pairs, and assignments are collected."""
-
-    def __init__(self, values: Iterable[tuple[Any, Any]]) -> None:
-        super().__init__()
-        self.state_mapping.update({id(variable): value for variable, value in values})
 
 
 @dataclasses.dataclass
@@ -34,7 +30,7 @@ class Pass:
     added: list[tf.Tensor]  # losses that layers have added
     sources: list[tuple[int, list[tf.Tensor]]]
     tape: tf.GradientTape | None
-    writes: StageScope
+    writes: CollectedWrites
 
 
 def run_stage(
@@ -44,20 +40,15 @@ def run_stage(
 
     Every micro-batch starts from the state at the beginning of the step, and a repeated pass is bitwise identical.
 
-    Args:
-        stage: the stage.
-        inputs: tensors by the ids of their symbolic tensors.
-        mapping: (variable, value) pairs: the values that the layers read.
-        keep: bool; whether a tape keeps the activations.
-        training: bool; the mode in which layers are called.
-        several: bool; whether this is one of several micro-batches.
-
-    Raises:
-        ValueError: user code adds a loss for one of several micro-batches, which may be a mean or a sum.
+    `inputs` are by the ids of their symbolic tensors; the layers read the values of the variables from `mapping`. With
+    `keep` a tape keeps the activations. A loss that user code adds for one of `several` micro-batches may be a mean or a
+    sum, and is a ValueError.
     """
     tape = tf.GradientTape(watch_accessed_variables=False) if keep and training else None
     trainable = {id(v) for v in stage.trainable}
-    with tape or contextlib.nullcontext(), StageScope(mapping) as writes:
+    writes = CollectedWrites()
+    writes.state_mapping.update({id(variable): value for variable, value in mapping})
+    with tape or contextlib.nullcontext(), writes:
         sources = [(key, watch(tape, value)) for key, value in inputs.items()]
         sources += [(id(v), watch(tape, value)) for v, value in mapping if id(v) in trainable]
         made = dict(inputs)
@@ -73,3 +64,60 @@ def run_stage(
                 )
         added = [tf.reduce_sum(loss) for _, _, loss in losses if loss.dtype.is_floating]
     return Pass(inputs, mapping, made, added, sources, tape, writes)
+
+
+def flatten(value: Any) -> list[Any]:
+    """The dense parts of a nest of tensors, without Nones."""
+    flat = tf.nest.flatten(value, expand_composites=True)
+    return [tensor for tensor in flat if tensor is not None]
+
+
+def identity(value: Any) -> Any:
+    """A copy on the current device of a tensor and its Keras mask; None stays None."""
+    if value is None:
+        return None
+    copy = tf.nest.map_structure(tf.identity, value, expand_composites=True)
+    mask = get_keras_mask(value)
+    if mask is not None:
+        set_keras_mask(copy, tf.identity(mask))
+    return copy
+
+
+def watch(tape: tf.GradientTape | None, value: Any) -> list[tf.Tensor]:
+    """Lets the tape watch the floating-point parts of a value, and returns them."""
+    parts = [t for t in flatten(value) if t.dtype.is_floating or t.dtype.is_complex]
+    if tape is not None:
+        tape.watch(parts)
+    return parts
+
+
+def cotangents_of(arrived: Sequence[tuple[Any, list[list[Any]]]]) -> tuple[list[Any], list[Any]]:
+    """The parts of a stage's outputs that have a cotangent, and their cotangents: sums over all users.
+
+    `arrived` has for each output its value and, for each of its users, the cotangents of the value's parts.
+    """
+    targets, cotangents = [], []
+    for value, from_users in arrived:
+        for index, part in enumerate(watch(None, value)):
+            given = [parts[index] for parts in from_users if parts[index] is not None]
+            if given:
+                targets.append(part)
+                cotangents.append(given[0] if len(given) == 1 else tf.add_n(given))
+    return targets, cotangents
+
+
+def add_gradients(total: Any, gradient: Any) -> Any:
+    """`total + gradient`; None counts as 0. Two `tf.IndexedSlices` stay sparse and are concatenated."""
+    if total is None or gradient is None:
+        return gradient if total is None else total
+    if isinstance(total, tf.IndexedSlices) and isinstance(gradient, tf.IndexedSlices):
+        values = tf.concat([total.values, gradient.values], 0)
+        return tf.IndexedSlices(values, tf.concat([total.indices, gradient.indices], 0), total.dense_shape)
+    return tf.convert_to_tensor(total) + tf.convert_to_tensor(gradient)
+
+
+def zero_unless_alive(step: StepContext, gradient: Any) -> Any:
+    """The gradient of a micro-batch; zeros for an empty one, regardless of the computed value."""
+    if gradient is None or step.certainly_alive:
+        return gradient
+    return map_values(lambda value: tf.where(step.alive, value, tf.zeros_like(value)), gradient)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -9,8 +12,11 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.training import unpack_x_y_sample_weight
 from ...distribute.pipeline.pipeline import current_pipeline
+from ...distribute.pipeline.remote import raise_if_lost
 from ...distribute.step_context import StepContext, this_step
 from ...optimizers.held_optimizers import optimizers_of
+from ..run import build
+from ..run.fit_loop import LocalRunner
 from ..step.train_step import default_train_step, track_loss
 from .engine import PipelinedStep, Result
 from .loss import head_of, own_loss, track_single_losses
@@ -20,11 +26,7 @@ from .planning.plan import Plan
 
 
 def attach(model: TrainedModel) -> None:
-    """Assigns a model to the pipeline in whose scope this is called; elsewhere it does nothing.
-
-    Raises:
-        ValueError: a strategy's scope is entered as well.
-    """
+    """Assigns a model to the pipeline in whose scope this is called; elsewhere it does nothing."""
     pipeline = current_pipeline()
     if pipeline is not None:
         if tf.distribute.has_strategy():
@@ -36,18 +38,10 @@ def attach(model: TrainedModel) -> None:
         pipeline.remember(model)
 
 
-def prepare(model: TrainedModel, samples: int | None, training: bool = True) -> None:
+def prepare(model: TrainedModel, samples: int | None, training: bool) -> None:
     """Splits a built model, moves its variables to their stages, and rejects features that a pipeline does not support.
 
-    Args:
-        model: the model; built.
-        samples: int or None; samples of a global batch, where known.
-        training: bool; whether it is going to be trained.
-
-    Raises:
-        ValueError: a feature is not supported; the message names the argument.
-
-    Context: host, before the optimizer is built.
+    `samples` are those of a global batch, where known. Context: host, before the optimizer is built.
     """
     for name in ("train_step", "test_step", "predict_step"):
         if model._overrides_step(name):
@@ -128,3 +122,31 @@ def _pipelined(plan: Plan, x: Any, step: StepContext, training: bool, **scale: A
     replicas = plan.pipeline.replicas
     steps = micro_steps(step.samples, plan.pipeline.micro_batches * replicas)
     return PipelinedStep(plan.chain, plan.stages, micro_slices(x, steps), steps, replicas, training, **scale)
+
+
+class PipelineRunner(LocalRunner):
+    """Like the plain runner, with forward and backward passes in stages."""
+
+    @contextlib.contextmanager
+    def watching(self, model: TrainedModel) -> Iterator[None]:
+        """Names the stage that is lost or hangs, where the block fails because of it."""
+        try:
+            yield
+        except Exception as error:
+            raise_if_lost(error, model._pipeline.devices, model._pipeline.stages)
+            raise
+
+    def build(
+        self, model: TrainedModel, spec: Any, samples: int | None = None, step: str = "train_step"
+    ) -> None:
+        """Splits the built model and moves its variables to their stages before the optimizer is built."""
+        with model._strategy_scope():
+            build.build_for(model, spec, "predict_step")
+            prepare(model, samples, training=step == "train_step")
+        if step != "predict_step":
+            super().build(model, spec, samples, step)
+
+    def step_of(self, model: TrainedModel, name: str) -> Callable[[Any], Any]:
+        """The step, its passes in stages."""
+        steps = {"train_step": train_step, "test_step": test_step, "predict_step": predict_step}
+        return functools.partial(steps[name], model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,22 +22,13 @@ from .source import Chunk, Source
 class ArraySource(Source):
     """Batches from arrays that stay in the memory of the host, or of each replica's GPU.
 
-    Owns the tensors, except those that another source holds. A chunk is the tensors and the numbers of its samples, so its
-    size does not depend on the steps.
-
-    Args:
-        arrays: nest of NumPy arrays and tensors, in the structure of a batch.
-        order: the order of their samples.
-        home: where the tensors stay; None: on the host.
-        other: another source of this fit: arrays that both get are held once.
+    Owns the tensors, except those that `other`, another source of this fit, holds. A chunk is the tensors and the numbers
+    of its samples, so its size does not depend on the steps.
     """
 
     resume_by = "index"
 
-    def __init__(
-        self, arrays: Any, order: SampleOrder, home: DataHome | None = None, other: Source | None = None
-    ) -> None:
-        home = home or DataHome()
+    def __init__(self, arrays: Any, order: SampleOrder, home: DataHome, other: Source | None) -> None:
         self.devices, self.home = home.devices or (HOST,), home.sentence
         held = other.held if isinstance(other, ArraySource) and other.devices == self.devices else {}
         self.held: dict[int, tuple[Any, list[Any]]] = {}
@@ -47,8 +39,7 @@ class ArraySource(Source):
             for n in range(len(self.devices))
         ]
         self.position: SampleOrder = order
-        self.samples = self.held_samples = order.samples
-        self.batch_size = order.batch_size
+        self.held_samples, self.batch_size = order.samples, order.batch_size
         self._order: tuple[np.ndarray, list[tf.Tensor]] | None = None
         self._signature = batch_spec(self._copies[0])
         self.spec = self._spec_of_batches()
@@ -64,23 +55,20 @@ class ArraySource(Source):
             return self._signature
         return batch_spec(ArrayReader("", 1)((self._copies, tf.constant(0, tf.int64)), tf.constant(0)))
 
-    def _read(self, steps: int) -> Chunk | None:
+    def _read(self, steps: int) -> Chunk:
         """The next chunk: batches of one size, or, where the reader does not know the size, of both sizes."""
-        run = self.position.next_run(steps)
-        if run is None:
-            return None
-        size: int | None = run.batch_size
-        batches, first = run.batches, run.first
+        size: int | None
+        first, batches, size = self.position.next_batches(steps)
         place: Any = first
-        if self._leaves_open(run.batch_size):
-            size, batches = None, self.position.left(steps)
+        if self._leaves_open(size):
+            size, batches = None, steps
             place = np.minimum(
                 first + self.position.batch_size * np.arange(batches + 1), self.position.samples
             )
         spec: Any = tf.TensorSpec([] if size else [None], tf.int64)
         with tf.device(HOST):
             place = tf.constant(place, tf.int64)
-        order = self.position.indices(run.a_pass)
+        order = self.position.indices()
         if order is not None:
             if self._order is None or self._order[0] is not order:  # created once for all chunks of a pass
                 self._order = order, self._on_devices(order)
@@ -116,20 +104,14 @@ class ArraySource(Source):
 
 
 class StreamedArrays(FedSource):
-    """Arrays that are too large to be copied, or are in files: only the samples of the next batches are read.
-
-    Args:
-        arrays: nest of NumPy arrays and tensors, in the structure of a batch.
-        order: the order of their samples.
-        steady: see `FedSource`.
-    """
+    """Arrays that are too large to be copied, or are in files: only the samples of the next batches are read."""
 
     resume_by = "index"
 
     def __init__(self, arrays: Any, order: SampleOrder, steady: bool) -> None:
         self._arrays = arrays
         self.position: SampleOrder = order
-        self.samples, self.batch_size = order.samples, order.batch_size
+        self.batch_size = order.batch_size
         super().__init__(batch_spec(self._samples_from(0, 1, None)), steady)
 
     def _content(self) -> str | None:
@@ -139,20 +121,21 @@ class StreamedArrays(FedSource):
         chosen: Any = slice(start, start + count) if order is None else order[start : start + count]
 
         def read(leaf: Any) -> Any:
-            if leaf is None:
-                return None
             if isinstance(leaf, np.ndarray):
-                return cast_floats(np.asarray(leaf[chosen]))
-            if order is None:
-                return cast_floats(slice_samples(leaf, start, start + count))
-            return cast_floats(gather_samples(leaf, tf.constant(chosen)))
+                part = np.asarray(leaf[chosen])
+            elif order is None:
+                part = slice_samples(leaf, start, start + count)
+            else:
+                part = gather_samples(leaf, tf.constant(chosen))
+            return cast_floats(part)
 
         with tf.device("CPU:0"):
             return tf.nest.map_structure(read, self._arrays)
 
     def _batches(self) -> Iterator[tuple[Any, Layout]]:
-        order = self.position.copy()
-        while (run := order.next_run(1)) is not None:
+        order = copy.copy(self.position)
+        while order.left(1):
+            first, _, size = order.next_batches(1)
             order.advance(1)
-            batch = self._samples_from(run.first, run.batch_size, order.indices(run.a_pass))
+            batch = self._samples_from(first, size, order.indices())
             yield batch, layout_of(batch)

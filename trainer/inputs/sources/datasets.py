@@ -40,11 +40,10 @@ class DatasetSource(Source):
 
     Args:
         dataset: its elements are the batches, or parts of them.
-        steps_per_epoch: int or None; the steps of an epoch.
-        parts: int; elements that make one batch (one for each replica of this worker).
+        parts: elements that make one batch (one for each replica of this worker).
         per_worker: whether the elements are this worker's samples only.
         by_replica: whether the elements depend on the number of replicas.
-        batches: int or None; of a pass, like the cardinality of a dataset; None: the cardinality of `dataset`.
+        batches: of a pass, like the cardinality of a dataset; None: the cardinality of `dataset`.
         resumable: whether its position will be requested.
     """
 
@@ -78,7 +77,8 @@ class DatasetSource(Source):
         self.position = Position(steps_per_epoch, known, expected)
         self.spec = batch_spec(self._element_spec)
         if parts == 1:
-            counts = _known_sizes(self._element_spec)
+            shapes = (getattr(leaf, "shape", None) for leaf in tf.nest.flatten(self._element_spec))
+            counts = {shape[0] for shape in shapes if shape is not None and shape.rank}
             self.batch_size = next(iter(counts)) if len(counts) == 1 else None
             if len(counts - {None}) < 2 and not per_worker and _is_dense(self.spec):
                 self.usual_batch_size = next(iter(counts - {None}), None) or batch_size(dataset)
@@ -147,11 +147,7 @@ class DatasetSource(Source):
         )
 
     def drawn(self, steps: int) -> None:
-        """The data ended after `steps` steps of the last chunk; where it ended with the epoch before, it begins anew.
-
-        Raises:
-            ValueError: there was no batch at all.
-        """
+        """The data ended after `steps` steps of the last chunk; where it ended with the epoch before, it begins anew."""
         if steps >= self._asked:
             return
         position = self.position
@@ -173,11 +169,7 @@ class DatasetSource(Source):
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a position of `state()`.
-
-        Raises:
-            ValueError: the pipeline differs, or has fewer batches than were used.
-        """
+        """Goes to a position of `state()`; another pipeline, or one with fewer batches, is a ValueError."""
         super().restore(state)
         taken = self.position.taken
         if "iterator" in state:
@@ -234,22 +226,12 @@ def without_optionals(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _known_batches(cardinality: int, steps_per_epoch: int | None) -> int | None:
-    """The number of batches of a pass, or None if it is not known.
-
-    Raises:
-        ValueError: there is none, or the dataset is infinite and `steps_per_epoch` is None.
-    """
+    """The number of batches of a pass, or None if it is not known."""
     if cardinality == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
         raise ValueError("steps_per_epoch (None) must be given for a dataset that never ends.")
     if cardinality == 0:
         raise ValueError("x is a dataset without any batch; give one with at least one sample.")
     return cardinality if cardinality > 0 else None
-
-
-def _known_sizes(spec: Any) -> set[int | None]:
-    """The numbers of samples of the arrays of an element; None for unknown ones."""
-    shapes = (getattr(leaf, "shape", None) for leaf in tf.nest.flatten(spec))
-    return {shape[0] for shape in shapes if shape is not None and shape.rank}
 
 
 def _is_dense(spec: Any) -> bool:
@@ -277,11 +259,7 @@ def save_iterator(iterator: Any) -> bytes:
 
 
 def load_iterator(iterator: Any, packed: Any) -> None:
-    """Goes to the position of `save_iterator`.
-
-    Raises:
-        ValueError: the bytes belong to another pipeline, or are damaged.
-    """
+    """Goes to the position of `save_iterator`; damaged bytes, or those of another pipeline, are a ValueError."""
     data = packed if isinstance(packed, bytes) else bytes(bytearray(packed))
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -26,19 +26,15 @@ _STATIC_SIZES = 3
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Batches in one tensor for each array.
-
-    Attributes:
-        arrays: nest of tensors; the samples of all batches, in order.
-        splits: int64 `[batches + 1]`; the start of each batch, and the end.
-        batch_size: int or None; the size of each batch where the compiled function must know it.
-        whole: whether the arrays form one batch: they have different numbers of samples.
-    """
+    """Batches in one tensor for each array: the samples of all batches, in order."""
 
     arrays: Any
     splits: np.ndarray
+    """int64 `[batches + 1]`; the start of each batch, and the end."""
     batch_size: int | None
+    """The size of each batch where the compiled function must know it."""
     whole: bool = False
+    """Whether the arrays form one batch: they have different numbers of samples."""
 
     @property
     def steps(self) -> int:
@@ -60,8 +56,7 @@ class Group:
 class Layout(NamedTuple):
     """The common layout of the batches of one group: including their size, unless sizes vary much."""
 
-    structure: Any
-    """Comparable, and hashable."""
+    structure: str
     leaves: tuple[Any, ...]
     """The dtype and the shape of a sample of each NumPy array, the specs of tensors."""
     size: int | None
@@ -76,21 +71,11 @@ def layout_of(batch: Any) -> Layout:
     )
     present = [leaf for leaf in leaves if leaf is not None and not is_scalar(leaf)]
     sizes = {len(leaf) if isinstance(leaf, np.ndarray) else int(sample_count(leaf)) for leaf in present}
-    return Layout(_skeleton(batch), tuple(specs), sizes.pop() if len(sizes) == 1 else None)
-
-
-def _skeleton(structure: Any) -> Any:
-    """The structure without its leaves, comparable and hashable."""
-    if isinstance(structure, dict):
-        return tuple((key, _skeleton(structure[key])) for key in sorted(structure, key=str))
-    if isinstance(structure, tuple):
-        return type(structure), *(_skeleton(part) for part in structure)
-    return structure is None
+    structure = repr(tf.nest.map_structure(lambda leaf: leaf is None, batch))
+    return Layout(structure, tuple(specs), sizes.pop() if len(sizes) == 1 else None)
 
 
 def _concat_arrays(*arrays: Any) -> Any:
-    if arrays[0] is None:
-        return None
     if isinstance(arrays[0], np.ndarray):
         return tf.constant(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
     return concat_samples(arrays)
@@ -109,8 +94,7 @@ def _bytes_of(batch: Any) -> int:
 class Feed:
     """A thread that runs ahead of training by a few groups. Owns the thread, not its source.
 
-    Args:
-        groups: called with a function that returns whether the consumer waits; returns an iterator of groups.
+    `groups` is called with a function that returns whether the consumer waits.
     """
 
     def __init__(self, groups: Callable[[Callable[[], bool]], Iterator[Group]]) -> None:
@@ -140,11 +124,7 @@ class Feed:
         return False
 
     def take(self) -> Group | None:
-        """The next group, or None when there are no more.
-
-        Raises:
-            The error of the user's code, once all batches before it have been taken.
-        """
+        """The next group, or None when there are no more; raises the error of the user's code after the groups before it."""
         if self._over:
             return None
         item = self._queue.get()
@@ -238,10 +218,8 @@ class FedSource(Source):
         if len(held) >= self._most or held_bytes + _bytes_of(item[0]) > GROUP_BYTES:
             return False
         (_, first), (_, layout) = held[0], item
-        if (
-            first.size is None or layout.size is None
-        ):  # a batch whose arrays have different sizes is a separate group
-            return False
+        if first.size is None or layout.size is None:
+            return False  # a batch whose arrays have different sizes is a separate group
         if first == layout:
             return True
         return first[:-1] == layout[:-1] and self._varies(layout.size) and self._varies(first.size)

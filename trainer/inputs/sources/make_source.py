@@ -16,10 +16,11 @@ from ....compat.tensorflow_private.datasets import distributed_parts
 from ....distribute.arguments import shown, takes_arguments, whole_number
 from ....distribute.hardware.data_placement import data_home
 from ....distribute.replicas import shares_variables
+from ....distribute.workers.agreement import spans_workers
 from .. import checks
-from ..batch import concat_samples, pack
-from ..class_weights import check_class_weight, class_weights
-from ..convert import host_bytes, is_array, resident_size, standard_arrays
+from ..batch import concat_samples
+from ..class_weights import check_class_weight, class_weights, weighted_spec
+from ..convert import is_array, resident_size, standard_arrays
 from ..identity import check_same_input
 from ..position import SampleOrder
 from ..values import is_memory_mapped
@@ -59,19 +60,14 @@ def make_source(
         steps_per_epoch: the batches of an epoch; by default one pass over the data.
         shuffle: whether to read arrays in a new random order in every epoch; "batch" shuffles within each batch.
         class_weight: weight of each class of `y`.
-        seed: int; the order of the samples is a function of it.
+        seed: the order of the samples is a function of it.
         strategy: the strategy that will consume the batches; by default the current one.
         resident_bytes: larger arrays are not copied to the host's tensors but read batch by batch.
         other: another source of the same fit: arrays that both get are held once.
         resumable: whether its position will be requested: not in `evaluate` and `predict`.
         custom_step: whether a custom step gets the batches: their arrays may have different numbers of samples.
 
-    Returns:
-        The source, checked: unsupported inputs raise here, before the first step.
-
-    Raises:
-        ValueError: a value is not supported.
-        TypeError: a type is not supported.
+    Unsupported values and types raise a ValueError or TypeError here, before the first step.
     """
     batch_size = whole_number("batch_size", batch_size, optional=True)
     steps_per_epoch = whole_number("steps_per_epoch", steps_per_epoch, optional=True)
@@ -82,7 +78,8 @@ def make_source(
     shuffle = checked_shuffle(shuffle)
     weights = class_weights(class_weight)
     strategy = strategy or tf.distribute.get_strategy()
-    replicas = 1 if strategy is None else strategy.num_replicas_in_sync
+    assert strategy is not None
+
     kind = kind_of(x)
     if kind == "array":
         arrays = standard_arrays(x, y, sample_weight)
@@ -90,7 +87,8 @@ def make_source(
         if batch_size is None:
             batch_size = math.ceil(samples / steps_per_epoch) if steps_per_epoch else 32
         order = SampleOrder(samples, batch_size, shuffle, seed, steps_per_epoch)
-        source = _from_arrays(pack(*arrays), order, strategy, resident_bytes, other)
+        batch = keras.utils.pack_x_y_sample_weight(*arrays)
+        source = _from_arrays(batch, order, strategy, resident_bytes, other)
         source.targets = arrays[1]
     else:
         checks.alone(kind, y, sample_weight, batch_size=batch_size)
@@ -100,18 +98,18 @@ def make_source(
                 "is expected to already be shuffled.",
                 stacklevel=3,
             )
-        sharing = checks.Sharing(custom_step, replicas)
+        sharing = checks.Sharing(custom_step, strategy.num_replicas_in_sync)
         if kind == "PyDataset":
-            source = PyDatasetSource(x, shuffle, seed, steps_per_epoch, many_workers(strategy), sharing)
+            source = PyDatasetSource(x, shuffle, seed, steps_per_epoch, spans_workers(strategy), sharing)
         elif kind in ("generator", "iterable", "torch DataLoader"):
-            source = StreamSource(x, kind, steps_per_epoch, many_workers(strategy), sharing)
+            source = StreamSource(x, kind, steps_per_epoch, spans_workers(strategy), sharing)
         else:
             source = _from_dataset(x, kind, steps_per_epoch, strategy, resumable, sharing)
     if not isinstance(source, DatasetSource):
         check_same_input(x, strategy, source.content_on_workers)
     if weights is not None:
         check_class_weight(source.spec, class_weight)
-        source.weigh_classes(weights)
+        source.class_weights, source.spec = weights, weighted_spec(source.spec)
     return source
 
 
@@ -125,11 +123,7 @@ def checked_shuffle(shuffle: Any) -> Any:
 
 
 def kind_of(x: Any) -> str:
-    """The kind of the input `x`, as named in messages.
-
-    Raises:
-        TypeError: it is not supported.
-    """
+    """The kind of the input `x`, as named in messages."""
     if isinstance(x, type):
         raise TypeError(f"`x` must be an instance: give {x.__name__}(...). Received: {shown(x)}")
     if isinstance(x, tf.data.Dataset):
@@ -168,9 +162,9 @@ def _from_arrays(
     home = data_home(
         sum(resident_size(leaf) for leaf in leaves if id(leaf) not in held), _replica_devices(strategy), dense
     )
-    size = sum(host_bytes(leaf) for leaf in leaves)
+    size = sum(resident_size(leaf) for leaf in leaves if isinstance(leaf, np.ndarray))
     if mapped or (size > resident_bytes and not home.devices):
-        source: Source = StreamedArrays(arrays, order, many_workers(strategy))
+        source: Source = StreamedArrays(arrays, order, spans_workers(strategy))
         source.home = home.sentence
         return source
     return ArraySource(arrays, order, home, other)
@@ -180,8 +174,10 @@ def _replica_devices(strategy: tf.distribute.Strategy) -> list[str]:
     """The devices of this worker's replicas."""
     if shares_variables(strategy):
         return []
-    gpus = [gpu.name for gpu in tf.config.list_logical_devices("GPU")]
-    return list(_local_devices(strategy)) or gpus[:1]
+    try:
+        return list(strategy.extended.worker_devices)
+    except RuntimeError:  # the default strategy
+        return [gpu.name for gpu in tf.config.list_logical_devices("GPU")][:1]
 
 
 def _from_dataset(
@@ -208,7 +204,7 @@ def _from_dataset(
         check_same_input(x, strategy)
     if kind == DISTRIBUTED:
         datasets, replicas, batches = distributed_parts(x)
-        per_worker = many_workers(strategy)
+        per_worker = spans_workers(strategy)
         parts = max(1, replicas // input_context(strategy).num_input_pipelines)
         x = datasets[0]
         if len(datasets) > 1:  # one for each replica
@@ -252,16 +248,3 @@ def input_context(strategy: tf.distribute.Strategy) -> tf.distribute.InputContex
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
         strategy.distribute_datasets_from_function(keep)
     return seen[0] if seen else tf.distribute.InputContext(1, 0, strategy.num_replicas_in_sync)
-
-
-def many_workers(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the strategy has replicas in other processes."""
-    return strategy.num_replicas_in_sync > max(1, len(_local_devices(strategy)))
-
-
-def _local_devices(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
-    """The devices of this worker's replicas; none where there is no strategy."""
-    try:
-        return tuple(strategy.extended.worker_devices)
-    except RuntimeError:  # the default strategy
-        return ()

@@ -36,29 +36,18 @@ class PythonSource(FedSource):
     """Batches from Python code: converted to one structure, and checked against the first ones.
 
     Args:
-        given: the user's input.
-        calls: the calls of its code between batches.
         kind: of the input, for messages.
         first: at most two first items of the input, which are made and checked here.
-        steady: see `FedSource`.
-        sharing: whether the arrays of a batch may have different numbers of samples.
-
-    Raises:
-        ValueError, TypeError: an item is not a batch, or batches differ.
     """
 
+    _calls: RecordedCalls
+    """The calls of the user's code between batches."""
     _rules: tuple[LabelRule, ...] | None = None
 
     def __init__(
-        self,
-        given: Any,
-        calls: RecordedCalls,
-        kind: str,
-        first: Iterable[Any],
-        steady: bool,
-        sharing: checks.Sharing,
+        self, given: Any, kind: str, first: Iterable[Any], steady: bool, sharing: checks.Sharing
     ) -> None:
-        self._calls, self._kind, self._sharing = calls, kind, sharing
+        self._kind, self._sharing = kind, sharing
         with notes_drawn_numbers(given) as drawn_from:
             self._unused = list(first)
         if not self._unused:
@@ -69,11 +58,10 @@ class PythonSource(FedSource):
         self.inexact = drawn_ahead(kind, drawn_from)
         self._known_layouts: set[Any] = set()
         self._checksum = checksum(self._unused)
-        self._drew = bool(drawn_from)
 
     def _content(self) -> str | None:
         # An iterator may come from an earlier call, and continue where that has ended.
-        return self._checksum if self.rewinds and not self._drew else None
+        return self._checksum if self.rewinds and self.inexact is None else None
 
     def content_on_workers(self) -> str | None:
         """A checksum of the first batches."""
@@ -100,15 +88,10 @@ class PythonSource(FedSource):
             yield batch, layout
 
     def _standard(self, item: Any, number: int) -> Any:
-        """An item in the structure that Keras passes to a step: NumPy arrays and tensors, not yet cast, in tuples and dicts.
+        """Item `number` of the epoch in the structure that Keras passes to a step.
 
-        Args:
-            item: a tuple, a list where the input can be read again, a dict, or x alone as one array.
-            number: int; which batch of the epoch it is, from 0.
-
-        Raises:
-            ValueError: it is not a batch, or its arrays differ in samples or have none.
-            TypeError: a part of it is not an array.
+        It is a tuple, a list where the input can be read again, a dict, or x alone as one array. It becomes NumPy arrays
+        and tensors, not yet cast, in tuples and dicts.
         """
         name = f"Batch {number} of the {self._kind}"
         if isinstance(item, list) and self.rewinds:
@@ -127,7 +110,7 @@ class PythonSource(FedSource):
         if hasattr(item, "_fields"):
             batch = type(item)(*parts)
         try:
-            self._sharing.check(batch)
+            checks.same_samples(batch, self._sharing)
             if self._rules is not None:
                 _, y, sample_weight = unpack(batch)
                 check_finite("sample_weight", sample_weight)
@@ -177,11 +160,7 @@ def _specs(batch: Any) -> Any:
 
 
 def _common_spec(batches: list[Any], kind: str) -> Any:
-    """The common spec of the first batches; dimensions in which they differ are None.
-
-    Raises:
-        ValueError: they differ in structure, rank or dtype.
-    """
+    """The common spec of the first batches, of one structure, rank and dtype; dimensions in which they differ are None."""
     specs = [_specs(batch) for batch in batches]
     result = specs[0]
     for number, spec in enumerate(specs[1:], 1):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
 import contextlib
 import itertools
 import logging
+import multiprocessing
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from ..checks import ONE_REPLICA, Sharing
+from ..checks import Sharing
 from ..outside_state import RecordedCalls, saved_calls
 from ..position import Position, SampleOrder
-from .dataset_items import items_of
 from .feed import Layout
 from .python_batches import PythonSource, with_places
 from .source import Chunk
@@ -32,39 +34,25 @@ class StreamSource(PythonSource):
 
     Draws as many batches as an epoch has steps, and no more. An iterator is one stream over all epochs; an iterable
     starts again with every epoch, unless `steps_per_epoch` lets a pass last longer. `rewinds` is false for an
-    iterator: then a resume is exact only if a new one gives the same batches.
-
-    Args:
-        stream: iterator or iterable of batches; the first two are drawn at once, and kept for the first epoch.
-        kind: its name in messages.
-        steps_per_epoch: int or None; batches of an epoch; None: until it ends.
-        steady: see `FedSource`.
-        sharing: whether the arrays of a batch may have different numbers of samples.
-
-    Raises:
-        ValueError: it has no batch, or invalid ones.
+    iterator: then a resume is exact only if a new one gives the same batches. The first two batches are drawn at once,
+    and kept for the first epoch.
     """
 
     def __init__(
-        self,
-        stream: Any,
-        kind: str,
-        steps_per_epoch: int | None,
-        steady: bool,
-        sharing: Sharing = ONE_REPLICA,
+        self, stream: Any, kind: str, steps_per_epoch: int | None, steady: bool, sharing: Sharing
     ) -> None:
-        self._stream, self._most_steps = stream, steps_per_epoch
-        self.rewinds = not hasattr(stream, "__next__")
+        self._stream, self.rewinds = stream, not hasattr(stream, "__next__")
         expected = _length(stream) if self.rewinds else None
         self.position = Position(steps_per_epoch, expected=expected, one_pass=not self.rewinds)
-        calls = RecordedCalls(stream)
-        self._iterator: Iterator[Any] = calls.call(lambda: iter(stream))
+        self._calls = RecordedCalls(stream)
+        self._start_pass()
         unread = _unread.pop(stream, []) if _can_be_key(stream) else []
         drawn = with_places(self._iterator, (f"batch {n} of the {kind}" for n in range(len(unread), 2)))
-        super().__init__(stream, calls, kind, itertools.chain(unread, drawn), steady, sharing)
+        super().__init__(stream, kind, itertools.chain(unread, drawn), steady, sharing)
 
-    def _start_pass(self) -> None:
-        self._iterator, self._unused = self._calls.call(lambda: iter(self._stream)), []
+    def _start_pass(self, saved: Sequence[dict[str, str]] = ()) -> None:
+        self._iterator: Iterator[Any] = self._calls.call(lambda: iter(self._stream), saved)
+        self._unused = []
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts an epoch: an iterator continues, an iterable starts again when its pass is over."""
@@ -73,8 +61,8 @@ class StreamSource(PythonSource):
             self._start_pass()
 
     def _batches(self) -> Iterator[tuple[Any, Layout]]:
-        epoch, first = self.position.epoch, self.position.step
-        steps = itertools.count(first) if self._most_steps is None else range(first, self._most_steps)
+        epoch, first, most = self.position.epoch, self.position.step, self.position.given_steps
+        steps = itertools.count(first) if most is None else range(first, most)
         places = (f"batch {step} of epoch {epoch}, from the {self._kind}" for step in steps)
         return self._checked(with_places(self._rest(), places), first)
 
@@ -86,11 +74,7 @@ class StreamSource(PythonSource):
         return self._unused.pop(0) if self._unused else next(self._iterator, _END)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Draws and drops the used batches. Exact if the stream gives the same batches as before.
-
-        Raises:
-            ValueError: it ends before.
-        """
+        """Draws and drops the used batches. Exact if the stream gives the same batches as before."""
         super().close()
         taken = int(state["taken"])
         if self.rewinds:
@@ -115,9 +99,9 @@ class StreamSource(PythonSource):
         """Starts the passes again, so that an order drawn from a random generator is the one of this pass."""
         again = self.position.taken or self.position.passes or (saved and saved[0])
         if again:
-            self._calls.forget()
+            self._calls = RecordedCalls(self._stream)
         for number in range(len(self._calls), passes + 1):
-            self._iterator, self._unused = self._calls.repeat(number, lambda: iter(self._stream), saved), []
+            self._start_pass(saved)
             if number < passes:
                 self._next()
         self.position.passes, self.position.taken = passes, 0
@@ -152,18 +136,8 @@ class PyDatasetSource(PythonSource):
 
     Owns the workers of the epoch. `on_epoch_begin` and `on_epoch_end` of the dataset are called around every
     epoch; after a resume they are first called for the past epochs, so that a dataset that changes itself is in
-    the right state. The first two batches are made and checked when the source is made.
-
-    Args:
-        dataset: `keras.utils.PyDataset`.
-        shuffle: whether the batches come in a new random order in every pass.
-        seed: int; the order is a function of it.
-        steps_per_epoch: int or None; batches of an epoch.
-        steady: see `FedSource`.
-        sharing: whether the arrays of a batch may have different numbers of samples.
-
-    Raises:
-        ValueError: it has no batches, or it is infinite and `steps_per_epoch` is None.
+    the right state. The first two batches are made and checked when the source is made. With `shuffle` every pass has a
+    new random order, a function of the seed.
     """
 
     resume_by = "index"
@@ -175,27 +149,23 @@ class PyDatasetSource(PythonSource):
         seed: int,
         steps_per_epoch: int | None,
         steady: bool,
-        sharing: Sharing = ONE_REPLICA,
+        sharing: Sharing,
     ) -> None:
-        self._dataset = dataset
+        self._dataset, self._calls = dataset, RecordedCalls(dataset)
         self._make_order = lambda: _batch_order(dataset, bool(shuffle), seed, steps_per_epoch)
-        self._set_order(self._make_order())
+        self.position: SampleOrder = self._make_order()
         numbers = range(min(2, self.position.samples))
         places = (f"batch {number} of the PyDataset" for number in numbers)
         first = with_places((dataset[number] for number in numbers), places)
-        super().__init__(dataset, RecordedCalls(dataset), "PyDataset", first, steady, sharing)
+        super().__init__(dataset, "PyDataset", first, steady, sharing)
         self._inside = False
-
-    def _set_order(self, order: SampleOrder) -> None:
-        self.position: SampleOrder = order
-        self.samples = order.samples
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts an epoch, after the hook of the dataset at the end of the last one."""
         self._end_epoch()
         order = self._make_order()
-        if order.samples != self.samples:
-            self._set_order(order)
+        if order.samples != self.position.samples:
+            self.position = order
         super().begin_epoch(epoch)
         self._call_hook("on_epoch_begin")
         self._inside = True
@@ -206,8 +176,8 @@ class PyDatasetSource(PythonSource):
             self._inside = False
             self._call_hook("on_epoch_end")
 
-    def _call_hook(self, hook: str, saved: list[dict[str, str]] | None = None) -> None:
-        self._calls.repeat(len(self._calls), getattr(self._dataset, hook, lambda: None), saved or [])
+    def _call_hook(self, hook: str, saved: Sequence[dict[str, str]] = ()) -> None:
+        self._calls.call(getattr(self._dataset, hook, lambda: None), saved)
 
     def take(self, max_steps: int) -> Chunk | None:
         """The next chunk; at the end of the epoch the dataset's hook is called."""
@@ -222,21 +192,19 @@ class PyDatasetSource(PythonSource):
         saved = saved_calls(state)
         count = 2 * int(state["epoch"]) + (int(state["step"]) > 0) if saved is None else len(saved)
         for number in range(len(self._calls), count):
-            self._call_hook("on_epoch_end" if number % 2 else "on_epoch_begin", saved)
+            self._call_hook("on_epoch_end" if number % 2 else "on_epoch_begin", saved or ())
         self._inside = count % 2 == 1
-        self._set_order(self._make_order())
+        self.position = self._make_order()
         super().restore(state)
 
     def _batches(self) -> Iterator[tuple[Any, Layout]]:
-        order = self.position.copy()
-        first, numbers = order.step, []
-        while (run := order.next_run(2**31)) is not None:
-            order.advance(run.batches)
-            chosen, last = order.indices(run.a_pass), run.first + run.batches
-            numbers += range(run.first, last) if chosen is None else chosen[run.first : last].tolist()
+        order = self.position
+        first, chosen = order.step, order.indices()
+        part = range(order.taken, order.taken + order.left(2**31))
+        numbers = list(part) if chosen is None else chosen[part.start : part.stop].tolist()
         ordered = enumerate(numbers, first)
         places = (f"item {number} of the PyDataset, batch {step} of the epoch" for step, number in ordered)
-        with contextlib.closing(items_of(self._dataset, numbers)) as items:
+        with contextlib.closing(_items_of(self._dataset, numbers)) as items:
             yield from self._checked(with_places(items, places), first)
 
 
@@ -256,3 +224,46 @@ def _batch_order(dataset: Any, shuffle: bool, seed: int, steps_per_epoch: int | 
         raise ValueError(f"The PyDataset has {count} batches; it must have at least one.")
     batches = ENDLESS if count is None else int(count)
     return SampleOrder(batches, 1, shuffle and count is not None, seed, steps_per_epoch)
+
+
+def _items_of(dataset: Any, numbers: list[int]) -> Generator[Any, None, None]:
+    """The items with these numbers, made by the threads or processes that the dataset requests.
+
+    They come in the order of their numbers, and are made at most `max_queue_size` ahead.
+    """
+    workers, processes = getattr(dataset, "workers", 1), getattr(dataset, "use_multiprocessing", False)
+    if workers <= 1 and not (workers > 0 and processes):
+        yield from (dataset[number] for number in numbers)
+        return
+    ahead = max(workers, int(getattr(dataset, "max_queue_size", 10)))
+    if processes:
+        # As in Keras: the children get the dataset with the fork, at the start of every epoch.
+        context = multiprocessing.get_context("fork")
+        pool: Any = concurrent.futures.ProcessPoolExecutor(
+            workers, mp_context=context, initializer=_keep_dataset, initargs=(dataset,)
+        )
+        get: Callable[[int], Any] = _item_of_kept
+    else:
+        pool = concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="unisono-pydataset")
+        get = dataset.__getitem__
+    waiting: collections.deque[Any] = collections.deque()
+    try:
+        for number in numbers:
+            waiting.append(pool.submit(get, number))
+            if len(waiting) >= ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+_kept: list[Any] = []
+
+
+def _keep_dataset(dataset: Any) -> None:
+    _kept[:] = [dataset]
+
+
+def _item_of_kept(number: int) -> Any:
+    return _kept[0][number]

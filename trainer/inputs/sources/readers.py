@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from ....compat.thread_value import ThreadValue
-from ..batch import batch_spec, concat_samples, gather_samples, slice_samples
+from ..batch import batch_spec, concat_samples, gather_samples, map_leaves, on_device, slice_samples
 from ..values import LabelRule, assert_values
 
 HOST = "CPU:0"
@@ -41,8 +41,6 @@ class ArrayReader:
     Attributes:
         layout: the arrays' spec, as text.
         batch_size: int; None: batches have several sizes, which the compiled function does not know.
-        devices: of the copies.
-        ordered: see above.
     """
 
     layout: str
@@ -57,19 +55,15 @@ class ArrayReader:
     def read(self, inputs: Any, i: Any, replica: int, first: Any = 0, last: Any = None) -> Any:
         """Samples `first` to `last - 1` of batch `i` (None: to its end), on the device of replica `replica` of this process.
 
-        Args:
-            inputs: see above.
-            i: int32 scalar tensor.
-            replica: int.
-            first: int or int32 scalar tensor.
-            last: int or int32 scalar tensor.
+        `i` is an int32 scalar tensor, `first` and `last` are ints or such tensors.
         """
         copies, place = inputs
         orders, place = place if self.ordered else (None, place)
         known = self.batch_size
         if last is not None:
             known = last - first if isinstance(last, int) else None
-        with _at(HOST):  # the host would wait for a GPU
+        host = None if _for_xla.value else HOST  # XLA has one device
+        with on_device(host):  # the host would wait for a GPU
             start = place[i] if self.batch_size is None else place + tf.cast(i, tf.int64) * self.batch_size
             begin = start + tf.cast(first, tf.int64)
             if last is not None:
@@ -83,15 +77,10 @@ class ArrayReader:
             return gather_samples(copies[replica], numbers)
         if orders is None:
             return slice_samples(copies[replica], begin, end, known, self.devices[replica])
-        with _at(HOST):
+        with on_device(host):
             where = tf.reshape(begin, [1])
         with tf.device(self.devices[replica]):
             return gather_samples(copies[replica], tf.slice(orders[replica], where, size))
-
-
-def _at(device: str) -> contextlib.AbstractContextManager[Any]:
-    """The device of operations that are traced inside. XLA has one device."""
-    return contextlib.nullcontext() if _for_xla.value else tf.device(device)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,16 +127,15 @@ class IteratorReader:
                 )
             return self._checked(value)
 
-        return map_optional(
-            whole, first, batch_spec(iterator.element_spec) if others else iterator.element_spec
-        )
+        spec = iterator.element_spec
+        return map_optional(whole, first, batch_spec(spec) if others else spec)
 
     def _checked(self, batch: Any) -> Any:
         """The batch, after the check of its values."""
         if self.rules is None:
             return batch
         with tf.control_dependencies(assert_values(batch, self.rules)):
-            return tf.nest.map_structure(lambda leaf: None if leaf is None else tf.identity(leaf), batch)
+            return map_leaves(tf.identity, batch)
 
 
 def map_optional(fn: Callable[[Any], Any], optional: Any, spec: Any) -> Any:

@@ -68,7 +68,7 @@ class Source:
         usual_batch_size: int or None; samples that most batches have, where they may differ.
         open_sizes: "no", "last" or "all"; which batches are read by a reader that does not know their size, so that one
             trace serves all sizes. Set by the loop; only arrays use it, where the last batch of a pass is smaller.
-        samples: int or None; samples of the data (batches of a PyDataset), where known.
+
         held_samples: int or None; samples of the tensors that each chunk holds, where these are all of the data: XLA
             compiles for each number of them.
         per_worker: bool; False: every worker's source yields the whole global batch, of which its replicas take their
@@ -79,6 +79,7 @@ class Source:
         home: str; a sentence about the device that holds the data, where that had to be chosen.
         inexact: str or None; a sentence about the reason why a resumed run may get other batches.
         owned: generators and variables that this input advances, maybe ahead of the steps: `restore` restores them.
+        class_weights: added to every batch `(x, y)` as the `sample_weight` of its samples; None: no weights.
     """
 
     position: Position
@@ -86,7 +87,6 @@ class Source:
     batch_size: int | None = None
     usual_batch_size: int | None = None
     open_sizes = "no"
-    samples: int | None = None
     held_samples: int | None = None
     per_worker = False
     resume_by: Any = "skip"
@@ -107,17 +107,9 @@ class Source:
         return self.position.steps_per_epoch
 
     def check_values(self, rules: tuple[LabelRule, ...]) -> None:
-        """Checks labels by these rules, and that weights are finite: of arrays at once, else in each batch that is read.
-
-        Raises:
-            ValueError: arrays have other values.
-        """
+        """Checks labels by these rules, and that weights are finite: of arrays at once, else in each batch that is read."""
         targets, self.targets = self.targets, None
         check_labels(targets, rules)
-
-    def weigh_classes(self, weights: ClassWeights) -> None:
-        """Adds to every batch `(x, y)` the weights of its samples' classes as `sample_weight`."""
-        self.class_weights, self.spec = weights, weighted_spec(self.spec)
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts the pass over the data that belongs to `epoch` (0-based), at its first step."""
@@ -127,8 +119,7 @@ class Source:
     def take(self, max_steps: int) -> Chunk | None:
         """The next chunk of at most `max_steps` steps, or None at the end of the epoch.
 
-        Raises:
-            The error of the user's code, with the number of the batch as a note.
+        An error of the user's code gets a note with the number of the batch.
         """
         steps = self.position.left(max_steps)
         chunk = self._read(steps) if steps else None
@@ -153,11 +144,7 @@ class Source:
         return another
 
     def drawn(self, steps: int) -> None:
-        """The loop reports how many steps the last chunk gave; only needed after an `open_ended` one that gave fewer.
-
-        Raises:
-            ValueError: there is no data at all.
-        """
+        """The loop reports how many steps the last chunk gave; only needed after an `open_ended` one that gave fewer."""
 
     def identity(self) -> dict[str, Any]:
         """The identity of this input, before anything was drawn: JSON values, None for unknown ones.

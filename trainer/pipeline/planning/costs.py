@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from ....compat.tensorflow_graphs.graphs import scratch_graph
 from ...model_memory import bytes_of
-from ..stage_pass import Pass, run_stage
-from ..tensors import flatten, watch
+from ..stage_pass import Pass, flatten, run_stage, watch
 from .graph import Chain, Stage, taken_by
 
 UNKNOWN_LENGTH = 64
@@ -24,25 +23,20 @@ _PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"}
 
 @dataclasses.dataclass(frozen=True)
 class BlockCost:
-    """The cost of one block for one micro-batch.
-
-    Attributes:
-        forward: float; of the forward pass, in `unit`.
-        backward: float; of the backward pass, in `unit`.
-        activations: float; bytes that the forward pass keeps for the backward pass.
-        weights: float; bytes of the trainable variables.
-        fixed: float; bytes of the other variables.
-        sends: float; bytes that a cut after the block sends.
-        unit: "operations" (floating-point) or "seconds".
-    """
+    """The cost of one block for one micro-batch: of its passes in `unit`, and its memory in bytes."""
 
     forward: float
     backward: float
     activations: float
+    """That the forward pass keeps for the backward pass."""
     weights: float
+    """Of the trainable variables."""
     fixed: float
+    """Of the other variables."""
     sends: float
+    """That a cut after the block sends."""
     unit: str
+    """"operations" (floating-point) or "seconds"."""
 
     @property
     def total(self) -> float:
@@ -54,23 +48,19 @@ def estimate(chain: Chain, samples: int) -> list[BlockCost]:
     """Counts the floating-point operations in the graph of each block and of its gradient.
 
     A product counts two operations for each multiplication and addition, every other operation one for each element of its
-    result. Dimensions that the model leaves open count as 64. Nothing is computed.
-
-    Args:
-        chain: the model.
-        samples: int; samples of one micro-batch.
+    result. Dimensions that the model leaves open count as 64. Nothing is computed. A micro-batch has `samples` samples.
     """
     stages = chain.cut([1] * len(chain.blocks))
     counts = [_count(stage, samples) for stage in stages]
-    kept = {id(tensor) for count in counts for tensor in count.kept}
+    kept = {id(tensor) for *_, ends in counts for tensor in ends}
     result = []
-    for edge, (stage, count) in enumerate(zip(stages, counts), start=1):
+    for edge, (stage, (forward, backward, inside, _)) in enumerate(zip(stages, counts), start=1):
         own = [out for node in stage.nodes for out in node.outputs if id(out) in kept]
         result.append(
             BlockCost(
-                forward=count.forward,
-                backward=count.backward,
-                activations=count.inside + sum(_bytes(tensor, samples) for tensor in own),
+                forward=forward,
+                backward=backward,
+                activations=inside + sum(_bytes(tensor, samples) for tensor in own),
                 weights=float(sum(bytes_of(v) for v in stage.weights if v.trainable)),
                 fixed=float(sum(bytes_of(v) for v in stage.weights if not v.trainable)),
                 sends=sum(_bytes(tensor, samples) for tensor in chain.crossing(edge)),
@@ -105,16 +95,6 @@ def _bytes(symbolic: Any, samples: int) -> float:
     return float((spec.shape.num_elements() or 1) * max(spec.dtype.size, 1))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Count:
-    """The costs from the graph of one block: operations, bytes kept inside, and its kept inputs and outputs."""
-
-    forward: float
-    backward: float
-    inside: float
-    kept: list[Any]
-
-
 def _forward(stage: Stage, values: Sequence[Any]) -> Pass:
     mapping = [(v, tf.convert_to_tensor(v.value)) for v in stage.weights]
     inputs = dict(zip(stage.inputs, values))
@@ -128,27 +108,28 @@ def _backward(stage: Stage, run: Pass) -> list[Any]:
     return flatten(run.tape.gradient(targets, sources)) if targets else []
 
 
-def _count(stage: Stage, samples: int) -> _Count:
+def _count(stage: Stage, samples: int) -> tuple[float, float, float, list[Any]]:
+    """From the graph of one block: forward and backward operations, bytes kept inside, kept inputs and outputs."""
     inputs = taken_by(stage.blocks)
     specs = [_spec(tensor, samples) for tensor in inputs]
     try:
         with scratch_graph() as graph:
             run = _forward(stage, [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs])
-            forward = graph.get_operations()
+            made = graph.get_operations()
             _backward(stage, run)
-        backward = graph.get_operations()[len(forward) :]
-        used = {id(tensor) for op in backward for tensor in op.inputs}
+        added = graph.get_operations()[len(made) :]
+        used = {id(tensor) for op in added for tensor in op.inputs}
         ends = [*inputs, *(out for node in stage.nodes for out in node.outputs)]
         kept = [symbolic for symbolic in ends if id(run.made.get(id(symbolic))) in used]
-        inside = _kept_inside(forward, used, {id(run.made.get(id(symbolic))) for symbolic in ends})
-        count = _Count(_operations(forward), _operations(backward), inside, kept)
+        inside = _kept_inside(made, used, {id(run.made.get(id(symbolic))) for symbolic in ends})
+        forward, backward = _operations(made), _operations(added)
     except Exception:
         # A layer that cannot run on such generated inputs can still be trained: it counts as a matrix product with
         # all of its weights.
         weights = sum(v.shape.num_elements() or 0 for v in stage.weights)
-        count = _Count(2.0 * samples * weights, 4.0 * samples * weights, 0.0, [])
+        forward, backward, inside, kept = 2.0 * samples * weights, 4.0 * samples * weights, 0.0, []
     loops = sum(_loop_operations(node, specs, samples) for node in stage.nodes)
-    return dataclasses.replace(count, forward=count.forward + loops, backward=count.backward + 2.0 * loops)
+    return forward + loops, backward + 2.0 * loops, inside, kept
 
 
 def _loop_operations(node: Any, specs: list[tf.TensorSpec], samples: int) -> float:

@@ -19,14 +19,11 @@ class Block:
     """An indivisible part of the model.
 
     Any tensors may cross a cut, also over several cuts: a skip connection makes the boundary wider.
-
-    Attributes:
-        layer: the layer.
-        nodes: the nodes of the functional graph: calls of the layer and of the operations after it, in order.
     """
 
     layer: Any
     nodes: list[Any]
+    """Of the functional graph: calls of the layer and of the operations after it, in order."""
 
     @property
     def name(self) -> str:
@@ -36,23 +33,16 @@ class Block:
 
 @dataclasses.dataclass
 class Stage:
-    """Consecutive blocks on one device.
-
-    Attributes:
-        index: int; 0 to K - 1.
-        blocks: list of `Block`.
-        inputs: ids of the symbolic tensors that come from the model's inputs or from earlier stages.
-        outputs: ids of those that later stages or the model's outputs need.
-        weights: the Keras variables of its layers, each once, without random state.
-        devices: list of device names; one for each replica of the pipeline.
-    """
+    """Consecutive blocks on one device."""
 
     index: int
     blocks: list[Block]
     inputs: list[int]
+    """The ids of the symbolic tensors that come from the model's inputs or from earlier stages."""
     outputs: list[int]
-    weights: list[Any]
+    """The ids of those that later stages or the model's outputs need."""
     devices: list[str] = dataclasses.field(default_factory=list)
+    """One for each replica of the pipeline."""
 
     @property
     def nodes(self) -> list[Any]:
@@ -65,16 +55,24 @@ class Stage:
         return [variable for variable in self.weights if variable.trainable]
 
     @property
+    def _operations(self) -> list[Any]:
+        return list({id(node.operation): node.operation for node in self.nodes}.values())
+
+    @property
     def layers(self) -> list[keras.layers.Layer]:
         """The layers that its nodes call, without duplicates."""
-        operations = {id(node.operation): node.operation for node in self.nodes}
-        return [each for each in operations.values() if isinstance(each, keras.layers.Layer)]
+        return [each for each in self._operations if isinstance(each, keras.layers.Layer)]
+
+    @functools.cached_property
+    def weights(self) -> list[Any]:
+        """The Keras variables of its layers, each once, without random state."""
+        return list({id(v): v for each in self._operations for v in getattr(each, "weights", [])}.values())
 
     @functools.cached_property
     def random_states(self) -> list[Any]:
         """The states of the seed generators of its layers, without duplicates."""
         states = {}
-        for operation in (node.operation for node in self.nodes):
+        for operation in self._operations:
             weights = {id(variable) for variable in getattr(operation, "weights", [])}
             variables = getattr(operation, "variables", [])
             states.update({id(v): v for v in variables if id(v) not in weights})
@@ -82,14 +80,7 @@ class Stage:
 
 
 class Chain:
-    """The blocks of a model in the order of its layers. Owns no variables and no devices.
-
-    Args:
-        model: a built `keras.Sequential` or functional `keras.Model`.
-
-    Raises:
-        ValueError: the model has no graph that can be cut.
-    """
+    """The blocks of a built Sequential or functional model, in the order of its layers. Owns no variables and no devices."""
 
     def __init__(self, model: TrainedModel) -> None:
         self.model = model
@@ -107,11 +98,7 @@ class Chain:
     def sizes_of(self, partition: Sequence[Any]) -> list[int]:
         """The number of blocks in each of K stages, from a user's partition.
 
-        Args:
-            partition: K layer counts, or K - 1 names: those of the first layer of each stage but the first.
-
-        Raises:
-            ValueError: the partition does not fit the model.
+        That is K layer counts, or K - 1 names: those of the first layer of each stage but the first.
         """
         names = [block.name for block in self.blocks]
         if all(isinstance(part, str) for part in partition):
@@ -158,7 +145,7 @@ class Chain:
         stages, start = [], 0
         for index, size in enumerate(sizes):
             blocks = self.blocks[start : start + size]
-            stages.append(Stage(index, blocks, [id(t) for t in taken_by(blocks)], [], _weights(blocks)))
+            stages.append(Stage(index, blocks, [id(t) for t in taken_by(blocks)], []))
             start += size
         wanted = [key for stage in stages for key in stage.inputs] + self.output_ids
         for stage in stages:
@@ -187,11 +174,6 @@ def taken_by(blocks: Sequence[Block]) -> list[Any]:
     needed = {id(t): t for block in blocks for node in block.nodes for t in node.input_tensors}
     made = _made(blocks)
     return [tensor for key, tensor in needed.items() if key not in made]
-
-
-def _weights(blocks: Sequence[Block]) -> list[Any]:
-    operations = [node.operation for block in blocks for node in block.nodes]
-    return list({id(v): v for operation in operations for v in getattr(operation, "weights", [])}.values())
 
 
 def _blocks(nodes: list[Any]) -> list[Block]:

@@ -19,11 +19,9 @@ _PASSES = {"ReadVariableOp", "Identity"}
 
 
 def move_weights(stages: Sequence[Stage], state_is_sharded: bool) -> None:
-    """Moves every variable of a stage to the stage's first device. Later optimizer state follows them.
+    """Moves every variable of a stage to the stage's first device.
 
-    Args:
-        stages: with their devices.
-        state_is_sharded: whether the optimizer state is sharded over the devices of a stage, instead of kept on the first.
+    Later optimizer state follows them, or is sharded over the devices of the stage.
     """
     for stage in stages:
         for variable in stage.weights:

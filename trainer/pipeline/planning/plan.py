@@ -29,13 +29,7 @@ _WEIGHT_AND_GRADIENT, _SLOTS = 2.0, 2.0
 class Plan:
     """A model split for a pipeline. Owns the stages; the variables stay the model's.
 
-    Args:
-        model: a built Sequential or functional model.
-        pipeline: the stages, their devices, and the schedule.
-        samples: int or None; samples of a global batch, for the costs; None: 32 for each micro-batch.
-
-    Raises:
-        ValueError: the model cannot be split like this.
+    `samples` are those of a global batch, for the costs; None: 32 for each micro-batch.
     """
 
     def __init__(self, model: TrainedModel, pipeline: Pipeline, samples: int | None) -> None:
@@ -43,8 +37,8 @@ class Plan:
         self.chain = Chain(model)
         self.chain.check_enough(pipeline.stages)
         self.batch_size_known = samples is not None
-        parts = pipeline.micro_batches * pipeline.replicas
-        self.micro_batch_size = 32 if samples is None else max(1, -(-samples // parts))
+        self._parts = pipeline.micro_batches * pipeline.replicas
+        self.micro_batch_size = 32 if samples is None else max(1, -(-samples // self._parts))
         self.jobs = SCHEDULES[pipeline.schedule](pipeline.stages, pipeline.micro_batches)
         self.forward_jobs = forward_only(pipeline.stages, pipeline.micro_batches)
         self._kept = peak_activations(self.jobs)
@@ -66,12 +60,13 @@ class Plan:
         pipeline, chain = self.pipeline, self.chain
         if pipeline.partition != "auto":
             sizes = chain.sizes_of(pipeline.partition)
-            self._check_memory(sizes)
+            if pipeline.memory_limit is not None:
+                self._check_memory(sizes, pipeline.memory_limit)
             return sizes
         if pipeline.stages == 1 and pipeline.memory_limit is None:
             return [len(chain.blocks)]
         groups = chain.groups()
-        edges = [sum(groups[:i]) for i in range(len(groups) + 1)]
+        edges = list(itertools.accumulate(groups, initial=0))
         in_groups = balance(
             stage_costs([cost.total for cost in self.costs], groups),
             pipeline.stages,
@@ -81,10 +76,9 @@ class Plan:
         )
         return [int(size) for size in stage_costs(groups, in_groups)]
 
-    def _check_memory(self, sizes: Sequence[int]) -> None:
-        limit = self.pipeline.memory_limit
-        for index, needs in enumerate([] if limit is None else self._memory_of_stages(sizes)):
-            if limit is not None and needs > limit:
+    def _check_memory(self, sizes: Sequence[int], limit: float) -> None:
+        for index, needs in enumerate(self._memory_of_stages(sizes)):
+            if needs > limit:
                 raise ValueError(
                     f"`memory_limit` ({limit:.4g} bytes) must be at least the estimated need of stage {index} of "
                     f"partition={list(sizes)} ({needs:.4g} bytes): move layers to other stages."
@@ -128,7 +122,7 @@ class Plan:
     def check_batch_size(self, samples: int | None) -> None:
         """Rejects a global batch with fewer samples than micro-batches."""
         pipeline = self.pipeline
-        if samples is not None and samples < pipeline.micro_batches * pipeline.replicas:
+        if samples is not None and samples < self._parts:
             of_replicas = f" * `replicas` ({pipeline.replicas})" if pipeline.replicas > 1 else ""
             raise ValueError(
                 f"`batch_size` ({samples}) must be at least `micro_batches` ({pipeline.micro_batches}){of_replicas}: "
@@ -138,7 +132,7 @@ class Plan:
     def check_statistics(self) -> None:
         """Rejects batch statistics over all samples, because the samples are in several micro-batches."""
         pipeline = self.pipeline
-        if pipeline.micro_batches * pipeline.replicas == 1:
+        if self._parts == 1:
             return
         for layer in layers_of(self.chain.model):
             if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized and layer.trainable:
