@@ -36,10 +36,7 @@ class Position:
         taken: the batches of this pass before the next one.
         ended: whether the end of the pass has been seen.
         steps_per_epoch: None until it is known.
-        samples: of the data; None where batches are given.
     """
-
-    samples: int | None = None
 
     def __init__(
         self,

@@ -120,7 +120,7 @@ def check_same_fit(
         if part is not None and not part.per_worker:
             values[f"the number of {name} batches (steps) in an epoch"] = part.steps_per_epoch
             values[f"the size of a {name} batch"] = part.batch_size
-            values[f"the number of {name} samples"] = part.position.samples
+            values[f"the number of {name} samples"] = getattr(part.position, "samples", None)
             values[f"the structure of a {name} batch"] = repr(part.spec)
     try:
         check_same_everywhere(values, "fit", model.distribute_strategy)
