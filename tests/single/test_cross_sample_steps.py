@@ -231,26 +231,6 @@ def test_custom_step_matches_one_device(name, replicas):
     assert_parity(STEPS[name], replicas)
 
 
-class MakesLayersInCall(OfCall):
-    """Creates a preprocessing layer in each call, and compares with integers that no variable holds."""
-
-    def __init__(self):
-        super().__init__()
-        self.kept = ops.convert_to_tensor(
-            [0, 1, 1, 0, 1, 1], "int32"
-        )  # an eager tensor, which the step captures
-
-    def call(self, x, training=False):
-        resized = L.Resizing(6, 1)(ops.reshape(self.first(x), [-1, 6, 1, 1]))
-        numbers = ops.cast(x > 0, "int32")
-        return self.last(tf.where(tf.equal(numbers, self.kept), ops.reshape(resized, [-1, 6]), 0.0))
-
-
-@pytest.mark.parametrize("replicas", [2, 3])
-def test_layers_made_in_call_and_captured_integers_match_one_device(replicas):
-    assert_parity(MakesLayersInCall, replicas)
-
-
 LENGTHS = [1, 2, 3] * 5
 BOXES = tf.RaggedTensor.from_row_lengths(np.linspace(-1.0, 2.0, sum(LENGTHS)), LENGTHS)
 

@@ -255,6 +255,14 @@ def inner_model():
     return chain(keras.Model(inputs, centered(inputs)), L.Activation("tanh"))
 
 
+KEPT = ops.convert_to_tensor([0, 1, 1, 0, 1, 1], "int32")  # an eager tensor, which the step captures
+
+
+def resized_where_equal(x):
+    resized = L.Resizing(6, 1)(ops.reshape(x, [-1, 6, 1, 1]))
+    return tf.where(tf.equal(ops.cast(x > 0, "int32"), KEPT), ops.reshape(resized, [-1, 6]), 0.0)
+
+
 MODELS = {
     "between layers": lambda: between_layers(lambda x: ops.tanh(centered(x))),
     "samples between layers": lambda: between_layers(each_row),
@@ -263,6 +271,7 @@ MODELS = {
     "in a custom step": CustomStep,
     "in a custom prediction": OwnPrediction,
     "in a layer that the model does not hold": lambda: OfCall(Untracked([Applied(centered)]).__call__),
+    "a layer made in call, compared integers": lambda: OfCall(resized_where_equal),
     "next to a table": Tables,
     "Lambda": lambda: chain(L.Lambda(lambda x: x - tf.reduce_mean(x, 0))),
     "an activation": lambda: chain(L.Dense(5, activation=centered)),
@@ -298,6 +307,7 @@ MODELS = {
         "an inner model-2",
         "mixup-3",
         "a median-2",
+        "a layer made in call, compared integers-2",
     ),
     *("samples-2", "gathered covariance-2", "gathered pairs-3", "next to a table-3", "declared state-2"),
     *("state in a branch-2", "clipped state-2", "a codebook-3"),
