@@ -26,7 +26,7 @@ def trained(kind, find, strategy=None):
     state = model.optimizer.built, model.stop_training, model.fit_state, model.train_function, drawn()
     history = model.fit(*given, epochs=2, verbose=0, **options).history
     values = [np.asarray(tf.convert_to_tensor(v.value)).tobytes() for v in model.variables]
-    return (values, int(model.layers[2].count), history, state[1:], drawn()), found
+    return (values, int(model.layers[2].count.numpy()), history, state[1:], drawn()), found
 
 
 def nothing(model, *given, **options):

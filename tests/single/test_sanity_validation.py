@@ -39,7 +39,7 @@ def trained(kind, steps, *extra, strategy=None):
         **data,
     )
     values = [np.asarray(tf.convert_to_tensor(v.value)).tobytes() for v in model.variables]
-    count = int(model.layers[2].count)
+    count = int(model.layers[2].count.numpy())
     return values, count, history.history, drawn(), log
 
 
