@@ -307,10 +307,9 @@ MODELS = {
         "an inner model-2",
         "mixup-3",
         "a median-2",
-        "a layer made in call, compared integers-2",
     ),
     *("samples-2", "gathered covariance-2", "gathered pairs-3", "next to a table-3", "declared state-2"),
-    *("state in a branch-2", "clipped state-2", "a codebook-3"),
+    *("state in a branch-2", "clipped state-2", "a codebook-3", "a layer made in call, compared integers-2"),
 )
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("name", MODELS)
