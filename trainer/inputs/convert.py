@@ -86,7 +86,7 @@ def is_array(leaf: Any) -> bool:
         return False
     return (
         leaf is None
-        or isinstance(leaf, tf.experimental.ExtensionType)
+        or isinstance(leaf, np.ndarray | tf.Tensor | tf.Variable | tf.experimental.ExtensionType)
         or tf.is_tensor(leaf)
         or _is_scipy_sparse(leaf)
         or _defined_in(leaf, "jax.experimental.sparse")
