@@ -44,9 +44,7 @@ class Changed:
     owner: Any
     name: str
     reason: str
-    only_for: tuple[
-        str, ...
-    ] = ()  # where a step has none of these circumstances, the original stays; (): in every step
+    only_for: tuple[str, ...] = ()  # the circumstances without which the original stays; (): in every step
     make: Callable[[Any], Any] | None = None  # makes a replacement of an original
     made: tuple[Any, Any] = (None, None)  # the last original and its replacement
     installed: bool = False

@@ -101,10 +101,8 @@ class SingleBatches:
         """
         bring_along(self, "predict_on_batch")
         checks.check_stateful(self, "predict_on_batch")
-        inputs, runner = (
-            _whole_batch(self, x).inputs[:1],
-            runner_of(self),
-        )  # the step gets `(x,)`, as in Keras
+        runner = runner_of(self)
+        inputs = _whole_batch(self, x).inputs[:1]  # the step gets `(x,)`, as in Keras
         with runner.watching(self):
             spec = batch_spec(inputs)
             runner.build(self, spec, step="predict_step")
@@ -117,11 +115,8 @@ def _on_batch(
     model: Any, phase: str, x: Any, y: Any, sample_weight: Any, class_weight: Any, return_dict: bool
 ) -> Any:
     """One step of "train" or "test", which gets `(x, y, sample_weight)`, as in Keras."""
-    chunk, runner, step = (
-        _whole_batch(model, x, y, sample_weight, class_weight),
-        runner_of(model),
-        f"{phase}_step",
-    )
+    chunk = _whole_batch(model, x, y, sample_weight, class_weight)
+    runner, step = runner_of(model), f"{phase}_step"
     with runner.watching(model):
         spec = batch_spec(chunk.inputs)
         runner.build(model, spec, step=step)

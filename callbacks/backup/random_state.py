@@ -169,8 +169,10 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
     # Another mapping may open files where it is asked for items.
     keyed = isinstance(value, dict | types.MappingProxyType)
     if keyed or isinstance(value, list | tuple | collections.deque):
+        if len(value) > _MOST_ITEMS:
+            return ()
         items = sorted(value.items(), key=lambda item: str(item[0])) if keyed else enumerate(value)
-        return [(f"[{key!r}]", item) for key, item in items] if len(value) <= _MOST_ITEMS else ()
+        return [(f"[{key!r}]", item) for key, item in items]
     if isinstance(value, functools.partial):
         return [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
     if isinstance(value, types.MethodType | types.BuiltinMethodType):

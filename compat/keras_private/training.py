@@ -74,10 +74,11 @@ def pretending_built(optimizer: Any) -> contextlib.AbstractContextManager[None]:
     return shared_attribute(optimizer, "built", lambda _: True)
 
 
-def given_metrics(model: Any) -> Any:
-    """The argument `metrics` of `compile`, as given; None without any."""
+def given_metrics(model: Any) -> dict[str, Any]:
+    """The arguments `metrics` and `weighted_metrics` of `compile` that were given, by name."""
     metrics = compiled_metrics(model)
-    return None if metrics is None else metrics._user_metrics
+    given = (metrics._user_metrics, metrics._user_weighted_metrics) if metrics is not None else ()
+    return {name: value for name, value in zip(("metrics", "weighted_metrics"), given) if value is not None}
 
 
 def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:

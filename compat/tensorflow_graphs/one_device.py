@@ -230,12 +230,10 @@ def evaluated(op: tf.Operation, inputs: Sequence[np.ndarray]) -> list[np.ndarray
     types = [argument.type for argument in op.op_def.input_arg]  # 0: an attribute has it
     try:
         with context.eager_mode(), tf.device("CPU:0"):
-            given = [
-                tf.constant(
-                    value, types[min(n, len(types) - 1)] or (tf.int64 if value.dtype != bool else tf.bool)
-                )
-                for n, value in enumerate(inputs)
-            ]
+            given = []
+            for n, value in enumerate(inputs):
+                wide = tf.int64 if value.dtype != bool else tf.bool
+                given.append(tf.constant(value, types[min(n, len(types) - 1)] or wide))
             kind = op.type.encode()
             found = execute.execute(kind, len(op.outputs), given, tuple(attributes), context.context())
     except tf.errors.OpError:

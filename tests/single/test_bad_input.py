@@ -175,7 +175,13 @@ NOT_OF_THE_DATA = {
         (6, 2),
         "^the line of the user",
     ),
-    "metric": ([keras.Input((3,)), keras.layers.Dense(2)], "mse", (6, 3), (6, 2), f"`metrics` .*{OWN_LINE}"),
+    "metric": (
+        [keras.Input((3,)), keras.layers.Dense(2)],
+        "mse",
+        (6, 3),
+        (6, 2),
+        f"`metrics` .*`weighted_metrics` .*{OWN_LINE}",
+    ),
     "loss": (
         [keras.Input((3,)), keras.layers.Dense(2)],
         own_loss,
@@ -198,7 +204,8 @@ def test_error_of_a_layer_or_a_loss_is_shown_and_no_argument_is_blamed(case):
     stack, loss, *shapes, words = NOT_OF_THE_DATA[case]
     with pytest.raises(Exception, match=words) as caught:
         model = stack() if callable(stack) else unisono.Sequential(stack)
-        model.compile("sgd", loss, metrics=[raising] if case == "metric" else [], run_eagerly=True)
+        metrics = {"metrics": ["mae"], "weighted_metrics": [raising]} if case == "metric" else {}
+        model.compile("sgd", loss, **metrics, run_eagerly=True)
         model.fit(*(np.ones(shape, "float32") for shape in shapes), verbose=0)
     assert not any(words in str(caught.value) for words in ("does not fit", "Unable to automatically build"))
 

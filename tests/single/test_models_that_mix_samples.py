@@ -255,12 +255,21 @@ def inner_model():
     return chain(keras.Model(inputs, centered(inputs)), L.Activation("tanh"))
 
 
-KEPT = ops.convert_to_tensor([0, 1, 1, 0, 1, 1], "int32")  # an eager tensor, which the step captures
+KEPT = ops.convert_to_tensor(
+    [[0, 1, 1, 0, 1, 1]] * 30, "int32"
+)  # a step captures eager tensors that are not small
 
 
 def resized_where_equal(x):
     resized = L.Resizing(6, 1)(ops.reshape(x, [-1, 6, 1, 1]))
-    return tf.where(tf.equal(ops.cast(x > 0, "int32"), KEPT), ops.reshape(resized, [-1, 6]), 0.0)
+    equal = tf.reduce_any(tf.equal(KEPT, ops.cast(x > 0, "int32")[:, None]), 1)
+    return tf.where(equal, ops.reshape(resized, [-1, 6]), 0.0)
+
+
+def attention_of_one_group(x):
+    queries, keys = ops.reshape(x, (-1, 2, 1, 1, 3)), ops.reshape(x, (-1, 2, 1, 3))
+    weights = ops.softmax(ops.einsum("btkgh,bskh->bkgts", queries, keys))
+    return ops.reshape(ops.einsum("bkgts,bskh->btkgh", weights, keys), (-1, 6))
 
 
 MODELS = {
@@ -272,6 +281,7 @@ MODELS = {
     "in a custom prediction": OwnPrediction,
     "in a layer that the model does not hold": lambda: OfCall(Untracked([Applied(centered)]).__call__),
     "a layer made in call, compared integers": lambda: OfCall(resized_where_equal),
+    "attention of one group": lambda: OfCall(attention_of_one_group),
     "next to a table": Tables,
     "Lambda": lambda: chain(L.Lambda(lambda x: x - tf.reduce_mean(x, 0))),
     "an activation": lambda: chain(L.Dense(5, activation=centered)),
@@ -310,6 +320,7 @@ MODELS = {
     ),
     *("samples-2", "gathered covariance-2", "gathered pairs-3", "next to a table-3", "declared state-2"),
     *("state in a branch-2", "clipped state-2", "a codebook-3", "a layer made in call, compared integers-2"),
+    *("attention of one group-2",),
 )
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("name", MODELS)

@@ -43,9 +43,7 @@ class ParameterServerRunner(Runner):
     ) -> dict[str, Any]:
         """The training steps of the epoch, from where `state` is; returns the logs after the last."""
         steps, hooks = model.train_function, callbacks.callbacks
-        max_staleness = getattr(
-            model.distribute_strategy, "max_staleness", None
-        )  # TensorFlow's own class has none
+        max_staleness = getattr(model.distribute_strategy, "max_staleness", None)  # not of TensorFlow's class
         schedule = Schedule(
             steps,
             state.source,

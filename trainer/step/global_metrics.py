@@ -77,9 +77,7 @@ def reset(metric: Any) -> None:
         for part in metric.metrics:
             reset(part)
         return
-    own = type(metric).__module__.startswith(
-        "keras.src.metrics."
-    )  # its state consists of sums, which begin with 0
+    own = type(metric).__module__.startswith("keras.src.metrics.")  # its state is sums, which begin with 0
     stock = own and type(metric).reset_state in _TO_ZERO and "reset_state" not in vars(metric)
     variables = [raw_value(variable) for variable in metric.variables] if stock else []
     if not stock or stateless_scope() is not None or not all(map(is_plain, variables)):

@@ -68,7 +68,6 @@ class Source:
         usual_batch_size: int or None; samples that most batches have, where they may differ.
         open_sizes: "no", "last" or "all"; which batches are read by a reader that does not know their size, so that one
             trace serves all sizes. Set by the loop; only arrays use it, where the last batch of a pass is smaller.
-
         held_samples: int or None; samples of the tensors that each chunk holds, where these are all of the data: XLA
             compiles for each number of them.
         per_worker: bool; False: every worker's source yields the whole global batch, of which its replicas take their

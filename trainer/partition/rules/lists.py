@@ -80,11 +80,7 @@ def _put(view: View) -> Ruling:
     return wants, [goal]
 
 
-_SHAPED = (
-    "TensorListPopBack",
-    "TensorListGetItem",
-    "TensorListStack",
-)  # the last input is the shape of an element
+_SHAPED = ("TensorListPopBack", "TensorListGetItem", "TensorListStack")  # the last input: an element's shape
 
 
 @rule(*_SHAPED, "TensorListResize", "TensorListLength", "TensorListElementShape")

@@ -76,7 +76,8 @@ def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) 
             return _about_y(model, y, outputs[0], made, reason, error)
         if reached[-1] == "metrics":
             line = _line_of_users(error)
-            return f"Invalid `metrics` {shown(given_metrics(model))} for {made}: {reason}{line}."
+            given = [f"`{name}` {shown(value)}" for name, value in given_metrics(model).items()]
+            return f"Invalid {' or '.join(given)} for {made}: {reason}{line}."
         one_each = not tf.nest.is_nested(sample_weight) and sample_weight.shape.rank == 1
         fix = (
             "one weight for each loss, or an array of shape (samples, 1)"
