@@ -11,6 +11,7 @@ import zipfile
 from typing import Any, Self, cast
 
 import keras
+import tensorflow as tf
 from keras import Model as KerasModel
 
 from ..compat.keras_private.serialization import our_classes, pickled, save_as, save_under, unpickle
@@ -142,7 +143,9 @@ def _adopt(model: keras.Model, arguments: dict[str, Any]) -> Model:
     model.__class__ = _adopted_class(type(model))  # pyright: ignore[reportArgumentType]  (a class can be hashed)
     compiled = model.compiled
     model._auto_steps = model.steps_per_execution == 1
-    model._auto_jit = _leaves_jit_to_us(arguments)
+    model._auto_jit = _leaves_jit_to_us(model, arguments)
+    if model._auto_jit:
+        model.jit_compile = False
     model._forget_compiled()
     bring_along(model, "adopt")
     if compiled and model.optimizer is not None:
@@ -150,14 +153,16 @@ def _adopt(model: keras.Model, arguments: dict[str, Any]) -> Model:
     return model
 
 
-def _leaves_jit_to_us(arguments: dict[str, Any]) -> bool:
+def _leaves_jit_to_us(model: keras.Model, arguments: dict[str, Any]) -> bool:
     """Whether `jit_compile` was left at "auto".
 
-    Unisono's files leave out "auto". Keras writes the resulting value, so its True may be the default.
+    Unisono's files leave out "auto". Keras keeps and writes the resulting value, so its True may be the default on a GPU.
     """
-    if "jit_compile" not in arguments:
-        return True
-    return bool(arguments["jit_compile"]) and "steps_per_execution" in arguments
+    if arguments:
+        return "jit_compile" not in arguments or bool(
+            arguments["jit_compile"] and "steps_per_execution" in arguments
+        )
+    return not model.jit_compile or bool(tf.config.list_physical_devices("GPU"))
 
 
 @functools.cache

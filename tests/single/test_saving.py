@@ -169,6 +169,17 @@ def test_compile_arguments_survive(tmp_path):
     assert not unisono.load_model(tmp_path / "auto.keras", compile=False).compiled
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_xla_that_keras_chose_on_a_gpu_is_no_choice_of_the_user(monkeypatch, on_gpu):
+    """Keras keeps only the outcome: True, also where a GPU made it the default."""
+    plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    plain.compile("sgd", "mse", jit_compile=True)
+    if on_gpu:
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["GPU:0"])
+    model = unisono.adopt(plain)
+    assert (model._auto_jit, model.jit_compile) == (on_gpu, not on_gpu)
+
+
 def test_weights_move_between_replica_counts(tmp_path):
     model = compiled(sequential())
     fit(model)
