@@ -82,7 +82,11 @@ def unique_rows(gradient: Gradient) -> Gradient:
     if not is_sparse(gradient):
         return gradient
     rows, where = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(rows))
+    if _adds_in_any_order():
+        order = tf.argsort(where, stable=True)
+        values = _sums_of_sorted(gradient.values, order, tf.gather(where, order), tf.size(rows))
+    else:
+        values = tf.math.unsorted_segment_sum(gradient.values, where, tf.size(rows))
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
@@ -90,7 +94,6 @@ def merged_rows(gradient: Gradient) -> Gradient:
     """`unique_rows` for a GPU: the slices name as many rows as before, so the host waits for no count.
 
     Slices can name a row several times, and then mean the sum: `run_stages` merges them once, right after aggregation.
-
     The spare places of the slices hold 0, and name the lowest row.
     """
     if not is_sparse(gradient):
@@ -102,8 +105,22 @@ def merged_rows(gradient: Gradient) -> Gradient:
     place = tf.cumsum(another)
     lowest = tf.zeros_like(rows) + rows[:1]
     named = tf.tensor_scatter_nd_max(lowest, place[:, None], rows)
-    values = tf.math.unsorted_segment_sum(tf.gather(gradient.values, order), place, tf.size(rows))
+    values = _sums_of_sorted(gradient.values, order, place, tf.size(rows))
     return tf.IndexedSlices(values, named, gradient.dense_shape)
+
+
+def _sums_of_sorted(values: tf.Tensor, order: tf.Tensor, place: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+    """Sums of `values[order]` by their sorted `place`, with the same bits on every GPU.
+
+    Source: `SegmentReduceGPU` in TensorFlow's `segment_reduction_ops_gpu.cu.h`: "The implementation is deterministic."
+    """
+    return tf.sparse.segment_sum(values, order, place, num_segments=places)
+
+
+def _adds_in_any_order() -> bool:
+    """Whether TensorFlow's `unsorted_segment_sum` adds in another order each time: replicas would have different sums."""
+    step = current_step()
+    return num_replicas() > 1 and not (step is not None and step.in_xla) and computes_on_gpu()
 
 
 def is_on_gpu() -> bool:

@@ -4,8 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import assert_equal, mirrored
 
 import unisono
+from unisono.distribute.hardware import devices
 from unisono.optimizers.stages.sparse_gradients import merged_rows, unique_rows
 
 ROWS = 6
@@ -39,6 +41,25 @@ def test_merged_rows_are_the_same_gradient_with_each_row_added_up_once(indices, 
     np.testing.assert_array_equal(tf.convert_to_tensor(merged), tf.convert_to_tensor(unique_rows(given)))
     assert len(named) == len(indices) and set(named) == set(indices)
     assert len(set(named[holds])) == holds.sum(), "every row is unique"
+
+
+def test_sums_after_aggregation_have_the_same_order_on_every_gpu(monkeypatch):
+    """TensorFlow's `unsorted_segment_sum` adds in any order on a GPU, and the copies of a variable would differ."""
+    monkeypatch.setattr(devices, "is_gpu", lambda device: True)
+
+    def merge(fn):
+        given = slices([4, 1, 4, 0, 1, 4])
+        mirrored(2).run(lambda: fn(given).values)
+
+    for fn in (unique_rows, merged_rows):
+        graph = tf.function(merge).get_concrete_function(fn).graph
+        assert "UnsortedSegmentSum" not in {operation.type for operation in graph.get_operations()}
+    monkeypatch.undo()
+    given = slices([4, 1, 4, 0, 1, 4])
+    expected = unique_rows(given)
+    monkeypatch.setattr(devices, "is_gpu", lambda device: True)
+    for found in mirrored(2).experimental_local_results(mirrored(2).run(lambda: unique_rows(given))):
+        assert_equal([found.values, found.indices], [expected.values, expected.indices])
 
 
 def test_samples_in_places_of_other_lengths_make_one_graph():
