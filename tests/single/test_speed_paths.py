@@ -9,6 +9,8 @@ from helpers import FLOAT32, Clock, assert_close
 import unisono
 from unisono.trainer.inputs import Chunk
 from unisono.trainer.run.loops import predict_loop
+from unisono.trainer.run.xla import xla_loops
+from unisono.trainer.run.xla.batch_stacks import Stacks
 from unisono.trainer.step import xla_random
 
 ROWS, BATCH = (
@@ -293,3 +295,26 @@ def test_xla_draws_the_numbers_of_the_plain_graph(dtype):
         tf.nest.map_structure(np.testing.assert_array_equal, actual[:2], expected[:2])
         for mine, right in zip(actual[2], expected[2]):
             np.testing.assert_allclose(mine, right, rtol=8 * unit, atol=8 * unit)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_batches_of_a_pipeline_are_stacked_for_xla_on_a_cpu_only(monkeypatch, on_gpu):
+    """A GPU computes while the next batch is copied to it, which a stack of batches would prevent."""
+    stacks = []
+    monkeypatch.setattr(xla_loops, "Stacks", lambda *given: stacks.append(1) or Stacks(*given))
+    monkeypatch.setattr(xla_loops, "is_gpu", lambda device: on_gpu and device.endswith("CPU:1"))
+    x = np.linspace(-1, 1, 44).reshape(22, 2).astype("float32")
+
+    def fit(jit_compile):
+        keras.utils.set_random_seed(3)
+        with tf.distribute.OneDeviceStrategy("CPU:1").scope():
+            model = unisono.Sequential(
+                [keras.Input((2,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)]
+            )
+            model.compile(unisono.optimizers.Adam(0.1), "mse", jit_compile=jit_compile)
+        data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(4)
+        history = model.fit(data, epochs=2, verbose=0).history
+        return [*model.get_weights(), *history["loss"]]
+
+    assert_close(fit(True), fit(False), FLOAT32)
+    assert bool(stacks) is not on_gpu

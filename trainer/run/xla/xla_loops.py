@@ -49,7 +49,13 @@ def _step_by_itself(
 
 
 def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
-    """The loop over steps as one XLA program, on one replica; None where it is impossible, or known to be slow."""
+    """The loop over steps as one XLA program, on one replica; None where it is impossible, or known to be slow.
+
+    For batches that a GPU receives from the host it is slow: they would be copied and computed in turn. In a loop over
+    steps that are compiled one by one, TensorFlow copies the next batch while the GPU computes.
+    """
+    if _is_far(chunk, function.device()):
+        return None
     if chunk.usual_batch_size is not None:
         if function.recorder is not None and function.recorder.halts:
             return None  # batches of a stack are drawn before it is known whether the loop reaches them
@@ -59,7 +65,7 @@ def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
         compiled = Compiled(stacks, inputs_and_steps, (stacks.loop, stacks.single))
     else:
         worth_it = function.model.jit_compile or chunk.batch_size == function.full_size
-        if not has_one_size(chunk) or not worth_it or _is_far(chunk, function.device()):
+        if not has_one_size(chunk) or not worth_it:
             return None
         compiled = signed(_loop_in_xla(function, chunk), chunk.signature, jit_compile=True)
         compiled = compiled._replace(function=functools.partial(_on_device, function, compiled.function))
@@ -68,7 +74,7 @@ def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
 
 
 def _is_far(chunk: Chunk, device: str) -> bool:
-    """Whether each call would send all of the chunk's data to the loop: it is on the host, and the model on a GPU."""
+    """Whether the chunk's data are on the host, and the model on a GPU."""
     leaves = tf.nest.flatten(chunk.inputs, expand_composites=True)
     return is_gpu(device) and not is_gpu(next((leaf.device for leaf in leaves if leaf is not None), ""))
 
@@ -81,10 +87,13 @@ def _on_device(function: StepFunction, loop: Any, inputs: Any, steps: tf.Tensor)
 
 
 def has_one_size(chunk: Chunk) -> bool:
-    """Whether XLA can run on the chunk's batches in a loop: their size is known, or they are stacked."""
+    """Whether XLA can run on the chunk's batches in a loop: their shapes are known, and most have the same."""
     if chunk.signature is None or chunk.per_worker:
         return False
-    return chunk.usual_batch_size is not None or (chunk.batch_size is not None and not chunk.open_ended)
+    if chunk.usual_batch_size is None:
+        return chunk.batch_size is not None and not chunk.open_ended
+    leaves = tf.nest.flatten(chunk.inputs.element_spec, expand_composites=True)
+    return all(leaf.shape[1:].is_fully_defined() for leaf in leaves)
 
 
 def compile_only(function: StepFunction, chunk: Chunk) -> None:
