@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ...compat.keras_private.variables import raw_value
-from ...compat.tensorflow_graphs.graphs import drawing_operations
+from ...compat.tensorflow_graphs.graphs import drawing_operations, operations_are_deterministic
+from ...distribute.hardware.devices import is_gpu
+from ...distribute.replicas import copies_of
 from ...distribute.workers.agreement import gather_json, place_among_workers
 from ..fit_state import FitState
 from ..safe_file import SaveError
@@ -98,7 +100,7 @@ def warn_if_inexact(model: TrainedModel, fit_state: FitState) -> None:
     reasons = [_why_inexact(fit_state.source), _why_inexact(fit_state.validation)]
     if reasons[1]:
         reasons[1] = reasons[1].replace("x is", "validation_data is", 1)
-    reasons += [_cut(fit_state.validation), _drawn_by_several(model, fit_state)]
+    reasons += [_cut(fit_state.validation), _drawn_by_several(model, fit_state), _adds_in_any_order(model)]
     found = next(filter(None, reasons), None)
     if found:
         warnings.warn(found, stacklevel=2)
@@ -114,6 +116,18 @@ def warn_of_own_states(model: TrainedModel) -> None:
             "draw with keras.random and a SeedGenerator, or from a tf.random.Generator.",
             stacklevel=2,
         )
+
+
+def _adds_in_any_order(model: TrainedModel) -> str | None:
+    """The sentence where the model is on a GPU, whose kernels add in an order of their own."""
+    if operations_are_deterministic() or not any(
+        is_gpu(getattr(copies_of(v)[0], "device", "")) for v in model.weights[:1]
+    ):
+        return None
+    return (
+        "Some operations add in a different order each time on a GPU: a resumed run cannot be exact; call "
+        "tf.config.experimental.enable_op_determinism() before you create the model."
+    )
 
 
 def _why_inexact(source: Any) -> str | None:

@@ -11,6 +11,7 @@ from helpers import Stop, StopAt
 
 import unisono
 from unisono import callbacks
+from unisono.callbacks.backup import resuming
 
 
 def slowly_from_numpy():
@@ -132,3 +133,17 @@ def test_operation_whose_state_cannot_be_saved_is_named(tmp_path):
     x = np.ones((8, 3), "float32")
     with pytest.warns(UserWarning, match=r"resumed run cannot be exact.*random_uniform/RandomUniform\)"):
         model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[callbacks.BackupAndRestore(tmp_path)])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_backup_on_a_gpu_warns_unless_operations_are_deterministic(
+    tmp_path, monkeypatch, recwarn, deterministic
+):
+    monkeypatch.setattr(resuming, "is_gpu", lambda device: "CPU" in device)
+    monkeypatch.setattr(resuming, "operations_are_deterministic", lambda: deterministic)
+    model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((4, 2), "float32")
+    model.fit(x, x[:, :1], verbose=0, callbacks=[callbacks.BackupAndRestore(tmp_path)])
+    warned = ["enable_op_determinism" in str(warning.message) for warning in recwarn]
+    assert warned == ([] if deterministic else [True])
