@@ -133,7 +133,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--trainers", type=some(TRAINERS), default=list(TRAINERS), help=f"some of {','.join(TRAINERS)}"
     )
-    parser.add_argument("--minutes", type=float, default=10.0, help="total time, divided among the cells")
+    parser.add_argument("--minutes", type=float, default=40.0, help="total time, divided among the cells")
     parser.add_argument("--out", default="bench", help="folder for the table and the numbers")
     parser.add_argument("--tiny", action="store_true", help="small models, also on a CPU")
     return parser.parse_args()

@@ -8,10 +8,12 @@ import pytest
 import tensorflow as tf
 from gpu_copies import equal_copies
 from helpers import assert_equal
+from tensorflow.python.framework import config
 
 import unisono
 from unisono.distribute.hardware.data_placement import keep_data_on
 from unisono.distribute.hardware.device_memory import PeakMemory
+from unisono.optimizers.stages.sparse_gradients import merged_rows
 from unisono.trainer.run.loops.compiled import XLA
 
 TOLERANCE = 2e-5  # float32 without TensorFloat-32: another summation order
@@ -105,6 +107,38 @@ def test_class_weights_and_evaluation_and_prediction_on_two_gpus_are_those_of_on
     np.testing.assert_allclose(first, second, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("rows", [5000, 50])
+def test_copies_of_a_table_stay_equal_where_many_samples_name_a_row(gpus, rows, eager):
+    tokens = (RANDOM.zipf(1.3, (200, 30)) % rows).astype("int32")
+    with mirrored(gpus[:2]).scope():
+        model = unisono.Sequential(
+            [
+                keras.Input((30,), dtype="int32"),
+                keras.layers.Embedding(rows, 16),
+                keras.layers.GlobalAveragePooling1D(),
+                keras.layers.Dense(3),
+            ]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(unisono.optimizers.Adam(0.05), loss, run_eagerly=eager)
+    model.fit(tokens, tokens[:, 0] % 3, batch_size=50, epochs=2, verbose=0)
+    equal_copies(model)
+
+
+def test_rows_of_a_sparse_gradient_have_the_same_sums_each_time(gpus):
+    values = RANDOM.normal(size=(20000, 33)).astype("float32")
+    indices = (RANDOM.zipf(1.2, 20000) % 500).astype("int64")
+    with tf.device(gpus[0]):
+
+        @tf.function
+        def sums():
+            return merged_rows(tf.IndexedSlices(values, indices, tf.constant([500, 33]))).values
+
+        first = sums().numpy()
+        assert all(np.array_equal(first, sums()) for _ in range(20))
+
+
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_half_precision_trains_and_keeps_float32_variables(gpus, policy):
     unisono.mixed_precision.set_global_policy(policy)
@@ -137,7 +171,15 @@ class Stop(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def test_resumed_fit_has_the_bits_of_one_that_was_not_stopped(gpus, tmp_path):
+@pytest.fixture
+def deterministic():
+    """By default some kernels of GPUs add in another order each time."""
+    tf.config.experimental.enable_op_determinism()
+    yield
+    config.disable_op_determinism()
+
+
+def test_resumed_fit_has_the_bits_of_one_that_was_not_stopped(gpus, deterministic, tmp_path):
     strategy = mirrored(gpus[:2])
     options = {"batch_size": 16, "epochs": 3, "verbose": 0}
     whole = compiled(strategy)
