@@ -27,7 +27,6 @@ from ...partition.steps.step_partition import ModelPartition
 from ...partition.steps.whole_step import WholeStep
 from ...step.replica_slices import ReplicaSlices
 from ...step.train_step import Tracing, run_on_replica
-from .compiled import has_absent
 from .compiled_calls import CompiledCall, noted
 from .drawn_batches import batches_of
 from .predict_loop import PredictLoop
@@ -90,7 +89,7 @@ class PredictFunction:
     def _loop(self, chunk: Chunk) -> PredictLoop | None:
         """A function that predicts the chunk's batches in one call: those of one replica."""
         layout = chunk.reader, chunk.batch_size, chunk.open_ended
-        if not self._in_loops or chunk.per_worker or chunk.signature is None or has_absent(chunk.signature):
+        if not self._in_loops or chunk.per_worker or chunk.signature is None:
             return None
         if layout not in self._loops:
             step = functools.partial(self._outputs, samples=chunk.batch_size)
