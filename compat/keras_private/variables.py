@@ -225,9 +225,9 @@ def added_to(variable: Any, value: tf.Tensor) -> tf.Tensor:
     return value - tf.cast(variable, value.dtype)
 
 
-def plain_variable(value: Any) -> Any:
+def plain_variable(value: Any, shape: Any = None) -> Any:
     """A variable of this process alone, in any strategy's scope: it holds no part of a model."""
-    return ResourceVariable(value, trainable=False)
+    return ResourceVariable(value, trainable=False, shape=shape)
 
 
 def is_read_together(value: Any) -> bool:
