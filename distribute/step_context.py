@@ -56,7 +56,9 @@ class ReplicaSamples:
 
     @property
     def holds_first_sample(self) -> Any:
-        """Whether the first sample of the global batch is this replica's: a bool tensor."""
+        """Whether the first sample of the global batch is this replica's: a bool or a bool tensor."""
+        if isinstance(self.samples_before, int) and isinstance(self.samples, int):
+            return self.samples_before == 0 < self.samples
         return tf.logical_and(tf.equal(self.samples_before, 0), self.alive)
 
     def share(self, dtype: Any = tf.float32) -> tf.Tensor:
