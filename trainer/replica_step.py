@@ -23,7 +23,7 @@ from ..compat.tensorflow_private.parameter_servers import num_workers_of
 from ..distribute.arguments import shown
 from ..distribute.gathering import gather_for_step
 from ..distribute.parameter_servers.updates import on_parameter_servers
-from ..distribute.replicas import all_reduce_sum, local_replica_index, replica_id, runs_in_threads
+from ..distribute.replicas import all_reduce_sum, local_replica_index, replica_id
 from ..distribute.step_context import (
     ReplicaSamples,
     StepContext,
@@ -34,13 +34,13 @@ from ..distribute.step_context import (
 )
 from ..distribute.workers.agreement import spans_workers
 from .inputs.batch import batch_spec, sample_count
-from .parameter_servers.step_results import ReadOnce, write_state
+from .parameter_servers.step_results import ReadOnce
 from .partition.labels import SHARES
 from .partition.steps.step import Step
 from .partition.steps.step_partition import StepPartition
 from .partition.steps.whole_step import WholeStep
-from .step.collected_writes import CollectedWrites, make_writes
-from .step.train_step import Tracing, run_on_replica
+from .step.collected_writes import CollectedWrites
+from .step.train_step import Tracing, replica_function
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -123,15 +123,12 @@ def _alone(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     step = StepContext(
         0, 1, samples, samples, totals=WeightTotals(), of_custom_loop=True, builds_under=strategy
     )
-    step.writes = writes = ReadOnce() if on_parameter_servers() else CollectedWrites()
+    several = on_parameter_servers() and num_workers_of(strategy) > 1
+    step.writes = writes = ReadOnce(alone=not several) if on_parameter_servers() else CollectedWrites()
     with step_scope(step):
         with writes:
             result = fn(*args, **kwargs)
-        if isinstance(writes, ReadOnce):
-            applied = tf.constant(True) if step.applied is None else step.applied
-            write_state(writes.items(), writes.before, applied, num_workers_of(strategy) == 1, writes.sums)
-        else:
-            make_writes(writes.items(), step)
+        writes.make(step)
     return result
 
 
@@ -187,12 +184,11 @@ class _Arguments:
         count = len(strategy.extended.worker_devices)
         given = [[_tensor(each[r if len(each) > 1 else 0]) for each in tensors] for r in range(count)]
         counts = [_samples_in(each) for each in given]
-        state = thread_state()  # before the trace, in which the global seed generator could not be created
+        thread_state()  # before the trace, in which the global seed generator could not be created
         eager = tf.executing_eagerly()
         step = self._partition.whole() if eager else self._partition.of(_spec(given))
-        tracing = Tracing(enter_thread=state.enter if runs_in_threads(strategy) else None)
 
-        def data_of(_: Any) -> tuple[Any, ReplicaSamples]:
+        def data_of() -> tuple[Any, ReplicaSamples]:
             part, own = _samples_of_replica(strategy, counts), given[local_replica_index()]
             if isinstance(step, WholeStep):
                 with step_scope(StepContext(**vars(part))):
@@ -203,7 +199,7 @@ class _Arguments:
                 own = [_with_a_sample(tensor, part.samples) for tensor in own]
             return own, part
 
-        return strategy.run(functools.partial(run_on_replica, step, data_of, tracing))
+        return strategy.run(replica_function(strategy, step, data_of, Tracing()))
 
     def _call(self, tensors: list[Any]) -> Any:
         """Calls the user's function with these tensors."""

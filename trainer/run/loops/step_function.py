@@ -25,7 +25,7 @@ from ...partition.steps.step_partition import ModelPartition
 from ...partition.steps.whole_step import WholeStep
 from ...step.global_metrics import losses_count_samples
 from ...step.replica_slices import ReplicaSlices
-from ...step.train_step import Tracing, run_on_replica
+from ...step.train_step import Tracing, replica_function
 from ...step.variable_placement import accumulates
 from ..logs.last_logs import LastLogs, Shares, whole
 from ..logs.step_recorder import StepRecorder
@@ -258,12 +258,9 @@ class StepFunction:
         slices = ReplicaSlices(strategy, batch, samples, worker_samples, part, in_units=custom, whole=on_one)
         tracing = Tracing(self.training and accumulates(model.optimizer), in_xla, after)
         tracing.calls = {} if in_xla else self._calls.next()
-        if runs_in_threads(strategy):
-            tracing.enter_thread = thread_state().enter
-
-        on_replica = functools.partial(run_on_replica, own or self._step_fn, slices.of_this_replica, tracing)
+        run = replica_function(strategy, own or self._step_fn, slices.of_this_replica, tracing)
         with effects() as made, losses_count_samples(model):
-            logs: Any = strategy.run(on_replica, (slices.parts,))
+            logs: Any = strategy.run(run, (slices.parts,))
         self.shapes_vary = self.shapes_vary or tracing.shapes_vary or slices.shapes_vary
         logs = self._partition.checked(logs) if own is None else Shares.of(logs, own.sums, strategy)
         if self.recorder is not None:
