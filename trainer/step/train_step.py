@@ -49,21 +49,21 @@ class Tracing:
 def replica_function(
     strategy: tf.distribute.Strategy,
     step_fn: Callable[[Any], Any],
-    data_of: Callable[..., tuple[Any, ReplicaSamples]],
+    data_of: Callable[[], tuple[Any, ReplicaSamples]],
     tracing: Tracing,
-) -> Callable[..., Any]:
+) -> Callable[[], Any]:
     """The function for `strategy.run` that runs a step, of a single device or partitioned, and makes its writes.
 
-    `data_of(*parts)` makes this replica's data, and the range of its samples, from the function's arguments.
+    `data_of()` makes this replica's data, and the range of its samples.
     """
     enter_thread = thread_state().enter if runs_in_threads(strategy) else None
 
-    def run_on_replica(*parts: Any) -> Any:
+    def run_on_replica() -> Any:
         if enter_thread is not None:
             enter_thread()
         # Without a name scope, so that the tags of summaries do not depend on how steps are looped.
         with tf.name_scope(""), tf.control_dependencies(tracing.after):
-            data, samples = data_of(*parts)
+            data, samples = data_of()
             step = StepContext(
                 **vars(samples),
                 in_xla=tracing.in_xla,

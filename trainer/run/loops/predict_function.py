@@ -148,8 +148,9 @@ class PredictFunction:
                 )
             return gather_outputs(outputs, this_step()) if several_workers else outputs
 
-        run = replica_function(strategy, predict, slices.of_this_replica, Tracing(after=after))
-        outputs = strategy.run(run, (slices.parts,))
+        outputs = strategy.run(
+            replica_function(strategy, predict, slices.of_this_replica, Tracing(after=after))
+        )
         if self._alone:
             return outputs
         leaves = [strategy.experimental_local_results(leaf) for leaf in keras.tree.flatten(outputs)]

@@ -260,7 +260,7 @@ class StepFunction:
         tracing.calls = {} if in_xla else self._calls.next()
         run = replica_function(strategy, own or self._step_fn, slices.of_this_replica, tracing)
         with effects() as made, losses_count_samples(model):
-            logs: Any = strategy.run(run, (slices.parts,))
+            logs: Any = strategy.run(run)
         self.shapes_vary = self.shapes_vary or tracing.shapes_vary or slices.shapes_vary
         logs = self._partition.checked(logs) if own is None else Shares.of(logs, own.sums, strategy)
         if self.recorder is not None:
