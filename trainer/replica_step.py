@@ -138,7 +138,7 @@ def _partitioned(fn: Callable[..., Any]) -> Callable[..., Any]:
     Context: cross-replica, in the `merge_call` of all replicas.
     """
     said: set[str] = set()
-    partitions: dict[Any, _Arguments] = {}
+    partitions: dict[Any, Callable[..., Any]] = {}
 
     def run(strategy: tf.distribute.Strategy, args: Any, kwargs: Any) -> Any:
         leaves = tf.nest.flatten((args, kwargs))
@@ -148,45 +148,46 @@ def _partitioned(fn: Callable[..., Any]) -> Callable[..., Any]:
         structure = str(tf.nest.map_structure(lambda _: 0, (args, kwargs)))
         key = id(strategy), structure, tuple(varies), tuple(map(_identity, static))
         if key not in partitions:
-            partitions[key] = _Arguments(fn, strategy, (args, kwargs), static, varies, said)
+            partitions[key] = _for_arguments(fn, strategy, (args, kwargs), static, varies, said)
         return partitions[key]([each for each, is_tensor in zip(local, varies) if is_tensor])
 
     return run
 
 
-class _Arguments:
-    """The step for arguments that differ in their tensors alone."""
+def _for_arguments(
+    fn: Callable[..., Any],
+    strategy: tf.distribute.Strategy,
+    structure: Any,
+    static: list[Any],
+    varies: list[bool],
+    said: set[str],
+) -> Callable[[list[tuple[Any, ...]]], Any]:
+    """The step for arguments that differ in their tensors alone; it takes the tensors of each replica of this worker."""
+    roots = {"fn": fn, "arguments": static}
+    layers = [inner for _, each in reached(roots, (keras.layers.Layer,)) for inner in layers_of(each)]
+    metrics = [metric for _, metric in reached(roots, (keras.metrics.Metric,))]
+    metrics += [metric for layer in layers for metric in getattr(layer, "metrics", ())]
+    variables = [v for each in (*layers, *metrics) for v in each.variables]
+    autograph: Any = None
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        strategy: tf.distribute.Strategy,
-        structure: Any,
-        static: list[Any],
-        varies: list[bool],
-        said: set[str],
-    ) -> None:
-        self._fn, self._strategy, self._structure = fn, strategy, structure
-        self._static, self._varies = static, varies
-        roots = {"fn": fn, "arguments": static}
-        layers = [inner for _, each in reached(roots, (keras.layers.Layer,)) for inner in layers_of(each)]
-        metrics = [metric for _, metric in reached(roots, (keras.metrics.Metric,))]
-        metrics += [metric for layer in layers for metric in getattr(layer, "metrics", ())]
-        variables = [v for each in (*layers, *metrics) for v in each.variables]
-        name = f"The step `{getattr(fn, '__name__', fn)}`"
-        step = Step(self._call, strategy, name, layers, variables, SHARES, notes_weights=True)
-        self._partition = StepPartition(step, said)
+    def call(tensors: list[Any]) -> Any:
+        """Calls the user's function with these tensors."""
+        rest = iter(tensors)
+        leaves = [next(rest) if is_tensor else leaf for is_tensor, leaf in zip(varies, static)]
+        args, kwargs = tf.nest.pack_sequence_as(structure, leaves)
+        return converted(fn, autograph)(*args, **kwargs)
 
-    def __call__(self, tensors: list[tuple[Any, ...]]) -> Any:
-        """The shares of the results, for the tensors of each replica of this worker."""
-        self._autograph = control_status_ctx()
-        strategy = self._strategy
+    name = f"The step `{getattr(fn, '__name__', fn)}`"
+    partition = StepPartition(Step(call, strategy, name, layers, variables, SHARES, notes_weights=True), said)
+
+    def run(tensors: list[tuple[Any, ...]]) -> Any:
+        nonlocal autograph
+        autograph = control_status_ctx()
         count = len(strategy.extended.worker_devices)
         given = [[_tensor(each[r if len(each) > 1 else 0]) for each in tensors] for r in range(count)]
         counts = [_samples_in(each) for each in given]
         thread_state()  # before the trace, in which the global seed generator could not be created
-        eager = tf.executing_eagerly()
-        step = self._partition.whole() if eager else self._partition.of(_spec(given))
+        step = partition.whole() if tf.executing_eagerly() else partition.of(_spec(given))
 
         def data_of() -> tuple[Any, ReplicaSamples]:
             part, own = _samples_of_replica(strategy, counts), given[local_replica_index()]
@@ -201,12 +202,7 @@ class _Arguments:
 
         return strategy.run(replica_function(strategy, step, data_of, Tracing()))
 
-    def _call(self, tensors: list[Any]) -> Any:
-        """Calls the user's function with these tensors."""
-        rest = iter(tensors)
-        leaves = [next(rest) if varies else leaf for varies, leaf in zip(self._varies, self._static)]
-        args, kwargs = tf.nest.pack_sequence_as(self._structure, leaves)
-        return converted(self._fn, self._autograph)(*args, **kwargs)
+    return run
 
 
 def _is_tensor(leaf: Any) -> bool:

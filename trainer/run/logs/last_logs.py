@@ -27,9 +27,11 @@ class Shares:
     @classmethod
     def of(cls, logs: dict[str, Any], sums: list[bool], strategy: tf.distribute.Strategy) -> Shares:
         """From the result of `strategy.run`."""
-        leaves = [strategy.experimental_local_results(leaf) for leaf in keras.tree.flatten(logs)]
-        count = len(strategy.extended.worker_devices)
-        return cls([_packed(logs, [each[n] for each in leaves]) for n in range(count)], sums, strategy)
+        each: list[Any] = [
+            keras.tree.map_structure(lambda leaf, n=n: strategy.experimental_local_results(leaf)[n], logs)
+            for n in range(len(strategy.extended.worker_devices))
+        ]
+        return cls(each, sums, strategy)
 
 
 def whole(logs: dict[str, Any] | Shares) -> dict[str, Any]:
@@ -48,7 +50,7 @@ def whole(logs: dict[str, Any] | Shares) -> dict[str, Any]:
 
     found = iter(strategy.experimental_local_results(total)[0] for total in strategy.run(totals))
     leaves = zip(keras.tree.flatten(each[0]), sums)
-    return _packed(each[0], [next(found) if is_sum else leaf for leaf, is_sum in leaves])
+    return keras.tree.pack_sequence_as(each[0], [next(found) if is_sum else leaf for leaf, is_sum in leaves])
 
 
 class LastLogs:
@@ -86,7 +88,3 @@ def _variable(log: tf.Tensor, device: str) -> tf.Variable:
     with tf.init_scope(), tf.device(device):
         sizes = [size or 0 for size in log.shape] if log.shape.rank is not None else []
         return plain_variable(tf.zeros(sizes, dtype), log.shape)
-
-
-def _packed(logs: dict[str, Any], leaves: list[Any]) -> dict[str, Any]:
-    return keras.tree.pack_sequence_as(logs, leaves)

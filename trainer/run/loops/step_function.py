@@ -195,7 +195,8 @@ class StepFunction:
         def body(i: tf.Tensor, drawn: Any) -> Any:
             self.begin(i)
             with effects() as made:
-                self._keep(step(*batches.arguments(drawn)))
+                logs = step(*batches.arguments(drawn))
+            self._keep(logs)
             with tf.control_dependencies(made):  # the step is complete before an error of the input
                 self.begin(i + 1)
                 more = tf.cond(self.goes_on(i + 1 < steps), lambda: read(i + 1), lambda: empty)
