@@ -9,8 +9,7 @@ from typing import Any
 import keras
 
 from ...callbacks.call_schedule import logs_of_one_step, replay_steps
-from ...callbacks.fit_state import FitState
-from ...callbacks.trained_model import TrainedModel
+from ...callbacks.trained_model import FitState, TrainedModel
 from ...compat.keras_private.optimizers import call_count
 from ...compat.keras_private.training import pythonify_logs
 from ...distribute.parameter_servers.strategy import pool_of

@@ -12,9 +12,8 @@ from typing import Any
 import keras
 
 from ...callbacks.fast_dev_run import one_batch_of_everything
-from ...callbacks.fit_state import FitState
 from ...callbacks.output_paths import check_launched_alone, check_output_paths, only_chief_writes
-from ...callbacks.trained_model import TrainedModel
+from ...callbacks.trained_model import FitState, TrainedModel
 from ...compat.keras_private.training import epoch_to_begin_with, evaluates_after, pythonify_logs
 from ...distribute.hardware.devices import wait_for_accelerators
 from ...distribute.workers.agreement import spans_workers
