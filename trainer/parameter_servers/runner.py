@@ -54,10 +54,6 @@ class ParameterServerRunner(Runner):
             next_stop=lambda step: next_stop(hooks, step),
         )
         if schedule.empty:  # the epoch, or the rest of it, has no batch
-            if state.step == 0 and state.epoch == state.first_epoch:
-                raise ValueError(
-                    "The input gave no batch: give a dataset or generator that has at least one."
-                )
             return state.step_logs
         totals, count, logs = steps.totals(), _UpdateCount(model), {}
         with steps.phase(max_staleness) as phase:
@@ -75,8 +71,6 @@ class ParameterServerRunner(Runner):
                 callbacks.on_train_batch_end(state.step - 1, logs)
         count.correct(totals, phase.losses)
         totals.commit()
-        if state.steps_per_epoch is None and not model.stop_training:
-            state.steps_per_epoch = state.step
         return logs
 
     def test_steps(
