@@ -93,12 +93,6 @@ def compile_only(function: StepFunction, chunk: Chunk) -> None:
     compiled.function(*compiled.arguments(dataclasses.replace(chunk, steps=0)))
 
 
-def operations_of_steps(function: StepFunction, chunk: Chunk) -> set[str]:
-    """The types of the operations in the steps of such a chunk, which have run before."""
-    compiled, _ = function.compiled_for(chunk)
-    return operations(compiled.graphs[0])
-
-
 def operations(function: Any) -> set[str]:
     """The types of the operations in a `tf.function`, traced or with a signature, and in the functions it calls."""
     graph = first_graph(function) or function.get_concrete_function().graph
