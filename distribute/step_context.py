@@ -43,11 +43,6 @@ class ReplicaSamples:
         return isinstance(self.replica_id, int) and self.replica_id == 0
 
     @property
-    def certainly_alive(self) -> bool:
-        """Whether this replica certainly has samples, known while tracing."""
-        return isinstance(self.samples, int) and self.samples > 0
-
-    @property
     def samples_before(self) -> Any:
         """The number of samples of the global batch before this replica's: an int or an int tensor."""
         if self.first_sample is not None:

@@ -161,7 +161,7 @@ class TracedStep:
         if self._step.exits == LOGS or label == PARTIAL_SUM or tensor.shape.rank == 0:
             return tensor
         if is_sharded(label):
-            return tensor if step.certainly_alive else tensor[: tf.where(step.alive, tf.shape(tensor)[0], 0)]
+            return tensor if step.alive is True else tensor[: tf.where(step.alive, tf.shape(tensor)[0], 0)]
         return tensor[: tf.where(step.holds_first_sample, tf.shape(tensor)[0], 0)]
 
     def _apply(self, number: int, tensors: list[tf.Tensor]) -> None:
