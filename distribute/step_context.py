@@ -52,9 +52,10 @@ class ReplicaSamples:
     @property
     def holds_first_sample(self) -> Any:
         """Whether the first sample of the global batch is this replica's: a bool or a bool tensor."""
-        if isinstance(self.samples_before, int) and isinstance(self.samples, int):
-            return self.samples_before == 0 < self.samples
-        return tf.logical_and(tf.equal(self.samples_before, 0), self.alive)
+        first, alive = self.samples_before == 0, self.alive
+        if isinstance(first, bool) and isinstance(alive, bool):
+            return first and alive
+        return tf.logical_and(first, alive)
 
     def share(self, dtype: Any = tf.float32) -> tf.Tensor:
         """`samples / global_samples`, the weight of this replica's mean in the global mean; a scalar."""

@@ -217,7 +217,7 @@ for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
 
 def added_to(variable: Any, value: tf.Tensor) -> tf.Tensor:
     """The number that, added to a variable, gives `value`: that of the graph, if it is `variable + number` there."""
-    op = None if hasattr(value, "numpy") else value.op
+    op = getattr(value, "op", None)  # None of an eager tensor
     while op is not None and op.type == "Identity":
         op = op.inputs[0].op
     if op is not None and op.type == "AddV2" and op.inputs[0].op.type == "ReadVariableOp":
@@ -237,5 +237,4 @@ def is_read_together(value: Any) -> bool:
 
 def sums_on_read(value: Any) -> bool:
     """Whether the copies of a distributed variable are parts of a sum."""
-    aggregation = getattr(value, "aggregation", None)
-    return is_read_together(value) and aggregation == tf.VariableAggregation.SUM
+    return is_read_together(value) and value.aggregation == tf.VariableAggregation.SUM
