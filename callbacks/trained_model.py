@@ -1,14 +1,82 @@
-"""The type of a model that trains with Unisono; `unisono.Model` itself is in `trainer/`, which imports from callbacks."""
+"""A model that trains with Unisono, for callbacks: its type, and the state of its running `fit`.
+
+`unisono.Model` itself is in `trainer/`, which imports from callbacks.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 
-from .fit_state import FitState
+from ..distribute.workers.cluster import num_workers
+
+
+class Times:
+    """A stopwatch with named laps. The loop calls `lap` after each part of its work; callbacks read the `seconds` so far.
+
+    The parts are "input" (waiting for batches), "compute" (the compiled function, until its logs are numbers),
+    "callbacks", "validation" and "other" (building, resetting metrics, the beginning of an epoch).
+
+    >>> now = iter([0.0, 2.0, 5.0, 6.0])
+    >>> times = Times(clock=lambda: next(now))
+    >>> times.lap("input"); times.lap("compute"); times.lap("input")
+    >>> times.seconds
+    {'input': 3.0, 'compute': 3.0}
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._last = clock()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, part: str) -> None:
+        """Counts the time since the last lap as `part`."""
+        now = self._clock()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
+        self._last = now
+
+
+@dataclasses.dataclass
+class FitState:
+    """The position of one `fit`. The loop owns it and sets it as `model.fit_state` before `on_train_begin`.
+
+    Callbacks read `epoch` and `step` in any hook; `BackupAndRestore` sets them in `on_train_begin` when it resumes.
+    """
+
+    epoch: int = 0  # the current epoch, from 0
+    first_epoch: int = 0  # at which `fit` was asked to begin
+    step: int = 0  # steps of this epoch that are done
+    epochs: int = 1  # the epoch at which `fit` ends
+    steps_per_epoch: int | None = None  # None while unknown
+    source: Any = None  # the input (`trainer.inputs.Source`): `state()` and `restore(state)` are its position
+    validation: Any = None  # the input of validation; None without one
+    callbacks: list[Any] = dataclasses.field(default_factory=list)  # of this `fit`, History included
+    # The choices of the loop (steps per compiled call, backend) that a resumed run must repeat: JSON values.
+    plan: dict[str, Any] = dataclasses.field(default_factory=dict)
+    step_logs: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the last step that is done
+    # The logs of the training steps of this epoch, for a validation that was interrupted.
+    epoch_logs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # Run once, after the next `on_epoch_begin`: restores what that hook would change of a resume within an epoch.
+    after_epoch_begin: Callable[[], None] | None = None
+    chief: bool = True  # whether this process writes files
+    # The current or the last compiled call, with `chunks`, each of batches of one size; None where workers run the steps.
+    compiled_call: Any = None
+    times: Times = dataclasses.field(default_factory=Times)
+    save_and_exit: str | None = None  # why training saves and stops at the next step, on all workers
+    asked_to_exit: str | None = None  # set by a signal handler: why this process was asked to
+    settles_exit: bool = False  # the loop makes `asked_to_exit` `save_and_exit`, at one step on all workers
+    custom_loop: bool = False  # not our `fit` calls the callback: input and other callbacks are unknown
+
+    @property
+    def samples_per_step(self) -> int | None:
+        """The samples of most global batches, where that is known: of all workers, where each reads its own batches."""
+        size = getattr(self.source, "batch_size", None) or getattr(self.source, "usual_batch_size", None)
+        return size and size * (num_workers() if getattr(self.source, "per_worker", False) else 1)
 
 
 class TrainedModel(Protocol):

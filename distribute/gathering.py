@@ -108,7 +108,7 @@ def _gather(value: Any, step: StepContext, is_data: bool) -> Any:
 
 def _trimmed(value: Any, step: StepContext) -> Any:
     """The tensor without the borrowed sample of a replica that has no samples."""
-    if step.certainly_alive:
+    if step.alive is True:
         return value
     if isinstance(value, tf.SparseTensor):
         size = tf.concat([tf.cast([step.samples], tf.int64), value.dense_shape[1:]], 0)

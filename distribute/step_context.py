@@ -43,11 +43,6 @@ class ReplicaSamples:
         return isinstance(self.replica_id, int) and self.replica_id == 0
 
     @property
-    def certainly_alive(self) -> bool:
-        """Whether this replica certainly has samples, known while tracing."""
-        return isinstance(self.samples, int) and self.samples > 0
-
-    @property
     def samples_before(self) -> Any:
         """The number of samples of the global batch before this replica's: an int or an int tensor."""
         if self.first_sample is not None:
@@ -56,8 +51,11 @@ class ReplicaSamples:
 
     @property
     def holds_first_sample(self) -> Any:
-        """Whether the first sample of the global batch is this replica's: a bool tensor."""
-        return tf.logical_and(tf.equal(self.samples_before, 0), self.alive)
+        """Whether the first sample of the global batch is this replica's: a bool or a bool tensor."""
+        first, alive = self.samples_before == 0, self.alive
+        if isinstance(first, bool) and isinstance(alive, bool):
+            return first and alive
+        return tf.logical_and(first, alive)
 
     def share(self, dtype: Any = tf.float32) -> tf.Tensor:
         """`samples / global_samples`, the weight of this replica's mean in the global mean; a scalar."""

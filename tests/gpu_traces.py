@@ -130,7 +130,7 @@ def prediction_of(model):
         return lambda *args: traced.append(graph_function(fn).get_concrete_function(*args))
 
     function._function = only_traced
-    function._next_outputs(chunk, tf.constant(0))
+    next(function._one_by_one(chunk))
     return machine.place(traced[0], devices_of_inputs(source, chunk))
 
 

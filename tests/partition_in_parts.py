@@ -52,10 +52,10 @@ class Parts:
             replicas, runs = [], []
             for number, count in enumerate(samples):
                 held, start = max(1, count), int(starts[number])
-                numbers = count, held, total, start
+                numbers = count, total, start
                 if not known:
                     numbers = [tf.raw_ops.PlaceholderWithDefault(input=each, shape=[]) for each in numbers]
-                replica = Replica(number, *numbers)
+                replica = Replica(number, len(samples), *numbers)
                 begin = min(start, total - held)
                 mine = [t[begin : begin + held] if t.shape.rank else t for t in tensors]
                 replicas.append(replica)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from ..callbacks.fit_state import FitState
-from ..callbacks.trained_model import TrainedModel
+from ..callbacks.trained_model import FitState, TrainedModel
 from ..compat.keras_private.serialization import deserialize_keras_object, our_classes
 from ..compat.keras_private.training import (
     KerasTrainer,

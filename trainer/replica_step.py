@@ -23,7 +23,7 @@ from ..compat.tensorflow_private.parameter_servers import num_workers_of
 from ..distribute.arguments import shown
 from ..distribute.gathering import gather_for_step
 from ..distribute.parameter_servers.updates import on_parameter_servers
-from ..distribute.replicas import all_reduce_sum, local_replica_index, replica_id, runs_in_threads
+from ..distribute.replicas import all_reduce_sum, local_replica_index, replica_id
 from ..distribute.step_context import (
     ReplicaSamples,
     StepContext,
@@ -34,13 +34,13 @@ from ..distribute.step_context import (
 )
 from ..distribute.workers.agreement import spans_workers
 from .inputs.batch import batch_spec, sample_count
-from .parameter_servers.step_results import ReadOnce, write_state
+from .parameter_servers.step_results import ReadOnce
 from .partition.labels import SHARES
 from .partition.steps.step import Step
 from .partition.steps.step_partition import StepPartition
 from .partition.steps.whole_step import WholeStep
-from .step.collected_writes import CollectedWrites, make_writes
-from .step.train_step import Tracing, run_on_replica
+from .step.collected_writes import CollectedWrites
+from .step.train_step import Tracing, replica_function
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -123,15 +123,12 @@ def _alone(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     step = StepContext(
         0, 1, samples, samples, totals=WeightTotals(), of_custom_loop=True, builds_under=strategy
     )
-    step.writes = writes = ReadOnce() if on_parameter_servers() else CollectedWrites()
+    several = on_parameter_servers() and num_workers_of(strategy) > 1
+    step.writes = writes = ReadOnce(alone=not several) if on_parameter_servers() else CollectedWrites()
     with step_scope(step):
         with writes:
             result = fn(*args, **kwargs)
-        if isinstance(writes, ReadOnce):
-            applied = tf.constant(True) if step.applied is None else step.applied
-            write_state(writes.items(), writes.before, applied, num_workers_of(strategy) == 1, writes.sums)
-        else:
-            make_writes(writes.items(), step)
+        writes.make(step)
     return result
 
 
@@ -141,7 +138,7 @@ def _partitioned(fn: Callable[..., Any]) -> Callable[..., Any]:
     Context: cross-replica, in the `merge_call` of all replicas.
     """
     said: set[str] = set()
-    partitions: dict[Any, _Arguments] = {}
+    partitions: dict[Any, Callable[..., Any]] = {}
 
     def run(strategy: tf.distribute.Strategy, args: Any, kwargs: Any) -> Any:
         leaves = tf.nest.flatten((args, kwargs))
@@ -151,48 +148,48 @@ def _partitioned(fn: Callable[..., Any]) -> Callable[..., Any]:
         structure = str(tf.nest.map_structure(lambda _: 0, (args, kwargs)))
         key = id(strategy), structure, tuple(varies), tuple(map(_identity, static))
         if key not in partitions:
-            partitions[key] = _Arguments(fn, strategy, (args, kwargs), static, varies, said)
+            partitions[key] = _for_arguments(fn, strategy, (args, kwargs), static, varies, said)
         return partitions[key]([each for each, is_tensor in zip(local, varies) if is_tensor])
 
     return run
 
 
-class _Arguments:
-    """The step for arguments that differ in their tensors alone."""
+def _for_arguments(
+    fn: Callable[..., Any],
+    strategy: tf.distribute.Strategy,
+    structure: Any,
+    static: list[Any],
+    varies: list[bool],
+    said: set[str],
+) -> Callable[[list[tuple[Any, ...]]], Any]:
+    """The step for arguments that differ in their tensors alone; it takes the tensors of each replica of this worker."""
+    roots = {"fn": fn, "arguments": static}
+    layers = [inner for _, each in reached(roots, (keras.layers.Layer,)) for inner in layers_of(each)]
+    metrics = [metric for _, metric in reached(roots, (keras.metrics.Metric,))]
+    metrics += [metric for layer in layers for metric in getattr(layer, "metrics", ())]
+    variables = [v for each in (*layers, *metrics) for v in each.variables]
+    autograph: Any = None
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        strategy: tf.distribute.Strategy,
-        structure: Any,
-        static: list[Any],
-        varies: list[bool],
-        said: set[str],
-    ) -> None:
-        self._fn, self._strategy, self._structure = fn, strategy, structure
-        self._static, self._varies = static, varies
-        roots = {"fn": fn, "arguments": static}
-        layers = [inner for _, each in reached(roots, (keras.layers.Layer,)) for inner in layers_of(each)]
-        metrics = [metric for _, metric in reached(roots, (keras.metrics.Metric,))]
-        metrics += [metric for layer in layers for metric in getattr(layer, "metrics", ())]
-        variables = [v for each in (*layers, *metrics) for v in each.variables]
-        name = f"The step `{getattr(fn, '__name__', fn)}`"
-        step = Step(self._call, strategy, name, layers, variables, SHARES, notes_weights=True)
-        self._partition = StepPartition(step, said)
+    def call(tensors: list[Any]) -> Any:
+        """Calls the user's function with these tensors."""
+        rest = iter(tensors)
+        leaves = [next(rest) if is_tensor else leaf for is_tensor, leaf in zip(varies, static)]
+        args, kwargs = tf.nest.pack_sequence_as(structure, leaves)
+        return converted(fn, autograph)(*args, **kwargs)
 
-    def __call__(self, tensors: list[tuple[Any, ...]]) -> Any:
-        """The shares of the results, for the tensors of each replica of this worker."""
-        self._autograph = control_status_ctx()
-        strategy = self._strategy
+    name = f"The step `{getattr(fn, '__name__', fn)}`"
+    partition = StepPartition(Step(call, strategy, name, layers, variables, SHARES, notes_weights=True), said)
+
+    def run(tensors: list[tuple[Any, ...]]) -> Any:
+        nonlocal autograph
+        autograph = control_status_ctx()
         count = len(strategy.extended.worker_devices)
         given = [[_tensor(each[r if len(each) > 1 else 0]) for each in tensors] for r in range(count)]
         counts = [_samples_in(each) for each in given]
-        state = thread_state()  # before the trace, in which the global seed generator could not be created
-        eager = tf.executing_eagerly()
-        step = self._partition.whole() if eager else self._partition.of(_spec(given))
-        tracing = Tracing(enter_thread=state.enter if runs_in_threads(strategy) else None)
+        thread_state()  # before the trace, in which the global seed generator could not be created
+        step = partition.whole() if tf.executing_eagerly() else partition.of(_spec(given))
 
-        def data_of(_: Any) -> tuple[Any, ReplicaSamples]:
+        def data_of() -> tuple[Any, ReplicaSamples]:
             part, own = _samples_of_replica(strategy, counts), given[local_replica_index()]
             if isinstance(step, WholeStep):
                 with step_scope(StepContext(**vars(part))):
@@ -203,14 +200,9 @@ class _Arguments:
                 own = [_with_a_sample(tensor, part.samples) for tensor in own]
             return own, part
 
-        return strategy.run(functools.partial(run_on_replica, step, data_of, tracing))
+        return strategy.run(replica_function(strategy, step, data_of, Tracing()))
 
-    def _call(self, tensors: list[Any]) -> Any:
-        """Calls the user's function with these tensors."""
-        rest = iter(tensors)
-        leaves = [next(rest) if varies else leaf for varies, leaf in zip(self._varies, self._static)]
-        args, kwargs = tf.nest.pack_sequence_as(self._structure, leaves)
-        return converted(self._fn, self._autograph)(*args, **kwargs)
+    return run
 
 
 def _is_tensor(leaf: Any) -> bool:

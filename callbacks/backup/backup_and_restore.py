@@ -16,7 +16,7 @@ from ...compat.keras_private.training import begin_with_epoch
 from ...distribute.arguments import truth, whole_number
 from ...distribute.workers.agreement import exchange, spans_workers
 from ..custom_loop import CustomLoopSupport
-from ..fit_state import FitState
+from ..trained_model import FitState
 from . import snapshot as fit_snapshot
 from .files import shard_files
 from .files.container import damaged_where_wrong

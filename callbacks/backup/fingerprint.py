@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from ...compat.keras_private.random_state import seeds_as_set
 from ...compat.keras_private.variables import raw_value
-from ..fit_state import FitState
-from ..trained_model import TrainedModel
+from ..trained_model import FitState, TrainedModel
 from . import settings, variable_state
 
 _MOST_LISTED = 12

@@ -13,9 +13,8 @@ from ...compat.tensorflow_graphs.graphs import drawing_operations, operations_ar
 from ...distribute.hardware.devices import is_gpu
 from ...distribute.replicas import copies_of
 from ...distribute.workers.agreement import gather_json, place_among_workers
-from ..fit_state import FitState
 from ..safe_file import SaveError
-from ..trained_model import TrainedModel
+from ..trained_model import FitState, TrainedModel
 from .callback_state import named
 from .files.container import BackupMismatchError, NewerFormatError
 from .files.shard_files import own_are_enough

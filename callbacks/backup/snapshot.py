@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from ...compat.keras_private.variables import raw_value
 from ...distribute.workers.agreement import gather_bytes, gather_json, place_among_workers, spans_workers
-from ..fit_state import FitState
-from ..trained_model import TrainedModel
+from ..trained_model import FitState, TrainedModel
 from . import callback_state, random_state, variable_state
 from .files import container
 from .files.container import BackupMismatchError

@@ -13,7 +13,7 @@ import tensorflow as tf
 from ...distribute.arguments import number, whole_number
 from ...distribute.workers.agreement import gather_json, spans_workers
 from ..custom_loop import CustomLoopSupport
-from ..fit_state import FitState
+from ..trained_model import FitState
 
 
 class DiagnosisWarning(UserWarning):

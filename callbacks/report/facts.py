@@ -18,8 +18,7 @@ from ...compat.keras_private.random_state import seeds_as_set
 from ...compat.tensorflow_private.strategies import devices_of
 from ...compat.versions import installed
 from ...distribute.environment import shown_variables
-from ..fit_state import FitState
-from ..trained_model import TrainedModel
+from ..trained_model import FitState, TrainedModel
 
 _PACKAGES = ("unisono", "tensorflow", "keras", "numpy")
 # What users call a class, by its name.

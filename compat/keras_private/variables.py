@@ -217,7 +217,7 @@ for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
 
 def added_to(variable: Any, value: tf.Tensor) -> tf.Tensor:
     """The number that, added to a variable, gives `value`: that of the graph, if it is `variable + number` there."""
-    op = None if hasattr(value, "numpy") else value.op
+    op = getattr(value, "op", None)  # None of an eager tensor
     while op is not None and op.type == "Identity":
         op = op.inputs[0].op
     if op is not None and op.type == "AddV2" and op.inputs[0].op.type == "ReadVariableOp":
@@ -225,9 +225,9 @@ def added_to(variable: Any, value: tf.Tensor) -> tf.Tensor:
     return value - tf.cast(variable, value.dtype)
 
 
-def plain_variable(value: Any) -> Any:
+def plain_variable(value: Any, shape: Any = None) -> Any:
     """A variable of this process alone, in any strategy's scope: it holds no part of a model."""
-    return ResourceVariable(value, trainable=False)
+    return ResourceVariable(value, trainable=False, shape=shape)
 
 
 def is_read_together(value: Any) -> bool:
@@ -237,5 +237,4 @@ def is_read_together(value: Any) -> bool:
 
 def sums_on_read(value: Any) -> bool:
     """Whether the copies of a distributed variable are parts of a sum."""
-    aggregation = getattr(value, "aggregation", None)
-    return is_read_together(value) and aggregation == tf.VariableAggregation.SUM
+    return is_read_together(value) and value.aggregation == tf.VariableAggregation.SUM

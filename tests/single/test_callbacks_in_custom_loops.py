@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 import unisono
 from unisono import callbacks as ours
-from unisono.callbacks.fit_state import Times
+from unisono.callbacks.trained_model import Times
 
 X = np.random.default_rng(0).normal(size=(23, 4)).astype("float32")
 STEPS, EPOCHS = 5, 2

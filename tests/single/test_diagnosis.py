@@ -13,7 +13,7 @@ from helpers import Clock, assert_equal, mirrored
 import unisono
 from unisono import callbacks as ours
 from unisono.callbacks.diagnosis.slow_training import part_names, slow_input_text, straggler_text
-from unisono.callbacks.fit_state import Times
+from unisono.callbacks.trained_model import Times
 
 
 def make_model(strategy, optimizer=None, activation="tanh"):

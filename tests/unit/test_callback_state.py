@@ -21,7 +21,7 @@ from unisono.callbacks.backup import (
     variable_state,
 )
 from unisono.callbacks.backup.save_schedule import InterruptionHandlers, SaveSchedule, stop
-from unisono.callbacks.fit_state import FitState
+from unisono.callbacks.trained_model import FitState
 from unisono.distribute.workers import agreement
 
 

@@ -76,7 +76,7 @@ def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         return x, y, None
     if not tf.nest.flatten(sample_weight):
         raise ValueError(f"`sample_weight` must have at least one array. Received: {shown(sample_weight)}")
-    check_finite("sample_weight", sample_weight)
+    check_finite(sample_weight)
     return x, y, weights_like_targets(y, sample_weight)
 
 

@@ -36,12 +36,9 @@ def sparse_rows(sparse: tf.SparseTensor) -> SparseRows:
 def slice_sparse(leaf: tf.SparseTensor, start: Any, stop: Any, samples: int | None) -> tf.SparseTensor:
     """Samples `start` to `stop - 1`; `samples` is their number, where it is known while tracing."""
     start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
-    row = leaf.indices[:, 0]
-    kept = tf.logical_and(row >= start, row < stop)
-    indices = tf.boolean_mask(leaf.indices, kept)
-    offset = tf.concat([start[None], tf.zeros_like(leaf.dense_shape[1:])], 0)
-    shape = tf.concat([(stop - start)[None], leaf.dense_shape[1:]], 0)
-    result = tf.SparseTensor(indices - offset, tf.boolean_mask(leaf.values, kept), shape)
+    rest = leaf.dense_shape[1:]
+    begin = tf.concat([start[None], tf.zeros_like(rest)], 0)
+    result = tf.sparse.slice(leaf, begin, tf.concat([(stop - start)[None], rest], 0))
     if leaf.shape.rank:
         result.set_shape([samples, *leaf.shape[1:]])
     return result

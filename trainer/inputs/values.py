@@ -74,9 +74,9 @@ def is_memory_mapped(leaf: Any) -> bool:
     return False
 
 
-def check_finite(name: str, structure: Any) -> None:
+def check_finite(sample_weight: Any) -> None:
     """Rejects NaN and infinity in arrays in memory; one pass, the sum of an array, shows whether it has any."""
-    for place, leaf in named_leaves(name, structure):
+    for place, leaf in named_leaves("sample_weight", sample_weight):
         if not _is_dense(leaf) or not tf.as_dtype(leaf.dtype).is_floating or is_memory_mapped(leaf):
             continue
         with np.errstate(all="ignore"):
@@ -113,7 +113,7 @@ def assert_values(batch: Any, rules: tuple[LabelRule, ...]) -> list[Any]:
     """Operations that fail where a batch has weights that are not finite, or invalid labels; eagerly it fails itself."""
     _, y, sample_weight = unpack(batch)
     if tf.executing_eagerly():
-        check_finite("sample_weight", sample_weight)
+        check_finite(sample_weight)
         check_labels(y, rules)
         return []
     checks = []

@@ -9,8 +9,7 @@ from typing import Any
 import keras
 
 from ...callbacks.call_schedule import logs_of_one_step, replay_steps
-from ...callbacks.fit_state import FitState
-from ...callbacks.trained_model import TrainedModel
+from ...callbacks.trained_model import FitState, TrainedModel
 from ...compat.keras_private.optimizers import call_count
 from ...compat.keras_private.training import pythonify_logs
 from ...distribute.parameter_servers.strategy import pool_of
@@ -55,10 +54,6 @@ class ParameterServerRunner(Runner):
             next_stop=lambda step: next_stop(hooks, step),
         )
         if schedule.empty:  # the epoch, or the rest of it, has no batch
-            if state.step == 0 and state.epoch == state.first_epoch:
-                raise ValueError(
-                    "The input gave no batch: give a dataset or generator that has at least one."
-                )
             return state.step_logs
         totals, count, logs = steps.totals(), _UpdateCount(model), {}
         with steps.phase(max_staleness) as phase:
@@ -76,8 +71,6 @@ class ParameterServerRunner(Runner):
                 callbacks.on_train_batch_end(state.step - 1, logs)
         count.correct(totals, phase.losses)
         totals.commit()
-        if state.steps_per_epoch is None and not model.stop_training:
-            state.steps_per_epoch = state.step
         return logs
 
     def test_steps(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Container, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -15,9 +15,7 @@ import tensorflow as tf
 from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.variables import raw_value
 from ...compat.shared_change import shared_attributes
-from ...compat.tensorflow_graphs.graphs import graph_function
-from ...distribute.parameter_servers.updates import colocated_with
-from ...distribute.replicas import local_copy, once_per_copy
+from ...compat.tensorflow_graphs.graphs import graph_function, made_in_this_graph
 from ...distribute.step_context import StepContext, step_scope
 from ..checks import checked_logs
 from ..step.collected_writes import CollectedWrites
@@ -58,18 +56,13 @@ class ResultLayout:
         leaves = [*added, *keras.tree.flatten(logs)]
         return tf.concat([flags, *(tf.reshape(tf.cast(leaf, tf.float64), [-1]) for leaf in leaves)], 0)
 
-    def of_step(
-        self, writes: CollectedWrites, logs: Any, applied: tf.Tensor
-    ) -> tuple[tf.Tensor, list[tuple[Any, tf.Tensor]]]:
-        """The result of a step, and its writes to variables other than its metrics' as (variable, value) pairs."""
-        new = {id(variable): value for variable, value in writes.items()}
+    def of_step(self, writes: CollectedWrites, logs: Any, applied: tf.Tensor) -> tf.Tensor:
+        """The result of a step, whose metrics begin with zeros."""
         added = []
         for variable in self.variables:
-            start = tf.zeros(variable.shape, variable.dtype)
-            added.append(tf.where(applied, new.pop(id(variable), start) - start, tf.zeros_like(start)))
-        own = {name: logs[name] for name in self.own_logs}
-        state = [(variable, value) for variable, value in writes.items() if id(variable) in new]
-        return self.pack(applied, added, own), state
+            nothing = tf.zeros(variable.shape, variable.dtype)
+            added.append(tf.where(applied, writes.state_mapping.get(id(variable), nothing), nothing))
+        return self.pack(applied, added, {name: logs[name] for name in self.own_logs})
 
     def part(self, results: np.ndarray, number: int) -> np.ndarray:
         """Each step's addition to variable `number` of `variables`, or the log after them: `(steps, *shape)`."""
@@ -94,80 +87,62 @@ def worker_step(
     batch's contribution. A worker that is `alone` makes its writes directly. Context: a graph that a worker runs.
     """
     with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
-        with step_scope(step), CollectedWrites() as writes:
+        with step_scope(step), ReadOnce(alone, layout.variables, model.non_trainable_variables) as writes:
             step.writes = writes
-            before = snapshot(model, writes, layout)
             logs = checked_logs(step_fn(batch), getattr(step_fn, "__name__", "train_step"))
-        applied = tf.constant(True) if step.applied is None else step.applied
-        result, state = layout.of_step(writes, logs, applied)
-        write_state(state, before, applied, alone)
+        result = layout.of_step(writes, logs, tf.constant(True) if step.applied is None else step.applied)
+        writes.forget(layout.variables)
+        writes.make(step)
     return result, logs
 
 
-def snapshot(model: TrainedModel, writes: CollectedWrites, layout: ResultLayout) -> dict[int, tf.Tensor]:
-    """The state that the step reads: metrics at zero, and one consistent value of all state that a layer may change."""
-    for variable in layout.variables:
-        writes.state_mapping[id(variable)] = tf.zeros(variable.shape, variable.dtype)
-    before = {}
-    for variable in model.non_trainable_variables:
-        value = tf.identity(tf.convert_to_tensor(raw_value(variable)))
-        before[id(variable)] = writes.state_mapping[id(variable)] = value
-    return before
-
-
 class ReadOnce(CollectedWrites):
-    """Collects the writes of a step of a custom loop, and keeps its reads: other workers write in between.
+    """Collects the writes of a step on a worker, and keeps its reads: other workers write in between.
 
-    Attributes:
-        before: the step's read of each variable that gradients do not train, by its id; zeros for a metric.
-        sums: the ids of the variables of metrics, which hold sums.
+    Changes of state are added to the servers' current values, unless the worker is `alone`. A metric begins with zeros, and
+    the step's sums are added in any case.
+
+    Args:
+        metrics: the variables of metrics; None: all whose copies are summed.
+        state: the other variables whose reads are kept; None: all that gradients do not train.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        alone: bool,
+        metrics: Iterable[keras.Variable] | None = None,
+        state: Iterable[keras.Variable] | None = None,
+    ) -> None:
         super().__init__()
-        self.before: dict[int, tf.Tensor] = {}
-        self.sums: set[int] = set()
+        self._alone, self._finds_metrics = alone, metrics is None
+        self._state = None if state is None else set(map(id, state))
+        self._in_graph_of_step = made_in_this_graph()
+        # The values from which the step's changes count, by the ids of the variables.
+        self._before = {id(v): tf.zeros(v.shape, v.dtype) for v in metrics or ()}
+        self._sums = set(self._before)
 
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        """The collected value, or the earlier read; a metric begins with zeros (Keras calls this)."""
-        value = super().get_current_value(variable)
-        if variable.trainable or id(variable) in self.variables or raw_value(variable) is None:
+    def own_value(self, variable: keras.Variable) -> Any:
+        """The step's only read of a variable with state."""
+        own, key = raw_value(variable), id(variable)
+        kept = not variable.trainable if self._state is None else key in self._state
+        if key not in self._before:
+            if own is None or not kept:
+                return own
+            with self._in_graph_of_step():  # the first read may be in a branch or a loop
+                if self._finds_metrics and variable.synchronization == "on_read":
+                    self._sums.add(key)
+                    self._before[key] = tf.zeros(variable.shape, variable.dtype)
+                else:
+                    self._before[key] = tf.identity(tf.convert_to_tensor(own))
+        return self._before[key]
+
+    def new_value(self, variable: keras.Variable, copy: tf.Variable, value: tf.Tensor) -> tf.Tensor:
+        """The current value of the server plus the step's change."""
+        start = self._before.get(id(variable))
+        adds = value.dtype.is_floating or value.dtype.is_integer
+        if start is None or not adds or (self._alone and id(variable) not in self._sums):
             return value
-        if id(variable) not in self.before:
-            if variable.synchronization == "on_read":
-                self.sums.add(id(variable))
-                self.before[id(variable)] = tf.zeros(variable.shape, variable.dtype)
-            else:
-                self.before[id(variable)] = tf.identity(tf.convert_to_tensor(raw_value(variable)))
-        return self.before[id(variable)]
-
-
-def write_state(
-    writes: list[Any],
-    before: dict[int, tf.Tensor],
-    applied: tf.Tensor,
-    alone: bool,
-    sums: Container[int] = (),
-) -> None:
-    """Makes the writes of layers: with other workers, adds the difference to the variable's current value.
-
-    Variables in `sums` are added in any case.
-    """
-    if not writes:
-        return
-
-    def write(values: list[tf.Tensor], applied: tf.Tensor) -> None:
-        for (variable, _), value in zip(writes, values):
-            copy = local_copy(variable)
-            with colocated_with(copy):
-                current = tf.convert_to_tensor(copy)
-                start = before.get(id(variable))
-                adds = value.dtype.is_floating or value.dtype.is_integer
-                if adds and start is not None and (not alone or id(variable) in sums):
-                    value = current + (value - start)
-                copy.assign(tf.where(applied, value, current))
-
-    once_per_copy(write)([value for _, value in writes], applied)
+        return tf.convert_to_tensor(copy) + (value - start)
 
 
 @contextlib.contextmanager

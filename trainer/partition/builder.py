@@ -12,7 +12,7 @@ import tensorflow as tf
 from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph
 from . import control_flow
 from .constants import constant, depends_on_sizes, holds_for_all_sizes, rounds_sizes
-from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, are_together, is_sharded
+from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, are_together, is_sharded
 from .operation_labels import has_effects, labels_of, settled
 from .program import (
     BRANCHES,
@@ -96,9 +96,7 @@ class Builder(Values):
             if tensor.dtype == tf.variant:
                 self.producers.setdefault(number, op.name)
 
-    def _output(
-        self, op: tf.Operation, number: int, inputs: Sequence[int], shapes: StaticShapes, label: Label
-    ) -> int:
+    def _output(self, op: tf.Operation, number: int, inputs: Sequence[int], shapes: StaticShapes) -> int:
         tensor = op.outputs[number]
         if tensor.dtype == tf.variant:
             return self.add(listed(op, [self.program.values[each] for each in inputs], shapes.of(tensor)))
@@ -122,7 +120,7 @@ class Builder(Values):
             both = None
             shapes.set(tensor, shapes.of(tensor))
         both_shapes = (static[0] or traced, static[1] or traced)
-        return self.add(Value(tensor.dtype, both_shapes, label, both))
+        return self.add(Value(tensor.dtype, both_shapes, constant=both))
 
     def _unchanged(self, op: tf.Operation, inputs: list[int], shapes: StaticShapes) -> list[int]:
         """The input of a reshape to the shape that it has, or of a sum over no axes; backward passes have many."""
@@ -147,7 +145,7 @@ class Builder(Values):
     ) -> list[int]:
         if self.states and not self.is_local(op):
             inputs = [self.read(tensor, number, op) for tensor, number in zip(op.inputs, inputs)]
-        outputs = [self._output(op, number, inputs, shapes, REPLICATED) for number in range(len(op.outputs))]
+        outputs = [self._output(op, number, inputs, shapes) for number in range(len(op.outputs))]
         values = self.program.values
         view = View(
             op,

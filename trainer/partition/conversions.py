@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.host_memory import size_on_host
+from ...distribute.step_context import ReplicaSamples
 from .labels import (
     MEAN_OF_STATISTICS,
     OWN,
@@ -26,44 +27,28 @@ from .rules import PARTIAL_MEAN
 
 
 @dataclasses.dataclass
-class Replica:
-    """One replica's samples of the global batch. Sizes are ints where they are known while tracing, else int32 scalars.
+class Replica(ReplicaSamples):
+    """One replica's samples of the global batch, and its tensors.
 
     Attributes:
-        number: int; the replica's number over all workers.
-        samples: the number of samples that it holds; can be 0.
         held: the number of samples in its tensors: one borrowed sample, which does not count, where `samples` is 0.
-        total: the number of samples of the global batch.
-        start: the position of its first sample in the global batch.
         copy: int; the number of this replica's variable copy within its worker.
         first_positions: for each data-dependent choice of samples, the start of this replica's samples along the axis that
             they were chosen from, which can have several entries for each sample.
     """
 
-    number: int
-    samples: Any
-    held: Any
-    total: Any
-    start: Any
+    held: Any = None
     copy: int = 0
     first_positions: dict[Any, tf.Tensor] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.held is None:
+            self.held = max(self.samples, 1) if isinstance(self.samples, int) else tf.maximum(self.samples, 1)
 
     @property
     def unknown(self) -> dict[str, tf.Tensor]:
         """The numbers that are unknown while tracing, by name, for the body of a branch or a loop."""
         return {name: number for name, number in vars(self).items() if isinstance(number, tf.Tensor)}
-
-    @property
-    def alive(self) -> Any:
-        """Whether it has samples: a bool or a bool tensor."""
-        return self.samples > 0
-
-    @property
-    def is_first(self) -> Any:
-        """Whether it holds the first sample of the batch: a bool or a bool tensor."""
-        if isinstance(self.start, int) and isinstance(self.samples, int):
-            return self.start == 0 < self.samples
-        return tf.logical_and(tf.equal(self.start, 0), self.alive)
 
 
 class Request(NamedTuple):
@@ -82,9 +67,9 @@ def after(tensor: tf.Tensor, made: Label, replica: Replica) -> tf.Tensor:
     if made == PARTIAL_MEAN:
         return _times_share(tensor, replica)
     if made == OWN:
-        return where(replica.is_first, tensor)
+        return where(replica.holds_first_sample, tensor)
     if made.kind == "sizes" and made.chosen is None:
-        return _scaled_element(tensor, made.axis, replica.total, replica.held)
+        return _scaled_element(tensor, made.axis, replica.global_samples, replica.held)
     return tensor
 
 
@@ -93,7 +78,7 @@ def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.T
     if have == MEAN_OF_STATISTICS or want in (PARTIAL_MAX, PARTIAL_MIN):
         return tensor
     if want == PARTIAL_SUM:
-        return where(replica.alive if have == STATISTIC else replica.is_first, tensor)
+        return where(replica.alive if have == STATISTIC else replica.holds_first_sample, tensor)
     if want == OWN:
         return _own_key(tensor, replica)
     if is_sharded(want) and have == REPLICATED:
@@ -150,12 +135,12 @@ def where(condition: Any, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _times_share(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
-    if replica.held is replica.total:
+    if replica.held is replica.global_samples:
         return tensor
     if tensor.dtype.is_integer:
         raise AssertionError("a mean of integers")
     real = tensor.dtype if tensor.dtype.is_complex or tensor.dtype == tf.float64 else tf.float32
-    share = tf.cast(tf.cast(replica.held, tf.float64) / tf.cast(replica.total, tf.float64), real)
+    share = tf.cast(tf.cast(replica.held, tf.float64) / tf.cast(replica.global_samples, tf.float64), real)
     return tf.cast(tf.cast(tensor, real) * share, tensor.dtype)
 
 
@@ -202,11 +187,11 @@ def _local_sizes(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
     static = tf.get_static_value(tensor, partial=True) if tensor.shape.rank else None
     if static is not None and static[want.axis] == -1:
         return tensor
-    return _scaled_element(tensor, want.axis, replica.held, replica.total)
+    return _scaled_element(tensor, want.axis, replica.held, replica.global_samples)
 
 
 def _sliced(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
-    if replica.held is replica.total:
+    if replica.held is replica.global_samples:
         return tensor
     parts = []
     start = _start_held(replica)
@@ -214,8 +199,8 @@ def _sliced(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
         shape = tf.shape(piece)
         extent = piece.shape[want.axis]
         size = tf.constant(extent, tf.int32) if extent is not None else shape[want.axis]
-        first = _times_ratio(size, start, replica.total)
-        count = _times_ratio(size, replica.held, replica.total)
+        first = _times_ratio(size, start, replica.global_samples)
+        count = _times_ratio(size, replica.held, replica.global_samples)
         if extent is None:  # broadcast axes are not sliced
             first, count = tf.where(size == 1, 0, first), tf.where(size == 1, 1, count)
         entries = [slice(None)] * want.axis + [slice(first, first + count)]
@@ -233,9 +218,9 @@ def _joined(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
 
 def _own_key(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
     """A key for random numbers: on the first replica the single-device key, a different one on each other replica."""
-    if replica.number == 0:
+    if replica.replica_id == 0:
         return tensor
-    shift = tf.constant((replica.number * 0x9E3779B97F4A7C15) % 2**64, tf.uint64)
+    shift = tf.constant((replica.replica_id * 0x9E3779B97F4A7C15) % 2**64, tf.uint64)
     return tf.cast(tf.bitwise.bitwise_xor(tf.cast(tensor, tf.uint64), shift), tensor.dtype)
 
 
@@ -273,7 +258,7 @@ def _from_own_first(positions: tf.Tensor, want: Label, replica: Replica) -> tf.T
 
 def _start_held(replica: Replica) -> Any:
     """The position of a replica's first held sample in the batch; a borrowed one is the last sample."""
-    start, last = replica.start, replica.total - replica.held
+    start, last = replica.samples_before, replica.global_samples - replica.held
     return min(start, last) if isinstance(start, int) and isinstance(last, int) else tf.minimum(start, last)
 
 

@@ -61,7 +61,7 @@ def rebuilt(
             ]
             for node, tensor in zip(exchanges, (yield from exchanged(wanted, replica))):
                 if labels[node.target].label == REPLICATED and tensor.dtype != tf.variant:
-                    tensor.set_shape(whole_shape(program, node.target, replica.total))
+                    tensor.set_shape(whole_shape(program, node.target, replica.global_samples))
                 values[node.target] = tensor
     return [copier.value(number) for number in program.outputs]
 
@@ -213,7 +213,7 @@ class _Copier:
         given += self._replica.unknown.values() if node.bodies else []
         functions = {name: self._function(name, body, given, node) for name, body in node.bodies.items()}
         controls = [self._copies[id(op)] for op in node.op.control_inputs if id(op) in self._copies]
-        seed = self._replica.number if node.own_seed else 0
+        seed = self._replica.replica_id if node.own_seed else 0
         copy = copied_into_graph(node.op, given, functions, controls, seed, node.attributes)
         self._copies[id(node.op)] = copy
         for number, made, traced, tensor in zip(node.outputs, node.made, node.op.outputs, copy.outputs):
@@ -221,7 +221,7 @@ class _Copier:
             _set_shape(tensor, traced, label)
             if node.op.type == "Where" and label.counts:
                 extent, held = tf.size(given[0], tf.int64), tf.cast(self._replica.held, tf.int64)
-                first = extent * tf.cast(self._replica.start, tf.int64) // held
+                first = extent * tf.cast(self._replica.samples_before, tf.int64) // held
                 self._replica.first_positions[label.chosen] = first
             tensor = after(tensor, made, self._replica)
             if node.of_samples and label == PARTIAL_SUM:

@@ -63,7 +63,7 @@ def _own(value: Any, step: StepContext) -> Any:
     """The part of a tensor for the samples of a micro-batch. A scalar is one entry for the micro-batch."""
     if is_scalar(value):
         return value[None]
-    return value if step.certainly_alive else value[: tf.where(step.alive, sample_count(value), 0)]
+    return value if step.alive is True else value[: tf.where(step.alive, sample_count(value), 0)]
 
 
 State = dict[int, tuple[Any, Any]]  # a variable's id -> the variable and its value

@@ -118,6 +118,6 @@ def add_gradients(total: Any, gradient: Any) -> Any:
 
 def zero_unless_alive(step: StepContext, gradient: Any) -> Any:
     """The gradient of a micro-batch; zeros for an empty one, regardless of the computed value."""
-    if gradient is None or step.certainly_alive:
+    if gradient is None or step.alive is True:
         return gradient
     return map_values(lambda value: tf.where(step.alive, value, tf.zeros_like(value)), gradient)

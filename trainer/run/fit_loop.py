@@ -12,9 +12,8 @@ from typing import Any
 import keras
 
 from ...callbacks.fast_dev_run import one_batch_of_everything
-from ...callbacks.fit_state import FitState
 from ...callbacks.output_paths import check_launched_alone, check_output_paths, only_chief_writes
-from ...callbacks.trained_model import TrainedModel
+from ...callbacks.trained_model import FitState, TrainedModel
 from ...compat.keras_private.training import epoch_to_begin_with, evaluates_after, pythonify_logs
 from ...distribute.hardware.devices import wait_for_accelerators
 from ...distribute.workers.agreement import spans_workers
@@ -166,9 +165,15 @@ def _epoch(
     if state.after_epoch_begin is not None:
         state.after_epoch_begin()
         state.after_epoch_begin = None
-    logs = state.epoch_logs
-    if not logs:  # a resumed run may have stopped after its last step
-        logs = state.step_logs if model.stop_training else runner.train_steps(model, state, callbacks)
+    logs, started = state.epoch_logs, state.step
+    if not logs and model.stop_training:  # a resumed run may have stopped after its last step
+        logs = state.step_logs
+    elif not logs:
+        logs = runner.train_steps(model, state, callbacks)
+        if state.steps_per_epoch is None and not model.stop_training:
+            state.steps_per_epoch = state.step
+        if state.step == started == 0 and epoch == state.first_epoch:
+            raise ValueError("The input gave no batch: give a dataset or generator that has at least one.")
     if not logs:  # the source has warned that its data ran out
         model.stop_training = True
         return {}
@@ -201,7 +206,7 @@ class LocalRunner(Runner):
         """The training steps of the epoch in this process; returns the logs after the last, nothing if there was no data."""
         function, lap = model.train_function, state.times.lap
         length = CallLength(model._fixed_steps, callbacks.callbacks, step=state.step, function=function)
-        logs, started = state.step_logs, state.step
+        logs = state.step_logs
         lap("other")
         workers = Workers(model, "stop_training")
         step_logs = StepLogs(callbacks.callbacks, state, function, model._fixed_steps)
@@ -228,8 +233,4 @@ class LocalRunner(Runner):
             ended = done < call.steps and (done or state.source.position.is_over())
             if ended or (model.stop_training and not workers.several):
                 break
-        if state.steps_per_epoch is None and not model.stop_training:
-            state.steps_per_epoch = state.step
-        if state.step == started == 0 and state.epoch == state.first_epoch:
-            raise ValueError("The input gave no batch: give a dataset or generator that has at least one.")
         return logs

@@ -9,8 +9,7 @@ from typing import Any
 import keras
 
 from ...callbacks.call_schedule import steps_until_call
-from ...callbacks.fit_state import FitState
-from ...callbacks.trained_model import TrainedModel
+from ...callbacks.trained_model import FitState, TrainedModel
 from ...compat.keras_private.training import pythonify_logs
 from ...compat.patches import replaced_functions
 from ...distribute.hardware.devices import wait_for_accelerators

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ import tensorflow as tf
 from ...compat.keras_private.layers import forget_losses
 from ...compat.keras_private.variables import raw_value, stored_dtype
 from ...compat.tensorflow_graphs.graphs import is_inside, made_in_this_graph
+from ...distribute.parameter_servers.updates import colocated_with
 from ...distribute.replicas import local_copy, once_per_copy
 from ...distribute.step_context import StepContext
 
@@ -84,15 +85,20 @@ class CollectedWrites(keras.StatelessScope):
         does not pass a gradient to an earlier assignment, such as that of a running mean.
         """
         noted = super().get_current_value(variable)
-        if noted is None and self._reads_here is not None and raw_value(variable) is not None:
-            with self._reads_here():
-                return tf.convert_to_tensor(raw_value(variable))
         if noted is None:
-            return raw_value(variable)
+            own = self.own_value(variable)
+            if own is None or self._reads_here is None:
+                return own
+            with self._reads_here():
+                return tf.convert_to_tensor(own)
         if self.stands_for_variable(variable):
             return _of_variable(noted, tf.convert_to_tensor(raw_value(variable)))
         written = id(variable) in self.variables and noted.dtype.is_floating
         return tf.stop_gradient(noted) if written else noted
+
+    def own_value(self, variable: keras.Variable) -> Any:
+        """The TensorFlow variable, or what stands for it, before any assignment; None for one without a value."""
+        return raw_value(variable)
 
     def stands_for_variable(self, variable: keras.Variable) -> bool:
         """Whether the gradient of the assigned value is the variable's."""
@@ -118,24 +124,30 @@ class CollectedWrites(keras.StatelessScope):
             self.variables.pop(id(variable), None)
             self.state_mapping.pop(id(variable), None)
 
+    def make(self, step: StepContext) -> None:
+        """Writes each variable's new value into this replica's copy, if the step was not skipped.
+
+        The values are equal on every replica, but for parts of sums: those of metrics. Context: after the scope's end.
+        """
+        writes = self.items()
+        if not writes:
+            return
+        copies = [local_copy(variable) for variable, _ in writes]
+
+        def write(values: list[tf.Tensor], applied: tf.Tensor | None) -> None:
+            for (variable, _), copy, value in zip(writes, copies, values):
+                with colocated_with(copy):
+                    value = self.new_value(variable, copy, value)
+                    copy.assign(value if applied is None else tf.where(applied, value, copy))
+
+        once_per_copy(write)([value for _, value in writes], step.applied)
+
+    def new_value(self, variable: keras.Variable, copy: tf.Variable, value: tf.Tensor) -> tf.Tensor:
+        """The value to write to a copy of the variable: the recorded one."""
+        return value
+
 
 @tf.custom_gradient
 def _of_variable(value: tf.Tensor, before: tf.Tensor) -> Any:
     """`value`, whose gradient is that of the variable which was read as `before`; none flows further back."""
     return tf.identity(value), lambda gradient: (None, gradient)
-
-
-def make_writes(writes: Sequence[tuple[keras.Variable, tf.Tensor]], step: StepContext) -> None:
-    """Write each variable's new value into this replica's copy, if the step was not skipped.
-
-    The values are equal on every replica, but for parts of sums: those of metrics.
-    """
-    if not writes:
-        return
-    copies = [local_copy(variable) for variable, _ in writes]
-
-    def write(values: list[tf.Tensor], applied: tf.Tensor | None) -> None:
-        for copy, value in zip(copies, values):
-            copy.assign(value if applied is None else tf.where(applied, value, copy))
-
-    once_per_copy(write)([value for _, value in writes], step.applied)

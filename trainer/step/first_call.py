@@ -11,6 +11,7 @@ from ...compat.keras_private.layers import arguments_of
 from ...compat.keras_private.random_state import thread_state
 from ...compat.keras_private.training import compute_output_spec
 from ...optimizers.building import run_in_thread
+from ..inputs.batch import open_spec
 
 
 def build_outside(layer: Any, call_spec: Any, strategy: tf.distribute.Strategy) -> None:
@@ -37,17 +38,15 @@ def build_outside(layer: Any, call_spec: Any, strategy: tf.distribute.Strategy) 
 
 def _spec(value: Any) -> Any:
     """The spec of a tensor, for any number of samples; any other argument unchanged."""
-    if isinstance(value, keras.KerasTensor) or not tf.is_tensor(value):
-        return value
-    return tf.type_spec_from_value(value)
+    return value if isinstance(value, keras.KerasTensor) or not tf.is_tensor(value) else open_spec(value)
 
 
-def placeholder(spec: Any) -> Any:
-    """A stand-in for tensors of this spec, with any number of samples; any other argument unchanged."""
+def placeholder(spec: Any, samples: int | None = None) -> Any:
+    """A stand-in for tensors of this spec, if they are dense with this number of samples; any other argument unchanged."""
     if not isinstance(spec, tf.TypeSpec):
         return spec
-    parts = [
-        tf.compat.v1.placeholder(part.dtype, [None, *part.shape[1:]] if part.shape.rank else part.shape)
-        for part in tf.nest.flatten(spec, expand_composites=True)
-    ]
+    if samples is not None and isinstance(spec, tf.TensorSpec) and spec.shape.rank and spec.shape[0] is None:
+        spec = tf.TensorSpec([samples, *spec.shape[1:]], spec.dtype)
+    components = tf.nest.flatten(spec, expand_composites=True)
+    parts = [tf.compat.v1.placeholder(part.dtype, part.shape) for part in components]
     return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)

@@ -103,7 +103,8 @@ def loss_of_samples(
     step, (values, mask) = this_step(), entries_of(loss, y_true, y_pred)
     values = tf.convert_to_tensor(values, dtype=loss.dtype)
     dtype = values.dtype
-    alive = tf.cast(step.alive, dtype)
+    assert step.totals is not None
+    alive, totals = tf.cast(step.alive, dtype), step.totals
     weight = None if sample_weight is None else tf.cast(tf.convert_to_tensor(sample_weight), dtype)
     entries = valid = None
     if mask is not None:
@@ -124,18 +125,13 @@ def loss_of_samples(
     if loss.reduction == "sum":
         return tf.math.divide_no_nan(total, share)
     if loss.reduction == "mean_with_sample_weight" and weight is not None:
-        return tf.math.divide_no_nan(total, share * _global_weight(tf.reduce_sum(weight) * alive))
+        weight_total = totals.divisor(tf.stop_gradient(tf.reduce_sum(weight) * alive))
+        return tf.math.divide_no_nan(total, share * weight_total)
     count = tf.cast(tf.size(values), dtype)
     if valid is not None and entries is not None and loss.reduction != "mean_with_sample_weight":
-        return tf.math.divide_no_nan(total * (entries / count), share * _global_weight(valid * alive))
+        valid_total = totals.divisor(tf.stop_gradient(valid * alive))
+        return tf.math.divide_no_nan(total * (entries / count), share * valid_total)
     return tf.math.divide_no_nan(total, count)
-
-
-def _global_weight(local: tf.Tensor) -> tf.Tensor:
-    """The total sample weight of the batch, recorded in the step so that accumulation can divide by the same number."""
-    step = this_step()
-    total = tf.stop_gradient(local)
-    return total if step.totals is None else step.totals.divisor(total)
 
 
 def _same_rank(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

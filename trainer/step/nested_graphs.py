@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.keras_private.variables import raw_value, stateless_scope
+from ...compat.keras_private.variables import stateless_scope
 from ...compat.tensorflow_graphs.graphs import compiled_apart, inlined, scratch_graph
 from ...distribute.step_context import StepContext, current_step
 from .collected_writes import CollectedWrites, WriteInNestedGraph
@@ -198,7 +198,7 @@ class _Nested:
     def value(self, variable: keras.Variable) -> tf.Tensor:
         """The current value of the variable."""
         noted = self._scope.state_mapping.get(id(variable))
-        return tf.convert_to_tensor(raw_value(variable)) if noted is None else noted
+        return tf.convert_to_tensor(self._scope.own_value(variable)) if noted is None else noted
 
     @contextlib.contextmanager
     def holding(self, written: list[keras.Variable], values: list[tf.Tensor]) -> Iterator[None]:

@@ -26,7 +26,6 @@ class ReplicaSlices:
     Attributes:
         global_samples: int or int32 scalar tensor; samples of the global batch; its units, where its arrays have different
             numbers of samples and there are several replicas (see `inputs/batch.py`).
-        parts: the argument of `strategy.run`; there `of_this_replica(parts)` makes the replica's batch of it.
         shapes_vary: see `StepContext`; of the collectives that all-gather batches.
 
     Args:
@@ -65,21 +64,17 @@ class ReplicaSlices:
             self.global_samples = unit_count(batch)
         else:
             self.global_samples = sample_count(batch) if samples is None else samples
-        self.parts: Any = self._leaves(batch)
-        if self._replicas > 1:
-            self.parts = strategy.experimental_distribute_values_from_function(self._slice)
 
-    def of_this_replica(self, parts: list[Any]) -> tuple[Any, ReplicaSamples]:
+    def of_this_replica(self) -> tuple[Any, ReplicaSamples]:
         """This replica's batch, and the range of its samples. Context: replica.
 
         A replica without samples gets the first sample of the batch.
         """
-        present = iter(parts)
-        own = [None if leaf is None else next(present) for leaf in keras.tree.flatten(self._batch)]
-        data = keras.tree.pack_sequence_as(self._batch, own)
         if self._replicas == 1:
-            return data, ReplicaSamples(0, 1, self.global_samples, self.global_samples)
-        replica = first_local_replica(self._strategy) + local_replica_index()
+            return self._batch, ReplicaSamples(0, 1, self.global_samples, self.global_samples)
+        here = local_replica_index()
+        replica = first_local_replica(self._strategy) + here
+        data = self._slice(replica, here)
         if self._whole:
             data = data if self._worker_samples is None else self._gathered(data, replica)
             samples, before = (self.global_samples, 0) if replica == 0 else (0, self.global_samples)
@@ -97,14 +92,7 @@ class ReplicaSlices:
             self.shapes_vary = step is not None and step.shapes_vary
         return data
 
-    def _leaves(self, batch: Any) -> list[Any]:
-        """The leaves of a batch without those that are None in the whole one."""
-        pairs = zip(keras.tree.flatten(batch), keras.tree.flatten(self._batch))
-        return [leaf for leaf, known in pairs if known is not None]
-
-    def _slice(self, context: Any) -> list[Any]:
-        replica = context.replica_id_in_sync_group
-        here = replica % len(self._strategy.extended.worker_devices)
+    def _slice(self, replica: int, here: int) -> Any:
         with tf.device("CPU:0"):
             first, last, _ = self._bounds(replica)
             if self._whole and self._worker_samples is None:
@@ -114,12 +102,12 @@ class ReplicaSlices:
                 first, last = (first, last) if samples else (0, 1)
             else:
                 first, last = tf.where(samples > 0, first, 0), tf.where(samples > 0, last, 1)
-        if self._part is not None:
-            return self._leaves(self._part(here, first, last))
-        leaves = self._leaves(self._batch)
+        if self._part is not None:  # reads also the arrays that are None in the batch
+            part = self._part(here, first, last)
+            return keras.tree.map_structure(lambda a, b: None if a is None else b, self._batch, part)
         if self._in_units:
-            return slice_units(leaves, first, last, self.global_samples, device="CPU:0")
-        return [slice_samples(leaf, first, last, device="CPU:0") for leaf in leaves]
+            return slice_units(self._batch, first, last, self.global_samples, device="CPU:0")
+        return slice_samples(self._batch, first, last, device="CPU:0")
 
     def _bounds(self, replica: Any) -> tuple[Any, Any, Any]:
         """The samples `[first, last)` of a replica in the batch, and the number of samples of earlier workers."""

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.layers import takes_training
+from ...compat.keras_private.random_state import thread_state
 from ...compat.keras_private.training import (
     TensorFlowTrainer,
     compute_loss,
@@ -21,9 +22,10 @@ from ...compat.keras_private.training import (
 )
 from ...compat.tensorflow_graphs.equal_operations import made_once
 from ...distribute.parameter_servers.shards import gradient
+from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import ReplicaSamples, StepContext, WeightTotals, current_step, step_scope
 from ...optimizers.stages.call_options import CallOptions, call_options
-from .collected_writes import CollectedWrites, make_writes
+from .collected_writes import CollectedWrites
 
 
 @dataclasses.dataclass
@@ -34,46 +36,49 @@ class Tracing:
         weigh_losses: whether the total sample weights of losses are recorded; see `StepContext.totals`.
         in_xla, calls: see `StepContext`.
         after: operations that must have ended before anything of the step begins, even the drawing of a random number.
-        enter_thread: called first on each replica, which may run in another thread.
         shapes_vary: set while tracing, see `StepContext`.
     """
 
     weigh_losses: bool = False
     in_xla: bool = False
     after: Sequence[Any] = ()
-    enter_thread: Callable[[], None] | None = None
     calls: dict[int, Any] = dataclasses.field(default_factory=dict)
     shapes_vary: bool = False
 
 
-def run_on_replica(
+def replica_function(
+    strategy: tf.distribute.Strategy,
     step_fn: Callable[[Any], Any],
-    data_of: Callable[[Any], tuple[Any, ReplicaSamples]],
+    data_of: Callable[[], tuple[Any, ReplicaSamples]],
     tracing: Tracing,
-    parts: Any = None,
-) -> Any:
-    """Run a step, of a single device or partitioned, on one replica's samples, and make its writes; return its result.
+) -> Callable[[], Any]:
+    """The function for `strategy.run` that runs a step, of a single device or partitioned, and makes its writes.
 
-    `data_of(parts)` makes this replica's data, and the range of its samples, from the strategy's `parts`.
+    `data_of()` makes this replica's data, and the range of its samples.
     """
-    if tracing.enter_thread is not None:
-        tracing.enter_thread()
-    # Without a name scope, so that the tags of summaries do not depend on how steps are looped.
-    with tf.name_scope(""), tf.control_dependencies(tracing.after):
-        data, samples = data_of(parts)
-        step = StepContext(
-            **vars(samples),
-            in_xla=tracing.in_xla,
-            totals=WeightTotals() if tracing.weigh_losses else None,
-            calls=tracing.calls,
-        )
-        with step_scope(step):
-            with CollectedWrites() as writes:
-                step.writes = writes
-                results = step_fn(data)
-            make_writes(writes.items(), step)
-        tracing.shapes_vary = tracing.shapes_vary or step.shapes_vary
-    return results
+    enter_thread = thread_state().enter if runs_in_threads(strategy) else None
+
+    def run_on_replica() -> Any:
+        if enter_thread is not None:
+            enter_thread()
+        # Without a name scope, so that the tags of summaries do not depend on how steps are looped.
+        with tf.name_scope(""), tf.control_dependencies(tracing.after):
+            data, samples = data_of()
+            step = StepContext(
+                **vars(samples),
+                in_xla=tracing.in_xla,
+                totals=WeightTotals() if tracing.weigh_losses else None,
+                calls=tracing.calls,
+            )
+            with step_scope(step):
+                with CollectedWrites() as writes:
+                    step.writes = writes
+                    results = step_fn(data)
+                writes.make(step)
+            tracing.shapes_vary = tracing.shapes_vary or step.shapes_vary
+        return results
+
+    return run_on_replica
 
 
 def default_train_step(self: TrainedModel, data: Any) -> dict[str, Any]:

@@ -10,10 +10,11 @@ import tensorflow as tf
 from ... import optimizers
 from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.layers import layers_of
-from ...compat.keras_private.optimizers import optimizer_strategy, set_strategy, wrapped_optimizers
+from ...compat.keras_private.optimizers import optimizer_strategy, set_strategy
 from ...compat.keras_private.training import set_strategy_of, strategy_of
 from ...compat.keras_private.variables import raw_value
 from ...distribute.variables import move_variables
+from ...optimizers.building import inner_optimizers
 from ...optimizers.held_optimizers import optimizers_of
 from ..checks import check_home
 from .global_metrics import metrics_of
@@ -65,6 +66,5 @@ def _only_strategy(model: TrainedModel) -> tf.distribute.Strategy | None:
 
 def accumulates(optimizer: Any) -> bool:
     """Whether the optimizer, or a nested one, accumulates the gradients of several calls for one update."""
-    inside = [getattr(optimizer, "inner_optimizer", None), *wrapped_optimizers(optimizer)]
-    own = getattr(optimizer, "gradient_accumulation_steps", None)
-    return bool(own) or any(accumulates(each) for each in inside if each is not None)
+    all_of_them = (optimizer, *inner_optimizers(optimizer))
+    return any(getattr(each, "gradient_accumulation_steps", None) for each in all_of_them)

@@ -143,7 +143,6 @@ class DatasetSource(Source):
             signature=tf.type_spec_from_value(self._iterator),
             per_worker=self.per_worker,
             usual_batch_size=self.usual_batch_size,
-            spec=self._element_spec,
         )
 
     def drawn(self, steps: int) -> None:

@@ -113,7 +113,7 @@ class PythonSource(FedSource):
             checks.same_samples(batch, self._sharing)
             if self._rules is not None:
                 _, y, sample_weight = unpack(batch)
-                check_finite("sample_weight", sample_weight)
+                check_finite(sample_weight)
                 check_labels(y, self._rules)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None

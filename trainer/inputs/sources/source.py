@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..class_weights import ClassWeights, WeightedReader, weighted_spec
+from ..class_weights import ClassWeights, WeightedReader
 from ..position import Position
 from ..values import LabelRule, check_labels
 
@@ -32,7 +32,6 @@ class Chunk:
         per_worker: whether the batches hold this worker's samples only; then the chunk is `open_ended`.
         usual_batch_size: int or None; of batches that are drawn from an iterator, the most frequent number of samples, where
             XLA may be given these. Other numbers may occur.
-        spec: nest of `tf.TypeSpec` of a batch, where `usual_batch_size` is known.
         part_reader: `part_reader(inputs, i, replica, first, last)` is samples `first` to `last - 1` of batch `i`, read on
             the device of this process' replica number `replica`, where every replica has a copy of the data; else None.
     """
@@ -45,7 +44,6 @@ class Chunk:
     signature: Any = None
     per_worker: bool = False
     usual_batch_size: int | None = None
-    spec: Any = None
     part_reader: Callable[..., Any] | None = None
 
     def batch(self, i: int) -> Any:
@@ -130,10 +128,9 @@ class Source:
         self.position.advance(chunk.steps)
         if self.class_weights is None:
             return chunk
-        spec = None if chunk.spec is None else weighted_spec(chunk.spec)
         reader = WeightedReader(chunk.reader, chunk.open_ended, self.class_weights)
         part_reader = chunk.part_reader and reader.read
-        return dataclasses.replace(chunk, reader=reader, spec=spec, part_reader=part_reader)
+        return dataclasses.replace(chunk, reader=reader, part_reader=part_reader)
 
     def _begins_anew(self) -> bool:
         """Begins another pass, if the data has ended with the last step of the epoch before."""

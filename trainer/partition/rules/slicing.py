@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..labels import PARTIAL_SUM, REPLICATED, Label, is_partial, sizes
-from .view import Extents, Gather, Ruling, View, Wants, extents_of, known, rule
+from .view import Extents, Gather, Ruling, View, extents_of, known, rule
 
 
 def _entries(view: View, rank: int) -> tuple[list[int | None], dict[int, int]]:
@@ -45,8 +45,10 @@ def _blocks(label: Label, starts: Iterable[int], whole: Extents, part: Extents) 
     return found.pop()
 
 
-def _strided_blocks(view: View, label: Label, entry: int, whole: Extents, part: Extents) -> int:
-    """`_blocks` of the entry of a strided slice that names the sharded axis."""
+def _strided_blocks(view: View, label: Label, entry: int | None, whole: Extents, part: Extents) -> int:
+    """`_blocks` of the entry of a strided slice that names the sharded axis; None: the whole axis."""
+    if entry is None:
+        return label.blocks
     from_begin, to_end = (view.op.get_attr(name) >> entry & 1 for name in ("begin_mask", "end_mask"))
     if int(view.fixed(3)[entry]) != 1:
         raise Gather
@@ -70,17 +72,12 @@ def _strided_slice(view: View) -> Ruling:
     axes, named = _entries(view, view.rank(0))
     if label.axis not in axes:
         raise Gather
-    place = axes.index(label.axis)
-    wants: Wants = [None, REPLICATED, REPLICATED, REPLICATED]
-    if label.axis not in named:
-        return wants, [label._replace(axis=place)]
-    entry = named[label.axis]
+    place, entry = axes.index(label.axis), named.get(label.axis)
     whole, part = extents_of(view.shapes(0), label.axis), extents_of(view.out_shapes[0], place)
     blocks = _strided_blocks(view, label, entry, whole, part)
-    if not label.chosen:
-        wants[1] = wants[2] = sizes(entry)
+    bound = REPLICATED if label.chosen or entry is None else sizes(entry)
     counts = label.counts if blocks == label.blocks else False
-    return wants, [label._replace(axis=place, blocks=blocks, counts=counts)]
+    return [None, bound, bound, REPLICATED], [label._replace(axis=place, blocks=blocks, counts=counts)]
 
 
 @rule("StridedSliceGrad", linear_in=4)
@@ -90,12 +87,11 @@ def _strided_slice_gradient(view: View) -> Ruling:
     axis = axes[label.axis]
     if axis is None:
         raise Gather
-    wants: Wants = [sizes(axis, label.chosen), REPLICATED, REPLICATED, REPLICATED, None]
-    if label.chosen and view.labels[0] != wants[0]:
+    shape, entry = sizes(axis, label.chosen), named.get(axis)
+    if label.chosen and view.labels[0] != shape:
         raise Gather
-    if label.chosen or axis not in named:
-        return wants, [label._replace(axis=axis)]
-    entry = named[axis]
+    if label.chosen or entry is None:
+        return [shape, REPLICATED, REPLICATED, REPLICATED, None], [label._replace(axis=axis)]
     whole, part = extents_of(view.out_shapes[0], axis), extents_of(view.shapes(4), label.axis)
     ratios = {None if not b or a is None or a % b else a // b for a, b in zip(whole, part)}
     ratio = ratios.pop()
@@ -104,8 +100,7 @@ def _strided_slice_gradient(view: View) -> Ruling:
     made = label._replace(axis=axis, blocks=label.blocks * ratio)
     if _strided_blocks(view, made, entry, whole, part) != label.blocks:
         raise Gather
-    wants[1] = wants[2] = sizes(entry)
-    return wants, [made]
+    return [shape, sizes(entry), sizes(entry), REPLICATED, None], [made]
 
 
 @rule("Slice", linear_in=0)

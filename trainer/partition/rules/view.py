@@ -136,9 +136,9 @@ class View:
         """The axes of the input `data` from an axis input, counted from 0."""
         return [int(axis) % max(self.rank(data), 1) for axis in np.ravel(self.fixed(number))]
 
-    def depends_on_batch(self, number: int = 0) -> list[int]:
-        """The axes of an output whose extents depend on the size of the batch, as far as they are known."""
-        return varying_axes(self.out_shapes[number]) or []
+    def depends_on_batch(self) -> list[int]:
+        """The axes of the first output whose extents depend on the size of the batch, as far as they are known."""
+        return varying_axes(self.out_shapes[0]) or []
 
     def samples_axis(self) -> int | None:
         """Return the axis of the first output that has the samples; None where it has none, or it is not known."""

@@ -9,9 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ....compat.keras_private.variables import raw_value, sums_on_read
 from ....distribute.replicas import of_first_replica
-from ....distribute.sharding.sharded_value import ShardedValue
 from ....distribute.step_context import this_step
 from ....optimizers.stages.aggregated_gradients import after_aggregation
 from ....optimizers.stages.call_options import CallOptions, call_options, current_options
@@ -40,16 +38,6 @@ class Step:
     variables: Sequence[keras.Variable] = ()
     exits: Label = LOGS
     notes_weights: bool = False
-
-    @property
-    def totals(self) -> list[keras.Variable]:
-        """The variables whose value is the sum of the copies of all replicas."""
-        return [variable for variable in self.variables if sums_on_read(raw_value(variable))]
-
-    @property
-    def sharded(self) -> list[ShardedValue]:
-        """The sharded weights."""
-        return [v for v in map(raw_value, self.variables) if isinstance(v, ShardedValue)]
 
 
 @dataclasses.dataclass

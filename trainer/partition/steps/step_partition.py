@@ -105,12 +105,6 @@ class ModelPartition:
             return self._partition.whole()
         return self._partition.of(batch_spec(batch), compiles)
 
-    @property
-    def local_replicas(self) -> int:
-        """How many replicas of this process share a batch; 1 where none do."""
-        model = self._model
-        return len(model.distribute_strategy.extended.worker_devices) if shared_by_replicas(model) else 1
-
     def explained(self, spec: Any, samples: int) -> StepExplanation:
         """The collectives of a step on such a batch. Context: cross-replica, on several replicas."""
         return self._partition.explained(spec, samples)

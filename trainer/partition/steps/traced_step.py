@@ -138,11 +138,8 @@ class TracedStep:
         step = this_step()
         given = zip(tf.nest.flatten(data), tf.nest.flatten(self._spec))
         leaves = [leaf for leaf, spec in given if spec is not None]  # None for those that are not read
-        own = step.samples
-        held = max(own, 1) if isinstance(own, int) else tf.maximum(own, 1)  # at least a borrowed one
-        replica = Replica(
-            int(step.replica_id), own, held, step.global_samples, step.samples_before, local_replica_index()
-        )
+        place = step.samples, step.global_samples, step.samples_before
+        replica = Replica(int(step.replica_id), step.num_replicas, *place, copy=local_replica_index())
         read = lambda number: self._reads[number].read_value()  # noqa: E731
         run = rebuilt(self.program, leaves, replica, self._apply, read, self._compiles)
         outputs = _with_collectives(run)
@@ -164,7 +161,7 @@ class TracedStep:
         if self._step.exits == LOGS or label == PARTIAL_SUM or tensor.shape.rank == 0:
             return tensor
         if is_sharded(label):
-            return tensor if step.certainly_alive else tensor[: tf.where(step.alive, tf.shape(tensor)[0], 0)]
+            return tensor if step.alive is True else tensor[: tf.where(step.alive, tf.shape(tensor)[0], 0)]
         return tensor[: tf.where(step.holds_first_sample, tf.shape(tensor)[0], 0)]
 
     def _apply(self, number: int, tensors: list[tf.Tensor]) -> None:

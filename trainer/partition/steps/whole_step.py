@@ -132,10 +132,11 @@ class _State:
     """
 
     def __init__(self, step: Step) -> None:
-        copies = [tf.identity(local_copy(raw_value(v))) for v in step.totals]
+        summed = [v for v in step.variables if sums_on_read(raw_value(v))]
+        copies = [tf.identity(local_copy(raw_value(v))) for v in summed]
         copies = copies if shares_variables() else all_reduce_sum_packed(copies)
-        self.totals = {id(variable): total for variable, total in zip(step.totals, copies)}
-        self._sharded = step.sharded
+        self.totals = {id(variable): total for variable, total in zip(summed, copies)}
+        self._sharded = [v for v in map(raw_value, step.variables) if isinstance(v, ShardedValue)]
         self._whole: dict[int, TensorInPlace] = {}
         self.read()
 

@@ -21,6 +21,7 @@ from ....distribute.arguments import shown
 from ...compile_checks import output_names
 from ...inputs.batch import is_standard, unpack
 from ...inputs.values import holds_text
+from ...step.first_call import placeholder
 
 _BOLD = re.compile(r"\x1b\[1m(.*?)\x1b\[0m", re.DOTALL)  # Keras prints the reason of a layer's error in bold
 # The shape in Keras' phrases for an input of another kind than the layer was built for, or accepts.
@@ -201,19 +202,8 @@ def _broadcasts(a: tf.TensorShape, b: tf.TensorShape) -> bool:
 
 
 def _placeholders(spec: Any, batch_size: int | None) -> Any:
-    if spec is None:
-        return None
-    dense = all(isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(spec) if part is not None)
-
-    def placeholder(part: Any) -> Any:
-        if part is None:  # an input that is left out
-            return None
-        shape = part.shape
-        if dense and batch_size is not None and shape.rank and shape[0] is None:
-            shape = tf.TensorShape([batch_size]).concatenate(shape[1:])
-        return tf.compat.v1.placeholder(part.dtype, shape)
-
-    return tf.nest.map_structure(placeholder, spec, expand_composites=True)
+    dense = all(isinstance(part, tf.TensorSpec | None) for part in tf.nest.flatten(spec))
+    return tf.nest.map_structure(lambda part: placeholder(part, batch_size if dense else None), spec)
 
 
 def _shapes(structure: Any) -> str:

@@ -13,8 +13,7 @@ from ....callbacks.call_schedule import (
     replay_steps,
     takes_step_logs,
 )
-from ....callbacks.fit_state import FitState
-from ....callbacks.trained_model import TrainedModel
+from ....callbacks.trained_model import FitState, TrainedModel
 from ....distribute.workers.agreement import exchange
 from ..loops.compiled_calls import CompiledCall
 from ..loops.step_function import StepFunction

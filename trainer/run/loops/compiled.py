@@ -33,42 +33,23 @@ def inputs_and_steps(chunk: Chunk) -> tuple[Any, int]:
 def signed(body: Callable[..., Any], signature: Any, first: bool = False, **options: Any) -> Compiled:
     """`body(inputs, steps)`, compiled for inputs of `signature`, with `options` of `tf.function`; None: for any inputs.
 
-    With `first` it is `body(inputs, steps, first)`, which begins with batch `first`, by default 0. A part of a batch may be
-    None (the targets of an output without a loss). The signature of a `tf.function` supports no None, so the function is
-    then called with the other leaves.
+    With `first` it is `body(inputs, steps, first)`, which begins with batch `first`, by default 0.
     """
-    absent, numbers = has_absent(signature), (0,) if first else ()
+    numbers = (0,) if first else ()
 
     def arguments(chunk: Chunk) -> tuple[Any, ...]:
-        inputs = present(chunk.inputs) if absent else chunk.inputs
-        return inputs, *(tf.constant(number, tf.int32) for number in (chunk.steps, *numbers))
+        return chunk.inputs, *(tf.constant(number, tf.int32) for number in (chunk.steps, *numbers))
 
     if signature is None:
         options["reduce_retracing"] = True
     else:
-        if absent:
-            body, signature = taking_present(body, signature), present(signature)
-        options["input_signature"] = [signature, *[tf.TensorSpec([], tf.int32)] * (1 + len(numbers))]
+        counts = [tf.TensorSpec([], tf.int32)] * (1 + len(numbers))
+        options["input_signature"] = [with_none_specs(signature), *counts]
     function = graph_function(body, **options)
     return Compiled(function, arguments, (function,))
 
 
-def taking_present(body: Callable[..., Any], signature: Any) -> Callable[..., Any]:
-    """`body(inputs, *others)`, to be called with a list of the inputs that are not None."""
-
-    def on_present(leaves: list[Any], *others: Any) -> Any:
-        rest = iter(leaves)
-        whole = [None if leaf is None else next(rest) for leaf in tf.nest.flatten(signature)]
-        return body(tf.nest.pack_sequence_as(signature, whole), *others)
-
-    return on_present
-
-
-def has_absent(signature: Any) -> bool:
-    """Whether a leaf of the nest is None; a signature that is None itself has no leaves."""
-    return signature is not None and any(leaf is None for leaf in tf.nest.flatten(signature))
-
-
-def present(nest: Any) -> list[Any]:
-    """The leaves of a nest that are not None."""
-    return [leaf for leaf in tf.nest.flatten(nest) if leaf is not None]
+def with_none_specs(signature: Any) -> Any:
+    """The nest with a spec for each part that is None (the targets of an output without a loss), for `tf.function`."""
+    none = tf.type_spec_from_value(None)
+    return tf.nest.map_structure(lambda leaf: none if leaf is None else leaf, signature)

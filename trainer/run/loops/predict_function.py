@@ -11,12 +11,10 @@ import keras
 import tensorflow as tf
 
 from ....callbacks.trained_model import TrainedModel
-from ....compat.keras_private.random_state import thread_state
 from ....compat.tensorflow_graphs.graphs import graph_for, graph_function
 from ....distribute.arguments import shown
 from ....distribute.gathering import gather_outputs
 from ....distribute.hardware.devices import wait_for_accelerators
-from ....distribute.replicas import runs_in_threads
 from ....distribute.step_context import this_step
 from ....distribute.workers.agreement import spans_workers
 from ....distribute.workers.peer_monitor import monitored_collective
@@ -26,8 +24,7 @@ from ...inputs.sources.source import Chunk
 from ...partition.steps.step_partition import ModelPartition
 from ...partition.steps.whole_step import WholeStep
 from ...step.replica_slices import ReplicaSlices
-from ...step.train_step import Tracing, run_on_replica
-from .compiled import has_absent
+from ...step.train_step import Tracing, replica_function
 from .compiled_calls import CompiledCall, noted
 from .drawn_batches import batches_of
 from .predict_loop import PredictLoop
@@ -90,7 +87,7 @@ class PredictFunction:
     def _loop(self, chunk: Chunk) -> PredictLoop | None:
         """A function that predicts the chunk's batches in one call: those of one replica."""
         layout = chunk.reader, chunk.batch_size, chunk.open_ended
-        if not self._in_loops or chunk.per_worker or chunk.signature is None or has_absent(chunk.signature):
+        if not self._in_loops or chunk.per_worker or chunk.signature is None:
             return None
         if layout not in self._loops:
             step = functools.partial(self._outputs, samples=chunk.batch_size)
@@ -141,9 +138,6 @@ class PredictFunction:
         whole, predict_step = isinstance(own, WholeStep), own or self._predict_step
         slices = ReplicaSlices(strategy, batch, samples, worker_samples, part, in_units=custom, whole=whole)
         several_workers = spans_workers(strategy)
-        tracing = Tracing(after=after)
-        if runs_in_threads(strategy):
-            tracing.enter_thread = thread_state().enter
 
         def predict(data: Any) -> Any:
             outputs = predict_step(data)
@@ -154,8 +148,9 @@ class PredictFunction:
                 )
             return gather_outputs(outputs, this_step()) if several_workers else outputs
 
-        on_replica = functools.partial(run_on_replica, predict, slices.of_this_replica, tracing)
-        outputs = strategy.run(on_replica, args=(slices.parts,))
+        outputs = strategy.run(
+            replica_function(strategy, predict, slices.of_this_replica, Tracing(after=after))
+        )
         if self._alone:
             return outputs
         leaves = [strategy.experimental_local_results(leaf) for leaf in keras.tree.flatten(outputs)]

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from ....compat.tensorflow_graphs.graphs import graph_function, only_graph
 from ...inputs.sources.source import Chunk
+from .compiled import with_none_specs
 
 FEWEST_STEPS = 8  # shorter loops, because of callbacks or slow steps, gain nothing
 
@@ -56,7 +57,7 @@ class PredictLoop:
     def __call__(self, chunk: Chunk) -> tuple[int, Any]:
         """The number of batches, and their outputs, in order; None if this model cannot be looped."""
         if self._function is None:
-            signature = [chunk.signature, tf.TensorSpec([], tf.int32)]
+            signature = [with_none_specs(chunk.signature), tf.TensorSpec([], tf.int32)]
             self._function = graph_function(self._run, input_signature=signature)
         try:
             done, outputs = only_graph(self._function)(chunk.inputs, tf.constant(chunk.steps, tf.int32))

@@ -25,9 +25,9 @@ from ...partition.steps.step_partition import ModelPartition
 from ...partition.steps.whole_step import WholeStep
 from ...step.global_metrics import losses_count_samples
 from ...step.replica_slices import ReplicaSlices
-from ...step.train_step import Tracing, run_on_replica
+from ...step.train_step import Tracing, replica_function
 from ...step.variable_placement import accumulates
-from ..logs.carried_logs import CarriedLogs, Shares, whole
+from ..logs.last_logs import LastLogs, Shares, whole
 from ..logs.step_recorder import StepRecorder
 from .compiled import GRAPH, XLA, Compiled
 from .compiled_calls import UNKNOWN, CompiledCall, noted
@@ -69,7 +69,7 @@ class StepFunction:
         self._partition = ModelPartition(model, "train_step" if training else "test_step", step_fn)
         self._device = ""
         self._is_large: bool | None = None
-        self.carried = CarriedLogs()
+        self._last_logs = LastLogs()
         self._calls = CallsOnHost(model.optimizer, training and not model._overrides_step("train_step"))
         with tf.device("CPU:0"):  # the steps of the last call that ran before an error, or UNKNOWN
             self.reached_steps = plain_variable(tf.constant(UNKNOWN))
@@ -165,56 +165,56 @@ class StepFunction:
         parts = None if in_xla or eager else chunk.part_reader
 
         def run(inputs: Any, steps: Any, first: Any = 0) -> tuple[tf.Tensor, dict[str, Any]]:
-            def body(i: tf.Tensor, logs: Any) -> Any:
+            def body(i: tf.Tensor) -> tuple[tf.Tensor]:
                 if not in_xla:
                     self.begin(i)
                 with effects() as drawn:
                     batch = reader(inputs, i)
                 own = {} if parts is None else {"part": functools.partial(parts, inputs, i)}
-                return i + 1, self.carried.after(logs, step(batch, samples, after=drawn, **own))
+                self._keep(step(batch, samples, after=drawn, **own))
+                return (i + 1,)
 
-            probe = (lambda: step(reader(inputs, tf.constant(0)), samples)) if in_xla else None
             if not (in_xla or eager):
                 self._calls.begin()
-            logs: Any = {}
-            if self.model._has_own_logs(self.training):  # which are not metrics
-                replicas = self._partition.local_replicas if self.recorder is None else 1
-                logs = self.carried.start(probe, replicas)
             if chunk.open_ended:
-                done, logs = self._until_the_end(step, chunk, functools.partial(reader, inputs), steps, logs)
+                done = self._until_the_end(step, chunk, functools.partial(reader, inputs), steps)
             else:
-                start = tf.convert_to_tensor(first), logs
-                done, logs = tf.while_loop(lambda i, _: self.goes_on(i < steps), body, start)
-            return done, self.logs(self.carried.end(logs))
+                start = (tf.convert_to_tensor(first),)
+                (done,) = tf.while_loop(lambda i: self.goes_on(i < steps), body, start)
+            return done, self.logs(self._last_logs.take())
 
         return run
 
     def _until_the_end(
-        self, step: Callable[..., Any], chunk: Chunk, read: Callable[[Any], Any], steps: Any, logs: Any
-    ) -> tuple[tf.Tensor, Any]:
-        """The steps on batches that may end, each of which is read after the step before; and the carried logs."""
+        self, step: Callable[..., Any], chunk: Chunk, read: Callable[[Any], Any], steps: Any
+    ) -> tf.Tensor:
+        """The number of steps on batches that may end, each of which is read after the step before."""
         batches, first = batches_of(chunk, self.model.distribute_strategy), read(tf.constant(0))
         empty = tf.experimental.Optional.empty(first.element_spec)
 
-        def body(i: tf.Tensor, drawn: Any, logs: Any) -> Any:
+        def body(i: tf.Tensor, drawn: Any) -> Any:
             self.begin(i)
             with effects() as made:
-                new = step(*batches.arguments(drawn))
+                logs = step(*batches.arguments(drawn))
+            self._keep(logs)
             with tf.control_dependencies(made):  # the step is complete before an error of the input
                 self.begin(i + 1)
                 more = tf.cond(self.goes_on(i + 1 < steps), lambda: read(i + 1), lambda: empty)
-            return i + 1, batches.take(more, drawn), self.carried.after(logs, new)
+            return i + 1, batches.take(more, drawn)
 
-        def exists(i: tf.Tensor, drawn: Any, logs: Any) -> Any:
+        def exists(i: tf.Tensor, drawn: Any) -> Any:
             return self.goes_on(tf.logical_and(i < steps, batches.exists(drawn)))
 
-        state = tf.constant(0), batches.take(first), logs
+        state = tf.constant(0), batches.take(first)
         if not self.model.run_eagerly:
-            done, _, logs = tf.while_loop(exists, body, state)
-            return done, logs
+            return tf.while_loop(exists, body, state)[0]
         while exists(*state):  # TensorFlow's loop takes no None, which a batch may have
             state = body(*state)
-        return state[0], state[2]
+        return state[0]
+
+    def _keep(self, logs: dict[str, Any] | Shares) -> None:
+        """Keeps the logs of a step for the end of the loop; XLA compiles for one device, that of the model."""
+        self._last_logs.keep(logs, self.device() if self.alone else None)
 
     def call_hooks(self, batch: Any) -> None:
         """Calls the hooks of callbacks before a step, on the global batch."""
@@ -259,12 +259,9 @@ class StepFunction:
         slices = ReplicaSlices(strategy, batch, samples, worker_samples, part, in_units=custom, whole=on_one)
         tracing = Tracing(self.training and accumulates(model.optimizer), in_xla, after)
         tracing.calls = {} if in_xla else self._calls.next()
-        if runs_in_threads(strategy):
-            tracing.enter_thread = thread_state().enter
-
-        on_replica = functools.partial(run_on_replica, own or self._step_fn, slices.of_this_replica, tracing)
+        run = replica_function(strategy, own or self._step_fn, slices.of_this_replica, tracing)
         with effects() as made, losses_count_samples(model):
-            logs: Any = strategy.run(on_replica, (slices.parts,))
+            logs: Any = strategy.run(run)
         self.shapes_vary = self.shapes_vary or tracing.shapes_vary or slices.shapes_vary
         logs = self._partition.checked(logs) if own is None else Shares.of(logs, own.sums, strategy)
         if self.recorder is not None:

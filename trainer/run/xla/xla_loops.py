@@ -13,7 +13,7 @@ from ....compat.tensorflow_graphs.graphs import first_graph, graph_function, onl
 from ....distribute.hardware.devices import is_gpu
 from ...inputs.sources.readers import for_xla
 from ...inputs.sources.source import Chunk
-from ..loops.compiled import XLA, Compiled, inputs_and_steps, present, signed, taking_present
+from ..loops.compiled import XLA, Compiled, inputs_and_steps, signed
 from ..loops.compiled_calls import UNKNOWN
 from ..loops.step_function import StepFunction
 from .batch_stacks import Stacks
@@ -38,14 +38,14 @@ def _step_by_itself(
     function: StepFunction, batch: Any, samples: int | None, worker_samples: Any = None, after: Any = ()
 ) -> Any:
     """One step, compiled; uncompiled where XLA does not support a part of the batch (strings)."""
-    leaves = present(batch)
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     # XLA takes tensors of numbers. Their shape may be unknown: XLA compiles for each one that occurs.
     if not all(isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.string, tf.variant) for leaf in leaves):
         return function.global_step(batch, samples, worker_samples, after)
     function.call_hooks(batch)
     step = functools.partial(function.global_step, samples=samples, after=after, in_xla=True, hooks=False)
     with tf.device(function.device()):
-        return graph_function(taking_present(step, batch), jit_compile=True)(leaves)
+        return graph_function(step, jit_compile=True)(batch)
 
 
 def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
@@ -100,12 +100,6 @@ def compile_only(function: StepFunction, chunk: Chunk) -> None:
     """Compiles the function for chunks of this layout, without running a step."""
     compiled, _ = function.compiled_for(chunk)
     compiled.function(*compiled.arguments(dataclasses.replace(chunk, steps=0)))
-
-
-def operations_of_steps(function: StepFunction, chunk: Chunk) -> set[str]:
-    """The types of the operations in the steps of such a chunk, which have run before."""
-    compiled, _ = function.compiled_for(chunk)
-    return operations(compiled.graphs[0])
 
 
 def operations(function: Any) -> set[str]:
