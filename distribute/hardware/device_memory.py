@@ -10,7 +10,7 @@ import tensorflow as tf
 from ...compat.tensorflow_private.strategies import memory_limit
 from ..arguments import shown
 
-_STATUS, _CLEAR, _MACHINE = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
+STATUS, _CLEAR, _MACHINE = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
 
 
@@ -84,21 +84,22 @@ class PeakMemory:
         """Peak bytes since `reset`, of the device with the highest peak."""
         if self._gpus:
             return max(tf.config.experimental.get_memory_info(gpu)["peak"] for gpu in self._gpus)
-        return _kilobytes(_STATUS, "VmHWM") * 1024
+        return kilobytes(STATUS, "VmHWM") * 1024
 
     def limit(self) -> int:
         """Bytes of the smallest device; for the host, the memory of this process plus the free memory."""
         if self._gpus:
             return min(memory_limit(gpu) or 0 for gpu in self._gpus)
-        used = _kilobytes(_STATUS, "VmRSS") * 1024
-        free = [_kilobytes(_MACHINE, "MemAvailable") * 1024]
+        used = kilobytes(STATUS, "VmRSS") * 1024
+        free = [kilobytes(_MACHINE, "MemAvailable") * 1024]
         most, now = ((_GROUP / name) for name in ("memory.max", "memory.current"))
         if most.exists() and (text := most.read_text().strip()).isdigit():
             free.append(int(text) - int(now.read_text()))
         return used + max(0, min(free))
 
 
-def _kilobytes(file: Path, name: str) -> int:
+def kilobytes(file: Path, name: str) -> int:
+    """The value of a line of a file of proc(5) such as `VmRSS:  1234 kB`."""
     line = next(line for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1])
 
