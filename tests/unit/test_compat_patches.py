@@ -12,7 +12,6 @@ from keras.src.backend.tensorflow import random as backend_random
 
 import unisono
 import unisono.trainer  # provides the replacements
-from unisono.compat import patches
 from unisono.compat.patches import ACCUMULATING, ADDED, GPUS, REPLACED, SERVERS, XLA, replaced_functions
 from unisono.compat.tensorflow_private.parameter_servers import save_as_whole_ones
 from unisono.compat.tensorflow_private.strategies import pretending_replicas
