@@ -18,7 +18,7 @@ from ...compat.keras_private.random_state import seeds_as_set
 from ...compat.tensorflow_private.strategies import devices_of
 from ...compat.versions import installed
 from ...distribute.environment import shown_variables
-from ...distribute.hardware.device_memory import STATUS, kilobytes
+from ...distribute.hardware.device_memory import STATUS, bytes_in
 from ..fit_state import FitState
 from ..trained_model import TrainedModel
 
@@ -88,7 +88,7 @@ def memory_bytes() -> dict[str, int]:
     found: dict[str, int] = {}
     with contextlib.suppress(OSError, StopIteration):
         names = {"host": "VmRSS", "host peak": "VmHWM"}
-        found = {key: kilobytes(STATUS, name) * 1024 for key, name in names.items()}
+        found = {key: bytes_in(STATUS, name) for key, name in names.items()}
     for gpu in tf.config.list_logical_devices("GPU"):
         name = gpu.name.rpartition("device:")[2]
         info = tf.config.experimental.get_memory_info(name)

@@ -73,11 +73,9 @@ class Window:
     def _newly_needed(self, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
         """The dependencies of these operations since the first gradient was taken, including them, without known ones."""
         if self._first is None:
-            first = next(filter(is_of_a_gradient, self.graph.get_operations()), None)
-            if first is None:
-                return []
-            self._first = number_of(first)
-        return newly_needed(ops, self._first, self._needed)
+            of_gradients = filter(is_of_a_gradient, self.graph.get_operations())
+            self._first = next(map(number_of, of_gradients), None)
+        return [] if self._first is None else newly_needed(ops, self._first, self._needed)
 
 
 def gradient_window() -> Window | None:

@@ -179,9 +179,8 @@ class BackwardPass:
         """
         if self._reads:
             needed: set[str] = set()
-            operations = self._weights.graph.get_operations()
-            over_workers = [op for op in operations if op.type.startswith("Collective")]
-            newly_needed(over_workers, self._first, needed)
+            ops = self._weights.graph.get_operations()
+            newly_needed([op for op in ops if op.type.startswith("Collective")], self._first, needed)
             self._reads = [(op, tensor) for op, tensor in self._reads if op.name not in needed]
 
     def gather_until(self, tensors: Sequence[tf.Tensor] | None = None) -> None:
