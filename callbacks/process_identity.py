@@ -64,15 +64,6 @@ def _place() -> str:
 
 
 def _started(pid: int) -> int | None:
-    """When a process of this machine was started; None where it has ended, 0 where only its number is known."""
-    if fields := stat_of(pid):
-        return None if fields[0] in "ZX" else int(fields[19])
-    if Path("/proc/self/stat").exists():
-        return None
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except OSError:
-        pass
-    return 0
+    """When a process of this machine was started; None where it has ended."""
+    fields = stat_of(pid)
+    return None if fields is None or fields[0] in "ZX" else int(fields[19])

@@ -167,7 +167,7 @@ def remove(path: Path) -> None:
 def sync_directory(directory: Path) -> None:
     """Flushes a directory, so that a rename in it survives a power failure, where the file system can do that."""
     try:
-        descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:
         return
     try:

@@ -47,7 +47,6 @@ class Changed:
     only_for: tuple[str, ...] = ()  # the circumstances without which the original stays; (): in every step
     make: Callable[[Any], Any] | None = None  # makes a replacement of an original
     made: tuple[Any, Any] = (None, None)  # the last original and its replacement
-    installed: bool = False
 
     @property
     def key(self) -> str:
@@ -55,9 +54,8 @@ class Changed:
         return f"{self.owner.__name__.rpartition('.')[2]}.{self.name}"
 
     def install(self) -> None:
-        """Puts the replacement in the place of the original, if there is one."""
-        if self.make is None:
-            return
+        """Puts the replacement in the place of the original."""
+        assert self.make is not None  # narrows the type
         found = vars(self.owner)[self.name]
         # A patch that begins inside of a step and ends outside restores our replacement.
         original = getattr(getattr(found, "fget", found), "__unisono_original__", found)
@@ -67,13 +65,11 @@ class Changed:
             replacement.__unisono_original__ = original
             self.made = original, property(replacement) if isinstance(original, property) else replacement
         setattr(self.owner, self.name, self.made[1])
-        self.installed = True
 
     def restore(self) -> None:
         """Puts the original back, unless other code has wrapped the replacement."""
-        if self.installed and vars(self.owner)[self.name] is self.made[1]:
+        if vars(self.owner)[self.name] is self.made[1]:
             setattr(self.owner, self.name, self.made[0])
-        self.installed = False
 
 
 REPLACED = (
@@ -214,9 +210,9 @@ def replaced_functions(*circumstances: str) -> Iterator[None]:
     if tf.config.list_logical_devices("GPU"):
         found.add(GPUS)
     with contextlib.ExitStack() as stack:
-        for only_for, replaced in _replaced.items():
+        for only_for in dict.fromkeys(each.only_for for each in REPLACED):
             if found.intersection(only_for or ("",)):
-                stack.enter_context(replaced())
+                stack.enter_context(shared_change(only_for, functools.partial(_replace, only_for)))
         stack.enter_context(_LeftOut())
         yield
 
@@ -226,16 +222,12 @@ class _LeftOut(tf_stack.StackTraceFilter):
         return frozenset(_FILES) | self.parent.get_filtered_filenames()
 
 
-def _replaced_for(only_for: tuple[str, ...]) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    changes = [each for each in REPLACED if each.only_for == only_for]
-    return shared_change(
-        lambda: [each.install() for each in changes], lambda: [each.restore() for each in changes]
-    )
-
-
-_replaced = {
-    only_for: _replaced_for(only_for) for only_for in dict.fromkeys(each.only_for for each in REPLACED)
-}
+def _replace(only_for: tuple[str, ...]) -> Callable[[], object]:
+    """Makes the replacements that are provided for these circumstances; returns the function that undoes it."""
+    changes = [each for each in REPLACED if each.only_for == only_for and each.make is not None]
+    for each in changes:
+        each.install()
+    return lambda: [each.restore() for each in changes]
 
 
 def wrap(name: str, around: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""Reference-counted changes: made when the first user enters, and undone when the last one leaves."""
+"""Changes that hold in a block: made when the first user enters, in any thread, and undone when the last one leaves."""
 
 from __future__ import annotations
 
@@ -7,60 +7,44 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-
-def shared_change(
-    make: Callable[[], object], undo: Callable[[], object]
-) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """A context manager inside of which a change holds. Counts the users inside, in all threads."""
-    lock = threading.Lock()
-    users = 0
-
-    @contextlib.contextmanager
-    def made() -> Iterator[None]:
-        nonlocal users
-        with lock:
-            if not users:
-                make()
-            users += 1
-        try:
-            yield
-        finally:
-            with lock:
-                users -= 1
-                if not users:
-                    undo()
-
-    return made
-
-
 _ABSENT = object()
-_attributes_lock = threading.Lock()
-_attributes: dict[tuple[int, str], list[Any]] = {}  # the number of users inside, and the original value
+_lock = threading.RLock()
+_held: dict[Any, list[Any]] = {}  # by the key of a change: the number of users inside, and what undoes it
 
 
 @contextlib.contextmanager
-def shared_attribute(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Inside, the attribute of an object is `make` of its original value; the first user's change serves all threads.
-
-    The attribute is set past Keras' tracking. The original value may be a method of the class.
-    """
-    key = id(owner), name
-    with _attributes_lock:
-        if key not in _attributes:
-            _attributes[key] = [0, vars(owner).get(name, _ABSENT)]
-            object.__setattr__(owner, name, make(getattr(owner, name)))
-        _attributes[key][0] += 1
+def shared_change(key: Any, make: Callable[[], Callable[[], object]]) -> Iterator[None]:
+    """Inside, a change holds, which `key` identifies: `make()` makes it and returns the function that undoes it."""
+    with _lock:
+        if key not in _held:
+            _held[key] = [0, make()]
+        _held[key][0] += 1
     try:
         yield
     finally:
-        with _attributes_lock:
-            _attributes[key][0] -= 1
-            if not _attributes[key][0]:
-                _, before = _attributes.pop(key)
-                if before is _ABSENT:
-                    object.__delattr__(owner, name)
-                else:
-                    object.__setattr__(owner, name, before)
+        with _lock:
+            _held[key][0] -= 1
+            if not _held[key][0]:
+                _held.pop(key)[1]()
+
+
+def shared_attribute(
+    owner: Any, name: str, make: Callable[[Any], Any]
+) -> contextlib.AbstractContextManager[None]:
+    """Inside, the attribute of an object or a class is `make` of its original value.
+
+    The attribute is set past Keras' tracking. The original value may be a method of the class.
+    """
+
+    def change() -> Callable[[], object]:
+        kind = type if isinstance(owner, type) else object
+        before = vars(owner).get(name, _ABSENT)
+        kind.__setattr__(owner, name, make(getattr(owner, name)))
+        if before is _ABSENT:
+            return lambda: kind.__delattr__(owner, name)
+        return lambda: kind.__setattr__(owner, name, before)
+
+    return shared_change((id(owner), name), change)
 
 
 @contextlib.contextmanager

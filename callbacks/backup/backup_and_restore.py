@@ -251,7 +251,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
     def _is_due(self, step: int) -> bool:
         waited = 0.0 if self._writer.busy else self._clock() - self._saved_at_time
         steps, strategy = self._steps_before_epoch + step, self.model.distribute_strategy
-        return self.schedule.due_on_workers(steps, self._saved_at_step, waited, strategy)
+        return self.schedule.due(steps, self._saved_at_step, waited, strategy)
 
     def _save_and_stop(self, epoch: int, step: int) -> None:
         reason = self._fit_state().save_and_exit

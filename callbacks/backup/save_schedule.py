@@ -50,19 +50,22 @@ class SaveSchedule:
             "saves before preemption only."
         )
 
-    def due(self, steps: int, saved_at_step: int, seconds_since_save: float = 0.0) -> bool:
-        """Whether to save now, after `steps` steps since the beginning of training."""
+    def due(
+        self,
+        steps: int,
+        saved_at_step: int,
+        seconds_since_save: float = 0.0,
+        strategy: tf.distribute.Strategy | None = None,
+    ) -> bool:
+        """Whether to save now, after `steps` steps since the beginning of training.
+
+        Seconds are those of whichever worker of the `strategy` is ahead. All workers ask, at the same steps.
+        """
         if self.unit == "steps":
             return steps // self.amount > saved_at_step // self.amount
-        return self.unit == "seconds" and seconds_since_save >= self.amount
-
-    def due_on_workers(
-        self, steps: int, saved_at_step: int, seconds_since_save: float, strategy: tf.distribute.Strategy
-    ) -> bool:
-        """`due`, by the clock of whichever worker is ahead. All workers ask, at the same steps."""
-        if self.unit == "seconds":
-            seconds_since_save = max(row[0] for row in exchange([seconds_since_save], strategy))
-        return self.due(steps, saved_at_step, seconds_since_save)
+        if self.unit != "seconds":
+            return False
+        return max(row[0] for row in exchange([seconds_since_save], strategy)) >= self.amount
 
     def steps_until_call(self, steps: int) -> int | None:
         """Steps from `steps` to the next save; None where steps do not decide."""

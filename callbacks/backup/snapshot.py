@@ -134,7 +134,7 @@ def restore_values(content: dict[str, Any], model: TrainedModel, fit_state: FitS
     place = place_among_workers(strategy)
     for group, members in variable_state.variables_of(model, not fit_state.custom_loop).items():
         for variable, saved in zip(members, content["variables"][group], strict=True):
-            variable_state.restore(variable, saved, strategy, place)
+            variable_state.restore(variable, saved, place)
     left_over = callback_state.restore(fit_state.callbacks, content["callbacks"])
     inputs = [source for source in (fit_state.source, fit_state.validation) if source is not None]
     owned = [each for source in inputs for each in getattr(source, "owned", ())]

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from ...compat.keras_private.layers import layers_of
 from ...compat.keras_private.variables import is_read_together, raw_value, sums_on_read
+from ...distribute.replicas import copies_of
 from ...distribute.sharding.sharded_value import ShardedValue
 from ...distribute.workers.agreement import spans_workers
 from ...optimizers.held_optimizers import optimizers_of
@@ -82,7 +83,7 @@ def capture(
     value = raw_value(variable)
     if isinstance(value, ShardedValue):
         return {"shards": [keep(i, _read(shard)) for i, shard in enumerate(value.shards)]}
-    copies = _copies(value, strategy)
+    copies = copies_of(value)
     own = is_read_together(value) or getattr(variable, "differs_by_replica", False)
     if len(copies) > 1 and not own and (equal or len({_read(copy).tobytes() for copy in copies}) == 1):
         copies = copies[:1]
@@ -91,9 +92,7 @@ def capture(
     return {"copies": arrays} if several else arrays[0]
 
 
-def restore(
-    variable: Any, saved: Any, strategy: tf.distribute.Strategy, place: tuple[int, int] = (0, 1)
-) -> None:
+def restore(variable: Any, saved: Any, place: tuple[int, int] = (0, 1)) -> None:
     """Writes what `capture` returned; the number of replicas may differ, see the table above.
 
     With several workers `saved` has the copies of all of them, in order; `place` is (this worker's number, how many).
@@ -110,7 +109,7 @@ def restore(
     if isinstance(value, ShardedValue):
         value.assign(spread(saved, 1, value, variable)[0])
         return
-    copies = _copies(value, strategy)
+    copies = copies_of(value)
     arrays = spread(saved, num_workers * len(copies), value, variable)
     for i, copy in enumerate(copies):
         copy.assign(arrays[worker * len(copies) + i])
@@ -137,13 +136,6 @@ def held_by(model: TrainedModel) -> dict[str, Any]:
     """What the layers of a model hold, and its loss, for `reached`."""
     layers = {f"layer {i}": (dict(vars(layer)), layer) for i, layer in enumerate(layers_of(model))}
     return {**layers, "loss": getattr(model, "loss", None)}
-
-
-def _copies(value: Any, strategy: tf.distribute.Strategy) -> Sequence[Any]:
-    """The copies of a variable on this worker's replicas; the variable itself where there is but one."""
-    if isinstance(value, tf.distribute.DistributedValues):
-        return strategy.experimental_local_results(value)
-    return [value]
 
 
 def _read(copy: Any) -> np.ndarray:

@@ -18,6 +18,7 @@ from ...compat.keras_private.random_state import seeds_as_set
 from ...compat.tensorflow_private.strategies import devices_of
 from ...compat.versions import installed
 from ...distribute.environment import shown_variables
+from ...distribute.hardware.device_memory import STATUS, bytes_in
 from ..trained_model import FitState, TrainedModel
 
 _PACKAGES = ("unisono", "tensorflow", "keras", "numpy")
@@ -64,7 +65,7 @@ def facts_of(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
         "machine": {
             "host": socket.gethostname(),
             "system": f"{platform.system()} {platform.release()}",
-            "CPU cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "CPU cores": len(os.sched_getaffinity(0)),
             "git commit": git_commit(Path.cwd()) or "none",
         },
         "environment": shown_variables(os.environ),
@@ -84,10 +85,9 @@ def git_commit(folder: Path) -> str:
 def memory_bytes() -> dict[str, int]:
     """Bytes in use: of this process ("host"), and of each GPU of it, with their peaks. Context: host."""
     found: dict[str, int] = {}
-    with contextlib.suppress(OSError, KeyError):
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        sizes = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith(("VmRSS", "VmHWM"))}
-        found = {"host": int(sizes["VmRSS"]) * 1024, "host peak": int(sizes["VmHWM"]) * 1024}
+    with contextlib.suppress(OSError, StopIteration):
+        names = {"host": "VmRSS", "host peak": "VmHWM"}
+        found = {key: bytes_in(STATUS, name) for key, name in names.items()}
     for gpu in tf.config.list_logical_devices("GPU"):
         name = gpu.name.rpartition("device:")[2]
         info = tf.config.experimental.get_memory_info(name)

@@ -154,7 +154,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         """Whether `save_freq` steps have passed, counting every step of every epoch once; or its seconds."""
         if self._schedule.unit != "steps":
             strategy, now = self.model.distribute_strategy, self._clock()
-            due = self._schedule.due_on_workers(0, 0, now - self._saved_at, strategy)
+            due = self._schedule.due(0, 0, now - self._saved_at, strategy)
             self._saved_at = now if due else self._saved_at
             return due
         steps = self._batches_seen_since_last_saving + self._not_counted(batch + 1)

@@ -57,12 +57,6 @@ def made_in_backward_pass(graph: tf.Graph, before: tf.Operation) -> Iterator[Non
     )
 
 
-def collectives_in(graph: tf.Graph, first: float) -> list[tf.Operation]:
-    """The collectives over several workers in a graph, from an operation's number on."""
-    found = [op for op in graph.get_operations() if op.type.startswith("Collective")]
-    return [op for op in found if number_of(op) >= first]
-
-
 def newly_needed(ops: Iterable[tf.Operation], first: float, known: set[str]) -> list[tf.Operation]:
     """The operations that must have run before `ops`, including `ops`.
 
@@ -100,11 +94,6 @@ def _affects_no_resource(op: tf.Operation) -> bool:
 def let_wait(op: tf.Operation, for_op: tf.Operation) -> None:
     """Lets an operation run after another one, which may not depend on it."""
     op._add_control_input(for_op)
-
-
-def first_of_a_gradient(graph: tf.Graph) -> float | None:
-    """The number of the first operation that `tf.GradientTape.gradient` made in a graph; None without one."""
-    return next((number_of(op) for op in graph.get_operations() if is_of_a_gradient(op)), None)
 
 
 def read_instead(op: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> None:

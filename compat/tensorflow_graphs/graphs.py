@@ -19,6 +19,8 @@ from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.autograph_util import py_func_from_autograph
 from tensorflow.python.framework import config, op_def_registry, ops
 
+from .edges import is_of_a_gradient
+
 __all__ = ["control_status_ctx"]
 
 _MOST_LAYOUTS = 32  # of the arguments of one function
@@ -119,7 +121,7 @@ def converted(fn: Callable[..., Any], status: Any) -> Callable[..., Any]:
     return tf_convert(fn, status, convert_by_default=False)
 
 
-_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 _NOT_COMPUTED = ("Const", "Placeholder", "ReadVariableOp", "VarHandleOp")
 _VIEWS = ("ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient")
 
@@ -139,9 +141,9 @@ def bytes_kept_for_backward(graph: Any) -> int:
     kept: dict[str, Any] = {}
     total = 0
     for operation in graph.get_operations():
-        if "gradient_tape/" in operation.name and operation.type not in _SHAPES:
+        if is_of_a_gradient(operation) and operation.type not in SHAPES:
             for tensor in map(_seen_through_views, operation.inputs):
-                if "gradient_tape/" not in tensor.op.name and tensor.op.type not in _NOT_COMPUTED:
+                if not is_of_a_gradient(tensor.op) and tensor.op.type not in _NOT_COMPUTED:
                     kept[tensor.name] = tensor
         for name in ("body", "f"):
             called = operation.node_def.attr[name].func.name if name in operation.node_def.attr else ""
@@ -219,15 +221,19 @@ def effects() -> Iterator[list[tf.Operation]]:
     made.extend(op for op in graph.get_operations()[before:] if op.op_def.is_stateful or op.type in _CALLS)
 
 
-_DRAWS = ("Multinomial", "ParameterizedTruncatedNormal", "Random", "SampleDistorted", "TruncatedNormal")
+DRAWS = ("Multinomial", "ParameterizedTruncatedNormal", "Random", "SampleDistorted", "TruncatedNormal")
 """How the names of stateful operations begin that draw random numbers."""
+
+
+def nodes_of(definition: Any) -> list[Any]:
+    """The nodes of a GraphDef and of its functions."""
+    return [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
 
 
 def drawing_operations(graph: Any) -> list[str]:
     """Returns the names of a graph's operations, its functions included, that draw from internal state."""
-    definition = graph.as_graph_def(add_shapes=False)
-    nodes = [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
-    drawing = (n for n in nodes if n.op.startswith(_DRAWS) or n.op.endswith("CandidateSampler"))
+    nodes = nodes_of(graph.as_graph_def(add_shapes=False))
+    drawing = (n for n in nodes if n.op.startswith(DRAWS) or n.op.endswith("CandidateSampler"))
     return sorted({n.name for n in drawing if getattr(op_def_registry.get(n.op), "is_stateful", False)})
 
 

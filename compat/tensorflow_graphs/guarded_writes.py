@@ -10,16 +10,10 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
-from ..shared_change import shared_change
+from ..shared_change import shared_attribute
 from ..thread_value import ThreadValue
 
-_OF_SLICES = "scatter_add scatter_sub scatter_max scatter_min scatter_mul scatter_div scatter_update"
-_OF_PLACES = """
-batch_scatter_update scatter_nd_add scatter_nd_sub scatter_nd_max scatter_nd_min scatter_nd_update _strided_slice_assign
-"""
-
 _guard = ThreadValue()
-_originals: dict[tuple[type, str], Callable[..., Any]] = {}
 
 
 @contextlib.contextmanager
@@ -30,7 +24,10 @@ def writes_only_where(condition: tf.Tensor) -> Iterator[None]:
     `tf.cond` would wait for it. In a graph. In nested blocks all conditions must be true.
     """
     outer = _guard.value
-    with _replaced(), _guard.set_to(condition if outer is None else tf.logical_and(outer, condition)):
+    with contextlib.ExitStack() as stack:
+        for owner, name, write in _WRITERS:
+            stack.enter_context(shared_attribute(owner, name, functools.partial(_guarded, write)))
+        stack.enter_context(_guard.set_to(condition if outer is None else tf.logical_and(outer, condition)))
         yield
 
 
@@ -40,29 +37,7 @@ def writes_only_where_here() -> Callable[[], contextlib.AbstractContextManager[N
     return contextlib.nullcontext if condition is None else lambda: writes_only_where(condition)
 
 
-def _replace() -> None:
-    writers = {"assign": _assign, "assign_add": _assign_sum, "assign_sub": _assign_sum}
-    writers |= dict.fromkeys(_OF_SLICES.split(), _write_slices) | dict.fromkeys(
-        _OF_PLACES.split(), _write_anywhere
-    )
-    for owner in (BaseResourceVariable, ResourceVariable):
-        for name, write in writers.items():
-            original = vars(owner).get(name)
-            if original is not None:
-                _originals[owner, name] = original
-                setattr(owner, name, _guarded(original, write))
-
-
-def _put_back() -> None:
-    for (owner, name), original in _originals.items():
-        setattr(owner, name, original)
-    _originals.clear()
-
-
-_replaced = shared_change(_replace, _put_back)
-
-
-def _guarded(original: Any, write: Callable[..., Any]) -> Any:
+def _guarded(write: Callable[..., Any], original: Any) -> Any:
     """The method `original` of variables; under a guard it is `write(original, condition, variable, ...)`, unguarded."""
 
     @functools.wraps(original)
@@ -104,3 +79,20 @@ def _write_anywhere(original: Any, condition: tf.Tensor, variable: Any, *args: A
     with tf.control_dependencies([old]):
         original(variable, *args, **kwargs)
     return variable.assign(tf.where(condition, variable, old))
+
+
+_OF_SLICES = "scatter_add scatter_sub scatter_max scatter_min scatter_mul scatter_div scatter_update"
+_OF_PLACES = """
+batch_scatter_update scatter_nd_add scatter_nd_sub scatter_nd_max scatter_nd_min scatter_nd_update _strided_slice_assign
+"""
+_WRITES = {
+    **{"assign": _assign, "assign_add": _assign_sum, "assign_sub": _assign_sum},
+    **dict.fromkeys(_OF_SLICES.split(), _write_slices),
+    **dict.fromkeys(_OF_PLACES.split(), _write_anywhere),
+}
+_WRITERS = [
+    (owner, name, write)
+    for owner in (BaseResourceVariable, ResourceVariable)
+    for name, write in _WRITES.items()
+    if name in vars(owner)
+]

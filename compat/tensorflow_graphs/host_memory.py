@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 
-_SHAPES = frozenset(("Shape", "ShapeN", "Size", "Rank"))
+from .graphs import SHAPES
+
 _COMPUTE_SIZES = """
 Add AddV2 All Any BroadcastArgs BroadcastGradientArgs Cast Concat ConcatOffset ConcatV2 Cumprod Cumsum DynamicStitch Equal
 ExpandDims Fill FloorDiv FloorMod Gather GatherNd GatherV2 Greater GreaterEqual Identity InvertPermutation Less LessEqual
@@ -31,7 +32,7 @@ def keep_sizes_on_host(operation: tf.Operation) -> None:
     as the fill value of a rotated image, is placed there too.
     """
     known = _known(operation)
-    if operation.type in _SHAPES:
+    if operation.type in SHAPES:
         known[operation.name] = True
     elif operation.type in _ARITHMETIC and _is_known(operation, known):
         known[operation.name] = any(known.get(tensor.op.name) for tensor in operation.inputs)

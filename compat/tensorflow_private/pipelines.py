@@ -9,6 +9,8 @@ import tensorflow as tf
 from tensorflow.python.data.ops.dataset_ops import DatasetV2
 from tensorflow.python.ops.script_ops import _py_funcs
 
+from ..tensorflow_graphs.graphs import DRAWS, nodes_of
+
 PYTHON_CALLS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 STATE_PREFIXES = (
     "Assign",
@@ -18,7 +20,6 @@ STATE_PREFIXES = (
     "StatefulTruncated",
     "StatefulRandom",
 )
-_DRAWING = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "SampleDistorted")
 # Transformations that start their inputs with their first element, and once in a pass.
 _STARTS_ONCE = (
     "Map",
@@ -70,7 +71,7 @@ class Transformation(NamedTuple):
     @property
     def draws(self) -> bool:
         """Whether it draws from random operations that restart with every pass."""
-        return any(name.startswith(_DRAWING) for name in self.operations)
+        return any(name.startswith(DRAWS) for name in self.operations)
 
     @property
     def restarts_shuffles(self) -> bool:
@@ -97,8 +98,7 @@ def transformations(dataset: Any) -> Iterator[Transformation]:
     nodes, variables = [], []
     for function in dataset._functions():
         graph = function.function.graph
-        definition = graph.as_graph_def()
-        nodes += [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
+        nodes += nodes_of(graph.as_graph_def())
         variables += graph.variables
     # In creation order: the order of a graph's functions differs in every process.
     tokens = {node.attr["token"].s for node in nodes if node.op in PYTHON_CALLS}
@@ -109,7 +109,7 @@ def transformations(dataset: Any) -> Iterator[Transformation]:
     seeds = [tf.get_static_value(getattr(dataset, name, None)) for name in ("_seed", "_seed2")]
     unseeded = type(dataset).__name__ == "_ShuffleDataset" and seeds == [0, 0]
     unseeded |= any(
-        node.op.startswith(_DRAWING) and node.attr["seed"].i == node.attr["seed2"].i == 0 for node in nodes
+        node.op.startswith(DRAWS) and node.attr["seed"].i == node.attr["seed2"].i == 0 for node in nodes
     )
     before = [each for part in dataset._inputs() for each in transformations(part)]
     yield Transformation(

@@ -16,7 +16,7 @@ from tensorflow.python.distribute.values import PerReplica
 from tensorflow.python.eager import context
 from tensorflow.python.ops.collective_ops import all_to_all_v2
 
-from ..shared_change import shared_change
+from ..shared_change import shared_attribute
 from ..thread_value import ThreadValue
 
 __all__ = ["PerReplica"]  # one value for each local replica, as `merge_call` returns them
@@ -78,34 +78,21 @@ class LoneReplica(tf.distribute.ReplicaContext):
         return super().merge_call(merge_fn, args, kwargs)
 
 
-_pretended_replicas = ThreadValue()
+_pretended = ThreadValue()
 _owner: Any = next(c for c in tf.distribute.Strategy.__mro__ if "num_replicas_in_sync" in vars(c))
-_num_replicas_in_sync: Any = vars(_owner)["num_replicas_in_sync"]
-
-
-def _install() -> None:
-    _owner.num_replicas_in_sync = property(_pretended)
-
-
-def _restore() -> None:
-    _owner.num_replicas_in_sync = _num_replicas_in_sync
-
-
-def _pretended(strategy: Any) -> int:
-    return _pretended_replicas.value or _num_replicas_in_sync.fget(strategy)
-
-
-_replaced = shared_change(_install, _restore)
 
 
 @contextlib.contextmanager
 def pretending_replicas(count: int | None) -> Iterator[None]:
     """In this thread `num_replicas_in_sync` of any strategy is `count`; None: the real number.
 
-    For code that computes like a single device. When the last such block of any thread ends, TensorFlow's property is
-    restored.
+    For code that computes like a single device.
     """
-    with _replaced(), _pretended_replicas.set_to(count):
+
+    def pretend(real: Any) -> property:
+        return property(lambda strategy: _pretended.value or real.fget(strategy))
+
+    with shared_attribute(_owner, "num_replicas_in_sync", pretend), _pretended.set_to(count):
         yield
 
 

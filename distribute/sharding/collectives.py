@@ -6,11 +6,11 @@ step may contain them with `if_all`.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.graphs import graph_function
@@ -223,13 +223,12 @@ def own_shard(value: Any, shape: Sequence[int] | None = None) -> tf.Tensor:
 
 def whole(flat: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     """The reverse: all shards concatenated, in the original shape."""
-    numbers = int(np.prod(shape, dtype=np.int64))
-    return tf.reshape(flat[:numbers], shape)
+    return tf.reshape(flat[: math.prod(shape)], shape)
 
 
 def _shard_of_slices(slices: tf.IndexedSlices, shape: Sequence[int]) -> tf.Tensor:
     """The shard of the dense value of slices; only the slices that overlap with the shard become dense."""
-    rows, width = int(shape[0]), int(np.prod(shape[1:], dtype=np.int64))
+    rows, width = shape[0], math.prod(shape[1:])
     size = shard_size(rows * width, num_replicas())
     begin = tf.cast(replica_id(), tf.int64) * size
     first = begin // width

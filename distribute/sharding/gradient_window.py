@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.edges import (
-    first_of_a_gradient,
     graph_of_replica,
     is_of_a_gradient,
     let_wait,
@@ -74,7 +73,8 @@ class Window:
     def _newly_needed(self, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
         """The dependencies of these operations since the first gradient was taken, including them, without known ones."""
         if self._first is None:
-            self._first = first_of_a_gradient(self.graph)
+            of_gradients = filter(is_of_a_gradient, self.graph.get_operations())
+            self._first = next(map(number_of, of_gradients), None)
         return [] if self._first is None else newly_needed(ops, self._first, self._needed)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.edges import (
-    collectives_in,
     graph_of_replica,
     is_of_a_gradient,
     is_stateless,
@@ -180,7 +179,8 @@ class BackwardPass:
         """
         if self._reads:
             needed: set[str] = set()
-            newly_needed(collectives_in(self._weights.graph, self._first), self._first, needed)
+            ops = self._weights.graph.get_operations()
+            newly_needed([op for op in ops if op.type.startswith("Collective")], self._first, needed)
             self._reads = [(op, tensor) for op, tensor in self._reads if op.name not in needed]
 
     def gather_until(self, tensors: Sequence[tf.Tensor] | None = None) -> None:

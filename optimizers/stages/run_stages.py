@@ -29,7 +29,7 @@ from ..update_rules.replica_rule import once_there_is_one, transform_and_apply
 from ..update_rules.sharded import aggregate_shards, record_shards, shards_state, transform_and_apply_shards
 from .accumulation import accumulate
 from .aggregators import aggregate
-from .call_options import CallOptions, call_options, current_options
+from .call_options import CallOptions, current_options
 from .error_feedback import with_errors
 from .sparse_gradients import Pairs, divided, map_values, values_of
 from .user_code import has_user_code, if_true, write_where
@@ -199,10 +199,9 @@ def _in_every_replica(
             only_first: Callable[[Any], Any] = lambda x: tf.where(first, x, tf.zeros_like(x))  # noqa: E731
             gradients = [map_values(only_first, g) if w else g for g, w in zip(gradients, whole)]
         mine = [(g, v) for g, (_, v) in zip(gradients, pairs)]
-        with call_options(options):
-            return tf.convert_to_tensor(
-                run_stages(optimizer, mine, scale=scale, check_finite=check_finite, veto=veto)
-            )
+        return tf.convert_to_tensor(
+            run_stages(optimizer, mine, scale=scale, check_finite=check_finite, veto=veto, options=options)
+        )
 
     finite = strategy.run(on_replica, args=(gradients,))
     return strategy.experimental_local_results(finite)[0] if check_finite else True

@@ -311,7 +311,7 @@ def test_snapshot_is_not_torn_by_steps_that_run_while_it_is_written(tmp_path, mo
             folder, save_freq=1000, background=background, delete_when_done=False
         )
         # One save, after the first step; it is written after two more steps.
-        monkeypatch.setattr(type(backup.schedule), "due", lambda self, steps, saved, waited: steps == 1)
+        monkeypatch.setattr(type(backup.schedule), "due", lambda self, steps, *_: steps == 1)
         with pytest.raises(Stop):
             fit(make_model(eager=False), Release(), backup, StopAt(3))
         contents.append(container.read(backup_store.backup_paths(folder)[0])[1])

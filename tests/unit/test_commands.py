@@ -4,10 +4,12 @@ import os
 import socket
 import subprocess
 import sys
+import types
 
 import pytest
 
 import unisono
+from unisono import commands
 from unisono.commands import COMMANDS, main
 
 ALL_HELP = """
@@ -31,6 +33,21 @@ def test_help_of_every_command_imports_no_tensorflow():
 def test_version_is_printed(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"{unisono.__version__}\n"
+
+
+@pytest.mark.parametrize("lines, status", [(1, 1), (100_000, 141)])  # in the buffer at the end, or not
+def test_output_whose_reader_has_ended_ends_the_command_quietly(lines, status, monkeypatch, capsys):
+    def run(argv):
+        print("a line\n" * lines)
+        return 1
+
+    monkeypatch.setattr(commands, "_module", lambda command: types.SimpleNamespace(main=run))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert main(["doctor"]) == status
+    assert capsys.readouterr().err == ""
 
 
 def test_profile_names_the_address_where_nobody_listens(tmp_path, capsys):

@@ -46,7 +46,7 @@ def untouched(model: TrainedModel, inputs: Any) -> Iterator[None]:
                 vars(model).pop(name, None)
             vars(model).update(attributes)
             for variable, value in zip(variables, values):
-                variable_state.restore(variable, value, strategy)
+                variable_state.restore(variable, value)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -40,9 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
         try:
             return _module(command).main(rest)
+        except BrokenPipeError:  # the reader of the output, such as `head`, has ended
+            return 128 + signal.SIGPIPE  # as a shell reports a program that this signal has ended
         except OSError as error:
             print(f"unisono {command}: {error}", file=sys.stderr)
             return 2
+        finally:
+            _flush_quietly()
     if command == "--version":
         print(__version__)
         return 0
@@ -51,6 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(_USAGE)
     return 0 if command else 2
+
+
+def _flush_quietly() -> None:
+    """Writes the pending output, or drops it where its reader has ended; Python would print a traceback at the end."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
 def _module(command: str) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
 
+from ....distribute.sharding.collectives import shard_size
 from .. import random_state
 from . import container
-from .shard_files import fit_together
 
 _PLAIN = (type(None), bool, int, float, str, bytes, np.ndarray, np.generic)
 
@@ -116,9 +117,8 @@ def check(path: Any, summary: Any, content: Any) -> None:
             for saved, (variable, shape, dtype) in zip(members, described[group]):
                 arrays = _arrays(saved)
                 if isinstance(saved, dict) and "shards" in saved:
-                    right = fit_together(arrays, shape)
-                else:
-                    right = all(list(array.shape) == list(shape) for array in arrays)
+                    shape = [shard_size(math.prod(shape), len(arrays))]
+                right = all(list(array.shape) == list(shape) for array in arrays)
                 right = right and all(array.dtype.name == dtype or array.dtype == object for array in arrays)
                 _require(right, f"the variable {variable}")
         # The position in the data is that of the calendar, and no source has begun more passes than there were epochs.

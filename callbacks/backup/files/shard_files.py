@@ -150,10 +150,3 @@ def own_are_enough(content: Any, variables: Mapping[str, Sequence[Any]], place: 
 def whole(shards: Sequence[np.ndarray], shape: Sequence[int]) -> np.ndarray:
     """The array that was cut into these shards."""
     return np.concatenate(list(shards))[: math.prod(shape)].reshape(tuple(shape))
-
-
-def fit_together(shards: Sequence[Any], shape: Sequence[int]) -> bool:
-    """Whether arrays can be the shards of an array of that shape."""
-    sizes = {array.shape for array in shards}
-    total = math.prod(shape)
-    return len(sizes) == 1 and sizes == {(-(-total // len(shards)),)}
