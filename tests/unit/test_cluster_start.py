@@ -33,6 +33,15 @@ def addresses(count):
     return tuple(f"127.0.0.1:{port}" for port in free_ports(count))
 
 
+def worker(workers, index):
+    return Cluster({"worker": tuple(workers)}, "worker", index)
+
+
+def join(workers, seconds):
+    """The rendezvous of worker 0."""
+    rendezvous(worker(workers, 0), seconds)
+
+
 def join_and_serve(cluster, arrived, done):
     """A worker: the rendezvous, then a server with the greeting of a gRPC server, like TensorFlow's."""
     rendezvous(cluster, NEVER)
@@ -50,8 +59,9 @@ def join_and_serve(cluster, arrived, done):
 def test_rendezvous_returns_when_all_have_come():
     workers = addresses(3)
     arrived, done = threading.Semaphore(0), threading.Event()
-    clusters = [Cluster({"worker": workers}, "worker", i) for i in range(3)]
-    threads = [threading.Thread(target=join_and_serve, args=(c, arrived, done)) for c in clusters]
+    threads = [
+        threading.Thread(target=join_and_serve, args=(worker(workers, i), arrived, done)) for i in range(3)
+    ]
     for thread in threads:
         thread.start()
     for _ in threads:
@@ -64,14 +74,14 @@ def test_rendezvous_returns_when_all_have_come():
 def test_rendezvous_names_the_worker_that_does_not_come():
     workers = addresses(2)
     with pytest.raises(TimeoutError, match=rf"worker 1 \({workers[1]}\) did not start within 0.5 s"):
-        rendezvous(Cluster({"worker": workers}, "worker", 0), 0.5)
+        join(workers, 0.5)
 
 
 def test_rendezvous_names_a_port_that_is_taken():
     workers = addresses(2)
     with socket.create_server(("127.0.0.1", int(workers[0].rpartition(":")[2]))):
         with pytest.raises(ClusterError, match="is in use by another process"):
-            rendezvous(Cluster({"worker": workers}, "worker", 0), 0.5)
+            join(workers, 0.5)
 
 
 def refusals(first, second, programs=("", "")):
@@ -94,21 +104,14 @@ def refusals(first, second, programs=("", "")):
     return [call._failure for call in calls]
 
 
-def test_rendezvous_rejects_a_peer_with_another_cluster_and_reports_both():
-    first, second, third = addresses(3)
-    told = refusals(
-        Cluster({"worker": (first, second)}, "worker", 0),
-        Cluster({"worker": (first, second, third)}, "worker", 1),
-    )
-    assert all(isinstance(told[n], ClusterError) and "with other workers" in str(told[n]) for n in (0, 1)), (
-        told
-    )
-
-
-def test_rendezvous_rejects_a_peer_with_another_script_and_reports_both():
-    workers = addresses(2)
-    told = refusals(*(Cluster({"worker": workers}, "worker", n) for n in (0, 1)), programs=("a", "b"))
-    assert all("runs another script" in str(told[n]) for n in (0, 1)), told
+@pytest.mark.parametrize(("workers", "programs", "said"), [
+    ((2, 3), ("", ""), "with other workers"),
+    ((2, 2), ("a", "b"), "runs another script"),
+])  # fmt: skip
+def test_rendezvous_rejects_a_peer_with_another_cluster_or_script_and_reports_both(workers, programs, said):
+    known = addresses(3)
+    told = refusals(*(worker(known[:count], index) for index, count in enumerate(workers)), programs)
+    assert all(isinstance(each, ClusterError) and said in str(each) for each in told), told
 
 
 def test_what_a_peer_said_is_read_by_a_worker_that_comes_late():
@@ -158,7 +161,7 @@ def test_rendezvous_takes_nobody_for_a_peer_who_does_not_say_so(words):
         Peer(workers[1], words),
         pytest.raises(TimeoutError, match=r"worker 1 \(.*\) did not start within 1 s"),
     ):
-        rendezvous(Cluster({"worker": workers}, "worker", 0), 1.0)
+        join(workers, 1.0)
 
 
 def test_rendezvous_ends_whatever_its_peers_do():
@@ -167,7 +170,7 @@ def test_rendezvous_ends_whatever_its_peers_do():
         for address in workers[1:]:
             stack.enter_context(Peer(address, b"", slowly=True))
         with pytest.raises(TimeoutError, match="worker 11 "):
-            rendezvous(Cluster({"worker": workers}, "worker", 0), 1.0)
+            join(workers, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -176,10 +179,10 @@ def test_rendezvous_ends_whatever_its_peers_do():
 )
 def test_rendezvous_rejects_a_worker_of_another_run_or_with_another_index(mark, refusal):
     workers = addresses(2)
-    call = rendezvous_module._Rendezvous(Cluster({"worker": workers}, "worker", 1), "", 0.0)
+    call = rendezvous_module._Rendezvous(worker(workers, 1), "", 0.0)
     theirs = dataclasses.replace(call._identity, **mark)
     with Peer(workers[1], theirs.line()), pytest.raises(ClusterError, match=refusal):
-        rendezvous(Cluster({"worker": workers}, "worker", 0), NEVER)
+        join(workers, NEVER)
 
 
 def test_rendezvous_names_a_peer_that_does_not_reach_this_worker(monkeypatch):
@@ -195,12 +198,12 @@ def test_rendezvous_names_a_peer_that_does_not_reach_this_worker(monkeypatch):
 
     monkeypatch.setattr(rendezvous_module, "time", clock)
     monkeypatch.setattr(rendezvous_module._Rendezvous, "_compare", compared)
-    call = rendezvous_module._Rendezvous(Cluster({"worker": workers}, "worker", 1), "", 0.0)
+    call = rendezvous_module._Rendezvous(worker(workers, 1), "", 0.0)
     with (
         Peer(workers[1], call._identity.line()),
         pytest.raises(TimeoutError, match="could not reach this worker"),
     ):
-        rendezvous(Cluster({"worker": workers}, "worker", 0), NEVER)
+        join(workers, NEVER)
 
 
 def test_replicas_per_worker_are_read_from_the_environment(monkeypatch):
