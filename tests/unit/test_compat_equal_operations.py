@@ -49,9 +49,8 @@ def test_what_is_no_scalar_draws_or_differs_is_made_anew():
 
     found = types_of(compute, tf.constant(1.0))
     assert (found["Mul"], found["RandomUniform"]) == (4, 2)
-    assert (
-        found["Const"] == 7
-    )  # two vectors in one, [1] in one, two large ones, the shape of the draws, 2 and 3
+    # two vectors in one, [1] in one, two large ones, the shape of the draws, 2 and 3
+    assert found["Const"] == 7
 
 
 def test_what_waits_for_something_else_runs_elsewhere_or_is_recorded_is_made_anew():
@@ -125,11 +124,10 @@ def test_bias_corrections_of_adam_are_computed_once_for_all_variables(monkeypatc
 
     found, state = on_one_device()
     assert found["Pow"] == 2
-    monkeypatch.setattr("unisono.compat.tensorflow_graphs.equal_operations._PURE", frozenset())
-    monkeypatch.setattr(
-        "unisono.compat.tensorflow_graphs.copied_operations.TracedOnce.__call__",
-        lambda self, make, places: make(),
-    )
+    graphs = "unisono.compat.tensorflow_graphs"
+    monkeypatch.setattr(f"{graphs}.equal_operations._PURE", frozenset())
+    every_place = lambda self, make, places: make()  # noqa: E731
+    monkeypatch.setattr(f"{graphs}.copied_operations.TracedOnce.__call__", every_place)
     plain, alone = on_one_device()
     assert plain["Pow"] == 12
     assert_equal(state, alone)
