@@ -8,34 +8,20 @@ import pytest
 from unisono.callbacks.call_schedule import steps_until_call
 
 
-class OnBatch(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        pass
+def kind(name, *hooks, base=keras.callbacks.Callback, **attributes):
+    """A class of callbacks with these hooks, which do nothing."""
+    return type(name, (base,), {**dict.fromkeys(hooks, lambda self, *given: None), **attributes})
 
 
-class OnOldNamedBatch(keras.callbacks.Callback):
-    def on_batch_begin(self, batch, logs=None):
-        pass
-
-
-class OnEpoch(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        pass
-
-
-class OnTestBatch(keras.callbacks.Callback):
-    def on_test_batch_end(self, batch, logs=None):
-        pass
-
-
-class OwnAnswer(OnBatch):
-    def steps_until_call(self, step):
-        return 10 - step
-
-
-class Early(keras.callbacks.EarlyStopping):
-    def on_batch_end(self, batch, logs=None):
-        pass
+OnBatch = kind("OnBatch", "on_train_batch_end")
+OnOldNamedBatch = kind("OnOldNamedBatch", "on_batch_begin")
+OnEpoch = kind("OnEpoch", "on_epoch_end")
+OnTestBatch = kind("OnTestBatch", "on_test_batch_end")
+OwnAnswer = kind("OwnAnswer", base=OnBatch, steps_until_call=lambda self, step: 10 - step)
+Early = kind("Early", "on_batch_end", base=keras.callbacks.EarlyStopping)
+Reader = kind("Reader", base=OnBatch, only_reads_logs=True)
+ReaderInThreads = kind("ReaderInThreads", base=Reader, async_safe=True)
+TakesVectors = kind("TakesVectors", "on_train_steps_end")
 
 
 @pytest.mark.parametrize(
@@ -89,19 +75,6 @@ def test_other_phases_call_hooks(callback, phase, expected):
     assert steps_until_call(callback, 4, phase) == expected
 
 
-class Reader(OnBatch):
-    only_reads_logs = True
-
-
-class ReaderInThreads(Reader):
-    async_safe = True
-
-
-class TakesVectors(keras.callbacks.Callback):
-    def on_train_steps_end(self, first, logs):
-        pass
-
-
 @pytest.mark.parametrize(
     "callback, steps, alone",
     [
@@ -109,7 +82,7 @@ class TakesVectors(keras.callbacks.Callback):
         (ReaderInThreads(), 1, 1),
         (TakesVectors(), None, 1),
         (keras.callbacks.TerminateOnNaN(), None, 1),
-        (type("Own", (keras.callbacks.TerminateOnNaN,), {})(), 1, 1),
+        (kind("Own", base=keras.callbacks.TerminateOnNaN)(), 1, 1),
         (type("Both", (Reader, OwnAnswer), {})(), 7, 7),
     ],
 )
@@ -125,11 +98,10 @@ def test_only_a_class_declares_that_it_reads():
 
 
 def test_names_of_version_0_2_still_count_with_a_warning():
-    own = type("Old", (OnBatch,), {"steps_to_wake": lambda self, step: 10 - step})()
-    with pytest.warns(
-        DeprecationWarning, match="`steps_to_wake` of Old is deprecated: rename it to `steps_until_call`"
-    ):
+    own = kind("Old", base=OnBatch, steps_to_wake=lambda self, step: 10 - step)()
+    words = "`steps_to_wake` of Old is deprecated: rename it to `steps_until_call`"
+    with pytest.warns(DeprecationWarning, match=words):
         assert steps_until_call(own, 4) == 6
-    waiting = type("Waiting", (OnBatch,), {"waits_for_executions": True})()
+    waiting = kind("Waiting", base=OnBatch, waits_for_executions=True)()
     with pytest.warns(DeprecationWarning, match="rename it to `waits_for_compiled_calls`"):
         assert steps_until_call(waiting, 4) is None

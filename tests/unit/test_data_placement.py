@@ -33,9 +33,8 @@ def test_arrays_that_fit_a_quarter_of_the_free_memory_are_on_every_gpu():
 def test_larger_arrays_stay_on_the_host_and_one_line_says_so():
     found = home(10 * GIB + 1)
     assert found.devices == ()
-    assert found.sentence.startswith(
-        "The arrays (10.0 GiB) stay on the host, and batches are copied ahead: they need"
-    )
+    words = "The arrays (10.0 GiB) stay on the host, and batches are copied ahead: they need"
+    assert found.sentence.startswith(words)
 
 
 def test_the_gpu_with_the_least_free_memory_decides():
@@ -89,10 +88,8 @@ def test_advice_knows_what_sharded_state_would_save_and_what_it_saves_already():
     mib = 2**20
     need = ModelMemory(100 * mib, 100 * mib, 200 * mib, activations=80 * mib, half_precision=True)
     text = less_memory(need, 1, replicas=4)
-    assert (
-        'state sharded over 4 replicas (unisono.distribute.sharded(strategy, level="optimizer")): about 150 MiB'
-        in text
-    )
+    sharded = 'unisono.distribute.sharded(strategy, level="optimizer")'
+    assert f"state sharded over 4 replicas ({sharded}): about 150 MiB" in text
     assert 'level="gradients")): about 225 MiB less' in text
     text = less_memory(need, 1, replicas=4, level="optimizer")
     assert "the optimizer state 50 MiB" in text
@@ -107,9 +104,5 @@ def test_advice_leaves_out_what_is_done_already_or_does_not_help():
 
 
 def test_sizes_are_said_in_the_unit_that_fits():
-    assert [in_words(size) for size in (12, 2048, 5 * 2**20, 3 * 2**30)] == [
-        "12 bytes",
-        "2 KiB",
-        "5 MiB",
-        "3.0 GiB",
-    ]
+    sizes = {12: "12 bytes", 2048: "2 KiB", 5 * 2**20: "5 MiB", 3 * 2**30: "3.0 GiB"}
+    assert {size: in_words(size) for size in sizes} == sizes

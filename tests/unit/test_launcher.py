@@ -35,26 +35,17 @@ def test_plan_gives_every_worker_its_place_in_one_cluster():
 
 def test_plan_with_parameter_servers_runs_the_script_on_the_chief_alone():
     tasks = plan(Layout(workers=2, parameter_servers=1), ["train.py"])
-    assert {t.name: t.role for t in tasks} == {
-        "ps-0": "server",
-        "worker-0": "spare",
-        "worker-1": "spare",
-        "chief": "script",
-    }
+    roles = {"ps-0": "server", "worker-0": "spare", "worker-1": "spare", "chief": "script"}
+    assert {t.name: t.role for t in tasks} == roles
     assert config(tasks[-1])["task"] == {"type": "chief", "index": 0}
-    assert {kind: len(a) for kind, a in config(tasks[0])["cluster"].items()} == {
-        "chief": 1,
-        "worker": 2,
-        "ps": 1,
-    }
+    counts = {kind: len(addresses) for kind, addresses in config(tasks[0])["cluster"].items()}
+    assert counts == {"chief": 1, "worker": 2, "ps": 1}
 
 
 def test_plan_with_stages_gives_each_worker_helpers_of_its_own():
     tasks = plan(Layout(workers=2, stages=3), ["train.py"])
-    assert [t.name for t in tasks] == [
-        *("worker-0-stage-1", "worker-0-stage-2", "worker-0"),
-        *("worker-1-stage-1", "worker-1-stage-2", "worker-1"),
-    ]
+    helpers = [f"worker-{worker}{stage}" for worker in (0, 1) for stage in ("-stage-1", "-stage-2", "")]
+    assert [t.name for t in tasks] == helpers
     assert tasks[2].env["UNISONO_STAGES"].split(",") == config(tasks[0])["cluster"]["stage"]
     assert config(tasks[1])["task"] == {"type": "stage", "index": 1}
     assert tasks[2].env["UNISONO_STAGES"] != tasks[5].env["UNISONO_STAGES"]

@@ -14,6 +14,7 @@ from unisono.distribute.hardware.memory_plan import (
 )
 
 WEIGHTS = 1_000_000
+LEVELS = (None, "optimizer", "gradients", "weights")
 ADAM = ModelMemory(weights=4 * WEIGHTS, trained=4 * WEIGHTS, optimizer_state=8 * WEIGHTS, activations=1000.0)
 
 
@@ -23,16 +24,8 @@ def of(plan: MemoryPlan) -> float:
 
 @pytest.mark.parametrize("n", [1, 2, 8, 64])
 def test_bytes_for_each_weight_are_those_of_the_published_table(n):
-    each = {
-        level: of(_plan(ADAM, 1.0, 64, n, sharded=level))
-        for level in (None, "optimizer", "gradients", "weights")
-    }
-    assert each == {
-        None: 16,
-        "optimizer": pytest.approx(8 + 8 / n),
-        "gradients": pytest.approx(4 + 12 / n),
-        "weights": pytest.approx(16 / n),
-    }
+    each = [of(_plan(ADAM, 1.0, 64, n, sharded=level)) for level in LEVELS]
+    assert each == pytest.approx([16, 8 + 8 / n, 4 + 12 / n, 16 / n])
 
 
 def test_what_fits_as_it_is_needs_nothing():
@@ -76,10 +69,8 @@ def test_half_precision_halves_activations_and_copies_weights():
 
 def test_optimizer_state_of_a_pipeline_are_shared_by_its_replicas():
     plain, sharded = (_plan(ADAM, 1.0, 1024, 8, stages=4, sharded=level) for level in (None, "optimizer"))
-    assert (
-        sharded.optimizer_state == plain.optimizer_state / 2
-        and sharded.total - sharded.optimizer_state == plain.total - plain.optimizer_state
-    )
+    assert sharded.optimizer_state == plain.optimizer_state / 2
+    assert sharded.total - sharded.optimizer_state == plain.total - plain.optimizer_state
     assert sharded.changes == {"pipeline", "sharded"}
     assert [line for line in code_of(sharded, 1024, 8) if "sharded" in line] == [
         'unisono.distribute.sharded(strategy, level="optimizer")'
@@ -93,24 +84,16 @@ def test_pipeline_keeps_as_many_micro_batches_as_it_has_stages():
 
 
 def test_frozen_weights_are_sharded_and_vectors_are_whole():
-    lora = ModelMemory(
-        weights=100 * WEIGHTS,
-        trained=WEIGHTS,
-        optimizer_state=2 * WEIGHTS,
-        activations=0.0,
-        vectors=4 * WEIGHTS,
-    )
+    lora = ModelMemory(100 * WEIGHTS, WEIGHTS, 2 * WEIGHTS, activations=0.0, vectors=4 * WEIGHTS)
     assert _plan(lora, 1.0, 8, 4, sharded="weights").weights == (4 + 96 / 4) * WEIGHTS
 
 
 def test_two_layers_are_whole_at_a_time():
     model = dataclasses.replace(ADAM, largest_layer=WEIGHTS // 10)
-    found = {
-        level: _plan(model, 1.0, 8, 4, sharded=level) for level in (None, "optimizer", "gradients", "weights")
-    }
+    found = [_plan(model, 1.0, 8, 4, sharded=level) for level in LEVELS]
     two = WEIGHTS // 5
-    assert [p.gradients for p in found.values()] == [4 * WEIGHTS, 4 * WEIGHTS, WEIGHTS + two, WEIGHTS + two]
-    assert [p.weights for p in found.values()] == [4 * WEIGHTS] * 3 + [WEIGHTS + two]
+    assert [p.gradients for p in found] == [4 * WEIGHTS, 4 * WEIGHTS, WEIGHTS + two, WEIGHTS + two]
+    assert [p.weights for p in found] == [4 * WEIGHTS] * 3 + [WEIGHTS + two]
     one_layer = dataclasses.replace(ADAM, largest_layer=4 * WEIGHTS)
     plan = _plan(one_layer, 1.0, 8, 4, sharded="weights")
     assert (plan.weights, plan.gradients) == (4 * WEIGHTS, 4 * WEIGHTS), "at most the full size"
