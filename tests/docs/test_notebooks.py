@@ -32,12 +32,11 @@ def test_cells_are_the_whole_program(path):
         assert commands and all(command.startswith("!python -m unisono launch") for command in commands)
         return
     statements = [ast.dump(node) for cell in cells for node in ast.parse(cell).body]
-    added = {ast.dump(node) for node in ast.parse("import sys\nsys.argv = ['example']").body}
+    added = [ast.dump(node) for node in ast.parse("import sys\nsys.argv = ['example']").body]
     wanted = [ast.dump(node) for node in ast.parse(program).body[1:]]
-    assert [each for each in statements if each not in added] == [
-        each for each in wanted if each not in added
-    ]
-    assert ast.dump(ast.parse("sys.argv = ['example']").body[0]) in statements
+    found, expected = ([each for each in code if each not in added] for code in (statements, wanted))
+    assert found == expected
+    assert added[1] in statements
 
 
 def test_notebook_installs_from_the_repository_where_it_is_known():

@@ -20,13 +20,11 @@ def test_no_reduction_is_unknown_to_us():
 
 
 def test_stock_losses_that_work_on_samples_are_found():
-    on_rows = [
-        keras.losses.MeanSquaredError(),
-        keras.losses.SparseCategoricalCrossentropy(),
-        keras.losses.Huber(),
-    ]
-    assert all(exact_loss.works_on_samples(loss) for loss in on_rows)
-    assert not any(exact_loss.works_on_samples(loss) for loss in (keras.losses.Dice(), keras.losses.Circle()))
+    losses = keras.losses
+    for loss in (losses.MeanSquaredError, losses.SparseCategoricalCrossentropy, losses.Huber):
+        assert exact_loss.works_on_samples(loss())
+    for loss in (losses.Dice, losses.Circle):
+        assert not exact_loss.works_on_samples(loss())
     assert len(exact_loss._ROWWISE_FUNCTIONS) == len(exact_loss._ROWWISE_NAMES.split())
 
 

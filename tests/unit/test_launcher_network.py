@@ -27,13 +27,8 @@ with subprocess.Popen([sys.executable, "-S", "-c", ask]):
 @pytest.mark.parametrize("kind", ["net", "user"])
 def test_processes_reach_each_other_and_nothing_outside_reaches_them(kind):
     """Created with the required privilege, if this process has it, and without."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVE, kind],
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as server:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", SERVE, kind], text=True, **pipes) as server:
         port, _, words = server.stdout.readline().partition(" ")
         if not port:
             pytest.skip(f"this kernel allows no network namespaces: {server.stderr.read()}")

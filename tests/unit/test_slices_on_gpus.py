@@ -9,19 +9,8 @@ import unisono
 from unisono.optimizers.stages.sparse_gradients import merged_rows, unique_rows
 
 ROWS = 6
-RULES = [
-    "SGD",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "Nadam",
-    "RMSprop",
-    "Adagrad",
-    "Adadelta",
-    "Ftrl",
-    "Lion",
-    "Adafactor",
-]
+RULES = ["SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion"]
+RULES += ["Adafactor"]
 
 
 def slices(indices, dtype="float32"):
