@@ -1,4 +1,4 @@
-"""What is known of Keras' losses, and the state of a thread that computes for another."""
+"""What is known of Keras' losses and callbacks, and the state of a thread that computes for another."""
 
 import random
 import threading
@@ -7,6 +7,7 @@ import keras
 import pytest
 from keras.src.backend.common import global_state
 
+from unisono.compat.keras_private.callbacks import CALLBACK_ATTRIBUTES
 from unisono.compat.keras_private.random_state import global_seed_generator_state, thread_state
 from unisono.trainer.step import global_loss as exact_loss
 
@@ -44,3 +45,20 @@ def test_thread_state_carries_the_seed_generator_and_the_policy():
     thread.join()
     assert seen == [global_seed_generator_state(make=True)]
     assert {"stateless_scope", "name_scope_stack"} & set(vars(global_state.GLOBAL_STATE_TRACKER))
+
+
+@pytest.mark.parametrize("name", sorted(CALLBACK_ATTRIBUTES))
+def test_attributes_of_keras_callbacks_exist_when_training_begins(name):
+    make = {
+        "ModelCheckpoint": lambda: keras.callbacks.ModelCheckpoint("a.keras"),
+        "TensorBoard": lambda: keras.callbacks.TensorBoard("nowhere"),
+    }
+    if name == "OrbaxCheckpoint":
+        source = keras.callbacks.OrbaxCheckpoint.__init__.__code__.co_names
+        assert set(CALLBACK_ATTRIBUTES[name]) <= {*source, "best"}
+        return
+    callback = make.get(name, getattr(keras.callbacks, name))()
+    if name in ("EarlyStopping", "ReduceLROnPlateau", "History"):
+        callback.on_train_begin()
+    missing = [a for a in CALLBACK_ATTRIBUTES[name] if not hasattr(callback, a)]
+    assert not missing
