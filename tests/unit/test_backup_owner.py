@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from helpers import Clock
+from helpers import Clock, in_threads
 
 from unisono.callbacks import SaveError, process_identity
 from unisono.callbacks.backup.files import owner as owner_module
@@ -193,11 +193,8 @@ def test_two_that_come_at_the_same_time_are_one_owner(tmp_path):
         except FolderInUseError as error:
             refused.append(error)
 
-    threads = [threading.Thread(target=come) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with in_threads(*[come] * 8):
+        pass
     for owner in taken:
         owner.release()
     assert (len(taken), len(refused)) == (1, 7)

@@ -1,6 +1,7 @@
 """The parts of a snapshot: when it is due, whose state it has, which copies, what differs, what a signal requests."""
 
 import datetime
+import functools
 import json
 import re
 import signal
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from backup_content import backup_content
+from helpers import in_threads
 
 from unisono.callbacks import BackupAndRestore
 from unisono.callbacks.backup import callback_state, fingerprint, settings, snapshot, variable_state
@@ -357,11 +359,8 @@ class Cluster:
             self.me.number = number
             results[number] = function(number)
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(self.workers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with in_threads(*(functools.partial(work, number) for number in range(self.workers))):
+            pass
         return results
 
 

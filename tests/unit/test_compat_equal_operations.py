@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from custom_step import CustomStep
-from helpers import assert_equal
+from helpers import assert_equal, in_threads
 
 import unisono
 from unisono.compat.patches import replaced_functions
@@ -82,9 +82,6 @@ def test_other_threads_and_graphs_have_their_own():
         found.append(types_of(powers, tf.constant(1))["Pow"])
         ended.set()
 
-    thread = threading.Thread(target=other)
-    thread.start()
-
     def compute(x):
         with made_once():
             first = powers(x)
@@ -93,8 +90,8 @@ def test_other_threads_and_graphs_have_their_own():
             branch = tf.cond(x > 0, lambda: powers(x)[0], lambda: powers(x)[0])
             return first, branch
 
-    assert types_of(compute, tf.constant(1))["Pow"] == 1
-    thread.join()
+    with in_threads(other):
+        assert types_of(compute, tf.constant(1))["Pow"] == 1
     assert found == [3]
 
 

@@ -1,10 +1,10 @@
 """What is known of Keras' losses and callbacks, and the state of a thread that computes for another."""
 
 import random
-import threading
 
 import keras
 import pytest
+from helpers import in_threads
 from keras.src.backend.common import global_state
 
 from unisono.compat.keras_private.callbacks import CALLBACK_ATTRIBUTES
@@ -40,9 +40,8 @@ def test_thread_state_carries_the_seed_generator_and_the_policy():
         state.enter()
         seen.append(global_seed_generator_state(make=True))
 
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
+    with in_threads(other):
+        pass
     assert seen == [global_seed_generator_state(make=True)]
     assert {"stateless_scope", "name_scope_stack"} & set(vars(global_state.GLOBAL_STATE_TRACKER))
 

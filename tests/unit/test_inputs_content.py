@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import resumed_inputs
 import tensorflow as tf
-from helpers import next_batch
+from helpers import in_threads, next_batch
 
 from unisono.compat.tensorflow_private.dataset_graph import held_data, pipeline_checksum
 from unisono.trainer.inputs import identity as content
@@ -364,14 +364,12 @@ def drawing_elsewhere():
         drawn.set()
         over.wait()
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield lambda: asked.set() or drawn.wait()
-    finally:
-        asked.set()
-        over.set()
-        thread.join()
+    with in_threads(run):
+        try:
+            yield lambda: asked.set() or drawn.wait()
+        finally:
+            asked.set()
+            over.set()
 
 
 def test_draws_of_another_thread_are_not_taken_for_those_of_the_input():
