@@ -208,6 +208,19 @@ def threads_since(threads: set[threading.Thread]) -> list[threading.Thread]:
     return [thread for thread in new if thread.is_alive()]
 
 
+@contextlib.contextmanager
+def in_threads(*functions: Any) -> Iterator[None]:
+    """Runs functions next to the block, each in a thread, and waits for them at its end."""
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in threads:
+            thread.join()
+
+
 def _belongs_to_tensorflow(thread: threading.Thread) -> bool:
     """Whether a thread is from TensorFlow's pools and called Python once: Python knows neither its name nor its end."""
     return isinstance(thread, threading._DummyThread)

@@ -54,14 +54,5 @@ NOT_RUN = {
 }
 
 # Packages of the extra "tools": blocks that import one of these are skipped if it is not installed.
-TOOLS = {
-    "grain",
-    "keras_hub",
-    "keras_tuner",
-    "mlflow",
-    "onnxruntime",
-    "optuna",
-    "pyarrow",
-    "tf2onnx",
-    "wandb",
-}
+TOOLS = {"grain", "keras_hub", "keras_tuner", "mlflow", "onnxruntime"}
+TOOLS |= {"optuna", "pyarrow", "tf2onnx", "wandb"}

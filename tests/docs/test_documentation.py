@@ -14,16 +14,16 @@ ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE))
 from blocks import blocks_of  # noqa: E402
 
-PAGES = sorted(
-    str(path.relative_to(ROOT))
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    if "/design/" not in str(path)
-)
-WITH_CODE = [
-    page
-    for page in PAGES
-    if any(block.language == "python" for block in blocks_of((ROOT / page).read_text(encoding="utf-8")))
-]
+EVERY = [str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))]
+DESIGN = sorted(page for page in EVERY if "/design/" in page)
+PAGES = sorted({*EVERY} - {*DESIGN})
+
+
+def text_of(page):
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+WITH_CODE = [page for page in PAGES if any(b.language == "python" for b in blocks_of(text_of(page)))]
 QUIET = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
 QUIET.pop("TF_CONFIG", None)
 
@@ -56,8 +56,8 @@ def test_output_of_a_page_is_compared_without_times_and_last_digits():
 def test_commands_of_a_page_exist(page):
     from unisono.commands import COMMANDS
 
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for block in blocks_of((ROOT / page).read_text(encoding="utf-8")):
+    makefile = text_of("Makefile")
+    for block in blocks_of(text_of(page)):
         for command in re.findall(r"python -m unisono (\w+)", block.code):
             assert command in COMMANDS
             assert importlib.util.find_spec(f"unisono.commands.{command}") is not None
@@ -65,25 +65,15 @@ def test_commands_of_a_page_exist(page):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
-OWN = (
-    "unisono",
-    "trainer",
-    "callbacks",
-    "mixed_precision",
-    "optimizers",
-    "distribute",
-    "compat",
-    "tests",
-    "benchmarks",
-)
-DESIGN = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "design").glob("*.md"))
+OWN = ("unisono", "trainer", "callbacks", "mixed_precision", "optimizers", "distribute", "compat")
+OWN += ("tests", "benchmarks")
 NAMES = {path.name for folder in (*OWN, "examples") for path in (ROOT / folder).rglob("*.py")}
 READERS_OWN = ("trainer.py", "callbacks.py", "tests/single/test_my_layer.py", "train.py")
 
 
 @pytest.mark.parametrize("page", [*PAGES, *DESIGN])
 def test_files_that_a_page_names_exist(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
+    text = text_of(page)
     missing = [
         path
         for path in re.findall(rf"\b(?:{'|'.join(OWN)})/[\w/*-]+\.pyi?\b", text)
@@ -94,9 +84,7 @@ def test_files_that_a_page_names_exist(page):
 
 
 def test_kubernetes_example_contains_the_network_policy():
-    policy, job = (
-        (ROOT / "docs" / "deploy" / f"{name}.yaml").read_text() for name in ("network-policy", "kubernetes")
-    )
+    policy, job = (text_of(f"docs/deploy/{name}.yaml") for name in ("network-policy", "kubernetes"))
     assert policy.partition("spec:")[2].strip() in job
 
 

@@ -14,18 +14,21 @@ FIGURE = re.compile(r"\**~?[\d,.]+( |$|\[|;|%)")
 
 
 @pytest.fixture
-def benchmarks(monkeypatch):
+def tables(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.guide_tables"), importlib.import_module("benchmarks.tables")
+    return importlib.import_module("benchmarks.tables")
+
+
+@pytest.fixture
+def guide_tables(tables):
+    return importlib.import_module("benchmarks.guide_tables")
 
 
 def tables_of(text):
     """Every table of a Markdown text: the cells of its body without the first column."""
-    found = re.findall(r"^\|.*\n\|[-:| ]+\|\n((?:\|.*(?:\n|$))*)", text, re.MULTILINE)
-    return [
-        [cell.strip() for row in body.splitlines() for cell in row.strip("|").split("|")[1:]]
-        for body in found
-    ]
+    bodies = re.findall(r"^\|.*\n\|[-:| ]+\|\n((?:\|.*(?:\n|$))*)", text, re.MULTILINE)
+    rows = [[row.strip("|").split("|")[1:] for row in body.splitlines()] for body in bodies]
+    return [[cell.strip() for row in table for cell in row] for table in rows]
 
 
 def is_measured(cells):
@@ -35,23 +38,17 @@ def is_measured(cells):
 
 def test_tables_of_figures_are_distinguished_from_others():
     measured = "| a | us |\n|---|---|\n| x | 33 [32-49] |\n| y | 1,046 |\n"
-    assert [
-        is_measured(cells) for cells in tables_of(f"{measured}\n| a | b |\n|---|---|\n| 0 | a word |\n")
-    ] == [
-        True,
-        False,
-    ]
+    both = f"{measured}\n| a | b |\n|---|---|\n| 0 | a word |\n"
+    assert [is_measured(cells) for cells in tables_of(both)] == [True, False]
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
-def test_every_table_of_figures_is_in_a_region(benchmarks, guide):
-    _, tables = benchmarks
+def test_every_table_of_figures_is_in_a_region(tables, guide):
     outside = CALCULATED.sub("", tables.REGION.sub("", guide.read_text(encoding="utf-8")))
     assert [cells for cells in tables_of(outside) if is_measured(cells)] == []
 
 
-def test_every_region_has_a_benchmark_that_writes_it_and_every_benchmark_its_regions(benchmarks):
-    guide_tables, tables = benchmarks
+def test_every_region_has_a_benchmark_that_writes_it_and_every_benchmark_its_regions(guide_tables, tables):
     found = [name for guide in GUIDES for name in tables.tables_in(guide.read_text(encoding="utf-8"))]
     marks = sum(guide.read_text(encoding="utf-8").count("<!-- begin table") for guide in GUIDES)
     made = [name for benchmark in guide_tables.BENCHMARKS for name in benchmark.tables]
@@ -59,8 +56,7 @@ def test_every_region_has_a_benchmark_that_writes_it_and_every_benchmark_its_reg
     assert len(set(found)) == len(found) == marks
 
 
-def test_every_benchmark_publishes_what_it_is_asked_for(benchmarks):
-    guide_tables, _ = benchmarks
+def test_every_benchmark_publishes_what_it_is_asked_for(guide_tables):
     for benchmark in guide_tables.BENCHMARKS:
         name = benchmark.module or "speed_guide"
         tree = ast.parse((ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8"))
@@ -71,18 +67,14 @@ def test_every_benchmark_publishes_what_it_is_asked_for(benchmarks):
             assert repr(table) in first or made_of_parts, (name, table)
 
 
-def test_a_region_is_replaced_and_the_rest_is_left(benchmarks):
-    _, tables = benchmarks
+def test_a_region_is_replaced_and_the_rest_is_left(tables):
     text = "\n".join(["a", tables.region("one", "| 1 |"), "b", tables.region("two", "| 2 |"), "c"])
     new = tables.with_tables(text, {"one": "| \\1 new |", "three": "| 3 |"})
     assert new == text.replace("| 1 |", "| \\1 new |")
     assert tables.tables_in(new) == {"one": "| \\1 new |", "two": "| 2 |"}
 
 
-def test_a_benchmark_that_fails_leaves_its_tables_and_the_others_go_on(
-    benchmarks, monkeypatch, tmp_path, capsys
-):
-    guide_tables, tables = benchmarks
+def test_a_benchmark_that_fails_leaves_its_tables(guide_tables, tables, monkeypatch, tmp_path, capsys):
     monkeypatch.syspath_prepend(str(tmp_path))
     guide = tmp_path / "guide.md"
     guide.write_text("\n".join(tables.region(name, "| old |") for name in ("bad", "good")))
@@ -99,8 +91,7 @@ def test_a_benchmark_that_fails_leaves_its_tables_and_the_others_go_on(
     assert guide_tables.write(["unknown"]) == 2
 
 
-def test_the_tables_of_a_benchmark_are_read_from_what_it_prints(benchmarks, capsys):
-    _, tables = benchmarks
+def test_the_tables_of_a_benchmark_are_read_from_what_it_prints(tables, capsys):
     tables.publish("one", ["a", "b"], [["x", "1"]])
     tables.publish("none", ["a"], [])
     assert tables.tables_in(capsys.readouterr().out) == {"one": "| a | b |\n|---|---|\n| x | 1 |"}

@@ -24,9 +24,7 @@ NOT_OURS = ("PYTHONPATH", "TF_CONFIG")  # imports must find the installed packag
 pytestmark = [
     pytest.mark.process,
     pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("pyright") is None, reason="needs pyright: pip install '.[dev]'"
-    ),
+    pytest.mark.skipif(not importlib.util.find_spec("pyright"), reason="needs pyright: pip install '.[dev]'"),
 ]
 
 
@@ -42,10 +40,9 @@ def run(*command, folder, status=0):
 def clone(tmp_path_factory):
     """The files of the package as in a clone, including links, under a name that no other copy has."""
     folder = tmp_path_factory.mktemp("clone")
+    ignore = shutil.ignore_patterns("__pycache__")
     for name in FOLDERS:
-        shutil.copytree(
-            ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignore)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / name)
     with (folder / "unisono" / "__init__.py").open("a", encoding="utf-8") as file:
@@ -95,9 +92,7 @@ def check_archives(clone, released):
     files = (path for name in FOLDERS for path in (clone / name).rglob("*"))
     inside = [path for path in files if path.suffix in (".py", ".pyi", ".html")]
     own = [path.relative_to(clone).as_posix().removeprefix("unisono/") for path in inside]
-    expected = collections.Counter(f"unisono/{name}" for name in own) + collections.Counter(
-        ["unisono/py.typed"]
-    )
+    expected = collections.Counter(f"unisono/{name}" for name in (*own, "py.typed"))
     with zipfile.ZipFile(next(released.glob("*.whl"))) as wheel:
         assert collections.Counter(n for n in wheel.namelist() if ".dist-info/" not in n) == expected
     with tarfile.open(next(released.glob("*.tar.gz"))) as sdist:
@@ -142,6 +137,5 @@ if len(sys.argv) > 1:  # this loads TensorFlow
         (folder / "program.py").write_text(program)
         said = run(python, "program.py", *more, folder=folder)
         assert said.startswith("True ") and ("<module 'unisono.distribute' from" in said) == bool(more)
-        assert "usage: python -m unisono doctor" in run(
-            python, "-m", "unisono", "doctor", "--help", folder=folder
-        )
+        help_text = run(python, "-m", "unisono", "doctor", "--help", folder=folder)
+        assert "usage: python -m unisono doctor" in help_text

@@ -14,9 +14,7 @@ TRIES = 100_000
 
 
 def draw(
-    seed: int,
-    accepts: Callable[[Case], bool] = lambda case: True,
-    given: Mapping[str, Any] | None = None,
+    seed: int, accepts: Callable[[Case], bool] = lambda case: True, given: Mapping[str, Any] | None = None
 ) -> Case:
     """The case of a seed with the `given` fields: the first that is possible and that `accepts`. ValueError: none is."""
     stream = random.Random(seed)

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 import unisono
+from tests.helpers import Stop, StopAt
 from unisono.distribute.launcher.tasks import Layout, plan
 
 from .case import Case, written
@@ -22,30 +23,13 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 240  # until a worker must have ended
 
 
-class Stopped(Exception):
-    """Interrupts the first run."""
-
-
-class StopAfter(keras.callbacks.Callback):
-    """Raises after this many steps overall."""
-
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self.left = steps
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if self.left == 0:
-            raise Stopped
-
-
 def run_and_resume(case: Case) -> Numbers:
     """Interrupts the program halfway, and resumes it on `case.resume` replicas."""
     steps = -(-case.rows // case.batch) * case.epochs
     resumed_on = None if case.resume == 1 else strategy_of(f"mirrored {case.resume}")
     with tempfile.TemporaryDirectory() as folder:
-        with contextlib.suppress(Stopped):
-            run(case, unisono, strategy_of(case.strategy), [_backup(folder), StopAfter((steps + 1) // 2)])
+        with contextlib.suppress(Stop):
+            run(case, unisono, strategy_of(case.strategy), [_backup(folder), StopAt((steps + 1) // 2)])
         return run(case, unisono, resumed_on, [_backup(folder)])
 
 

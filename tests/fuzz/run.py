@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import unisono
+from tests.helpers import copies_are_equal, mirrored
 from unisono.optimizers.held_optimizers import optimizers_of
 
 from .case import Case
@@ -38,15 +39,13 @@ def strategy_of(name: str) -> Any:
         return unisono.distribute.sharded(unisono.distribute.Pipeline(devices, micro_batches=1, replicas=2))
     if kind == "pipeline":
         return unisono.distribute.Pipeline(devices, micro_batches=int(count))
-    # The default collectives abort if strategies of different sizes share a process.
-    mirrored = tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
+    strategy = mirrored(int(count))
     if kind == "sharded":  # in many packs, so that the backward pass waits for all-reduces
         packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=64)
-        mirrored.extended._communication_options = packs
-        return unisono.distribute.sharded(
-            mirrored, {"2": "weights", "3": "gradients"}.get(count, "optimizer")
-        )
-    return mirrored
+        strategy.extended._communication_options = packs
+        level = {"2": "weights", "3": "gradients"}.get(count, "optimizer")
+        return unisono.distribute.sharded(strategy, level)
+    return strategy
 
 
 @contextlib.contextmanager
@@ -114,9 +113,4 @@ def _unequal(model: keras.Model, strategy: Any) -> list[str]:
     if not isinstance(strategy, tf.distribute.MirroredStrategy):
         return []
     variables = model.weights + model.optimizer.variables
-    return [variable.path for variable in variables if not _copies_are_equal(variable, strategy)]
-
-
-def _copies_are_equal(variable: keras.Variable, strategy: tf.distribute.Strategy) -> bool:
-    first, *others = [copy.numpy() for copy in strategy.experimental_local_results(variable.value)]
-    return all(np.array_equal(first, other, equal_nan=first.dtype.kind == "f") for other in others)
+    return [variable.path for variable in variables if not copies_are_equal([variable], strategy)]

@@ -107,24 +107,6 @@ def test_given_fields_that_no_case_can_have_are_rejected(monkeypatch):
         draw(0, given={"form": "sequential", "inputs": ("vector", "tokens")})
 
 
-def _large_case() -> Case:
-    return Case(
-        seed=3,
-        strategy="mirrored 3",
-        way="eager",
-        body=("dense", "layer normalization"),
-        outputs=(
-            Output(kind="classes", loss="SparseCategoricalCrossentropy"),
-            Output(metrics=("mae",)),
-        ),
-        outputs_as="dict",
-        optimizer="momentum",
-        rows=7,
-        epochs=2,
-        then=("predict",),
-    )
-
-
 def _smallest(case: Case, kind: str) -> Case:
     """The case that the tester prints for a failure, parsed."""
     finding = check(case)
@@ -154,7 +136,11 @@ def test_copies_that_differ_in_the_last_bits_are_found_and_shrunk(monkeypatch):
         update(self, gradient * (1 + 1e-14 * number), variable, learning_rate)
 
     monkeypatch.setattr(keras.optimizers.SGD, "update_step", unequal)
-    assert _smallest(_large_case(), "copies of a variable differ") == Case(seed=3)
+    outputs = Output(kind="classes", loss="SparseCategoricalCrossentropy"), Output(metrics=("mae",))
+    how = {"strategy": "mirrored 3", "way": "eager", "rows": 7, "epochs": 2, "then": ("predict",)}
+    body = ("dense", "layer normalization")
+    large = Case(seed=3, body=body, outputs=outputs, outputs_as="dict", optimizer="momentum", **how)
+    assert _smallest(large, "copies of a variable differ") == Case(seed=3)
 
 
 def test_shrink_drops_every_choice_that_does_not_matter():

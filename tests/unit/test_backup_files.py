@@ -124,12 +124,14 @@ def store_with(directory, count, keep=10):
     return store
 
 
+def names(directory):
+    """The names of the backups, newest first, without what all of them have."""
+    return [path.name.removeprefix("backup-").removesuffix(".unisono") for path in backup_paths(directory)]
+
+
 def test_the_newest_stay_and_numbers_go_on(tmp_path):
     store = store_with(tmp_path, 5, keep=2)
-    assert [path.name for path in backup_paths(tmp_path)] == [
-        "backup-000005.unisono",
-        "backup-000004.unisono",
-    ]
+    assert names(tmp_path) == ["000005", "000004"]
     assert store.newest_good()[1]["i"] == 4
     assert store_with(tmp_path, 1, keep=2).newest_good()[0].name == "backup-000006.unisono"
 
@@ -148,19 +150,11 @@ def test_fits_of_one_script_find_their_own_backups(tmp_path, capsys):
     assert second.newest_good() == (None, None, []) and second.others() == backup_paths(tmp_path)
     for epoch, name in ((7, "second"), (8, "third"), (9, "fourth")):
         second.write(backup_content(i=name), {**SUMMARY, "epoch": epoch})
-    assert [path.name for path in backup_paths(tmp_path)] == [
-        "backup-fit2-000003.unisono",
-        "backup-fit2-000002.unisono",
-        "backup-000003.unisono",
-        "backup-000002.unisono",
-    ]
+    assert names(tmp_path) == ["fit2-000003", "fit2-000002", "000003", "000002"]
     assert (first.newest_good()[1]["i"], second.newest_good()[1]["i"]) == (2, "fourth")
     assert latest_backup(tmp_path).epoch == 9
     second.delete_all()
-    assert [path.name for path in backup_paths(tmp_path)] == [
-        "backup-000003.unisono",
-        "backup-000002.unisono",
-    ]
+    assert names(tmp_path) == ["000003", "000002"]
 
 
 def run_with(directory, count):
@@ -181,9 +175,8 @@ def test_backups_of_a_run_know_it_however_often_it_is_resumed(tmp_path):
     assert len(runs) == 1 and runs.isdisjoint(info.run for info in list_backups(tmp_path / "b"))
     second = run_with(tmp_path / "a", 0)
     second.finished()
-    assert (
-        run_with(tmp_path / "a", 1).newest_good().path.name == "backup-fit2-000001.unisono"
-    )  # another run than before
+    another = run_with(tmp_path / "a", 1)
+    assert another.newest_good().path.name == "backup-fit2-000001.unisono"
 
 
 @pytest.mark.parametrize("name", ["backup-000001.unisono", "backup-000002.unisono", "backup-000007.unisono"])
@@ -292,6 +285,14 @@ def in_shards(count):
     return value
 
 
+def write_part(path, worker, shards):
+    """The shards of a worker, and what the manifest says of them."""
+    own = shard_files.part_path(path, worker)
+    with open(own, "wb") as stream:
+        container.write(stream, {"shards": shards}, {})
+    return {"name": own.name, "checksum": container.checksum(own).hex()}
+
+
 def write_with_parts(path, run=0.0, named=None):
     """A backup of three workers with one shard of an array each. `named`: the shards that its manifest lists instead."""
     arrays, right = [np.full(4, run + worker) for worker in range(3)], []
@@ -301,14 +302,10 @@ def write_with_parts(path, run=0.0, named=None):
     content["fingerprint"]["variables"]["optimizer"].append(["slot", [12], "float64"])
     number = len(content["variables"]["optimizer"]) - 1
     for worker in (1, 2):
-        own = shard_files.part_path(path, worker)
-        with open(own, "wb") as stream:
-            container.write(stream, {"shards": {"optimizer": {number: [arrays[worker]]}}}, {})
-        right.append({"name": own.name, "checksum": container.checksum(own).hex()})
+        right.append(write_part(path, worker, {"optimizer": {number: [arrays[worker]]}}))
     with open(path, "wb") as stream:
-        container.write(
-            stream, {**content, "parts": right if named is None else named}, {**SUMMARY, "time": 0.0}
-        )
+        content["parts"] = right if named is None else named
+        container.write(stream, content, {**SUMMARY, "time": 0.0})
     return right, number
 
 
@@ -320,15 +317,13 @@ def test_a_worker_keeps_the_shards_of_others_only_where_it_needs_them(tmp_path):
     shards = read["variables"]["optimizer"][number]["shards"]
     assert [float(shard[0]) for shard in shards] == [0.0, 0.0, 2.0]
     assert shards[1].strides == (0,), "the placeholder of worker 1's shard"
-    slots = {"optimizer": [None] * number + [in_shards(1)]}
-    assert shard_files.own_are_enough(read, slots, (2, 3))
-    assert not shard_files.own_are_enough(read, {"optimizer": [None] * number + [object()]}, (2, 3)), (
-        "no longer sharded"
-    )
+    for slot, workers, enough in (
+        (in_shards(1), (2, 3), True),
+        (object(), (2, 3), False),  # no longer sharded
+        (in_shards(3), (0, 1), False),  # one worker of three
+    ):
+        assert shard_files.own_are_enough(read, {"optimizer": [None] * number + [slot]}, workers) == enough
     assert not shard_files.own_are_enough(read, {}, (2, 3))
-    assert not shard_files.own_are_enough(read, {"optimizer": [None] * number + [in_shards(3)]}, (0, 1)), (
-        "one worker of three"
-    )
     damage_flip(shard_files.part_path(path, 1))
     with pytest.raises(container.DamagedFileError):
         read_checked(path, only=2)
@@ -340,21 +335,8 @@ def test_forged_and_mixed_parts_are_rejected_with_their_names(tmp_path):
     (one, two), _ = write_with_parts(path)
     write_with_parts(other, run=10.0)
     assert read_checked(path) and [info.status for info in list_backups(tmp_path)] == ["good"]
-    wrong = [
-        5,
-        -1,
-        2**70,
-        True,
-        0.5,
-        "ab",
-        {},
-        [],
-        [one],
-        [one, two, two],
-        [two, one],
-        [one, one],
-        [1, 2],
-    ]
+    wrong = [5, -1, 2**70, True, 0.5, "ab", {}, []]
+    wrong += [[one], [one, two, two], [two, one], [one, one], [1, 2]]
     wrong += [
         [{**one, "name": name}, two]
         for name in (None, 3, [], "", ".", "..", "a/b", path.name, two["name"], "/")
@@ -386,12 +368,7 @@ def test_forged_and_mixed_parts_are_rejected_with_their_names(tmp_path):
 def test_part_with_a_forged_content_is_rejected(tmp_path, shards):
     path = tmp_path / "backup-000001.unisono"
     named, _ = write_with_parts(path)
-    own = shard_files.part_path(path, 1)
-    with open(own, "wb") as stream:
-        container.write(stream, {"shards": shards}, {})
-    named[0]["checksum"] = container.checksum(own).hex()
-    kept = shard_files.part_path(path, 1).read_bytes()
-    write_with_parts(path, named=named)
-    own.write_bytes(kept)
+    write_with_parts(path, named=[write_part(path, 1, shards), named[1]])
+    write_part(path, 1, shards)
     with pytest.raises(container.DamagedFileError, match=f"{path.name} is damaged"):
         read_checked(path)

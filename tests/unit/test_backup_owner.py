@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from helpers import Clock
+from helpers import Clock, in_threads
 
 from unisono.callbacks import SaveError, process_identity
 from unisono.callbacks.backup.files import owner as owner_module
@@ -63,15 +63,13 @@ def test_folder_has_one_owner_in_a_process_until_it_is_released(tmp_path):
 
 def test_owner_on_this_machine_is_judged_by_its_process(tmp_path, capsys):
     with subprocess.Popen(["sleep", "100"]) as process:
-        name = dataclasses.replace(
-            this_process(), pid=process.pid, started=process_identity._started(process.pid)
-        )
+        started = process_identity._started(process.pid)
+        name = dataclasses.replace(this_process(), pid=process.pid, started=started)
         claim(tmp_path, name)
         with pytest.raises(FolderInUseError, match=f"process {process.pid} on far since 2001-09-0"):
             FolderOwner(tmp_path).acquire()
-        claim(
-            tmp_path, dataclasses.replace(name, started=name.started - 1)
-        )  # its process id was reused by a later process
+        # its process id was reused by a later process
+        claim(tmp_path, dataclasses.replace(name, started=started - 1))
         with owning(tmp_path):
             pass
         claim(tmp_path, name)
@@ -127,10 +125,8 @@ def test_owner_elsewhere_with_an_old_sign_of_life_is_not_waited_for(tmp_path, ca
 
 
 def test_owner_gives_signs_of_life(tmp_path):
-    file, until = (
-        tmp_path / OWNER_FILE,
-        time.monotonic() + 60,
-    )  # far more than a thread needs on a busy machine
+    file = tmp_path / OWNER_FILE
+    until = time.monotonic() + 60  # far more than a thread needs on a busy machine
     with owning(tmp_path, beat=0.001):
         os.utime(file, ns=(0, 0))
         while file.stat().st_mtime_ns == 0 and time.monotonic() < until:
@@ -197,11 +193,8 @@ def test_two_that_come_at_the_same_time_are_one_owner(tmp_path):
         except FolderInUseError as error:
             refused.append(error)
 
-    threads = [threading.Thread(target=come) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with in_threads(*[come] * 8):
+        pass
     for owner in taken:
         owner.release()
     assert (len(taken), len(refused)) == (1, 7)

@@ -1,41 +1,31 @@
-"""When callbacks are called: each kind defines after how many steps its per-batch hooks must run."""
+"""After how many steps callbacks must be called, and how many steps a compiled call has."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import pytest
+from helpers import Clock
 
 from unisono.callbacks.call_schedule import steps_until_call
+from unisono.trainer.run.loops.compiled_calls import CallLength
 
 
-class OnBatch(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        pass
+def kind(name, *hooks, base=keras.callbacks.Callback, **attributes):
+    """A class of callbacks with these hooks, which do nothing."""
+    return type(name, (base,), {**dict.fromkeys(hooks, lambda self, *given: None), **attributes})
 
 
-class OnOldNamedBatch(keras.callbacks.Callback):
-    def on_batch_begin(self, batch, logs=None):
-        pass
-
-
-class OnEpoch(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        pass
-
-
-class OnTestBatch(keras.callbacks.Callback):
-    def on_test_batch_end(self, batch, logs=None):
-        pass
-
-
-class OwnAnswer(OnBatch):
-    def steps_until_call(self, step):
-        return 10 - step
-
-
-class Early(keras.callbacks.EarlyStopping):
-    def on_batch_end(self, batch, logs=None):
-        pass
+OnBatch = kind("OnBatch", "on_train_batch_end")
+OnOldNamedBatch = kind("OnOldNamedBatch", "on_batch_begin")
+OnEpoch = kind("OnEpoch", "on_epoch_end")
+OnTestBatch = kind("OnTestBatch", "on_test_batch_end")
+OwnAnswer = kind("OwnAnswer", base=OnBatch, steps_until_call=lambda self, step: 10 - step)
+Early = kind("Early", "on_batch_end", base=keras.callbacks.EarlyStopping)
+Reader = kind("Reader", base=OnBatch, only_reads_logs=True)
+ReaderInThreads = kind("ReaderInThreads", base=Reader, async_safe=True)
+TakesVectors = kind("TakesVectors", "on_train_steps_end")
 
 
 @pytest.mark.parametrize(
@@ -89,19 +79,6 @@ def test_other_phases_call_hooks(callback, phase, expected):
     assert steps_until_call(callback, 4, phase) == expected
 
 
-class Reader(OnBatch):
-    only_reads_logs = True
-
-
-class ReaderInThreads(Reader):
-    async_safe = True
-
-
-class TakesVectors(keras.callbacks.Callback):
-    def on_train_steps_end(self, first, logs):
-        pass
-
-
 @pytest.mark.parametrize(
     "callback, steps, alone",
     [
@@ -109,7 +86,7 @@ class TakesVectors(keras.callbacks.Callback):
         (ReaderInThreads(), 1, 1),
         (TakesVectors(), None, 1),
         (keras.callbacks.TerminateOnNaN(), None, 1),
-        (type("Own", (keras.callbacks.TerminateOnNaN,), {})(), 1, 1),
+        (kind("Own", base=keras.callbacks.TerminateOnNaN)(), 1, 1),
         (type("Both", (Reader, OwnAnswer), {})(), 7, 7),
     ],
 )
@@ -125,11 +102,108 @@ def test_only_a_class_declares_that_it_reads():
 
 
 def test_names_of_version_0_2_still_count_with_a_warning():
-    own = type("Old", (OnBatch,), {"steps_to_wake": lambda self, step: 10 - step})()
-    with pytest.warns(
-        DeprecationWarning, match="`steps_to_wake` of Old is deprecated: rename it to `steps_until_call`"
-    ):
+    own = kind("Old", base=OnBatch, steps_to_wake=lambda self, step: 10 - step)()
+    words = "`steps_to_wake` of Old is deprecated: rename it to `steps_until_call`"
+    with pytest.warns(DeprecationWarning, match=words):
         assert steps_until_call(own, 4) == 6
-    waiting = type("Waiting", (OnBatch,), {"waits_for_executions": True})()
+    waiting = kind("Waiting", base=OnBatch, waits_for_executions=True)()
     with pytest.warns(DeprecationWarning, match="rename it to `waits_for_compiled_calls`"):
         assert steps_until_call(waiting, 4) is None
+
+
+class At(keras.callbacks.Callback):
+    """Must be called after every `every` steps."""
+
+    def __init__(self, every: int | None) -> None:
+        super().__init__()
+        self.every = every
+
+    def steps_until_call(self, step: int) -> int | None:
+        return None if self.every is None else self.every - step % self.every
+
+
+def length_of(steps: int | None = None, callbacks: Any = (), **arguments: Any) -> CallLength:
+    return CallLength(steps, list(callbacks), clock=Clock(), **arguments)
+
+
+def run(length: CallLength, seconds_a_step: float, executions: int) -> list[int]:
+    taken = []
+    for _ in range(executions):
+        steps = length.next()
+        length._clock.now += steps * seconds_a_step
+        length.done(steps)
+        taken.append(steps)
+    return taken
+
+
+def test_compiled_calls_grow_eightfold_until_they_last_the_target():
+    assert run(length_of(target=0.1), 0.001, 6) == [1, 8, 64, 100, 100, 100]
+
+
+class Compiled:
+    """A step function; `fresh` if its last call compiled."""
+
+    fresh = False
+    usual_steps = 1
+    call_seconds = 0.0
+
+    def ended(self, execution, steps, seconds):
+        pass
+
+
+def test_compiled_call_that_compiled_does_not_count():
+    function = Compiled()
+    length = length_of(function=function, target=0.1)
+    function.fresh = True
+    assert run(length, 60.0, 1) == [1]
+    function.fresh = False
+    assert run(length, 0.001, 2) == [1, 8]
+
+
+def test_size_is_kept_from_epoch_to_epoch():
+    function = Compiled()
+    run(length_of(function=function, target=0.1), 0.001, 5)
+    assert run(length_of(function=function, target=0.1), 0.001, 1) == [100]
+
+
+def test_compiled_calls_shrink_when_steps_become_slow():
+    length = length_of(target=0.1)
+    run(length, 0.001, 5)
+    assert run(length, 0.05, 2) == [100, 2]
+
+
+def test_slow_steps_are_taken_one_at_a_time():
+    assert run(length_of(target=0.1), 3.0, 4) == [1, 1, 1, 1]
+
+
+def test_compiled_calls_end_where_a_callback_calls():
+    length = length_of(None, [At(None), At(7), At(5)], target=1.0)
+    assert run(length, 0.0001, 6) == [1, 4, 2, 3, 4, 1]
+    assert length.step == 15
+
+
+def test_step_at_which_a_resumed_epoch_stands_is_respected():
+    length = length_of(None, [At(5)], step=3)
+    length._steps = 50
+    assert length.next() == 2
+
+
+def test_fixed_steps_hold_whatever_callbacks_want():
+    assert run(length_of(3, [At(1)]), 1.0, 3) == [3, 3, 3]
+
+
+def test_last_batch_is_numbered_as_in_keras():
+    auto = length_of()
+    run(auto, 0.001, 2)
+    assert auto.last_batch(8) == 8  # 1 and 8 steps are done, counted from 0
+    fixed = length_of(4)
+    fixed.next()
+    fixed.done(2)  # the epoch ended during the compiled call
+    assert fixed.last_batch(2) == 3
+
+
+def test_compiled_calls_last_longer_where_calls_themselves_do():
+    for call, longest in ((0.002, 1), (0.02, 5), (0.2, 12)):
+        function = Compiled()
+        function.call_seconds = call
+        assert run(length_of(function=function), 0.08, 4)[-1] == longest

@@ -1,6 +1,7 @@
 """The parts of a snapshot: when it is due, whose state it has, which copies, what differs, what a signal requests."""
 
 import datetime
+import functools
 import json
 import re
 import signal
@@ -11,15 +12,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from backup_content import backup_content
+from helpers import in_threads
 
 from unisono.callbacks import BackupAndRestore
-from unisono.callbacks.backup import (
-    callback_state,
-    fingerprint,
-    settings,
-    snapshot,
-    variable_state,
-)
+from unisono.callbacks.backup import callback_state, fingerprint, settings, snapshot, variable_state
 from unisono.callbacks.backup.save_schedule import InterruptionHandlers, SaveSchedule, stop
 from unisono.callbacks.trained_model import FitState
 from unisono.distribute.workers import agreement
@@ -140,27 +137,24 @@ def variable(aggregation, synchronization="auto"):
     return keras.Variable(np.zeros(2, "float32"), aggregation=aggregation, synchronization=synchronization)
 
 
+THREE_COPIES = {"copies": [np.array(v, "float32") for v in ([1, 2], [2, 2], [3, 4])]}
+
+
 @pytest.mark.parametrize(
-    ("kind", "copies", "expected"),
+    ("saved", "kind", "copies", "expected"),
     [
-        (("sum", "on_read"), 2, [[6.0, 8.0], [0.0, 0.0]]),
-        (("sum", "on_read"), 1, [[6.0, 8.0]]),
-        (("sum", "on_read"), 3, [[1.0, 2.0], [2.0, 2.0], [3.0, 4.0]]),
-        (("mean", "auto"), 2, [[2.0, 8 / 3], [2.0, 8 / 3]]),
-        (("none", "auto"), 2, [[1.0, 2.0], [1.0, 2.0]]),
+        (THREE_COPIES, ("sum", "on_read"), 2, [[6.0, 8.0], [0.0, 0.0]]),
+        (THREE_COPIES, ("sum", "on_read"), 1, [[6.0, 8.0]]),
+        (THREE_COPIES, ("sum", "on_read"), 3, [[1.0, 2.0], [2.0, 2.0], [3.0, 4.0]]),
+        (THREE_COPIES, ("mean", "auto"), 2, [[2.0, 8 / 3], [2.0, 8 / 3]]),
+        (THREE_COPIES, ("none", "auto"), 2, [[1.0, 2.0], [1.0, 2.0]]),
+        (np.array([3.0, 4.0], "float32"), ("sum", "on_read"), 3, [[3, 4], [0, 0], [0, 0]]),
     ],
 )
-def test_three_copies_become_as_many_as_there_are_replicas(kind, copies, expected):
-    saved = {"copies": [np.array(v, "float32") for v in ([1, 2], [2, 2], [3, 4])]}
+def test_saved_copies_become_as_many_as_there_are_replicas(saved, kind, copies, expected):
     target = variable(*kind)
     result = variable_state.spread(saved, copies, target._value, target)
     np.testing.assert_array_equal(np.array(result), np.array(expected, "float32"))
-
-
-def test_one_sum_is_given_to_the_first_of_several():
-    target = variable("sum", "on_read")
-    result = variable_state.spread(np.array([3.0, 4.0], "float32"), 3, target._value, target)
-    np.testing.assert_array_equal(np.array(result), [[3, 4], [0, 0], [0, 0]])
 
 
 def test_host_buffers_copy_and_are_used_again():
@@ -173,28 +167,12 @@ def test_host_buffers_copy_and_are_used_again():
 
 
 def prints(**changes):
-    base = {
-        "variables": {
-            "model": [["dense_3/kernel", [2, 3], "float32"]],
-            "optimizer": [],
-            "metrics": [],
-            "other": [],
-        },
-        "data": {"rows": 10, "batch_rows": 4, "steps_per_epoch": None, "layout": ["float32(2,)"]},
-        "identity": {
-            "settings": {"optimizer": {"class": "Adam", "beta_1": 0.9}},
-            "seeds": {},
-            "data": {"content": "1", "pipeline": None},
-            "validation data": None,
-            "versions": {"keras": "3", "python": "3.11"},
-        },
-    }
-    return {**base, **changes}
+    return {**backup_content()["fingerprint"], **changes}
 
 
 def test_names_counted_up_by_keras_and_unknown_sizes_are_no_difference():
     other = prints(data={"rows": None, "batch_rows": 4, "steps_per_epoch": 3, "layout": ["float32(2,)"]})
-    other["variables"] = {**other["variables"], "model": [["dense/kernel", [2, 3], "float32"]]}
+    other["variables"] = {**other["variables"], "model": [["dense_3/kernel", [2, 3], "float32"]]}
     assert fingerprint.differences(prints(), other) == []
     names = "sequential_dense_kernel", "sequential_1_dense_12_kernel"
     one, two = (
@@ -205,20 +183,19 @@ def test_names_counted_up_by_keras_and_unknown_sizes_are_no_difference():
 
 
 def test_more_and_fewer_variables_are_listed():
-    more = prints()["variables"] | {
-        "model": [["dense/kernel", [2, 3], "float32"], ["dense/bias", [3], "float32"]]
-    }
-    found = fingerprint.differences(prints(), prints(variables=more))
-    assert found == [
-        "1 model variables in the backup, 2 now",
-        "model variable dense/bias float32[3] only now",
-    ]
+    known = prints()["variables"]
+    more = known | {"model": [*known["model"], ["dense/bias", [3], "float32"]]}
+    assert fingerprint.differences(prints(), prints(variables=more)) == [
+        "1 model variables in the backup, 2 now", "model variable dense/bias float32[3] only now",
+    ]  # fmt: skip
 
 
 def test_long_lists_are_cut():
-    many = prints()["variables"] | {"model": [[f"d{i}/k", [1], "float32"] for i in range(30)]}
-    fewer = prints()["variables"] | {"model": [[f"e{i}/k", [1], "float32"] for i in range(30)]}
-    found = fingerprint.differences(prints(variables=many), prints(variables=fewer))
+    known = prints()["variables"]
+    first, second = (
+        known | {"model": [[f"{name}{i}/k", [1], "float32"] for i in range(30)]} for name in "de"
+    )
+    found = fingerprint.differences(prints(variables=first), prints(variables=second))
     assert len(found) == 13 and found[-1] == "and 18 more"
 
 
@@ -237,16 +214,7 @@ def shifted(values):
     return values + 2
 
 
-def a_model(
-    activation="relu",
-    wiring=(0, 1),
-    loss="mse",
-    rate=0.1,
-    schedule=None,
-    function=scaled,
-    dtype=None,
-    **optimizer,
-):
+def a_model(activation="relu", wiring=(0, 1), loss="mse", rate=0.1, function=scaled, dtype=None, **optimizer):
     inputs = [keras.Input((2,)), keras.Input((2,))]
     hidden = [
         keras.layers.Dense(2, activation=activation, dtype=dtype)(inputs[0]),
@@ -254,7 +222,7 @@ def a_model(
     ]
     outputs = keras.layers.Subtract()([hidden[i] for i in wiring])
     model = keras.Model(inputs, keras.layers.Lambda(function, output_shape=(2,))(outputs))
-    model.compile(keras.optimizers.Adam(schedule or rate, **optimizer), loss)
+    model.compile(keras.optimizers.Adam(rate, **optimizer), loss)
     return model
 
 
@@ -276,7 +244,7 @@ def test_settings_that_differ_are_named():
         ({"function": lambda x: x * 3}, "model lambda function"),
         ({"dtype": "bfloat16"}, "model dense dtype name: float32 in the backup, bfloat16 now"),
         (
-            {"schedule": keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)},
+            {"rate": keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)},
             "optimizer learning_rate: None in the backup, ExponentialDecay now",
         ),
     ]:
@@ -291,9 +259,8 @@ def test_loss_of_the_user_is_known_by_what_it_computes():
         return lambda y, p: y - p
 
     def found(first, second, **changes):
-        return fingerprint.differences(
-            identity(a_model(loss=first)), identity(a_model(loss=second), **changes)
-        )
+        now = identity(a_model(loss=second), **changes)
+        return fingerprint.differences(identity(a_model(loss=first)), now)
 
     assert found(loss_of(1), loss_of(1)) == []
     assert len(found(loss_of(1), loss_of(-1))) == 1
@@ -392,23 +359,17 @@ class Cluster:
             self.me.number = number
             results[number] = function(number)
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(self.workers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with in_threads(*(functools.partial(work, number) for number in range(self.workers))):
+            pass
         return results
 
 
 def test_bytes_are_sent_between_workers(monkeypatch):
     monkeypatch.setattr(agreement, "_PIECE_BYTES", 64)
     payloads = [b"", b"\0", bytes(range(256)) * 3 + b"x", b"\xff" * 64]
-    gathered = Cluster(4).run(lambda me: agreement.gather_bytes(payloads[me], None), monkeypatch)
-    assert gathered == [payloads] * 4
-    gathered = Cluster(4).run(
-        lambda me: agreement.gather_bytes(payloads[me], None, only_chief=True), monkeypatch
-    )
-    assert gathered == [payloads] + [[b""] * 4] * 3
+    for only_chief, expected in ((False, [payloads] * 4), (True, [payloads] + [[b""] * 4] * 3)):
+        gather = lambda me, only=only_chief: agreement.gather_bytes(payloads[me], None, only)  # noqa: E731
+        assert Cluster(4).run(gather, monkeypatch) == expected
     monkeypatch.undo()
     assert agreement.gather_bytes(b"alone", tf.distribute.get_strategy()) == [b"alone"]
 
@@ -422,21 +383,16 @@ def test_iterators_of_workers_are_sent_once_and_only_where_they_differ(monkeypat
     cluster = Cluster(3)
     copies = {"metrics": [{"copies": [np.full(2, 1.0)]}], "model": [np.ones(3)]}
 
+    def part(me):
+        iterator = {} if iterators[me] is None else {"iterator": bytes([iterators[me]]) * size}
+        return {"random": me, "source": {"step": me, **iterator}}
+
     def capture(me):
-        source = (
-            {"step": me} if iterators[me] is None else {"step": me, "iterator": bytes([iterators[me]]) * size}
-        )
-        return snapshot._from_all_workers(
-            None, {k: list(v) for k, v in copies.items()}, {"random": me, "source": source}
-        )
+        return snapshot._from_all_workers(None, {k: list(v) for k, v in copies.items()}, part(me))
 
     variables, parts = cluster.run(capture, monkeypatch)[0]
     assert len(variables["metrics"][0]["copies"]) == 3
     assert sent * size <= 8 * cluster.words < sent * size * 2 + 20_000
     for me in range(3):
         cluster.me.number = me
-        own = snapshot._own_part({"workers": parts}, None)
-        expected = (
-            {"step": me} if iterators[me] is None else {"step": me, "iterator": bytes([iterators[me]]) * size}
-        )
-        assert own == {"random": me, "source": expected}
+        assert snapshot._own_part({"workers": parts}, None) == part(me)

@@ -81,9 +81,8 @@ def test_what_is_not_among_the_best_is_not_written(tmp_path):
 
 
 def test_nan_is_never_the_best(tmp_path):
-    epochs(
-        checkpoint(tmp_path / "{epoch}.keras", save_best_only=True), [float("nan"), 2.0, float("nan"), 1.0]
-    )
+    callback = checkpoint(tmp_path / "{epoch}.keras", save_best_only=True)
+    epochs(callback, [float("nan"), 2.0, float("nan"), 1.0])
     assert saved(tmp_path) == ["1.keras", "2.keras", "4.keras"]
     epochs(checkpoint(tmp_path / "b{epoch}.keras", keep_best=1), [2.0, float("nan")])
     assert "b1.keras" in saved(tmp_path)
@@ -122,28 +121,12 @@ def test_forged_state_removes_no_file_of_others(tmp_path):
     (folder / "3.keras").symlink_to(other / "1.keras")
     (folder / "deep").symlink_to(other)
     digest = checkpoint_checksum(other / "1.keras")
-    victims = [
-        other / "1.keras",
-        "../other/1.keras",
-        "3.keras",
-        "deep/1.keras",
-        "..",
-        "",
-        "5.keras",
-    ]
-    victims = [*map(str, victims), other.as_posix() + "/1.keras"]
+    victims = ["../other/1.keras", "3.keras", "deep/1.keras", "..", "", "5.keras", f"{other}/1.keras"]
+    wrong_types = [None, 7, ["1.keras"], ["1.keras", "x", digest], [1, 2.0, digest], ["2.keras", 2.0, None]]
+    someone_else = ["2.keras", 2.0, "0" * 128]
     before = {path: path.lstat().st_size for path in tmp_path.rglob("*")}
     for pattern in ("{epoch}.keras", "{epoch}/{batch}.keras", "deep/{epoch}.keras"):
         callback = checkpoint(folder / pattern, keep_last=1)
-        wrong_types = [
-            None,
-            7,
-            ["1.keras"],
-            ["1.keras", "x", digest],
-            [1, 2.0, digest],
-            ["2.keras", 2.0, None],
-        ]
-        someone_else = ["2.keras", 2.0, "0" * 128]
         for state in ("text", {"a": 1}, [*wrong_types, someone_else, *([v, 0.0, digest] for v in victims)]):
             callback.set_state({"best": 0.0, "batches_since_save": 0, "last_batch": 0, "saved": state})
             callback._remove_unwanted()
@@ -189,9 +172,8 @@ def test_seconds_are_counted_from_the_last_save_also_by_a_run_that_was_killed(tm
 
     clock = [0.0]
     callback = begun(100.0)
-    for batch, now in enumerate(
-        [130.0, 159.0, 161.0, 219.0]
-    ):  # due at 160, then a minute after the save at 161
+    # due at 160, then a minute after the save at 161
+    for batch, now in enumerate([130.0, 159.0, 161.0, 219.0]):
         step(callback, batch, now)
     callback.on_epoch_end(0, {"loss": 1.0})
     assert saved(tmp_path) == ["1-3.keras"] and callback.steps_until_call(0) is None

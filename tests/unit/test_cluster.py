@@ -11,18 +11,22 @@ import tensorflow as tf
 import unisono
 from unisono.callbacks.output_paths import check_launched_alone
 from unisono.distribute.environment import launched_task
-from unisono.distribute.workers.cluster import (
-    Cluster,
-    ClusterError,
-    read_cluster,
-    read_tf_config,
-)
+from unisono.distribute.workers.cluster import Cluster, ClusterError, read_cluster, read_tf_config
 
 TWO = ["10.0.0.1:1111", "10.0.0.2:1111"]
 
 
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+
+
+def text_of(cluster, task):
+    return json.dumps({"cluster": cluster, "task": task})
+
+
 def config(cluster, task):
-    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+    return {"TF_CONFIG": text_of(cluster, task)}
 
 
 def test_worker_zero_is_chief_when_no_task_is_named_chief():
@@ -62,31 +66,25 @@ MISTAKES = [
     ("{'cluster'", "is not JSON"),
     ("[1]", "must be a JSON object"),
     (json.dumps({"task": WORKER_0}), "has no 'cluster'"),
-    (json.dumps({"cluster": TWO, "task": WORKER_0}), "maps task types"),
+    (text_of(TWO, WORKER_0), "maps task types"),
     (json.dumps({"cluster": {"worker": TWO}}), "has no 'task'"),
-    (json.dumps({"cluster": {"worker": TWO}, "task": {"index": 0}}), "has no 'task'"),
-    (
-        json.dumps({"cluster": {"worker": TWO}, "task": {"type": "worker"}}),
-        "must be a whole number. Received: None",
-    ),
-    (json.dumps({"cluster": {"worker": TWO}, "task": {"type": "worker", "index": 1.5}}), "Received: 1.5"),
-    (json.dumps({"cluster": {"worker": TWO}, "task": {"type": "worker", "index": 2}}), "from 0 to 1"),
-    (json.dumps({"cluster": {"worker": TWO}, "task": {"type": "worker", "index": -1}}), "Received: -1"),
-    (json.dumps({"cluster": {"worker": TWO}, "task": {"type": "ps", "index": 0}}), "Received: 'ps'"),
-    (json.dumps({"cluster": {"wroker": TWO}, "task": WORKER_0}), "unknown task type 'wroker'"),
-    (json.dumps({"cluster": {"worker": [TWO[0], TWO[0]]}, "task": WORKER_0}), "to two tasks"),
-    (json.dumps({"cluster": {"worker": []}, "task": WORKER_0}), "names no task"),
-    (json.dumps({"cluster": {"worker": "a:1"}, "task": WORKER_0}), "must be a list of addresses"),
-    (json.dumps({"cluster": {"worker": ["a"]}, "task": WORKER_0}), "must be 'host:port'"),
-    (json.dumps({"cluster": {"worker": ["a:0"]}, "task": WORKER_0}), "port from 1 to 65535"),
+    (text_of({"worker": TWO}, {"index": 0}), "has no 'task'"),
+    (text_of({"worker": TWO}, {"type": "worker"}), "must be a whole number. Received: None"),
+    (text_of({"worker": TWO}, {"type": "worker", "index": 1.5}), "Received: 1.5"),
+    (text_of({"worker": TWO}, {"type": "worker", "index": 2}), "from 0 to 1"),
+    (text_of({"worker": TWO}, {"type": "worker", "index": -1}), "Received: -1"),
+    (text_of({"worker": TWO}, {"type": "ps", "index": 0}), "Received: 'ps'"),
+    (text_of({"wroker": TWO}, WORKER_0), "unknown task type 'wroker'"),
+    (text_of({"worker": [TWO[0], TWO[0]]}, WORKER_0), "to two tasks"),
+    (text_of({"worker": []}, WORKER_0), "names no task"),
+    (text_of({"worker": "a:1"}, WORKER_0), "must be a list of addresses"),
+    (text_of({"worker": ["a"]}, WORKER_0), "must be 'host:port'"),
+    (text_of({"worker": ["a:0"]}, WORKER_0), "port from 1 to 65535"),
     ("[" * 20_000, "is not JSON"),
     ("9" * 5_000, "is not JSON"),
-    (json.dumps({"cluster": {"worker": ["a:b"]}, "task": WORKER_0}), "Received: 'a:b'"),
-    (json.dumps({"cluster": {"chief": TWO}, "task": {"type": "chief"}}), "names 2 chiefs"),
-    (
-        json.dumps({"cluster": {"worker": {"0": "a:1", "2": "b:1"}}, "task": WORKER_0}),
-        "every index from 0 to 1",
-    ),
+    (text_of({"worker": ["a:b"]}, WORKER_0), "Received: 'a:b'"),
+    (text_of({"chief": TWO}, {"type": "chief"}), "names 2 chiefs"),
+    (text_of({"worker": {"0": "a:1", "2": "b:1"}}, WORKER_0), "every index from 0 to 1"),
 ]
 
 
@@ -99,21 +97,16 @@ def test_each_mistake_in_tf_config_is_named_in_one_sentence(text, mistake):
 
 
 def test_slurm_tasks_are_workers(monkeypatch):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    for name, value in {
-        "PROCID": "2",
-        "STEP_NUM_TASKS": "4",
-        "STEP_NODELIST": "node[1-2]",
-        "STEP_TASKS_PER_NODE": "2(x2)",
-    }.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
+    tasks = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4"}
+    nodes = {"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+    for name, value in {**tasks, **nodes}.items():
+        monkeypatch.setenv(name, value)
     found = read_cluster()
     assert found.jobs["worker"] == ("node1:8888", "node1:8889", "node2:8888", "node2:8889")
     assert (found.worker_index, found.is_chief, found.num_workers) == (2, False, 4)
 
 
 def test_slurm_variables_that_are_incomplete_are_rejected(monkeypatch):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     monkeypatch.delenv("SLURM_STEP_NODELIST", raising=False)
@@ -168,7 +161,6 @@ def test_process_that_was_started_alone_is_silent():
 
 @pytest.mark.parametrize("variables", [OPEN_MPI, PMI, TORCHRUN])
 def test_unrelated_processes_are_reported_before_they_train(variables, monkeypatch, tmp_path):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ClusterError, match=r"--workers \d.* TF_CONFIG=\{\}"):
@@ -192,7 +184,6 @@ def test_unrelated_processes_are_reported_before_they_train(variables, monkeypat
 
 def test_tasks_of_slurm_warn_where_the_model_spans_one(monkeypatch, tmp_path):
     """Only the chief writes, so no file is lost."""
-    monkeypatch.delenv("TF_CONFIG", raising=False)
     nodes = {"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
     for name, value in {**STEP, **nodes}.items():
         monkeypatch.setenv(name, value)
@@ -201,7 +192,7 @@ def test_tasks_of_slurm_warn_where_the_model_spans_one(monkeypatch, tmp_path):
 
 
 def test_workers_of_tf_config_warn_where_the_model_spans_one(monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": TWO}, "task": WORKER_0}))
+    monkeypatch.setenv("TF_CONFIG", text_of({"worker": TWO}, WORKER_0))
     with pytest.warns(UserWarning, match=r"worker 0 of 2, .*auto_strategy\(\)"):
         check_launched_alone([], tf.distribute.get_strategy())
     monkeypatch.setenv("TF_CONFIG", "[]")
@@ -209,7 +200,7 @@ def test_workers_of_tf_config_warn_where_the_model_spans_one(monkeypatch):
         check_launched_alone([], tf.distribute.get_strategy())
     alone = {"worker": TWO[:1], "evaluator": TWO[1:]}
     for jobs, kind in ((alone, "worker"), (alone, "evaluator"), ({"chief": TWO[:1], "ps": TWO[1:]}, "chief")):
-        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs, "task": {"type": kind, "index": 0}}))
+        monkeypatch.setenv("TF_CONFIG", text_of(jobs, {"type": kind, "index": 0}))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             check_launched_alone([], tf.distribute.get_strategy())

@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
+import functools
 import socket
 import threading
 import time
 
 import pytest
 import tensorflow as tf
-from helpers import Clock
+from helpers import Clock, in_threads
 
 from unisono.distribute import (
     auto_strategy,
@@ -27,51 +28,51 @@ from unisono.distribute.workers.cluster import Cluster, ClusterError
 from unisono.distribute.workers.rendezvous import rendezvous
 
 NEVER = 1e4  # seconds
+GREETING = b"\0\0\0\4\0\0\0\0\0"  # of a gRPC server
 
 
 def addresses(count):
     return tuple(f"127.0.0.1:{port}" for port in free_ports(count))
 
 
+def worker(workers, index):
+    return Cluster({"worker": tuple(workers)}, "worker", index)
+
+
+def join(workers, seconds):
+    """The rendezvous of worker 0."""
+    rendezvous(worker(workers, 0), seconds)
+
+
 def join_and_serve(cluster, arrived, done):
-    """A worker: the rendezvous, then a server with the greeting of a gRPC server, like TensorFlow's."""
+    """A worker: the rendezvous, then a server like TensorFlow's."""
     rendezvous(cluster, NEVER)
     arrived.release()
-    with socket.create_server(("127.0.0.1", int(cluster.address.rpartition(":")[2]))) as server:
-        server.settimeout(0.05)
-        while not done.is_set():
-            try:
-                with server.accept()[0] as connection:
-                    connection.sendall(b"\0\0\0\4\0\0\0\0\0")
-            except TimeoutError:
-                continue
+    with peer(cluster.address, GREETING):
+        done.wait()
 
 
 def test_rendezvous_returns_when_all_have_come():
     workers = addresses(3)
     arrived, done = threading.Semaphore(0), threading.Event()
-    clusters = [Cluster({"worker": workers}, "worker", i) for i in range(3)]
-    threads = [threading.Thread(target=join_and_serve, args=(c, arrived, done)) for c in clusters]
-    for thread in threads:
-        thread.start()
-    for _ in threads:
-        assert arrived.acquire(timeout=250), "a worker did not arrive"
-    done.set()
-    for thread in threads:
-        thread.join()
+    calls = [functools.partial(join_and_serve, worker(workers, i), arrived, done) for i in range(3)]
+    with in_threads(*calls):
+        came = [arrived.acquire(timeout=250) for _ in calls]
+        done.set()
+    assert all(came), "a worker did not arrive"
 
 
 def test_rendezvous_names_the_worker_that_does_not_come():
     workers = addresses(2)
     with pytest.raises(TimeoutError, match=rf"worker 1 \({workers[1]}\) did not start within 0.5 s"):
-        rendezvous(Cluster({"worker": workers}, "worker", 0), 0.5)
+        join(workers, 0.5)
 
 
 def test_rendezvous_names_a_port_that_is_taken():
     workers = addresses(2)
     with socket.create_server(("127.0.0.1", int(workers[0].rpartition(":")[2]))):
         with pytest.raises(ClusterError, match="is in use by another process"):
-            rendezvous(Cluster({"worker": workers}, "worker", 0), 0.5)
+            join(workers, 0.5)
 
 
 def refusals(first, second, programs=("", "")):
@@ -80,35 +81,24 @@ def refusals(first, second, programs=("", "")):
         rendezvous_module._Rendezvous(cluster, program, time.monotonic() + NEVER)
         for cluster, program in zip((first, second), programs)
     ]
-    with calls[0].answering(), calls[1].answering():
-        threads = [threading.Thread(target=call.ask, args=(1 - n,)) for n, call in enumerate(calls)]
-        for thread in threads:
-            thread.start()
+    asked = [functools.partial(call.ask, 1 - n) for n, call in enumerate(calls)]
+    with calls[0].answering(), calls[1].answering(), in_threads(*asked):
         for call in calls:
             with call._changed:
                 call._changed.wait_for(lambda call=call: call._failure)
         for call in calls:
             call.over.set()
-        for thread in threads:
-            thread.join()
     return [call._failure for call in calls]
 
 
-def test_rendezvous_rejects_a_peer_with_another_cluster_and_reports_both():
-    first, second, third = addresses(3)
-    told = refusals(
-        Cluster({"worker": (first, second)}, "worker", 0),
-        Cluster({"worker": (first, second, third)}, "worker", 1),
-    )
-    assert all(isinstance(told[n], ClusterError) and "with other workers" in str(told[n]) for n in (0, 1)), (
-        told
-    )
-
-
-def test_rendezvous_rejects_a_peer_with_another_script_and_reports_both():
-    workers = addresses(2)
-    told = refusals(*(Cluster({"worker": workers}, "worker", n) for n in (0, 1)), programs=("a", "b"))
-    assert all("runs another script" in str(told[n]) for n in (0, 1)), told
+@pytest.mark.parametrize(("workers", "programs", "said"), [
+    ((2, 3), ("", ""), "with other workers"),
+    ((2, 2), ("a", "b"), "runs another script"),
+])  # fmt: skip
+def test_rendezvous_rejects_a_peer_with_another_cluster_or_script_and_reports_both(workers, programs, said):
+    known = addresses(3)
+    told = refusals(*(worker(known[:count], index) for index, count in enumerate(workers)), programs)
+    assert all(isinstance(each, ClusterError) and said in str(each) for each in told), told
 
 
 def test_what_a_peer_said_is_read_by_a_worker_that_comes_late():
@@ -119,55 +109,47 @@ def test_what_a_peer_said_is_read_by_a_worker_that_comes_late():
         assert read_line(ours, time.monotonic() - 1.0) == b"refused\n"
 
 
-class Peer:
+@contextlib.contextmanager
+def peer(address, words, slowly=False):
     """Listens at an address and sends the same text to all; endlessly, one byte at a time, if `slowly`."""
+    done = threading.Event()
 
-    def __init__(self, address, words, slowly=False):
-        self._server = socket.create_server(("127.0.0.1", int(address.rpartition(":")[2])))
-        self._words, self._slowly = words, slowly
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._serve)
+    def serve():
+        while not done.is_set():
+            with contextlib.suppress(OSError), server.accept()[0] as connection:
+                connection.sendall(words)
+                for _ in range(100):  # never a complete line
+                    if slowly and not done.wait(0.1):
+                        connection.sendall(b"x")
+                if slowly:
+                    done.wait()
 
-    def _serve(self):
-        self._server.settimeout(0.05)
-        while not self._done.is_set():
+    with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))) as server:
+        server.settimeout(0.05)
+        with in_threads(serve):
             try:
-                with self._server.accept()[0] as connection:
-                    connection.sendall(self._words)
-                    for _ in range(100):  # never a complete line
-                        if self._slowly and not self._done.wait(0.1):
-                            connection.sendall(b"x")
-                    if self._slowly:
-                        self._done.wait()
-            except OSError:
-                continue
-
-    def __enter__(self):
-        self._thread.start()
-
-    def __exit__(self, *_):
-        self._done.set()
-        self._thread.join()
-        self._server.close()
+                yield
+            finally:
+                done.set()
 
 
-@pytest.mark.parametrize("words", [b"\0\0\0\4\0\0\0\0\0", b"SSH-2.0-OpenSSH\r\n", b"unisono \n", b""])
+@pytest.mark.parametrize("words", [GREETING, b"SSH-2.0-OpenSSH\r\n", b"unisono \n", b""])
 def test_rendezvous_takes_nobody_for_a_peer_who_does_not_say_so(words):
     workers = addresses(2)
     with (
-        Peer(workers[1], words),
+        peer(workers[1], words),
         pytest.raises(TimeoutError, match=r"worker 1 \(.*\) did not start within 1 s"),
     ):
-        rendezvous(Cluster({"worker": workers}, "worker", 0), 1.0)
+        join(workers, 1.0)
 
 
 def test_rendezvous_ends_whatever_its_peers_do():
     workers = addresses(12)
     with contextlib.ExitStack() as stack:
         for address in workers[1:]:
-            stack.enter_context(Peer(address, b"", slowly=True))
+            stack.enter_context(peer(address, b"", slowly=True))
         with pytest.raises(TimeoutError, match="worker 11 "):
-            rendezvous(Cluster({"worker": workers}, "worker", 0), 1.0)
+            join(workers, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -176,10 +158,10 @@ def test_rendezvous_ends_whatever_its_peers_do():
 )
 def test_rendezvous_rejects_a_worker_of_another_run_or_with_another_index(mark, refusal):
     workers = addresses(2)
-    call = rendezvous_module._Rendezvous(Cluster({"worker": workers}, "worker", 1), "", 0.0)
+    call = rendezvous_module._Rendezvous(worker(workers, 1), "", 0.0)
     theirs = dataclasses.replace(call._identity, **mark)
-    with Peer(workers[1], theirs.line()), pytest.raises(ClusterError, match=refusal):
-        rendezvous(Cluster({"worker": workers}, "worker", 0), NEVER)
+    with peer(workers[1], theirs.line()), pytest.raises(ClusterError, match=refusal):
+        join(workers, NEVER)
 
 
 def test_rendezvous_names_a_peer_that_does_not_reach_this_worker(monkeypatch):
@@ -195,12 +177,12 @@ def test_rendezvous_names_a_peer_that_does_not_reach_this_worker(monkeypatch):
 
     monkeypatch.setattr(rendezvous_module, "time", clock)
     monkeypatch.setattr(rendezvous_module._Rendezvous, "_compare", compared)
-    call = rendezvous_module._Rendezvous(Cluster({"worker": workers}, "worker", 1), "", 0.0)
+    call = rendezvous_module._Rendezvous(worker(workers, 1), "", 0.0)
     with (
-        Peer(workers[1], call._identity.line()),
+        peer(workers[1], call._identity.line()),
         pytest.raises(TimeoutError, match="could not reach this worker"),
     ):
-        rendezvous(Cluster({"worker": workers}, "worker", 0), NEVER)
+        join(workers, NEVER)
 
 
 def test_replicas_per_worker_are_read_from_the_environment(monkeypatch):

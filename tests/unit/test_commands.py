@@ -56,9 +56,8 @@ def test_profile_names_the_address_where_nobody_listens(tmp_path, capsys):
         port = held.getsockname()[1]
         assert main(["profile", "--service", f"127.0.0.1:{port}", "--log-dir", str(tmp_path / "logs")]) == 1
     error = capsys.readouterr().err
-    assert (
-        f"nobody listens at 127.0.0.1:{port}: check that fit runs there" in error and error.count("\n") == 1
-    )
+    words = f"nobody listens at 127.0.0.1:{port}: check that fit runs there"
+    assert words in error and error.count("\n") == 1
 
 
 COMPLETED = [
@@ -75,7 +74,6 @@ def test_argcomplete_completes_commands_options_and_values(line, completed, tmp_
     answer = tmp_path / "answer"
     asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
     asked |= {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "unisono"], env=os.environ | asked, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "unisono"]
+    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True)
     assert (done.returncode, answer.read_text().split()) == (0, completed), done.stderr

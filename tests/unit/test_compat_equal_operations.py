@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from custom_step import CustomStep
-from helpers import assert_equal
+from helpers import assert_equal, in_threads
 
 import unisono
 from unisono.compat.patches import replaced_functions
@@ -49,9 +49,8 @@ def test_what_is_no_scalar_draws_or_differs_is_made_anew():
 
     found = types_of(compute, tf.constant(1.0))
     assert (found["Mul"], found["RandomUniform"]) == (4, 2)
-    assert (
-        found["Const"] == 7
-    )  # two vectors in one, [1] in one, two large ones, the shape of the draws, 2 and 3
+    # two vectors in one, [1] in one, two large ones, the shape of the draws, 2 and 3
+    assert found["Const"] == 7
 
 
 def test_what_waits_for_something_else_runs_elsewhere_or_is_recorded_is_made_anew():
@@ -83,9 +82,6 @@ def test_other_threads_and_graphs_have_their_own():
         found.append(types_of(powers, tf.constant(1))["Pow"])
         ended.set()
 
-    thread = threading.Thread(target=other)
-    thread.start()
-
     def compute(x):
         with made_once():
             first = powers(x)
@@ -94,8 +90,8 @@ def test_other_threads_and_graphs_have_their_own():
             branch = tf.cond(x > 0, lambda: powers(x)[0], lambda: powers(x)[0])
             return first, branch
 
-    assert types_of(compute, tf.constant(1))["Pow"] == 1
-    thread.join()
+    with in_threads(other):
+        assert types_of(compute, tf.constant(1))["Pow"] == 1
     assert found == [3]
 
 
@@ -125,11 +121,10 @@ def test_bias_corrections_of_adam_are_computed_once_for_all_variables(monkeypatc
 
     found, state = on_one_device()
     assert found["Pow"] == 2
-    monkeypatch.setattr("unisono.compat.tensorflow_graphs.equal_operations._PURE", frozenset())
-    monkeypatch.setattr(
-        "unisono.compat.tensorflow_graphs.copied_operations.TracedOnce.__call__",
-        lambda self, make, places: make(),
-    )
+    graphs = "unisono.compat.tensorflow_graphs"
+    monkeypatch.setattr(f"{graphs}.equal_operations._PURE", frozenset())
+    every_place = lambda self, make, places: make()  # noqa: E731
+    monkeypatch.setattr(f"{graphs}.copied_operations.TracedOnce.__call__", every_place)
     plain, alone = on_one_device()
     assert plain["Pow"] == 12
     assert_equal(state, alone)

@@ -14,23 +14,21 @@ from unisono.compat.tensorflow_private.parameter_servers import (
 )
 
 
+def error(text):
+    return tf.errors.InvalidArgumentError(None, None, text)
+
+
 def test_lost_worker_may_be_missing_from_the_cluster_for_a_while():
-    unknown = tf.errors.InvalidArgumentError(None, None, "/job:worker/replica:0/task:0 unknown device.")
+    unknown = error("/job:worker/replica:0/task:0 unknown device.")
     assert cluster_coordinator._is_worker_failure(unknown), "a skipped worker is retried"
-    assert not cluster_coordinator._is_worker_failure(
-        tf.errors.InvalidArgumentError(None, None, "/job:worker x")
-    )
+    assert not cluster_coordinator._is_worker_failure(error("/job:worker x"))
 
 
 def test_worker_that_loses_its_connection_while_others_are_put_back_is_tried_again():
     handler = types.SimpleNamespace(_cluster=types.SimpleNamespace(closure_queue=types.SimpleNamespace()))
     handler._cluster.closure_queue._cancellation_mgr = types.SimpleNamespace(is_cancelled=False)
-    gone = tf.errors.InvalidArgumentError(
-        None, None, "Client for target /job:worker/replica:0/task:1 not found."
-    )
-    server = tf.errors.InvalidArgumentError(
-        None, None, "Client for target /job:ps/replica:0/task:0 not found."
-    )
+    gone = error("Client for target /job:worker/replica:0/task:1 not found.")
+    server = error("Client for target /job:ps/replica:0/task:0 not found.")
     recovery = _PartialRecovery.__new__(_PartialRecovery)
     recovery.__dict__.update(handler.__dict__)
     recovery._validate_preemption_failure(gone)

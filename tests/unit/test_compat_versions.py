@@ -64,11 +64,8 @@ def test_every_private_method_that_is_overridden_is_in_the_table():
     for module in [module for name, module in sys.modules.items() if name.startswith("unisono.")]:
         for cls in [value for value in vars(module).values() if isinstance(value, type)]:
             for number, base in enumerate(cls.__mro__):
-                above = [
-                    c
-                    for c in cls.__mro__[number + 1 :]
-                    if c.__module__.startswith(("keras.src", "tensorflow"))
-                ]
+                theirs = ("keras.src", "tensorflow")
+                above = [c for c in cls.__mro__[number + 1 :] if c.__module__.startswith(theirs)]
                 if base.__module__.startswith("unisono."):
                     for name in filter(is_private, vars(base)):
                         found |= {name} if any(name in vars(c) for c in above) else set()

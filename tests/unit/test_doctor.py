@@ -11,16 +11,12 @@ from unisono.commands.machine.findings import Finding
 
 GOOD = [
     {
-        "gpus": [],
-        "tpus": 0,
-        "built_with_cuda": False,
+        **{"gpus": [], "tpus": 0, "built_with_cuda": False},
         "slow": {"float16": "It lacks avx512_fp16.", "bfloat16": None},
         "instructions": {"float16": [], "bfloat16": ["avx512_bf16"]},
     },
     {
-        "names": ["CPU:0", "CPU:1"],
-        "answers": [[2.0, 4.0], [2.0, 4.0]],
-        "expected": [2.0, 4.0],
+        **{"names": ["CPU:0", "CPU:1"], "answers": [[2.0, 4.0], [2.0, 4.0]], "expected": [2.0, 4.0]},
         "milliseconds": 1.5,
     },
 ]
@@ -154,11 +150,5 @@ def test_main_returns_1_for_a_problem_and_prints_json(monkeypatch, capsys):
 def test_examine_this_machine_reduces_over_real_devices():
     findings = doctor.examine()
     assert by_name(findings, "all-reduce").value.startswith(("right on", "one device"))
-    assert {f.section for f in findings} >= {
-        "versions",
-        "devices",
-        "precision",
-        "cluster",
-        "ports",
-        "machine",
-    }
+    sections = {"versions", "devices", "precision", "cluster", "ports", "machine"}
+    assert {f.section for f in findings} >= sections

@@ -38,36 +38,18 @@ class CountingFunction:
         return ""
 
 
-class Recorder(keras.callbacks.Callback):
-    """Records every hook."""
-
-    def __init__(self, events: list[Any]) -> None:
-        super().__init__()
-        self.events = events
-
-    def on_train_begin(self, logs=None):
-        self.events.append("train begin")
-
-    def on_train_end(self, logs=None):
-        self.events.append(f"train end {logs['loss']:.0f}")
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.events.append(f"epoch {epoch} begin")
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.events.append(f"epoch {epoch} end {sorted(logs)}")
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self.events.append(f"batch {batch} begin")
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.events.append(f"batch {batch} end {logs['loss']:.0f}")
-
-    def on_test_begin(self, logs=None):
-        self.events.append("test begin")
-
-    def on_test_end(self, logs=None):
-        self.events.append("test end")
+def recorder(events: list[Any]) -> keras.callbacks.Callback:
+    """Records the hooks of `fit`."""
+    return keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: events.append("train begin"),
+        on_train_end=lambda logs: events.append(f"train end {logs['loss']:.0f}"),
+        on_epoch_begin=lambda epoch, logs: events.append(f"epoch {epoch} begin"),
+        on_epoch_end=lambda epoch, logs: events.append(f"epoch {epoch} end {sorted(logs)}"),
+        on_train_batch_begin=lambda batch, logs: events.append(f"batch {batch} begin"),
+        on_train_batch_end=lambda batch, logs: events.append(f"batch {batch} end {logs['loss']:.0f}"),
+        on_test_begin=lambda logs: events.append("test begin"),
+        on_test_end=lambda logs: events.append("test end"),
+    )
 
 
 class EpochsOnly(keras.callbacks.Callback):
@@ -87,6 +69,12 @@ class EpochsOnly(keras.callbacks.Callback):
 ROWS = np.zeros((10, 2), "float32")
 
 
+@pytest.fixture
+def events() -> list[Any]:
+    """What happened in a fit, in order."""
+    return []
+
+
 def counting_model(events: list[Any], fails_at: int = -1, **compile_arguments: Any) -> Any:
     model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", **compile_arguments)
@@ -99,9 +87,8 @@ def fit(model: Any, *callbacks: Any, **arguments: Any) -> Any:
     return model.fit(ROWS, ROWS[:, :1], batch_size=4, verbose=0, callbacks=list(callbacks), **arguments)
 
 
-def test_hooks_of_two_epochs_come_in_keras_order():
-    events: list[Any] = []
-    fit(counting_model(events), Recorder(events), epochs=2, validation_data=(ROWS, ROWS[:, :1]))
+def test_hooks_of_two_epochs_come_in_keras_order(events):
+    fit(counting_model(events), recorder(events), epochs=2, validation_data=(ROWS, ROWS[:, :1]))
     epoch = ["batch 0 begin", "run:1", "batch 0 end 1", "batch 1 begin", "run:1", "batch 1 end 2"]
     epoch += ["batch 2 begin", "run:1", "batch 2 end 3", "test begin"]
     assert events[: 2 + len(epoch)] == ["train begin", "epoch 0 begin", *epoch]
@@ -116,23 +103,20 @@ def test_hooks_of_two_epochs_come_in_keras_order():
     assert events[-1] == "train end 6"
 
 
-def test_nobody_asks_and_a_short_fit_has_one_layout():
-    events: list[Any] = []
+def test_nobody_asks_and_a_short_fit_has_one_layout(events):
     model = counting_model(events, steps_per_execution=8)
     fit(model, EpochsOnly(events))
     assert events == ["run:3", "epoch 0 end"]
 
 
-def test_nobody_asks_and_the_last_partial_batch_of_a_long_fit_is_a_chunk_of_its_own(monkeypatch):
+def test_nobody_asks_and_the_last_partial_batch_of_a_long_fit_is_a_chunk_of_its_own(events, monkeypatch):
     monkeypatch.setattr("unisono.trainer.run.xla.xla_choice.FEWEST_STEPS", 3)
-    events: list[Any] = []
     model = counting_model(events, steps_per_execution=8)
     fit(model, EpochsOnly(events))
     assert events == ["run:2x4", "run:1", "epoch 0 end"]
 
 
-def test_compiled_calls_end_where_a_callback_calls():
-    events: list[Any] = []
+def test_compiled_calls_end_where_a_callback_calls(events):
     model = counting_model(events)
     model.fit(
         np.zeros((64, 2)), np.zeros((64, 1)), batch_size=4, verbose=0, callbacks=[EpochsOnly(events, 5)]
@@ -142,8 +126,7 @@ def test_compiled_calls_end_where_a_callback_calls():
     assert {5, 10, 15} <= set(np.cumsum(steps))
 
 
-def test_initial_epoch_and_stop_training_are_kept():
-    events: list[Any] = []
+def test_initial_epoch_and_stop_training_are_kept(events):
     model = counting_model(events)
     stop = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: setattr(model, "stop_training", epoch == 4)
@@ -153,8 +136,7 @@ def test_initial_epoch_and_stop_training_are_kept():
     assert history.history["loss"] == [3.0, 6.0]
 
 
-def test_stop_in_mid_epoch_ends_after_this_batch_and_keeps_the_logs():
-    events: list[Any] = []
+def test_stop_in_mid_epoch_ends_after_this_batch_and_keeps_the_logs(events):
     model = counting_model(events)
     stop = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: setattr(model, "stop_training", batch == 1)
@@ -164,8 +146,7 @@ def test_stop_in_mid_epoch_ends_after_this_batch_and_keeps_the_logs():
     assert history.history["loss"] == [2.0]
 
 
-def test_validation_freq_chooses_the_epochs():
-    events: list[Any] = []
+def test_validation_freq_chooses_the_epochs(events):
     model = counting_model(events)
     fit(model, EpochsOnly(events), epochs=4, validation_freq=[2, 4], validation_split=0.2)
     order = [event for event in events if not event.startswith("run")]
@@ -176,8 +157,7 @@ def test_validation_freq_chooses_the_epochs():
     assert before == [0, 1, 1, 2]
 
 
-def test_no_epochs_run_no_step_but_the_frame():
-    events: list[Any] = []
+def test_no_epochs_run_no_step_but_the_frame(events):
     model = counting_model(events)
     calls: list[str] = []
     frame = keras.callbacks.LambdaCallback(
@@ -187,8 +167,7 @@ def test_no_epochs_run_no_step_but_the_frame():
     assert not events and calls == ["begin", "end"]
 
 
-def test_failed_step_leaves_no_state_behind():
-    events: list[Any] = []
+def test_failed_step_leaves_no_state_behind(events):
     model = counting_model(events, fails_at=2)
     exits: list[str] = []
     callback = EpochsOnly(events, every=1)
@@ -199,8 +178,7 @@ def test_failed_step_leaves_no_state_behind():
     assert exits == ["exit"]
 
 
-def test_fit_state_tells_callbacks_where_the_loop_stands():
-    events: list[Any] = []
+def test_fit_state_tells_callbacks_where_the_loop_stands(events):
     model = counting_model(events)
     seen: list[tuple[int, int]] = []
     look = keras.callbacks.LambdaCallback(
@@ -210,28 +188,19 @@ def test_fit_state_tells_callbacks_where_the_loop_stands():
     assert seen == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
 
 
-def test_evaluate_and_predict_call_their_hooks_in_order():
-    events: list[Any] = []
+def test_evaluate_and_predict_call_their_hooks_in_order(events):
     model = counting_model(events)
     names: list[str] = []
-
-    class Hooks(keras.callbacks.Callback):
-        def on_test_batch_end(self, batch, logs=None):
-            names.append(f"test {batch}")
-
-        def on_predict_begin(self, logs=None):
-            names.append("predict begin")
-
-        def on_predict_batch_end(self, batch, logs=None):
-            names.append(f"predict {batch} {logs['outputs'].shape}")
-
-        def on_predict_end(self, logs=None):
-            names.append("predict end")
-
-    model.evaluate(ROWS, ROWS[:, :1], batch_size=4, verbose=0, callbacks=[Hooks()])
+    hooks = keras.callbacks.LambdaCallback(
+        on_test_batch_end=lambda batch, logs: names.append(f"test {batch}"),
+        on_predict_begin=lambda logs: names.append("predict begin"),
+        on_predict_batch_end=lambda batch, logs: names.append(f"predict {batch} {logs['outputs'].shape}"),
+        on_predict_end=lambda logs: names.append("predict end"),
+    )
+    model.evaluate(ROWS, ROWS[:, :1], batch_size=4, verbose=0, callbacks=[hooks])
     assert names == ["test 0", "test 1", "test 2"]
     names.clear()
-    model.predict(ROWS, batch_size=8, verbose=0, callbacks=[Hooks()])
+    model.predict(ROWS, batch_size=8, verbose=0, callbacks=[hooks])
     assert names == ["predict begin", "predict 0 (8, 1)", "predict 1 (2, 1)", "predict end"]
 
 

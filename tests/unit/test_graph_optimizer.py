@@ -14,9 +14,8 @@ from unisono.trainer.run.loops import step_function
 
 
 def rewriter():
-    return ConfigProto.FromString(
-        context.context().function_call_options.config_proto_serialized
-    ).graph_options.rewrite_options
+    config = ConfigProto.FromString(context.context().function_call_options.config_proto_serialized)
+    return config.graph_options.rewrite_options
 
 
 @pytest.fixture
@@ -35,9 +34,8 @@ def test_one_round_inside_and_everything_as_before_after_it():
         inside = context.context().function_call_options
     assert context.context().function_call_options is usual
     with pytest.raises(ValueError), optimized_briefly():
-        assert (
-            context.context().function_call_options is inside
-        )  # otherwise a graph would be optimized at each call
+        # otherwise a graph would be optimized at each call
+        assert context.context().function_call_options is inside
         raise ValueError
     assert context.context().function_call_options is usual
 

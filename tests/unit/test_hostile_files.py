@@ -12,24 +12,12 @@ from unisono.callbacks.report import charts, find_runs, render
 from unisono.commands import main
 
 BEGIN = {
-    **{
-        "event": "begin",
-        "time": 100.0,
-        "title": "t",
-        "model": {"name": "m", "trainable parameters": 3},
-        "summary": "s",
-        "configuration": {"epochs": 1},
-    },
-    **{"strategy": {"replicas": 1}, "machine": {"host": "h"}, "versions": {}, "environment": {}},
+    **{"event": "begin", "time": 100.0, "title": "t", "summary": "s", "configuration": {"epochs": 1}},
+    **{"model": {"name": "m", "trainable parameters": 3}, "strategy": {"replicas": 1}},
+    **{"machine": {"host": "h"}, "versions": {}, "environment": {}},
 }
-NUMBERS = {
-    "epoch": 0,
-    "step": 2,
-    "steps_per_epoch": 2,
-    "logs": {"loss": 0.5},
-    "within": {},
-    "learning_rate": 0.1,
-}
+NUMBERS = {"epoch": 0, "step": 2, "steps_per_epoch": 2, "logs": {"loss": 0.5}, "within": {}}
+NUMBERS["learning_rate"] = 0.1
 WORKER = {"steps": 2, "seconds": {"compute": 1.0}, "memory": {"host": 1}, "waited": [0.1]}
 EPOCH = {
     **{"event": "epoch", "time": 101.0, **NUMBERS, "gradient_norm": 1.0, "steps": 2, "rows_per_step": 4},
@@ -37,23 +25,8 @@ EPOCH = {
 }
 END = {"event": "end", "time": 102.0, "how": "finished"}
 GOOD = [BEGIN, {"event": "step", "time": 100.5, **NUMBERS}, EPOCH, END]
-WRONG = [
-    None,
-    True,
-    -1,
-    10**400,
-    2**70,
-    1e308,
-    float("nan"),
-    float("inf"),
-    "x",
-    "\ud800",
-    "<b>",
-    [],
-    [[]],
-    {},
-    {"a": []},
-]
+WRONG = [None, True, -1, 10**400, 2**70, 1e308, float("nan"), float("inf")]
+WRONG += ["x", "\ud800", "<b>", [], [[]], {}, {"a": []}]
 
 
 def lines(*given):
@@ -199,10 +172,9 @@ def test_plan_of_a_broken_file_is_one_line(name, tmp_path, capsys):
 def test_number_that_is_none_is_rejected(arguments, number, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     *others, option = arguments
-    if (option, number) != ("--grace", "0"):  # it means immediately
-        told(
-            capsys, [*others, f"{option}={number}" if option.startswith("--") else f"{option}{number or ' '}"]
-        )
+    given = f"{option}={number}" if option.startswith("--") else f"{option}{number or ' '}"
+    if given != "--grace=0":  # it means immediately
+        told(capsys, [*others, given])
 
 
 def test_settings_of_keras_that_cannot_be_read_are_passed_over(tmp_path):

@@ -23,12 +23,15 @@ def test_dataset_that_turns_out_empty_is_rejected():
         source.drawn(0)
 
 
-def count_steps(source):
+def chunks_of(source):
+    """The chunks of one epoch."""
     source.begin_epoch(0)
-    steps = 0
     while (chunk := source.take(4)) is not None:
-        steps += chunk.steps
-    return steps
+        yield chunk
+
+
+def count_steps(source):
+    return sum(chunk.steps for chunk in chunks_of(source))
 
 
 class UsersOwnError(Exception):
@@ -60,11 +63,7 @@ WRONG_LATER = {
     "generator": (failing_generator, UsersOwnError, "disk on fire"),
     "PyDataset": (FailingDataset, UsersOwnError, "disk on fire"),
     "PyDataset with threads": (lambda: FailingDataset(workers=3), UsersOwnError, "disk on fire"),
-    "dtype": (
-        lambda: changing(x=X.astype("float64")),
-        ValueError,
-        r"x of batch 5 of the generator .*float64",
-    ),
+    "dtype": (lambda: changing(x=X.astype(float)), ValueError, r"x of batch 5 of the generator .*float64"),
     "shape": (lambda: changing(x=X[:, :2]), ValueError, r"x of batch 5 of the generator .*2\)"),
     "rank": (lambda: changing(y=X), ValueError, r"y of batch 5 of the generator"),
     "structure": (lambda: iter([(X, Y)] * 5 + [({"a": X}, Y)]), ValueError, r"Batch 5 .* another structure"),
@@ -76,11 +75,9 @@ WRONG_LATER = {
 @pytest.mark.parametrize("case", WRONG_LATER)
 def test_error_in_the_middle_comes_after_the_good_batches_with_its_number(case):
     make, error, message = WRONG_LATER[case]
-    source = make_source(make())
-    source.begin_epoch(0)
-    steps = 0
+    source, steps = make_source(make()), 0
     with pytest.raises(error, match=message) as caught:
-        while (chunk := source.take(4)) is not None:
+        for chunk in chunks_of(source):
             steps += chunk.steps
     assert steps == 5
     if error is UsersOwnError:
@@ -103,12 +100,10 @@ def test_shuffle_of_a_dataset_is_ignored_with_a_warning():
 def test_generator_of_many_batch_sizes_is_read_with_few_readers():
     sizes = [1, 2, 3, 4, 5, 6, 5, 4, 3, 2, 1]
     source = make_source((X[:size], Y[:size]) for size in sizes)
-    source.begin_epoch(0)
     readers, rows = set(), []
-    while (chunk := source.take(3)) is not None:
+    for chunk in chunks_of(source):
         readers.add(chunk.reader)
-        for i in range(chunk.steps):
-            rows.append(int(tf.shape(chunk.batch(i)[1])[0]))
+        rows += [int(tf.shape(chunk.batch(i)[1])[0]) for i in range(chunk.steps)]
     assert rows == sizes
     assert len(readers) <= 4
 
@@ -145,9 +140,6 @@ def test_class_weights_are_those_of_keras():
     expected = np.where(Y == 0, 2.0, 0.5)
     for name, y in targets.items():
         source = make_source(X, y, batch_size=4, class_weight=weight)
-        source.begin_epoch(0)
-        found = []
-        while (chunk := source.take(2)) is not None:
-            found += [chunk.batch(i)[2] for i in range(chunk.steps)]
+        found = [chunk.batch(i)[2] for chunk in chunks_of(source) for i in range(chunk.steps)]
         right = [2.0, 0.5, 1.0, 1.0, 4.0, 0.5] if name == "others weigh one" else expected
         np.testing.assert_array_equal(np.concatenate(found), np.float32(right))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import resumed_inputs
 import tensorflow as tf
-from helpers import next_batch
+from helpers import in_threads, next_batch
 
 from unisono.compat.tensorflow_private.dataset_graph import held_data, pipeline_checksum
 from unisono.trainer.inputs import identity as content
@@ -26,11 +26,14 @@ def arrays(change=None):
 
 
 def identity(*arguments, **named):
-    source = make_source(*arguments, **{"batch_size": 4, **named})
-    try:
+    with contextlib.closing(make_source(*arguments, **{"batch_size": 4, **named})) as source:
         return source.identity()
-    finally:
-        source.close()
+
+
+def inexact(x):
+    """Why this input cannot be resumed exactly."""
+    with contextlib.closing(make_source(x)) as source:
+        return source.inexact
 
 
 def test_arrays_are_known_by_every_byte(monkeypatch):
@@ -165,13 +168,8 @@ def test_pipeline_is_known_by_the_values_that_its_functions_are_bound_to(name):
     def graph(value):
         return pipeline_checksum(bound(value, name), content.text_of_function)
 
-    for first, second in (
-        (1, 2),
-        ("a", "b"),
-        ((1, (2,)), (1, (3,))),
-        (np.arange(3), np.arange(1, 4)),
-        (None, 0),
-    ):
+    values = (1, 2), ("a", "b"), ((1, (2,)), (1, (3,))), (np.arange(3), np.arange(1, 4)), (None, 0)
+    for first, second in values:
         assert graph(first) == graph(first) != graph(second), first
     for first, second in ((tf.constant([1.0]), tf.constant([2.0])), (frozenset("ab"), frozenset("ac"))):
         assert graph(first) != graph(second), first
@@ -224,9 +222,8 @@ def test_pipeline_is_known_in_a_process_that_has_made_other_functions(kind):
     """Names and numbers that TensorFlow assigns to functions and caches do not matter."""
 
     def checksums(n):
-        return pipeline_checksum(NUMBERED[kind](n), content.text_of_function), content.checksum(
-            held_data(NUMBERED[kind](n))
-        )
+        held = content.checksum(held_data(NUMBERED[kind](n)))
+        return pipeline_checksum(NUMBERED[kind](n), content.text_of_function), held
 
     known = checksums(1)
     assert known[0] is not None
@@ -271,6 +268,12 @@ def batches(source, epochs, first=0, step=0):
     return found, positions
 
 
+def again(name, **named):
+    """The source of an input as in a new process."""
+    resumed_inputs.fresh()
+    return make_source(resumed_inputs.INPUTS[name](), **named)
+
+
 # Inputs without an exact resume, and a part of the reason.
 INEXACT = {
     "numpy_in_parallel": "rng in parallel",
@@ -298,9 +301,7 @@ INEXACT = {
 @pytest.mark.parametrize("name", resumed_inputs.INPUTS)
 def test_input_resumes_bit_for_bit_or_says_why_it_cannot(name):
     """At positions within and between three epochs, each time in an input built again, as in another process."""
-    make = resumed_inputs.INPUTS[name]
-    resumed_inputs.fresh()
-    source = make_source(make(), shuffle=False)
+    source = again(name, shuffle=False)
     assert (source.inexact is None) == (name not in INEXACT), source.inexact
     if source.inexact is not None:
         assert INEXACT[name] in source.inexact
@@ -311,8 +312,7 @@ def test_input_resumes_bit_for_bit_or_says_why_it_cannot(name):
     steps = len(expected) // 3
     assert len(positions) == len(expected) > 6
     for number in (1, steps - 1, steps + 2, 2 * steps + 1):
-        resumed_inputs.fresh()
-        resumed = make_source(make(), shuffle=False)
+        resumed = again(name, shuffle=False)
         resumed.restore(positions[number])
         found, _ = batches(resumed, 3, positions[number]["epoch"], positions[number]["step"])
         resumed.close()
@@ -322,16 +322,13 @@ def test_input_resumes_bit_for_bit_or_says_why_it_cannot(name):
 def test_position_between_epochs_resumes_bit_for_bit():
     """One pass has ended and the next has not begun: everything the pass drew or stored is restored."""
     for name in ("shuffled_and_cached", "numpy_in_py_function", "repeated", "global_generator"):
-        make = resumed_inputs.INPUTS[name]
-        resumed_inputs.fresh()
-        source = make_source(make())
+        source = again(name)
         first, _ = batches(source, 1)
         position = source.state()
         assert position["step"] == len(first)
         expected, _ = batches(source, 3, first=1)
         source.close()
-        resumed_inputs.fresh()
-        resumed = make_source(make())
+        resumed = again(name)
         resumed.restore(position)
         assert batches(resumed, 3, first=1)[0] == expected, name
         resumed.close()
@@ -344,19 +341,13 @@ def test_pipeline_without_seeds_is_named(monkeypatch):
         tf.data.Dataset.range(9).shuffle(3),
         tf.data.Dataset.range(9).map(lambda n: n + tf.random.uniform([], 0, 9, "int64")),
     ):
-        source = make_source(dataset.batch(2))
-        assert "without a seed" in source.inexact and "set_random_seed" in source.inexact
-        source.close()
+        assert "without a seed" in (said := inexact(dataset.batch(2))) and "set_random_seed" in said
 
 
 def test_batches_that_draw_ahead_are_named():
     for x, kind in ((Items(lambda _: np.random.rand()), "a PyDataset"), (Drawing(), "an iterable")):
-        source = make_source(x)
-        assert f"x is {kind} whose batches draw random numbers from numpy.random" in source.inexact
-        source.close()
-    source = make_source(Items())
-    assert source.inexact is None
-    source.close()
+        assert f"x is {kind} whose batches draw random numbers from numpy.random" in inexact(x)
+    assert inexact(Items()) is None
 
 
 @contextlib.contextmanager
@@ -373,27 +364,21 @@ def drawing_elsewhere():
         drawn.set()
         over.wait()
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield lambda: asked.set() or drawn.wait()
-    finally:
-        asked.set()
-        over.set()
-        thread.join()
+    with in_threads(run):
+        try:
+            yield lambda: asked.set() or drawn.wait()
+        finally:
+            asked.set()
+            over.set()
 
 
 def test_draws_of_another_thread_are_not_taken_for_those_of_the_input():
     """Draws of the input's own code are reported even while another thread runs."""
     tf.random.get_global_generator()
-    for draw, said in (
-        (lambda: 0.0, None),
-        (lambda: np.random.rand(), "draw random numbers from numpy.random,"),
-    ):
+    for draw, said in ((lambda: 0.0, None), (np.random.rand, "draw random numbers from numpy.random,")):
         with drawing_elsewhere() as ask:
-            source = make_source(Items(lambda _, ask=ask, draw=draw: ask() and draw()))
-        assert source.inexact is None if said is None else said in source.inexact, source.inexact
-        source.close()
+            found = inexact(Items(lambda _, ask=ask, draw=draw: ask() and draw()))
+        assert found is None if said is None else said in found, found
 
 
 def test_numpy_and_random_numbers_of_tensorflow_in_one_function_are_no_random_numbers_of_numpy():
@@ -405,9 +390,8 @@ def test_numpy_and_random_numbers_of_tensorflow_in_one_function_are_no_random_nu
             lambda r: r + np.float32(1) * tf.random.stateless_normal([3], [1, 2]), [row], tf.float32
         )
 
-    source = make_source(tf.data.Dataset.from_tensors(np.ones(3)).map(call, num_parallel_calls=2).batch(1))
-    assert source.inexact is None
-    source.close()
+    dataset = tf.data.Dataset.from_tensors(np.ones(3)).map(call, num_parallel_calls=2).batch(1)
+    assert inexact(dataset) is None
 
 
 class Drawing:

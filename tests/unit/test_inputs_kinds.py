@@ -25,6 +25,10 @@ def read_on(source, stop_after=None):
     return batches
 
 
+def joined(batches, part=0):
+    return np.concatenate([batch[part] for batch in batches])
+
+
 def test_torch_loader_gives_the_samples_of_the_arrays_and_is_read_again():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     data = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
@@ -32,8 +36,8 @@ def test_torch_loader_gives_the_samples_of_the_arrays_and_is_read_again():
     assert source.steps_per_epoch == 6
     for epoch in range(2):
         batches = read_epoch(source, epoch)
-        np.testing.assert_array_equal(np.concatenate([b[0] for b in batches]), X)
-        np.testing.assert_array_equal(np.concatenate([b[2] for b in batches]), np.where(Y == 0, 2, 1))
+        np.testing.assert_array_equal(joined(batches), X)
+        np.testing.assert_array_equal(joined(batches, 2), np.where(Y == 0, 2, 1))
     source.close()
 
 
@@ -55,16 +59,14 @@ def test_torch_loader_goes_on_in_its_own_order():
     resumed = make()
     resumed.restore(position)
     for found, right in ((read_on(resumed), expected[1][2:]), (read_epoch(resumed, 2), expected[2])):
-        np.testing.assert_array_equal(
-            np.concatenate([b[0] for b in found]), np.concatenate([b[0] for b in right])
-        )
+        np.testing.assert_array_equal(joined(found), joined(right))
 
 
 def test_torch_tensors_are_arrays():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     x = torch.from_numpy(X).requires_grad_().t().contiguous().t()
     batches = read_epoch(make_source(x, torch.tensor(Y), batch_size=BATCH))
-    np.testing.assert_array_equal(np.concatenate([b[0] for b in batches]), X)
+    np.testing.assert_array_equal(joined(batches), X)
     half = make_source(torch.ones(3, 2, dtype=torch.bfloat16))
     assert half.spec[0].dtype == tf.float32
 
@@ -72,9 +74,8 @@ def test_torch_tensors_are_arrays():
 def test_sparse_array_of_jax_is_a_sparse_tensor():
     numbers = np.array([[0, 1], [2, 0], [0, 3]], "float32")
     parts = {"indices": np.argwhere(numbers), "data": numbers[numbers > 0], "shape": numbers.shape}
-    matrix = type(
-        "BCOO", (), {"__module__": "jax.experimental.sparse.bcoo", **parts}
-    )()  # it has no __array__
+    # it has no __array__
+    matrix = type("BCOO", (), {"__module__": "jax.experimental.sparse.bcoo", **parts})()
     (batch,) = read_epoch(make_source(matrix, batch_size=4, shuffle=False))
     np.testing.assert_array_equal(tf.sparse.to_dense(batch).numpy(), numbers)
 

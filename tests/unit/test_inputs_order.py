@@ -79,37 +79,23 @@ def distributed(steps):
     return make_source(data, steps_per_epoch=steps, strategy=strategy)
 
 
+def read(make, endless=False, **options):
+    """A function of `steps_per_epoch` that opens a new input."""
+    return lambda steps: make_source(make(), steps_per_epoch=steps or (6 if endless else None), **options)
+
+
+# How each kind resumes, and the input.
 KINDS = {
-    "arrays": (
-        "index",
-        lambda steps: make_source(X, batch_size=BATCH, shuffle=True, seed=9, steps_per_epoch=steps),
-    ),
-    "arrays, by batch": (
-        "index",
-        lambda steps: make_source(X, batch_size=BATCH, shuffle="batch", seed=9, steps_per_epoch=steps),
-    ),
-    "streamed": (
-        "index",
-        lambda steps: make_source(
-            X, batch_size=BATCH, shuffle=True, seed=9, resident_bytes=0, steps_per_epoch=steps
-        ),
-    ),
-    "PyDataset": ("index", lambda steps: make_source(Batches(), shuffle=True, seed=9, steps_per_epoch=steps)),
-    "dataset": ("iterator", lambda steps: make_source(dataset(), steps_per_epoch=steps)),
-    "endless dataset": (
-        "iterator",
-        lambda steps: make_source(dataset().repeat(), steps_per_epoch=steps or 6),
-    ),
+    "arrays": ("index", read(lambda: X, batch_size=BATCH, shuffle=True, seed=9)),
+    "arrays, by batch": ("index", read(lambda: X, batch_size=BATCH, shuffle="batch", seed=9)),
+    "streamed": ("index", read(lambda: X, batch_size=BATCH, shuffle=True, seed=9, resident_bytes=0)),
+    "PyDataset": ("index", read(Batches, shuffle=True, seed=9)),
+    "dataset": ("iterator", read(dataset)),
+    "endless dataset": ("iterator", read(lambda: dataset().repeat(), endless=True)),
     "distributed dataset": ("iterator", distributed),
-    "dataset with Python inside": (
-        "skip",
-        lambda steps: make_source(stateful(dataset()), steps_per_epoch=steps),
-    ),
-    "iterable": ("skip", lambda steps: make_source(Shuffled(), steps_per_epoch=steps)),
-    "generator": (
-        "skip",
-        lambda steps: make_source(((X + n,) for n in range(100)), steps_per_epoch=steps or 6),
-    ),
+    "dataset with Python inside": ("skip", read(lambda: stateful(dataset()))),
+    "iterable": ("skip", read(Shuffled)),
+    "generator": ("skip", read(lambda: ((X + n,) for n in range(100)), endless=True)),
 }
 
 

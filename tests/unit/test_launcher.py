@@ -1,14 +1,17 @@
-"""What launch would start, and how it reports results; no process is started here."""
+"""What launch would start, how it reports results, and the network of the processes."""
 
 import io
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from unisono.distribute.launcher import network as network_module
+from unisono.distribute.launcher.network import choose_network
 from unisono.distribute.launcher.output import Output
 from unisono.distribute.launcher.tasks import Layout, plan
 
@@ -35,26 +38,17 @@ def test_plan_gives_every_worker_its_place_in_one_cluster():
 
 def test_plan_with_parameter_servers_runs_the_script_on_the_chief_alone():
     tasks = plan(Layout(workers=2, parameter_servers=1), ["train.py"])
-    assert {t.name: t.role for t in tasks} == {
-        "ps-0": "server",
-        "worker-0": "spare",
-        "worker-1": "spare",
-        "chief": "script",
-    }
+    roles = {"ps-0": "server", "worker-0": "spare", "worker-1": "spare", "chief": "script"}
+    assert {t.name: t.role for t in tasks} == roles
     assert config(tasks[-1])["task"] == {"type": "chief", "index": 0}
-    assert {kind: len(a) for kind, a in config(tasks[0])["cluster"].items()} == {
-        "chief": 1,
-        "worker": 2,
-        "ps": 1,
-    }
+    counts = {kind: len(addresses) for kind, addresses in config(tasks[0])["cluster"].items()}
+    assert counts == {"chief": 1, "worker": 2, "ps": 1}
 
 
 def test_plan_with_stages_gives_each_worker_helpers_of_its_own():
     tasks = plan(Layout(workers=2, stages=3), ["train.py"])
-    assert [t.name for t in tasks] == [
-        *("worker-0-stage-1", "worker-0-stage-2", "worker-0"),
-        *("worker-1-stage-1", "worker-1-stage-2", "worker-1"),
-    ]
+    helpers = [f"worker-{worker}{stage}" for worker in (0, 1) for stage in ("-stage-1", "-stage-2", "")]
+    assert [t.name for t in tasks] == helpers
     assert tasks[2].env["UNISONO_STAGES"].split(",") == config(tasks[0])["cluster"]["stage"]
     assert config(tasks[1])["task"] == {"type": "stage", "index": 1}
     assert tasks[2].env["UNISONO_STAGES"] != tasks[5].env["UNISONO_STAGES"]
@@ -90,3 +84,45 @@ def test_launcher_does_not_load_tensorflow():
     code = "import sys, unisono.distribute.launcher.launch; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     env = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
+
+
+SERVE = """
+import os, socket, subprocess, sys
+from unisono.distribute.launcher import network
+network._TRIED = (sys.argv[1],)
+network.enter_private_network()
+server = socket.create_server(("0.0.0.0", 0))
+print(server.getsockname()[1], [name for _, name in socket.if_nameindex()], os.getuid(), flush=True)
+input()
+ask = f"import socket; print(socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 10).recv(5))"
+with subprocess.Popen([sys.executable, "-S", "-c", ask]):
+    server.accept()[0].sendall(b"hello")
+"""
+
+
+@pytest.mark.parametrize("kind", ["net", "user"])
+def test_processes_reach_each_other_and_nothing_outside_reaches_them(kind):
+    """Created with the required privilege, if this process has it, and without."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", SERVE, kind], text=True, **pipes) as server:
+        port, _, words = server.stdout.readline().partition(" ")
+        if not port:
+            pytest.skip(f"this kernel allows no network namespaces: {server.stderr.read()}")
+        assert words == f"['lo'] {os.getuid()}\n"
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.1", int(port)), 5)
+        assert server.communicate("\n")[0] == "b'hello'\n"
+    assert server.returncode == 0
+
+
+def test_kernel_that_allows_none_is_reported_and_this_process_stays_where_it_is(monkeypatch):
+    def fails():
+        raise OSError(1, "unshare: Operation not permitted")
+
+    monkeypatch.setattr(network_module, "_enter", fails)  # the process that tries it is forked from this one
+    before = os.listdir("/proc/self/fd"), socket.if_nameindex()
+    private, sentence = choose_network("own")
+    assert not private
+    assert "unshare: Operation not permitted" in sentence and "--network host" in sentence
+    assert (os.listdir("/proc/self/fd"), socket.if_nameindex()) == before
+    assert choose_network("host") == (False, "")

@@ -18,47 +18,30 @@ def run(finite_checks, rule, initial):
     return [field.numpy().item() for field in state]
 
 
+T, F = True, False
+TEN, THREE = ls.ScaleRule(growth_steps=10), ls.ScaleRule(growth_steps=3)
+LIMITED = ls.ScaleRule(growth_steps=1, min_scale=6.0, max_scale=20.0)
+FIXED = ls.ScaleRule(1, min_scale=1000.0, max_scale=1000.0)
 # finite checks, rule, initial scale -> scale, finite steps since it changed, skipped steps, consecutive skipped steps
 CASES = {
-    "an overflow halves it and starts counting anew": (
-        ([True, True, False], ls.ScaleRule(growth_steps=10), 2.0**15),
-        [2.0**14, 0, 1, 1],
-    ),
-    "finite steps are counted": (
-        ([False, True, True], ls.ScaleRule(growth_steps=10), 2.0**15),
-        [2.0**14, 2, 1, 0],
-    ),
-    "it waits for growth_steps": (([True] * 2, ls.ScaleRule(growth_steps=3), 2.0**15), [2.0**15, 2, 0, 0]),
-    "it doubles at growth_steps": (([True] * 3, ls.ScaleRule(growth_steps=3), 2.0**15), [2.0**16, 0, 0, 0]),
-    "then it counts again": (([True] * 4, ls.ScaleRule(growth_steps=3), 2.0**15), [2.0**16, 1, 0, 0]),
-    "an overflow in between restarts the count": (
-        ([True, True, False, True, True], ls.ScaleRule(growth_steps=3), 2.0**15),
-        [2.0**14, 2, 1, 0],
-    ),
-    "consecutive and all skips are counted": (
-        ([False, True, False, False], ls.ScaleRule(), 2.0**15),
-        [2.0**12, 0, 3, 2],
-    ),
-    "it stays above its lower limit": (
-        ([False] * 5, ls.ScaleRule(growth_steps=1, min_scale=6.0, max_scale=20.0), 8.0),
-        [6.0, 0, 5, 5],
-    ),
-    "it stays below its upper limit": (
-        ([True] * 5, ls.ScaleRule(growth_steps=1, min_scale=6.0, max_scale=20.0), 8.0),
-        [20.0, 0, 0, 0],
-    ),
-    "it never becomes infinite": (([True] * 200, ls.ScaleRule(growth_steps=1), 2.0**15), [2.0**127, 0, 0, 0]),
-    "it never becomes zero": (([False] * 200, ls.ScaleRule(), 2.0**15), [2.0**-14, 0, 200, 200]),
-    "a fixed one never moves, and counts": (
-        ([True, False, True, False, False], ls.ScaleRule(1, min_scale=1000.0, max_scale=1000.0), 1000.0),
-        [1000.0, 0, 3, 2],
-    ),
+    "an overflow halves it and starts counting anew": ([T, T, F], TEN, 2.0**15, [2.0**14, 0, 1, 1]),
+    "finite steps are counted": ([F, T, T], TEN, 2.0**15, [2.0**14, 2, 1, 0]),
+    "it waits for growth_steps": ([T] * 2, THREE, 2.0**15, [2.0**15, 2, 0, 0]),
+    "it doubles at growth_steps": ([T] * 3, THREE, 2.0**15, [2.0**16, 0, 0, 0]),
+    "then it counts again": ([T] * 4, THREE, 2.0**15, [2.0**16, 1, 0, 0]),
+    "an overflow in between restarts the count": ([T, T, F, T, T], THREE, 2.0**15, [2.0**14, 2, 1, 0]),
+    "consecutive and all skips are counted": ([F, T, F, F], ls.ScaleRule(), 2.0**15, [2.0**12, 0, 3, 2]),
+    "it stays above its lower limit": ([F] * 5, LIMITED, 8.0, [6.0, 0, 5, 5]),
+    "it stays below its upper limit": ([T] * 5, LIMITED, 8.0, [20.0, 0, 0, 0]),
+    "it never becomes infinite": ([T] * 200, ls.ScaleRule(growth_steps=1), 2.0**15, [2.0**127, 0, 0, 0]),
+    "it never becomes zero": ([F] * 200, ls.ScaleRule(), 2.0**15, [2.0**-14, 0, 200, 200]),
+    "a fixed one never moves, and counts": ([T, F, T, F, F], FIXED, 1000.0, [1000.0, 0, 3, 2]),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_loss_scale_after_these_steps(case):
-    arguments, expected = CASES[case]
+    *arguments, expected = CASES[case]
     assert run(*arguments) == expected
 
 

@@ -48,10 +48,15 @@ def test_diagnose_names_the_first_output_and_its_numbers():
     assert "the output of layer 'sequential/broken' (float32: " in str(found)
 
 
+def first(model, batch=(X, Y), **arguments):
+    """The kind of the first value that is not finite, and its layer."""
+    found = diagnose(model, batch, **arguments).first
+    return found and (found.kind, found.layer)
+
+
 def test_diagnose_names_the_first_gradient_backward():
     layers = [Times(name="fine"), Times(backward=np.nan, name="broken"), Times(name="after")]
-    found = diagnose(model_with(*layers), (X, Y))
-    assert (found.first.kind, found.first.layer) == ("input gradient", "broken")
+    assert first(model_with(*layers)) == ("input gradient", "broken")
 
 
 def test_diagnose_names_the_weights_whose_gradient_is_the_first():
@@ -59,16 +64,14 @@ def test_diagnose_names_the_weights_whose_gradient_is_the_first():
     model = model_with()
     model.layers[0].kernel.assign(model.layers[0].kernel * 0)
     given = {"batch": (X * 1e30, Y), "loss": lambda y_pred, **_: tf.reduce_sum(y_pred) * 1e10}
-    found = diagnose(model, **given)
-    assert (found.first.kind, found.first.layer) == ("weight gradient", "first")
+    assert first(model, **given) == ("weight gradient", "first")
     model.layers[0].trainable = False
-    assert diagnose(model, **given).first is None
+    assert first(model, **given) is None
 
 
 def test_diagnose_names_the_innermost_layer():
     inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), Times(backward=np.inf, name="deep")])
-    found = diagnose(model_with(inner), (X, Y + 1))
-    assert (found.first.kind, found.first.layer) == ("input gradient", "deep")
+    assert first(model_with(inner), (X, Y + 1)) == ("input gradient", "deep")
 
 
 def test_diagnose_float16_overflow_depends_on_the_loss_scale():
@@ -100,8 +103,7 @@ def test_diagnose_tells_of_data_and_weights_that_are_not_finite():
 
 
 def test_diagnose_names_the_loss_when_only_it_is_not_finite():
-    found = diagnose(model_with(), (X, Y), loss=lambda y_pred, **_: tf.reduce_sum(y_pred) * np.inf)
-    assert (found.first.kind, found.first.layer) == ("loss", None)
+    assert first(model_with(), loss=lambda y_pred, **_: tf.reduce_sum(y_pred) * np.inf) == ("loss", None)
 
 
 def test_diagnose_searches_nested_models_and_subclasses():
@@ -133,8 +135,8 @@ def test_diagnose_changes_nothing():
 def test_diagnose_runs_on_mirrored_variables():
     with mirrored(2).scope():
         model = model_with(Times(backward=np.inf, name="broken"))
-        assert diagnose(model, (X, Y + 1)).first.kind == "input gradient"
-    assert diagnose(model, (X, Y + 1)).first.layer == "broken"
+        assert first(model, (X, Y + 1)) == ("input gradient", "broken")
+    assert first(model, (X, Y + 1)) == ("input gradient", "broken")
 
 
 def test_batch_statistics_counts_what_is_not_finite():

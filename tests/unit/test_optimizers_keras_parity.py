@@ -72,9 +72,8 @@ def test_option_equals_keras(options):
     expected = train(keras.optimizers.Adam(**options), "float64", in_graph=False)
     actual = train(optimizers.Adam(**options), "float64", in_graph=False)
     if "gradient_accumulation_steps" in options:
-        assert (
-            actual.pop() == 0.0
-        )  # the accumulated gradient, which Keras does not have, after a whole number of updates
+        # the accumulated gradient, which Keras does not have, after a whole number of updates
+        assert actual.pop() == 0.0
     for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
 

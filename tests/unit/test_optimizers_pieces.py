@@ -35,12 +35,8 @@ def test_clip_by_global_norm_scales_all_by_one_factor():
 
 
 def test_short_gradients_keep_every_bit():
-    for piece in (
-        optimizers.ClipByGlobalNorm(50.0),
-        optimizers.ClipByNorm(50.0),
-        optimizers.ClipByValue(50.0),
-    ):
-        kernel, bias = results(piece, pairs())
+    for clip in (optimizers.ClipByGlobalNorm, optimizers.ClipByNorm, optimizers.ClipByValue):
+        kernel, bias = results(clip(50.0), pairs())
         assert np.array_equal(kernel, KERNEL) and np.array_equal(bias, BIAS)
 
 
@@ -118,11 +114,8 @@ PIECES = [
     optimizers.AddDecayedWeights(0.1),
     optimizers.GradientNoise(seed=3),
 ]
-AGGREGATORS = [
-    optimizers.PackedAggregation(),
-    optimizers.HalfPrecisionAggregation("bfloat16"),
-    optimizers.no_aggregation,
-]
+AGGREGATORS = [optimizers.PackedAggregation(), optimizers.HalfPrecisionAggregation("bfloat16")]
+AGGREGATORS += [optimizers.no_aggregation]
 
 
 @pytest.mark.parametrize("aggregator", AGGREGATORS, ids=helpers.stable_id)
@@ -140,9 +133,8 @@ def test_pieces_are_saved_with_the_optimizer(aggregator):
 
 
 def test_scaled_rate_is_multiplied_by_the_rule():
-    assert optimizers.schedules.scaled(0.1, 256, 1024) == pytest.approx(0.4)
-    assert optimizers.schedules.scaled(0.1, 256, 1024, rule="sqrt") == pytest.approx(0.2)
-    assert optimizers.schedules.scaled(0.1, 256, 64) == pytest.approx(0.025)
+    for given, rate in (((256, 1024), 0.4), ((256, 1024, "sqrt"), 0.2), ((256, 64), 0.025)):
+        assert optimizers.schedules.scaled(0.1, *given) == pytest.approx(rate)
 
 
 def test_warm_up_goes_from_the_reference_rate_to_the_scaled_one():

@@ -35,12 +35,17 @@ def fit(model, callback, **arguments):
         fit.steps = len(steps)
 
 
+def report(path):
+    return callbacks.TrainingReport(path, gradient_norm=False)
+
+
+def predict(model, path, *others):
+    model.predict(X, verbose=0, callbacks=[callbacks.PredictionWriter(path), *others])
+
+
 FILES = {  # name -> (the callback for a folder, the user's files that it would overwrite)
     "JSONLines": (lambda f: callbacks.JSONLines(f / "a.jsonl"), ["a.jsonl"]),
-    "TrainingReport": (
-        lambda f: callbacks.TrainingReport(f / "a.html", gradient_norm=False),
-        ["a.html", "a.jsonl"],
-    ),
+    "TrainingReport": (lambda f: report(f / "a.html"), ["a.html", "a.jsonl"]),
     "AnomalyReport": (lambda f: callbacks.AnomalyReport(f / "a.json"), ["a.json"]),
     "BackupAndRestore": (lambda f: callbacks.BackupAndRestore(f), [OWNER_FILE]),
 }
@@ -110,20 +115,18 @@ def test_predictions_replace_predictions_alone(tmp_path, model):
     folder, file = tmp_path / "p", tmp_path / "p.npy"
     for path in (folder, file):
         for _ in range(2):
-            model.predict(X, verbose=0, callbacks=[callbacks.PredictionWriter(path)])
+            predict(model, path)
     for mine in (folder / "labels.npy", folder / "0.npy", file):
         np.save(mine, Y)
         before = mine.read_bytes()
         with pytest.raises((ValueError, SaveError), match="did not write"):
-            model.predict(
-                X, verbose=0, callbacks=[callbacks.PredictionWriter(mine.parent if mine != file else file)]
-            )
+            predict(model, mine.parent if mine != file else file)
         assert mine.read_bytes() == before
         mine.unlink()
-    model.predict(X, verbose=0, callbacks=[callbacks.PredictionWriter(folder)])
+    predict(model, folder)
     copy = shutil.copy(folder / "0.npy", folder / "kept.npy")
     with pytest.raises(ValueError, match=r"with kept\.npy, which it did not write"):
-        model.predict(X, verbose=0, callbacks=[callbacks.PredictionWriter(folder)])
+        predict(model, folder)
     np.testing.assert_array_equal(np.load(copy, mmap_mode="r"), np.load(folder / "0.npy"))
 
 
@@ -131,7 +134,7 @@ def test_file_that_comes_while_predictions_are_made_is_left(tmp_path, model):
     mine = keras.callbacks.LambdaCallback()
     mine.on_predict_batch_end = lambda batch, logs=None: np.save(tmp_path / "p.npy", Y)
     with pytest.raises(SaveError, match="did not write"):
-        model.predict(X, verbose=0, callbacks=[callbacks.PredictionWriter(tmp_path / "p.npy"), mine])
+        predict(model, tmp_path / "p.npy", mine)
     np.testing.assert_array_equal(np.load(tmp_path / "p.npy"), Y)
     assert [path.name for path in tmp_path.iterdir()] == ["p.npy"]
 
@@ -155,7 +158,7 @@ def test_profiles_of_one_second_have_different_names(tmp_path):
 
 
 def test_command_overwrites_pages_alone(tmp_path, model, capsys):
-    fit(model, callbacks.TrainingReport(tmp_path / "a.html", gradient_norm=False))
+    fit(model, report(tmp_path / "a.html"))
     assert [main(["report", str(tmp_path)]) for _ in range(2)] == [0, 0]
     (tmp_path / "b.html").write_text("mine")
     assert main(["report", str(tmp_path), "--output", str(tmp_path / "b.html")]) == 2

@@ -63,12 +63,11 @@ def test_results_of_steps_hold_metrics_and_own_logs_where_they_belong():
         metrics_variables = keras.metrics.Mean().variables
 
     layout = ResultLayout(Model, CustomLogs(["raw"], {"raw": tf.TensorSpec([2], tf.float32)}, {}))
-    row = layout.pack(
-        tf.constant(True), [tf.constant(3.0), tf.constant(4.0)], {"raw": tf.constant([5.0, 6.0])}
-    )
-    assert row.numpy().tolist() == [1, 1, 3, 4, 5, 6]
-    assert layout.part(row.numpy()[None], 1).tolist() == [4]
-    assert layout.logs_of(row.numpy())["raw"].tolist() == [5, 6]
+    metrics, logs = [tf.constant(3.0), tf.constant(4.0)], {"raw": tf.constant([5.0, 6.0])}
+    row = layout.pack(tf.constant(True), metrics, logs).numpy()
+    assert row.tolist() == [1, 1, 3, 4, 5, 6]
+    assert layout.part(row[None], 1).tolist() == [4]
+    assert layout.logs_of(row)["raw"].tolist() == [5, 6]
 
 
 def test_compiled_calls_are_short_near_the_end_so_that_no_worker_is_waited_for():
@@ -113,20 +112,18 @@ def test_callbacks_that_read_every_step_make_each_step_a_piece():
         def on_train_steps_end(self, first, logs):
             pass
 
-    class Reader(keras.callbacks.Callback):
-        only_reads_logs = True
-
+    class Saver(keras.callbacks.Callback):
         def steps_until_call(self, step):
             return 5
 
         def on_train_batch_end(self, batch, logs=None):
             pass
 
-    class Saver(Reader):
-        only_reads_logs = False
+    class Reader(Saver):
+        only_reads_logs = True
 
-    for callback, each in ((Vectors(), True), (Reader(), True), (keras.callbacks.TerminateOnNaN(), True)):
-        assert wants_each_step([callback]) is each
+    for callback in (Vectors(), Reader(), keras.callbacks.TerminateOnNaN()):
+        assert wants_each_step([callback]) is True
     assert not wants_each_step([Saver(), keras.callbacks.History()])
 
 

@@ -18,12 +18,12 @@ from unisono.trainer.pipeline.planning.graph import Chain
 from unisono.trainer.pipeline.planning.placement import follow_inputs
 
 layers = keras.layers
+AB = ["CPU:0", "CPU:1"]
 
 
 def chain_of(*sizes: int) -> keras.Model:
-    return keras.Sequential(
-        [keras.Input((4,)), *[layers.Dense(n, name=f"d{i}") for i, n in enumerate(sizes)]]
-    )
+    dense = [layers.Dense(n, name=f"d{i}") for i, n in enumerate(sizes)]
+    return keras.Sequential([keras.Input((4,)), *dense])
 
 
 def with_skip() -> keras.Model:
@@ -150,27 +150,23 @@ class CustomStep(unisono.Sequential):
 def test_what_cannot_be_cut_is_rejected_before_the_first_step_and_changes_nothing():
     x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
 
-    def fit(model, pipeline, **kwargs):
-        with pipeline.scope():
-            model = model()
+    def fit(make, **kwargs):
+        with Pipeline(AB, 2).scope():
+            model = make()
             model.compile("sgd", "mse", **kwargs)
         model.fit(x, y, batch_size=4, verbose=0)
 
-    two = lambda: unisono.Sequential([keras.Input((4,)), layers.Dense(2), layers.Dense(1)])  # noqa: E731
+    def two(layer=None, kind=unisono.Sequential):
+        return kind([keras.Input((4,)), layer or layers.Dense(2), layers.Dense(1)])
+
     with pytest.raises(ValueError, match="its call is Python code, not a graph of layers"):
-        fit(Subclassed, Pipeline(["CPU:0", "CPU:1"], 2))
+        fit(Subclassed)
     with pytest.raises(ValueError, match=r"CustomStep.train_step is a custom step"):
-        fit(
-            lambda: CustomStep([keras.Input((4,)), layers.Dense(2), layers.Dense(1)]),
-            Pipeline(["CPU:0", "CPU:1"], 2),
-        )
+        fit(lambda: two(kind=CustomStep))
     with pytest.raises(ValueError, match="shrinking/kernel' is trainable and assigned by a layer's call"):
-        fit(
-            lambda: unisono.Sequential([keras.Input((4,)), Shrinking(2, name="shrinking"), layers.Dense(1)]),
-            Pipeline(["CPU:0", "CPU:1"], 2),
-        )
+        fit(lambda: two(Shrinking(2, name="shrinking")))
     with pytest.raises(ValueError, match="jit_compile=True is not possible in a Pipeline"):
-        fit(two, Pipeline(["CPU:0", "CPU:1"], 2), jit_compile=True)
+        fit(two, jit_compile=True)
 
 
 def test_scope_is_rejected_inside_of_a_strategy_and_ends():
@@ -202,14 +198,8 @@ def test_connect_without_addresses_or_answer_is_rejected_in_time(monkeypatch):
 
 
 def test_estimated_costs_count_products_and_what_backward_keeps():
-    model = keras.Sequential(
-        [
-            keras.Input((10,)),
-            layers.Dense(20, use_bias=False),
-            layers.Activation("tanh"),
-            layers.Dense(5, use_bias=False),
-        ]
-    )
+    three = layers.Dense(20, use_bias=False), layers.Activation("tanh"), layers.Dense(5, use_bias=False)
+    model = keras.Sequential([keras.Input((10,)), *three])
     dense, tanh, last = estimate(Chain(model), samples=8)
     assert dense.forward == 2 * 8 * 10 * 20 and dense.backward == 2 * dense.forward
     assert last.forward == 2 * 8 * 20 * 5
@@ -245,20 +235,19 @@ def test_measured_costs_are_seconds_and_change_no_state():
 
 def test_memory_limit_moves_the_cut_and_is_rejected_where_it_cannot_be_met():
     sizes = [64, 64, 64, 64]
-    free = Pipeline(["CPU:0", "CPU:1"], 2).plan(chain_of(*sizes), batch_size=8)
+    free = Pipeline(AB, 2).plan(chain_of(*sizes), batch_size=8)
     needs = free.memory(0, 0, 2)
     assert free.sizes == [2, 2]
-    tight = Pipeline(["CPU:0", "CPU:1"], 2, memory_limit=needs * 2)
+    tight = Pipeline(AB, 2, memory_limit=needs * 2)
     assert tight.plan(chain_of(*sizes), batch_size=8).sizes == [2, 2]
+    small = Pipeline(AB, 2, memory_limit=needs / 1.5, partition=[1, 3])
     with pytest.raises(ValueError, match="must be at least the estimated need of stage 1"):
-        Pipeline(["CPU:0", "CPU:1"], 2, memory_limit=needs / 1.5, partition=[1, 3]).plan(
-            chain_of(*sizes), batch_size=8
-        )
+        small.plan(chain_of(*sizes), batch_size=8)
 
 
 def test_summary_and_timeline_say_what_is_expected(tmp_path):
     model = chain_of(8, 8, 8, 8)
-    pipeline = Pipeline(["CPU:0", "CPU:1"], 4, schedule="1f1b", rematerialize=True)
+    pipeline = Pipeline(AB, 4, schedule="1f1b", rematerialize=True)
     text = pipeline.summary(model)
     assert "2: d0 to d1" in text and "CPU:1" in text and "4 micro-batches" in text and "bubble" in text
     pipeline.timeline(model, transfer=1.0).save(tmp_path / "step.svg")

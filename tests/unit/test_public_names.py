@@ -14,24 +14,10 @@ import unisono
 from unisono import callbacks, distribute, mixed_precision, optimizers, trainer
 from unisono.callbacks.trained_model import TrainedModel
 
-FACE = {
-    "Model",
-    "Sequential",
-    "__version__",
-    "adopt",
-    "callbacks",
-    "clone_model",
-    "distribute",
-    "find_batch_size",
-    "find_learning_rate",
-    "load_model",
-    "mixed_precision",
-    "model_memory",
-    "models",
-    "optimizers",
-    "replica_step",
-    "rowwise",
-}
+FACE = {"Model", "Sequential", "__version__", "adopt", "callbacks", "clone_model", "distribute"}
+FACE |= {"find_batch_size", "find_learning_rate", "load_model", "mixed_precision", "model_memory"}
+FACE |= {"models", "optimizers", "replica_step", "rowwise"}
+METHODS = ["compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"]
 
 
 def test_face_is_what_the_documentation_says():
@@ -88,15 +74,7 @@ def public(value):
 
 
 def test_methods_take_all_of_keras_arguments():
-    for name in (
-        "compile",
-        "fit",
-        "evaluate",
-        "predict",
-        "train_on_batch",
-        "test_on_batch",
-        "predict_on_batch",
-    ):
+    for name in METHODS:
         theirs = inspect.signature(getattr(keras.Model, name)).parameters
         ours = inspect.signature(getattr(unisono.Model, name)).parameters
         missing = [p for p in theirs if p not in ours and p != "kwargs"]

@@ -33,34 +33,19 @@ def worker(**seconds):
     return {"steps": 10, "seconds": seconds, "memory": {"host": 10**8}, "waited": [0.5, 0.25]}
 
 
+def line(event, time, epoch, step, logs, gradient_norm, **others):
+    position = {"event": event, "time": time, "epoch": epoch, "step": step, "steps_per_epoch": 10}
+    return {**position, "logs": logs, "learning_rate": 0.1, "gradient_norm": gradient_norm, **others}
+
+
 def step(epoch, done, loss):
-    return {
-        "event": "step",
-        "time": 100.0 + epoch,
-        "epoch": epoch,
-        "step": done,
-        "steps_per_epoch": 10,
-        "logs": {"loss": loss},
-        "learning_rate": 0.1,
-        "gradient_norm": 1.0,
-    }
+    return line("step", 100.0 + epoch, epoch, done, {"loss": loss}, 1.0)
 
 
 def epoch(number, **logs):
-    return {
-        "event": "epoch",
-        "time": 101.0 + number,
-        "epoch": number,
-        "step": 10,
-        "steps_per_epoch": 10,
-        "logs": logs,
-        "learning_rate": 0.1,
-        "gradient_norm": 0.5,
-        "steps": 10,
-        "rows_per_step": 32,
-        "elapsed": 2.0,
-        "workers": [worker(compute=1.5, input=0.25, callbacks=0.25)],
-    }
+    measured = {"steps": 10, "rows_per_step": 32, "elapsed": 2.0}
+    workers = [worker(compute=1.5, input=0.25, callbacks=0.25)]
+    return line("epoch", 101.0 + number, number, 10, logs, 0.5, **measured, workers=workers)
 
 
 LINES = [
@@ -91,11 +76,8 @@ def test_run_positions_steps_within_their_epoch(tmp_path):
 def test_values_within_epochs_are_means_since_the_line_before_where_they_are_known(tmp_path):
     known = [{**line, "means": ["loss"]} if "logs" in line else line for line in LINES]
     run = read_run(write(tmp_path / "r.jsonl", known))
-    assert run.recent("loss")[:3] == [
-        (0.5, 2.0),
-        (1.0, 0.0),
-        (1.5, 0.9),
-    ]  # 5 steps of 2, then 5 more: 10 of 1
+    # 5 steps of 2, then 5 more: 10 of 1
+    assert run.recent("loss")[:3] == [(0.5, 2.0), (1.0, 0.0), (1.5, 0.9)]
     assert np.isnan(run.recent("loss")[3][1])
     assert [x for x, _ in read_run(write(tmp_path / "s.jsonl", LINES)).recent("loss")] == [0.5, 1.0, 1.5, 2.0]
     assert ">within epochs<" in render([run]).replace("</i>", ">")
@@ -166,11 +148,8 @@ def test_page_reloads_itself_only_while_the_run_is_under_way(tmp_path):
 
 def test_page_of_several_runs_names_what_is_different(tmp_path):
     other = {**LINES[0], "configuration": {**FACTS["configuration"], "optimizer.learning_rate": 0.5}}
-    runs = [
-        read_run(write(tmp_path / "a.jsonl", LINES)),
-        read_run(write(tmp_path / "b.jsonl", [other, *LINES[1:]])),
-    ]
-    page = render(runs)
+    files = {"a.jsonl": LINES, "b.jsonl": [other, *LINES[1:]]}
+    page = render([read_run(write(tmp_path / name, lines)) for name, lines in files.items()])
     different = page.split("Different settings")[1]
     assert "optimizer.learning_rate" in different and "0.5" in different and "SGD" not in different
 
@@ -189,9 +168,9 @@ def test_users_names_are_those_of_classes_that_exist():
     found = pkgutil.walk_packages(inputs.__path__, f"{inputs.__name__}.")
     modules = [importlib.import_module(module.name) for module in found]
     assert {name for name in facts._INPUTS if not any(hasattr(m, name) for m in modules)} == set()
-    assert tf.distribute.MultiWorkerMirroredStrategy.__name__ in facts._STRATEGIES
-    assert tf.distribute.ParameterServerStrategy.__name__ in facts._STRATEGIES
-    assert type(tf.distribute.get_strategy()).__name__ in facts._STRATEGIES
+    several = tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.ParameterServerStrategy
+    for strategy in (*several, type(tf.distribute.get_strategy())):
+        assert strategy.__name__ in facts._STRATEGIES
 
 
 def test_commit_of_a_folder_below_a_repository_of_a_work_tree_and_of_none(tmp_path):
@@ -257,10 +236,8 @@ def test_command_makes_the_page_again(tmp_path, capsys):
 
 def test_command_names_a_page_that_cannot_be_written(tmp_path, capsys):
     path = str(write(tmp_path / "report.jsonl", LINES))
-    for output, said in (
-        (tmp_path, "must be a file"),
-        ("/proc/no/x.html", "'/proc/no' cannot be created (No such"),
-    ):
+    wrong = {tmp_path: "must be a file", "/proc/no/x.html": "'/proc/no' cannot be created (No such"}
+    for output, said in wrong.items():
         with pytest.raises(SystemExit):
             command.main([path, "--output", str(output)])
         assert said in capsys.readouterr().err

@@ -29,9 +29,8 @@ def test_machines_sum_inside_first():
     local, between = 2 * 7 * (1e-5 + SIZE / 8 / 1e10), 2 * 3 * (LATENCY + SIZE / 4 / SPEED)
     assert sums("hierarchical", 32, **inside) == pytest.approx(local + between)
     assert sums("hierarchical", 8, **inside) == pytest.approx(local)
-    assert sums("hierarchical", 27, **inside) == sums(
-        "hierarchical", 32, **inside
-    )  # the last machine is not full
+    full = sums("hierarchical", 32, **inside)
+    assert sums("hierarchical", 27, **inside) == full, "the last machine is not full"
     assert sums("ring", 32, **inside) > sums("hierarchical", 32, **inside)
 
 
@@ -55,15 +54,8 @@ def test_bytes_are_those_of_every_replica():
 
 
 def test_figures_of_resnet_on_256_gpus():
-    few, many = simulate_scaling(
-        0.23,
-        102e6,
-        6.25e9,
-        [8, 256],
-        replicas_per_worker=8,
-        local_bytes_per_second=2e10,
-        algorithm="hierarchical",
-    )
+    machine = {"replicas_per_worker": 8, "local_bytes_per_second": 2e10}
+    few, many = simulate_scaling(0.23, 102e6, 6.25e9, [8, 256], algorithm="hierarchical", **machine)
     assert 0.85 < many.efficiency / few.efficiency < 0.93  # about 0.9 was published; docs/guides/scaling.md
 
 

@@ -9,7 +9,6 @@ import zipfile
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import unisono
 from unisono import callbacks
@@ -18,21 +17,17 @@ from unisono.distribute.workers import records
 from unisono.distribute.workers.cluster import read_cluster
 
 MARKER = "s3cr3t-of-mine"
-NAMES = (
-    *(
-        "TF_X",
-        "TF_CONFIG_DIR",
-        "TF_CPP_X",
-        "XLA_X",
-        "CUDA_X",
-        "UNISONO_X",
-        "NCCL_X",
-        "OMP_X",
-        "KERAS_X",
-        "KERAS_HOME_X",
-    ),
-    *("API_KEY", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "TF_HTTP_PASSWORD", "https_proxy"),
-)
+NAMES = ["TF_X", "TF_CONFIG_DIR", "TF_CPP_X", "XLA_X", "CUDA_X", "UNISONO_X", "NCCL_X", "OMP_X", "KERAS_X"]
+NAMES += ["KERAS_HOME_X", "API_KEY", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN"]
+NAMES += ["TF_HTTP_PASSWORD", "https_proxy"]
+
+
+def fitted(*written, **arguments):
+    """A model after a fit with these callbacks."""
+    model = unisono.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", **arguments)
+    model.fit(np.ones((4, 1)), np.ones((4, 1)), batch_size=2, verbose=0, callbacks=list(written))
+    return model
 
 
 def texts_in(folder):
@@ -51,19 +46,15 @@ def test_no_file_of_a_run_holds_a_secret(tmp_path, monkeypatch, capsys):
     url = f"https://user:{MARKER}@host/data"
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", url)  # the report shows this variable
     monkeypatch.setattr(sys, "argv", ["train.py", "--api-key", MARKER, f"--data={url}", url])
-    model = unisono.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    x = np.ones((4, 1), "float32")
-    written = [
+    model = fitted(
         callbacks.TrainingReport(tmp_path / "report.html"),
         callbacks.JSONLines(tmp_path / "lines.jsonl", every=1),
         callbacks.TensorBoard(tmp_path / "logs", update_freq=1, write_graph=True),
         callbacks.ModelCheckpoint(tmp_path / "m.keras"),
         callbacks.BackupAndRestore(tmp_path / "backup", delete_when_done=False),
         keras.callbacks.CSVLogger(tmp_path / "log.csv"),
-    ]
-    model.fit(x, x, batch_size=2, verbose=0, callbacks=written)
-    model.predict(x, verbose=0, callbacks=[callbacks.PredictionWriter(tmp_path / "p.npy")])
+    )
+    model.predict(np.ones((4, 1)), verbose=0, callbacks=[callbacks.PredictionWriter(tmp_path / "p.npy")])
     records.write(tmp_path, records.Record("worker 0", 1, 0.0))
     assert main(["report", str(tmp_path), "--output", str(tmp_path / "again.html")]) == 0
     found = dict(texts_in(tmp_path))
@@ -83,9 +74,6 @@ def test_errors_about_addresses_hold_no_password(monkeypatch):
 
 def test_report_shows_the_variables_that_its_list_names(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    model = unisono.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", run_eagerly=True)
-    report = callbacks.TrainingReport(tmp_path / "report.html", gradient_norm=False)
-    model.fit(tf.ones((2, 1)), tf.ones((2, 1)), verbose=0, callbacks=[report])
+    fitted(callbacks.TrainingReport(tmp_path / "report.html", gradient_norm=False), run_eagerly=True)
     first = json.loads((tmp_path / "report.jsonl").read_text().splitlines()[0])
     assert first["environment"]["OMP_NUM_THREADS"] == "3" and "command line" not in first["machine"]

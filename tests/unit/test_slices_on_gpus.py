@@ -11,19 +11,8 @@ from unisono.distribute.hardware import devices
 from unisono.optimizers.stages.sparse_gradients import merged_rows, unique_rows
 
 ROWS = 6
-RULES = [
-    "SGD",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "Nadam",
-    "RMSprop",
-    "Adagrad",
-    "Adadelta",
-    "Ftrl",
-    "Lion",
-    "Adafactor",
-]
+RULES = ["SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion"]
+RULES += ["Adafactor"]
 
 
 def slices(indices, dtype="float32"):

@@ -1,5 +1,6 @@
 """The tables of the speed comparison, from numbers in this file; nothing is measured."""
 
+import importlib
 import pathlib
 
 import pytest
@@ -10,10 +11,12 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.fixture
 def speed(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
-    import benchmarks.speed
-    import benchmarks.speed_tables
+    return importlib.import_module("benchmarks.speed")
 
-    return benchmarks.speed, benchmarks.speed_tables
+
+@pytest.fixture
+def tables(speed):
+    return importlib.import_module("benchmarks.speed_tables")
 
 
 def results_of(speed, **microseconds):
@@ -27,8 +30,7 @@ def results_of(speed, **microseconds):
     return [*results, speed.Result("torch", "not installed: torch")]
 
 
-def test_table_is_sorted_and_gives_medians_quartiles_and_ratios(speed):
-    speed, tables = speed
+def test_table_is_sorted_and_gives_medians_quartiles_and_ratios(speed, tables):
     lines = tables.table(results_of(speed, keras=[900, 1000, 1100], ours=[40, 50, 60], tf_xla=[40, 40, 41]))
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines.splitlines()[2:]]
     assert [row[1:4] for row in rows] == [
@@ -38,8 +40,7 @@ def test_table_is_sorted_and_gives_medians_quartiles_and_ratios(speed):
     ]
 
 
-def test_aims_say_what_was_reached_and_leave_out_what_was_not_measured(speed):
-    speed, tables = speed
+def test_aims_say_what_was_reached_and_leave_out_what_was_not_measured(speed, tables):
     task = speed.Task("mlp")
     text = tables.aims([(task, results_of(speed, keras=[1000], ours=[50], tf_xla=[40]))])
     assert "the best hand-written loop | 1.10 | 1.25 | no" in text
@@ -47,15 +48,13 @@ def test_aims_say_what_was_reached_and_leave_out_what_was_not_measured(speed):
     assert "JAX" not in text
 
 
-def test_page_names_who_was_left_out_and_why(speed):
-    speed, tables = speed
+def test_page_names_who_was_left_out_and_why(speed, tables):
     page = tables.page([(speed.Task("cnn"), results_of(speed, ours=[50]))], [], {"rounds": 1})
     assert "PyTorch loop: not installed: torch" in page
     assert "## cnn, 1 replica, arrays" in page
 
 
 def test_contestant_that_fails_takes_no_further_part(speed):
-    speed, _ = speed
     result, said = speed.Result("keras"), []
 
     def fail():
@@ -68,7 +67,6 @@ def test_contestant_that_fails_takes_no_further_part(speed):
 
 
 def test_reason_to_skip_is_said_in_words(speed):
-    speed, _ = speed
     from benchmarks.contestants import BY_NAME
 
     two, dataset = speed.Task(replicas=2), speed.Task(input="dataset")

@@ -37,6 +37,18 @@ def nothing_is_written_here(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == []
 
 
+def fit(callback):
+    """A fit with this callback; an error must come before its first step."""
+    model, steps = unisono.Sequential([keras.Input((1,)), keras.layers.Dense(1)]), []
+    model.compile("sgd", "mse", run_eagerly=True)
+    count = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: steps.append(batch))
+    try:
+        model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0, callbacks=[callback, count])
+    except ValueError:
+        assert not steps
+        raise
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_url_is_rejected_when_the_callback_is_made(name):
     make, argument, file = WRITERS[name]
@@ -71,17 +83,11 @@ def test_tensorboard_takes_the_schemes_of_tensorflow(tmp_path):
             callbacks.TensorBoard(bad)
     with pytest.raises(ValueError, match="`log_dir` is a URL that has lost a slash"):
         callbacks.TensorBoard(pathlib.Path("ram://logs"))
-    model = unisono.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", run_eagerly=True)
-    model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0, callbacks=[callbacks.TensorBoard("ram://logs")])
+    fit(callbacks.TensorBoard("ram://logs"))
     assert any("tfevents" in name for name in tf.io.gfile.listdir("ram://logs/train"))
 
 
 def test_url_of_a_callback_of_keras_is_rejected_before_the_first_step():
-    model = unisono.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", run_eagerly=True)
-    steps = []
-    count = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: steps.append(batch))
     for callback in (
         keras.callbacks.CSVLogger("s3://bucket/log.csv"),
         keras.callbacks.CSVLogger(pathlib.Path("gs://bucket/log.csv")),
@@ -90,8 +96,7 @@ def test_url_of_a_callback_of_keras_is_rejected_before_the_first_step():
         keras.callbacks.TensorBoard("s3://bucket/logs"),
     ):
         with pytest.raises(ValueError, match=f"of `{type(callback).__name__}` .* Received: '.*:/"):
-            model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0, callbacks=[callback, count])
-    assert not steps
+            fit(callback)
 
 
 def test_backup_of_a_log_in_a_bucket_is_rejected(tmp_path):

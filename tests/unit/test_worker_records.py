@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import types
 
 import pytest
 from helpers import Clock
@@ -63,14 +62,10 @@ def test_file_that_is_no_record_is_none(tmp_path, content):
 
 def test_pipe_link_and_folder_are_no_records_and_nothing_waits_for_them(tmp_path):
     path = records.path_of(tmp_path, 4321)
-    os.mkfifo(path)
-    assert records.read(tmp_path, 4321) is None
-    path.unlink()
-    path.symlink_to("/dev/zero")
-    assert records.read(tmp_path, 4321) is None
-    path.unlink()
-    path.mkdir()
-    assert records.read(tmp_path, 4321) is None
+    for make in (lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero"), path.mkdir):
+        path.unlink(missing_ok=True)
+        make()
+        assert records.read(tmp_path, 4321) is None
 
 
 def test_error_that_came_from_a_lost_peer_is_a_consequence_however_it_is_wrapped():
@@ -172,67 +167,53 @@ def test_folder_that_cannot_be_written_ends_nothing(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
+# What a program printed; the lines with ">" are its own.
 PRINTED = """\
-2026-11-21 22:11:32.123456: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow binary is optimized
-To enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow with the appropriate flags.
-WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
-I0000 00:00:1795298702.834370   19672 port.cc:153] oneDNN custom operations are on.
-E0000 00:00:1795298713.317721   19672 cuda_platform.cc:52] failed call to cuInit: INTERNAL
-I1121 22:11:32.123456 139 train.py:12] of the program's own log
-loading
-Traceback (most recent call last):
-  File "/home/me/train.py", line 42, in <module>
-    model.fit(x, y,
-              ^^^^^
-  File "/v/lib/python3.11/site-packages/keras/src/utils/traceback_utils.py", line 122, in error_handler
-    raise e.with_traceback(filtered_tb) from None
-  File "/home/me/callback.py", line 7, in on_epoch_end
-    save()
-ValueError: my own mistake
-  with a second line
-F0000 00:00:1795298713.317721   19672 check.cc:52] Check failed: ok
-    @     0x7f2a  raise
-Graph execution error:
+  2026-11-21 22:11:32.123456: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow binary is optimized
+  To enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow with the appropriate flags.
+  WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+  I0000 00:00:1795298702.834370   19672 port.cc:153] oneDNN custom operations are on.
+  E0000 00:00:1795298713.317721   19672 cuda_platform.cc:52] failed call to cuInit: INTERNAL
+> I1121 22:11:32.123456 139 train.py:12] of the program's own log
+> loading
+> Traceback (most recent call last):
+>   File "/home/me/train.py", line 42, in <module>
+>     model.fit(x, y,
+                ^^^^^
+    File "/v/lib/python3.11/site-packages/keras/src/utils/traceback_utils.py", line 122, in error_handler
+      raise e.with_traceback(filtered_tb) from None
+>   File "/home/me/callback.py", line 7, in on_epoch_end
+>     save()
+> ValueError: my own mistake
+>   with a second line
+> F0000 00:00:1795298713.317721   19672 check.cc:52] Check failed: ok
+      @     0x7f2a  raise
+  Graph execution error:
 
-Detected at node CollectiveReduceV2 defined at (most recent call last):
-  File "/home/me/train.py", line 42, in <module>
+  Detected at node CollectiveReduceV2 defined at (most recent call last):
+    File "/home/me/train.py", line 42, in <module>
 
-  File "/v/lib/python3.11/site-packages/keras/src/x.py", line 1, in y
+    File "/v/lib/python3.11/site-packages/keras/src/x.py", line 1, in y
 
-Collective ops is aborted by: lost contact with worker 1
-The error could be from a previous operation. Restart your program to reset.
-\t [[{{node CollectiveReduceV2}}]] [Op:__inference_add_116]
-\t [[while/loop_body_control/_50/_37]]
-2 root error(s) found.
-0 successful operations.
+> Collective ops is aborted by: lost contact with worker 1
+  The error could be from a previous operation. Restart your program to reset.
+  \t [[{{node CollectiveReduceV2}}]] [Op:__inference_add_116]
+  \t [[while/loop_body_control/_50/_37]]
+  2 root error(s) found.
+  0 successful operations.
 """
 
 
 def test_own_lines_are_without_tensorflows_notices_and_without_frames_of_libraries():
-    assert own_lines(PRINTED.splitlines()) == [
-        "I1121 22:11:32.123456 139 train.py:12] of the program's own log",
-        "loading",
-        "Traceback (most recent call last):",
-        '  File "/home/me/train.py", line 42, in <module>',
-        "    model.fit(x, y,",
-        '  File "/home/me/callback.py", line 7, in on_epoch_end',
-        "    save()",
-        "ValueError: my own mistake",
-        "  with a second line",
-        "F0000 00:00:1795298713.317721   19672 check.cc:52] Check failed: ok",
-        "Collective ops is aborted by: lost contact with worker 1",
-    ]
+    lines = PRINTED.splitlines()
+    own = [line[2:] for line in lines if line.startswith("> ")]
+    assert own_lines([line[2:] for line in lines]) == own
 
 
 def test_frames_of_ours_and_of_python_are_not_the_users():
-    assert (
-        not is_own_file(records.__file__)
-        and not is_own_file(json.__file__)
-        and not is_own_file("<frozen runpy>")
-    )
-    assert not is_own_file(pytest.__file__)
+    for path in (records.__file__, json.__file__, "<frozen runpy>", pytest.__file__):
+        assert not is_own_file(path)
     assert is_own_file(__file__) and is_own_file("<stdin>") and is_own_file("train.py")
-    assert isinstance(records, types.ModuleType)
 
 
 def test_essence_is_all_of_a_text_that_is_the_engines_alone():

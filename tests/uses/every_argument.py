@@ -51,11 +51,8 @@ _CALLBACKS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     ),
     "Diagnosis": (
         {},
-        {
-            **_same("share", "slow_input", "straggler"),
-            "compilations": "count",
-            "least_seconds": "not negative",
-        },
+        _same("share", "slow_input", "straggler")
+        | {"compilations": "count", "least_seconds": "not negative"},
     ),
     "JSONLines": ({"path": "log"}, {"path": "path", "every": "count from 1", "clock": "function"}),
     "ModelCheckpoint": (
@@ -112,7 +109,7 @@ _SETTINGS = {
     **_same("not positive", "beta_2_decay", "learning_rate_power"),
     **_same("number", "muon_a", "muon_b", "muon_c"),
     "clip_threshold": "positive",
-    **dict.fromkeys(("ema_overwrite_frequency", "gradient_accumulation_steps"), "count or none"),
+    **_same("count or none", "ema_overwrite_frequency", "gradient_accumulation_steps"),
     "warmup_steps": "count",
     "ns_steps": "count from 1",
 }
@@ -137,9 +134,7 @@ def subjects(bench: Bench) -> dict[str, Subject]:
     devices = ["CPU:0", "CPU:0"]
     found = {
         name: Subject(
-            getattr(callbacks, name),
-            takes,
-            {key: str(place / value) for key, value in right.items()},
+            getattr(callbacks, name), takes, {key: str(place / value) for key, value in right.items()}
         )
         for name, (right, takes) in _CALLBACKS.items()
     }
@@ -151,12 +146,6 @@ def subjects(bench: Bench) -> dict[str, Subject]:
     found |= {
         name: Subject(getattr(optimizers, name), takes, right) for name, (right, takes) in _PIECES.items()
     }
-    for name in ("latest_backup", "list_backups", "read_backup", "verify_checkpoint"):
-        function = getattr(callbacks, name)
-        argument = arguments_of(function)[0]
-        found[name] = Subject(
-            function, {argument: "path" if "latest" in name or "list" in name else "nothing"}
-        )
     for name in ("all_reduce_sum_pairs", "centralize", "no_aggregation"):
         right = {"grads_and_vars": pair}
         found[name] = Subject(getattr(optimizers, name), {"grads_and_vars": "pairs"}, right)
@@ -172,6 +161,10 @@ def subjects(bench: Bench) -> dict[str, Subject]:
     loop = {"verbose": "verbose", "callbacks": "callbacks"}
     sizes = _same("count from 1 or none", "batch_size", "per_replica_batch_size")
     return found | {
+        "latest_backup": Subject(callbacks.latest_backup, {"directory": "path"}),
+        "list_backups": Subject(callbacks.list_backups, {"directory": "path"}),
+        "read_backup": Subject(callbacks.read_backup, {"path": "nothing"}),
+        "verify_checkpoint": Subject(callbacks.verify_checkpoint, {"path": "nothing"}),
         "LossScaleOptimizer": Subject(
             optimizers.LossScaleOptimizer, scale, {"inner_optimizer": optimizers.SGD()}
         ),
@@ -293,35 +286,27 @@ def subjects(bench: Bench) -> dict[str, Subject]:
 
 OTHERS = ("Optimizer", "OptimizerMap", "LossScaleOptimizer", "MultiOptimizer")
 
+KERAS_CHECKS = "Keras checks its arguments"
+IN_EVERY_STEP = "is called in every step, and takes what a fit has"
 RESULT, ELSEWHERE = "is made by the library, to be read", "has a table of its own in this folder"
 # Public names that are missing in the table, with the reason.
 NOT_HERE = {
-    **dict.fromkeys(("BackupInfo", "MemoryPlan", "NonFinite", "ScaledStep"), RESULT),
-    **dict.fromkeys(
-        ("Model", "Sequential", "Optimizer", "serialize", "deserialize"), "Keras checks its arguments"
-    ),
-    "model_from_json": "Keras checks its arguments",
-    **dict.fromkeys(
-        ("global_policy", "is_chief", "num_workers", "updates_so_far", "worker_index"), "has none"
-    ),
-    **dict.fromkeys(("ParameterServerStrategy", "global_mean", "gather", "policy_scope"), ELSEWHERE),
-    **dict.fromkeys(("find_batch_size", "find_learning_rate", "simulate_scaling"), "its own tests try them"),
-    **dict.fromkeys(
-        ("check_progress", "meeting", "monitored_collective"),
-        "is called in every step, and takes what a fit has",
-    ),
+    **_same(RESULT, "BackupInfo", "MemoryPlan", "NonFinite", "ScaledStep"),
+    **_same(KERAS_CHECKS, "Model", "Sequential", "Optimizer", "serialize", "deserialize", "model_from_json"),
+    **_same("has none", "global_policy", "is_chief", "num_workers", "updates_so_far", "worker_index"),
+    **_same(ELSEWHERE, "ParameterServerStrategy", "global_mean", "gather", "policy_scope"),
+    **_same("its own tests try them", "find_batch_size", "find_learning_rate", "simulate_scaling"),
+    **_same(IN_EVERY_STEP, "check_progress", "meeting", "monitored_collective"),
     "batch_statistics": "takes any batch",
     "grow_gpu_memory": "needs devices that are not in use",
 }
 # Arguments that are missing in the table, with the reason.
 UNCHECKED = {
-    **dict.fromkeys(("monitor", "profile_batch", "gradient_aggregator", "loss", "batch"), ELSEWHERE),
-    **dict.fromkeys(
-        ("custom_objects", "compile", "safe_mode", "loss_scale", "min_scale", "max_scale"), ELSEWHERE
-    ),
+    **_same(ELSEWHERE, "monitor", "profile_batch", "gradient_aggregator", "loss", "batch"),
+    **_same(ELSEWHERE, "custom_objects", "compile", "safe_mode", "loss_scale", "min_scale", "max_scale"),
     "mode": "any other word than min and max is warned of and means auto, as in Keras",
     "embeddings_metadata": "is a file name or a dict of layers, which Keras checks",
-    **dict.fromkeys(("exclude_layers", "rms_rate"), "means what it means in Keras"),
+    **_same("means what it means in Keras", "exclude_layers", "rms_rate"),
     "name": "any text",
-    **dict.fromkeys(("x", "y"), "a batch of any structure"),
+    **_same("a batch of any structure", "x", "y"),
 }

@@ -8,6 +8,8 @@ from typing import Any
 from uses.bench import COLUMN, NAN, Bench, X, Y, keras, np, rows, tf, unisono, with_loss
 
 V = (X, Y)
+CosineDecay = keras.optimizers.schedules.CosineDecay
+callbacks, optimizers, Pipeline = unisono.callbacks, unisono.optimizers, unisono.distribute.Pipeline
 
 
 def fit(**arguments: Any) -> Callable[[Bench], Any]:
@@ -16,6 +18,19 @@ def fit(**arguments: Any) -> Callable[[Bench], Any]:
 
 def compiled(**arguments: Any) -> Callable[[Bench], Any]:
     return lambda bench: bench.compiled(**arguments)
+
+
+def two(y: Any, **arguments: Any) -> Callable[[Bench], Any]:
+    """`fit` of a model with two outputs."""
+    return lambda bench: bench.two_outputs(**arguments).fit(X, y, verbose=0)
+
+
+def labelled(y: Any, loss: Any = "sparse_categorical_crossentropy") -> Callable[[Bench], Any]:
+    return lambda bench: with_loss(bench, loss, y)
+
+
+def checkpoints(name: str, **arguments: Any) -> Callable[[Bench], Any]:
+    return called_back(lambda c, b: c.ModelCheckpoint(str(b.folder / name), **arguments))
 
 
 def made_by(optimizer: Callable[[Any], Any]) -> Callable[[Bench], Any]:
@@ -54,10 +69,6 @@ class OwnLogs(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs["own"] = 1.0
-
-
-def _checkpoint_of_own_log(callbacks: Any, bench: Bench) -> Any:
-    return [OwnLogs(), callbacks.ModelCheckpoint(bench.folder / "{own:.1f}.keras")]
 
 
 # Accepted by both.
@@ -105,13 +116,13 @@ BOTH: dict[str, Callable[[Bench], Any]] = {
     "sample_weight a column": fit(sample_weight=COLUMN),
     "sample_weight of integers": fit(sample_weight=np.ones(6, int)),
     "sample_weight in a list": fit(sample_weight=[np.ones(6)]),
-    "class numbers of float": lambda b: with_loss(b, "sparse_categorical_crossentropy", np.ones(6)),
-    "class numbers in a column": lambda b: with_loss(b, "sparse_categorical_crossentropy", COLUMN),
-    "class numbers that are ignored": lambda b: with_loss(
-        b, keras.losses.SparseCategoricalCrossentropy(ignore_class=-1), np.array([0, -1, 1, -1, 0, 1])
+    "class numbers of float": labelled(np.ones(6)),
+    "class numbers in a column": labelled(COLUMN),
+    "class numbers that are ignored": labelled(
+        np.array([0, -1, 1, -1, 0, 1]), keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
     ),
-    "class numbers all ignored": lambda b: with_loss(
-        b, keras.losses.SparseCategoricalCrossentropy(ignore_class=9), np.full(6, 9)
+    "class numbers all ignored": labelled(
+        np.full(6, 9), keras.losses.SparseCategoricalCrossentropy(ignore_class=9)
     ),
     "sample_weight negative": fit(sample_weight=np.full(6, -1.0)),
     "sample_weight 0": fit(sample_weight=np.zeros(6)),
@@ -141,19 +152,11 @@ BOTH: dict[str, Callable[[Bench], Any]] = {
     ),
     "one output in a tuple": nested(lambda output: (output,)),
     "one output in a dict": nested(lambda output: {"a": output}),
-    "losses of a dict": lambda b: b.two_outputs(True, loss={"a": "mse", "b": "mae"}).fit(
-        X, {"a": COLUMN, "b": COLUMN}, verbose=0
-    ),
-    "losses by output names": lambda b: b.two_outputs(loss={"a": "mse", "b": "mae"}).fit(
-        X, [COLUMN, COLUMN], verbose=0
-    ),
-    "loss of one output of two": lambda b: b.two_outputs(loss=["mse", None]).fit(
-        X, [COLUMN, COLUMN], verbose=0
-    ),
-    "loss for all outputs": lambda b: b.two_outputs(loss="mse").fit(X, (COLUMN, COLUMN), verbose=0),
-    "weights of the losses": lambda b: b.two_outputs(
-        loss=["mse", "mae"], loss_weights=[1, np.float32(0.5)]
-    ).fit(X, [COLUMN] * 2, verbose=0),
+    "losses of a dict": two({"a": COLUMN, "b": COLUMN}, loss={"a": "mse", "b": "mae"}, as_dict=True),
+    "losses by output names": two([COLUMN, COLUMN], loss={"a": "mse", "b": "mae"}),
+    "loss of one output of two": two([COLUMN, COLUMN], loss=["mse", None]),
+    "loss for all outputs": two((COLUMN, COLUMN), loss="mse"),
+    "weights of the losses": two([COLUMN] * 2, loss=["mse", "mae"], loss_weights=[1, np.float32(0.5)]),
     "run_eagerly 1": compiled(run_eagerly=1),
     "run_eagerly None": compiled(run_eagerly=None),
     "jit_compile None": compiled(jit_compile=None),
@@ -163,11 +166,9 @@ BOTH: dict[str, Callable[[Bench], Any]] = {
     "no optimizer, to evaluate": lambda b: b.new(optimizer=None).evaluate(X, Y, verbose=0),
     "learning rate 0": made_by(lambda o: o.SGD(0.0)),
     "learning rate from a function": made_by(lambda o: o.SGD(lambda: 0.1)),
-    "learning rate from a schedule": made_by(
-        lambda o: o.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10))
-    ),
+    "learning rate from a schedule": made_by(lambda o: o.SGD(CosineDecay(0.1, 10))),
     "learning rate warmed up from 0": made_by(
-        lambda o: o.SGD(keras.optimizers.schedules.CosineDecay(0.0, 10, warmup_target=0.1, warmup_steps=2))
+        lambda o: o.SGD(CosineDecay(0.0, 10, warmup_target=0.1, warmup_steps=2))
     ),
     "learning rate set to a NumPy number": lambda b: setattr(
         b.model.optimizer, "learning_rate", np.float32(0.1)
@@ -205,19 +206,13 @@ BOTH: dict[str, Callable[[Bench], Any]] = {
     ),
     "LambdaCallback for tests": called_back(lambda c, b: c.LambdaCallback(on_test_end=lambda logs: None)),
     "ReduceLROnPlateau of ints": called_back(lambda c, b: c.ReduceLROnPlateau(factor=0.5, min_lr=0)),
-    "ModelCheckpoint in a new folder": called_back(
-        lambda c, b: c.ModelCheckpoint(str(b.folder / "new" / "{epoch:02d}-{val_loss:.2f}.keras"))
+    "ModelCheckpoint in a new folder": checkpoints("new/{epoch:02d}-{val_loss:.2f}.keras"),
+    "ModelCheckpoint of weights": checkpoints("{epoch}.weights.h5", save_weights_only=True),
+    "ModelCheckpoint of the batch": checkpoints("{epoch}-{batch}.keras", save_freq=1),
+    "ModelCheckpoint of an own log": called_back(
+        lambda c, b: [OwnLogs(), c.ModelCheckpoint(b.folder / "{own:.1f}.keras")]
     ),
-    "ModelCheckpoint of weights": called_back(
-        lambda c, b: c.ModelCheckpoint(str(b.folder / "{epoch}.weights.h5"), save_weights_only=True)
-    ),
-    "ModelCheckpoint of the batch": called_back(
-        lambda c, b: c.ModelCheckpoint(str(b.folder / "{epoch}-{batch}.keras"), save_freq=1)
-    ),
-    "ModelCheckpoint of an own log": called_back(_checkpoint_of_own_log),
-    "ModelCheckpoint to beat infinity": called_back(
-        lambda c, b: c.ModelCheckpoint(str(b.folder / "m.keras"), initial_value_threshold=float("inf"))
-    ),
+    "ModelCheckpoint to beat infinity": checkpoints("m.keras", initial_value_threshold=float("inf")),
     "CSVLogger": called_back(lambda c, b: c.CSVLogger(str(b.folder / "log.csv"), separator=";", append=True)),
     "TensorBoard by batches": called_back(
         lambda c, b: c.TensorBoard(str(b.folder / "tb"), update_freq="batch")
@@ -237,28 +232,22 @@ OURS: dict[str, Callable[[Bench], Any]] = {
     "transformers alone": made_by(lambda o: o.SGD(gradient_transformers=o.ClipByNorm(1))),
     "transformers a tuple": made_by(lambda o: o.SGD(gradient_transformers=(o.ClipByNorm(1.0), o.centralize))),
     "transformer of any arguments": made_by(lambda o: o.SGD(gradient_transformers=[lambda *pairs: pairs[0]])),
-    "aggregation in bfloat16": lambda b: unisono.optimizers.HalfPrecisionAggregation("bfloat16"),
-    "save_freq of NumPy": lambda b: unisono.callbacks.BackupAndRestore(b.folder / "b", save_freq=np.int64(2)),
-    "save_freq False": lambda b: unisono.callbacks.BackupAndRestore(b.folder / "b", save_freq=False),
-    "backup_dir": lambda b: unisono.callbacks.BackupAndRestore(
-        backup_dir=b.folder / "b", double_checkpoint=True
-    ),
-    "checkpoints every NumPy step": lambda b: unisono.callbacks.ModelCheckpoint(
+    "aggregation in bfloat16": lambda b: optimizers.HalfPrecisionAggregation("bfloat16"),
+    "save_freq of NumPy": lambda b: callbacks.BackupAndRestore(b.folder / "b", save_freq=np.int64(2)),
+    "save_freq False": lambda b: callbacks.BackupAndRestore(b.folder / "b", save_freq=False),
+    "backup_dir": lambda b: callbacks.BackupAndRestore(backup_dir=b.folder / "b", double_checkpoint=True),
+    "checkpoints every NumPy step": lambda b: callbacks.ModelCheckpoint(
         b.folder / "m.keras", save_freq=np.int64(2)
     ),
-    "profile steps in a list": lambda b: unisono.callbacks.Profiler(b.folder, steps=[1, 2]),
-    "report without path of its own": lambda b: unisono.callbacks.TrainingReport(title=3),
-    "pipeline of a tuple": lambda b: unisono.distribute.Pipeline(("CPU:0", "CPU:1"), np.int64(2)),
-    "pipeline in small letters": lambda b: unisono.distribute.Pipeline(["cpu:0", "/device:CPU:1"], 2),
-    "pipeline twice on one device": lambda b: unisono.distribute.Pipeline(
-        ["CPU:0", "CPU:0"], 2, memory_limit=1e9
-    ),
-    "pipeline of counts": lambda b: unisono.distribute.Pipeline(["CPU:0", "CPU:1"], 2, partition=(1, 2)),
-    "pipeline of names": lambda b: unisono.distribute.Pipeline(["CPU:0", "CPU:1"], 2, partition=["dense"]),
+    "profile steps in a list": lambda b: callbacks.Profiler(b.folder, steps=[1, 2]),
+    "report without path of its own": lambda b: callbacks.TrainingReport(title=3),
+    "pipeline of a tuple": lambda b: Pipeline(("CPU:0", "CPU:1"), np.int64(2)),
+    "pipeline in small letters": lambda b: Pipeline(["cpu:0", "/device:CPU:1"], 2),
+    "pipeline twice on one device": lambda b: Pipeline(["CPU:0", "CPU:0"], 2, memory_limit=1e9),
+    "pipeline of counts": lambda b: Pipeline(["CPU:0", "CPU:1"], 2, partition=(1, 2)),
+    "pipeline of names": lambda b: Pipeline(["CPU:0", "CPU:1"], 2, partition=["dense"]),
     "global_mean of integers": lambda b: unisono.distribute.global_mean([1, 2], [1, 0]),
-    "loss scale of NumPy": lambda b: unisono.optimizers.LossScaleOptimizer(
-        unisono.optimizers.SGD(), np.float32(8)
-    ),
-    "no path for an anomaly": lambda b: unisono.callbacks.AnomalyReport(None),
-    "no backups": lambda b: unisono.callbacks.list_backups(b.folder / "nothing"),
+    "loss scale of NumPy": lambda b: optimizers.LossScaleOptimizer(optimizers.SGD(), np.float32(8)),
+    "no path for an anomaly": lambda b: callbacks.AnomalyReport(None),
+    "no backups": lambda b: callbacks.list_backups(b.folder / "nothing"),
 }

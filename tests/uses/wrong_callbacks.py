@@ -10,6 +10,7 @@ from typing import Any
 from uses.bench import NAN, Bench, Use, X, Y, keras, unisono
 
 callbacks = unisono.callbacks
+ExponentialDecay = keras.optimizers.schedules.ExponentialDecay
 
 
 def made(make: Callable[[Bench], Any], *words: str) -> Use:
@@ -19,17 +20,11 @@ def made(make: Callable[[Bench], Any], *words: str) -> Use:
 def _of(name: str, argument: str, cure: str, *values: Any, **others: Any) -> dict[str, Use]:
     """One argument of one callback, with each of the values."""
     places = {"ModelCheckpoint": "{epoch}.keras", "JSONLines": "log.jsonl", "TrainingReport": "report.html"}
-    first = {
-        "Diagnosis": None,
-        "ProgressBar": None,
-        "StochasticWeightAveraging": None,
-        "EarlyStopping": None,
-        "ReduceLROnPlateau": None,
-        "AnomalyReport": None,
-    }
+    nowhere = {"ProgressBar", "StochasticWeightAveraging", "EarlyStopping", "ReduceLROnPlateau"}
+    nowhere |= {"AnomalyReport", "Diagnosis"}
 
     def make(bench: Bench, value: Any) -> Any:
-        place = [] if name in first else [str(bench.folder / places.get(name, "place"))]
+        place = [] if name in nowhere else [str(bench.folder / places.get(name, "place"))]
         return getattr(callbacks, name)(*place, **{argument: value}, **others)
 
     return {
@@ -42,6 +37,22 @@ def _below_file(bench: Bench) -> Path:
     return bench.file / "below"
 
 
+def _folder(bench: Bench, name: str) -> Path:
+    folder = bench.folder / name
+    folder.mkdir()
+    return folder
+
+
+def _checkpoint(name: str, *words: str, **arguments: Any) -> Use:
+    return made(lambda b: callbacks.ModelCheckpoint(b.folder / name, **arguments), *words)
+
+
+def _given(name: str, value: Any, *words: str) -> Use:
+    """A callback with one positional argument."""
+    return made(lambda b: getattr(callbacks, name)(value), *words)
+
+
+FORMAT = r"\{epoch:03d\}"
 PLACES: dict[str, Use] = {}
 for _name, _argument in (
     ("ModelCheckpoint", "filepath"),
@@ -61,107 +72,70 @@ for _name, _argument in (
         "another path",
     )
     if _name != "CSVLogger":
-        PLACES[f"{_name} in a number"] = made(
-            lambda b, n=_name: getattr(callbacks, n)(3), f"`{_argument}`", "must be a path", "Received: 3"
-        )
+        PLACES[f"{_name} in a number"] = _given(_name, 3, f"`{_argument}`", "must be a path", "Received: 3")
 PLACES |= {
-    "ModelCheckpoint in a folder": made(
-        lambda b: callbacks.ModelCheckpoint(_folder(b, "m.keras")),
-        "`filepath`",
-        "is a folder",
-        "path of a file",
-    ),
-    "JSONLines in a folder": made(
-        lambda b: callbacks.JSONLines(b.folder), "`path`", "is a folder", "path of a file"
-    ),
-    "TrainingReport in a folder": made(
-        lambda b: callbacks.TrainingReport(_folder(b, "r.html")), "`path`", "is a folder", "path of a file"
-    ),
-    "TrainingReport as a PDF": made(
-        lambda b: callbacks.TrainingReport("r.pdf"), "`path`", "end in .html", "r.pdf"
-    ),
+    **{
+        f"{name} in a folder": made(
+            lambda b, n=name, f=folder: getattr(callbacks, n)(_folder(b, f)),
+            f"`{argument}`",
+            "is a folder",
+            "path of a file",
+        )
+        for name, argument, folder in (
+            ("ModelCheckpoint", "filepath", "m.keras"),
+            ("JSONLines", "path", "logs"),
+            ("TrainingReport", "path", "r.html"),
+        )
+    },
+    "TrainingReport as a PDF": _given("TrainingReport", "r.pdf", "`path`", "end in .html", "r.pdf"),
     "BackupAndRestore in a file": made(
         lambda b: callbacks.BackupAndRestore(b.file), "`directory`", "is a file", "another"
     ),
-    "BackupAndRestore nowhere": made(
-        lambda b: callbacks.BackupAndRestore(None), "`directory`", "None", "give a directory"
-    ),
-    "BackupAndRestore in a folder without a name": made(
-        lambda b: callbacks.BackupAndRestore(""), "Empty `backup_dir` argument", "give a directory"
+    "BackupAndRestore nowhere": _given("BackupAndRestore", None, "`directory`", "None", "give a directory"),
+    "BackupAndRestore in a folder without a name": _given(
+        "BackupAndRestore", "", "Empty `backup_dir` argument", "give a directory"
     ),
     "BackupAndRestore in two folders": made(
-        lambda b: callbacks.BackupAndRestore(b.folder / "a", backup_dir=b.folder / "b"),
-        "`directory`",
-        "`backup_dir`",
-        "either",
+        lambda b: callbacks.BackupAndRestore("a", backup_dir="b"), "`directory`", "`backup_dir`", "either"
     ),
-    "BackupAndRestore in a bucket": made(
-        lambda b: callbacks.BackupAndRestore("gs://a"), "`directory`", "gs://a", "mounted"
-    ),
-    "TensorBoard nowhere": made(lambda b: callbacks.TensorBoard(None), "`log_dir`", "must be a path", "None"),
-    "Keras' ModelCheckpoint below a file": made(
-        lambda b: keras.callbacks.ModelCheckpoint(str(_below_file(b)) + ".keras"),
-        "`filepath`",
-        "is a file",
-        "another",
-    ),
-    "Keras' BackupAndRestore below a file": made(
-        lambda b: keras.callbacks.BackupAndRestore(str(_below_file(b))),
-        "`backup_dir`",
-        "is a file",
-        "another path",
-    ),
-    "ModelCheckpoint of an unknown log": made(
-        lambda b: callbacks.ModelCheckpoint(b.folder / "{val_acc}.keras"),
-        "`filepath`",
-        "'val_acc'",
-        "use epoch",
-    ),
-    "ModelCheckpoint of a validation that is none": made(
-        lambda b: callbacks.ModelCheckpoint(b.folder / "{val_loss}.keras"),
-        "`filepath`",
-        "'val_loss'",
-        "use epoch",
-    ),
-    "ModelCheckpoint of a bad format": made(
-        lambda b: callbacks.ModelCheckpoint(b.folder / "{epoch:03q}.keras"),
-        "`filepath`",
-        "03q",
-        r"\{epoch:03d\}",
-    ),
-    "ModelCheckpoint of an open brace": made(
-        lambda b: callbacks.ModelCheckpoint(b.folder / "{epoch.keras"),
-        "`filepath`",
-        "epoch.keras",
-        r"\{epoch:03d\}",
-    ),
-    "ModelCheckpoint of no name": made(
-        lambda b: callbacks.ModelCheckpoint(b.folder / "{}.keras"), "`filepath`", "no name", r"\{epoch:03d\}"
-    ),
-    "ModelCheckpoint of another suffix": made(
-        lambda b: callbacks.ModelCheckpoint(b.folder / "m.ckpt"), "filepath", ".keras", "m.ckpt"
-    ),
+    "BackupAndRestore in a bucket": _given("BackupAndRestore", "gs://a", "`directory`", "gs://a", "mounted"),
+    "TensorBoard nowhere": _given("TensorBoard", None, "`log_dir`", "must be a path", "None"),
     **{
-        f"ModelCheckpoint of weights in {name}": made(
-            lambda b, name=name: callbacks.ModelCheckpoint(b.folder / name, save_weights_only=True),
-            "filepath",
-            ".weights.h5",
+        f"Keras' {name} below a file": made(
+            lambda b, n=name: getattr(keras.callbacks, n)(f"{_below_file(b)}.keras"),
+            f"`{argument}`",
+            "is a file",
+            cure,
+        )
+        for name, argument, cure in (
+            ("ModelCheckpoint", "filepath", "another"),
+            ("BackupAndRestore", "backup_dir", "another path"),
+        )
+    },
+    "ModelCheckpoint of an unknown log": _checkpoint(
+        "{val_acc}.keras", "`filepath`", "'val_acc'", "use epoch"
+    ),
+    "ModelCheckpoint of a validation that is none": _checkpoint(
+        "{val_loss}.keras", "`filepath`", "'val_loss'", "use epoch"
+    ),
+    "ModelCheckpoint of a bad format": _checkpoint("{epoch:03q}.keras", "`filepath`", "03q", FORMAT),
+    "ModelCheckpoint of an open brace": _checkpoint("{epoch.keras", "`filepath`", "epoch.keras", FORMAT),
+    "ModelCheckpoint of no name": _checkpoint("{}.keras", "`filepath`", "no name", FORMAT),
+    "ModelCheckpoint of another suffix": _checkpoint("m.ckpt", "filepath", ".keras", "m.ckpt"),
+    **{
+        f"ModelCheckpoint of weights in {name}": _checkpoint(
+            name, "filepath", ".weights.h5", save_weights_only=True
         )
         for name in ("m.keras", "m.h5")
     },
     **{
-        f"ModelCheckpoint {argument} of one name": made(
-            lambda b, argument=argument: callbacks.ModelCheckpoint(b.folder / "m.keras", **{argument: 2}),
-            rf"`{argument}` \(2\) needs a name for each file",
-            r"put \{epoch\}",
+        f"ModelCheckpoint {argument} of one name": _checkpoint(
+            "m.keras", rf"`{argument}` \(2\) needs a name for each file", r"put \{epoch\}", **{argument: 2}
         )
         for argument in ("keep_best", "keep_last")
     },
     **{
-        f"{name}(None)": (
-            lambda b, n=name: getattr(callbacks, n)(None),
-            (f"`{argument}`", "must be a path", "None"),
-        )
+        f"{name}(None)": _given(name, None, f"`{argument}`", "must be a path", "None")
         for name, argument in (
             ("latest_backup", "directory"),
             ("list_backups", "directory"),
@@ -172,12 +146,6 @@ PLACES |= {
 }
 
 
-def _folder(bench: Bench, name: str) -> Path:
-    folder = bench.folder / name
-    folder.mkdir()
-    return folder
-
-
 SETTINGS: dict[str, Use] = {
     **_of("ModelCheckpoint", "monitor", "name of a log", None, 3),
     **_of("ModelCheckpoint", "save_freq", "an int of steps", 0, -1, "batch", 0.5, True, None),
@@ -186,22 +154,8 @@ SETTINGS: dict[str, Use] = {
     **_of("ModelCheckpoint", "keep_best", "whole number", 0, "2", 1.5),
     **_of("ModelCheckpoint", "keep_last", "whole number", 0),
     **_of("ModelCheckpoint", "save_best_only", "True or False", "yes"),
-    **_of(
-        "BackupAndRestore",
-        "save_freq",
-        "an int of steps",
-        0,
-        -1,
-        "often",
-        NAN,
-        "0s",
-        "10",
-        0.15,
-        True,
-        [1],
-        float("inf"),
-        None,
-    ),
+    **_of("BackupAndRestore", "save_freq", "an int of steps", 0, -1, "often", NAN, "0s", "10", 0.15, True),
+    **_of("BackupAndRestore", "save_freq", "an int of steps", [1], float("inf"), None),
     **_of("BackupAndRestore", "keep", "whole number", 0, "2", 1.5),
     **_of("BackupAndRestore", "background", "True or False", "no"),
     **_of("BackupAndRestore", "delete_when_done", "True or False", "no"),
@@ -217,12 +171,8 @@ SETTINGS: dict[str, Use] = {
     "PredictionWriter in fit": made(
         lambda b: callbacks.PredictionWriter(b.folder / "p.npy"), "`PredictionWriter`", "to `predict`"
     ),
-    "PredictionWriter in a number": made(
-        lambda b: callbacks.PredictionWriter(3), "`path`", "must be a path", "Received: 3"
-    ),
-    "PredictionWriter in a bucket": made(
-        lambda b: callbacks.PredictionWriter("gs://a/p.npy"), "`path`", "gs://a", "mounted"
-    ),
+    "PredictionWriter in a number": _given("PredictionWriter", 3, "`path`", "must be a path", "Received: 3"),
+    "PredictionWriter in a bucket": _given("PredictionWriter", "gs://a/p.npy", "`path`", "gs://a", "mounted"),
     **_of("JSONLines", "every", "whole number", 0, "step", 1.5, True, None),
     **_of("JSONLines", "clock", "function", 3),
     **_of("Profiler", "steps", "(first, last)|whole number", (20, 10), (0, 5), "10", 10, (1.0, 2), (1,), ()),
@@ -252,28 +202,17 @@ SETTINGS: dict[str, Use] = {
     **_of("ReduceLROnPlateau", "patience", "at least 0", "2", monitor="loss"),
     **_of("ReduceLROnPlateau", "factor", "above 0", -1, monitor="loss"),
     **_of("ReduceLROnPlateau", "min_lr", "at least 0", "0", monitor="loss"),
-    "LearningRateScheduler of a number": made(
-        lambda b: callbacks.LearningRateScheduler(0.1), "`schedule`", "function", "0.1"
-    ),
-    "LearningRateScheduler of a class": made(
-        lambda b: callbacks.LearningRateScheduler(keras.optimizers.schedules.ExponentialDecay),
-        "`schedule`",
-        "function",
-    ),
-    "LearningRateScheduler of a schedule": made(
-        lambda b: callbacks.LearningRateScheduler(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.1)),
-        "`schedule`",
-        "give it to the optimizer",
-    ),
-    "LearningRateScheduler without argument": made(
-        lambda b: callbacks.LearningRateScheduler(lambda: 0.1), "`schedule`", "function"
-    ),
-    "LearningRateScheduler gives NaN": made(
-        lambda b: callbacks.LearningRateScheduler(lambda epoch: NAN), "`learning_rate`", "nan", "at least 0"
-    ),
-    "LearningRateScheduler gives None": made(
-        lambda b: callbacks.LearningRateScheduler(lambda epoch: None), "`schedule`", "None", "float"
-    ),
+    **{
+        f"LearningRateScheduler {what}": _given("LearningRateScheduler", given, *words)
+        for what, given, *words in (
+            ("of a number", 0.1, "`schedule`", "function", "0.1"),
+            ("of a class", ExponentialDecay, "`schedule`", "function"),
+            ("of a schedule", ExponentialDecay(0.1, 10, 0.1), "`schedule`", "give it to the optimizer"),
+            ("without argument", lambda: 0.1, "`schedule`", "function"),
+            ("gives NaN", lambda epoch: NAN, "`learning_rate`", "nan", "at least 0"),
+            ("gives None", lambda epoch: None, "`schedule`", "None", "float"),
+        )
+    },
     "LambdaCallback of a number": made(
         lambda b: callbacks.LambdaCallback(on_epoch_end=3), "`on_epoch_end`", "function", "3"
     ),

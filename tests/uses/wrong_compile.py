@@ -30,6 +30,7 @@ def received(value: Any, argument: str = "") -> str:
     return f"Received: ({argument}=)?{re.escape(repr(value))}"
 
 
+NAMED = {"a": COLUMN, "b": COLUMN}
 COMPILE: dict[str, Use] = {
     "optimizer None": compiled(
         r"`fit\(\)` needs an optimizer", "optimizer=None", "compile it with", optimizer=None
@@ -54,9 +55,7 @@ COMPILE: dict[str, Use] = {
     "loss gives None": compiled("loss=", "None", loss=lambda y, p: None),
     "loss gives a text": compiled("loss=", "'str'|text|str", loss=lambda y, p: "a"),
     "loss dict of a Sequential": compiled("`?loss", "nope", loss={"nope": "mse"}),
-    "loss for an unknown output": two(
-        "`loss` names", "'c'", "'a', 'b'", y={"a": COLUMN, "b": COLUMN}, loss={"c": "mse"}
-    ),
+    "loss for an unknown output": two("`loss` names", "'c'", "'a', 'b'", y=NAMED, loss={"c": "mse"}),
     **{
         f"{argument} for an unknown output of two, {form}": two(
             f"`{argument}` names", "'c'", "'a', 'b'", y=y, **{argument: {"a": value, "c": value}}
@@ -67,7 +66,7 @@ COMPILE: dict[str, Use] = {
             ("metrics", ["mae"]),
             ("weighted_metrics", ["mae"]),
         )
-        for form, y in (("dict", {"a": COLUMN, "b": COLUMN}), ("list", [COLUMN] * 2))
+        for form, y in (("dict", NAMED), ("list", [COLUMN] * 2))
     },
     "loss of nothing": compiled("`loss`", "at least one output", r"Received: \[None\]", loss=[None]),
     "loss list too long": compiled("`loss`", "each of the 1 outputs", "out", loss=["mse", "mae"]),
@@ -90,9 +89,7 @@ COMPILE: dict[str, Use] = {
     "loss_weights of text": compiled(r"`loss_weights\[0\]`", "'2'", "number", loss_weights=["2"]),
     "loss_weights too many": compiled("`loss_weights`", "1 losses and 2 weights", loss_weights=[1.0, 2.0]),
     "loss_weights too few": two("`loss_weights`", "each of the 2 outputs", loss_weights=[1.0]),
-    "loss_weights unknown": two(
-        "`loss_weights` names", "'c'", "'a', 'b'", y={"a": COLUMN, "b": COLUMN}, loss_weights={"c": 1.0}
-    ),
+    "loss_weights unknown": two("`loss_weights` names", "'c'", "'a', 'b'", y=NAMED, loss_weights={"c": 1.0}),
     "metrics misspelt": compiled(
         r"`metrics\[0\]` 'acuracy'", "did you mean '[a-z_]*accuracy", metrics=["acuracy"]
     ),
@@ -102,9 +99,7 @@ COMPILE: dict[str, Use] = {
         r"`metrics\[0\]`", "SGD", "name of a metric", metrics=[keras.optimizers.SGD()]
     ),
     "metrics of one argument": compiled(r"`metrics\[0\]`", r"\(y_true, y_pred\)", metrics=[lambda y: y]),
-    "metrics of an unknown output": two(
-        "`metrics`", "'c'", y={"a": COLUMN, "b": COLUMN}, metrics={"c": "mae"}
-    ),
+    "metrics of an unknown output": two("`metrics`", "'c'", y=NAMED, metrics={"c": "mae"}),
     "weighted_metrics misspelt": compiled(
         r"`weighted_metrics\[0\]` 'maee'", "did you mean", weighted_metrics=["maee"]
     ),

@@ -13,6 +13,7 @@ CLASSES = "sparse_categorical_crossentropy"
 NAMES = ["a"] * 6
 TEXT = ("`y` holds strings", "StringLookup")
 V = (X, Y)
+BATCHES = rows(X, Y).batch(2)
 
 
 def fitted(y: Any, *words: str, loss: Any = CLASSES, as_dataset: bool = False, **arguments: Any) -> Use:
@@ -78,14 +79,16 @@ DATA: dict[str, Use] = {
     "a label too many, to validate": fitted(
         np.zeros(6), "^`validation_data`: `y`", "label 7", "0 to 1", validation_data=(X, np.full(6, 7))
     ),
-    "a label too many, in a dataset to evaluate": (
-        lambda b: b.new(loss=CLASSES).evaluate(rows(X, np.full(6, 7)).batch(2), verbose=0),
-        ("`y`", "label 7", "0 to 1"),
-    ),
-    "a label too many, to evaluate": (
-        lambda b: b.new(loss=CLASSES).evaluate(X, np.full(6, 7), verbose=0),
-        ("`y`", "label 7", "0 to 1"),
-    ),
+    **{
+        f"a label too many, {what} to evaluate": (
+            lambda b, data=data: b.new(loss=CLASSES).evaluate(*data, verbose=0),
+            ("`y`", "label 7", "0 to 1"),
+        )
+        for what, data in (
+            ("in arrays", (X, np.full(6, 7))),
+            ("in a dataset", (rows(X, np.full(6, 7)).batch(2),)),
+        )
+    },
     "a label too many of two outputs": (
         lambda b: b.two_outputs(True, loss={"a": "mse", "b": CLASSES}).fit(
             X, {"a": COLUMN, "b": COLUMN}, verbose=0
@@ -99,14 +102,13 @@ DATA: dict[str, Use] = {
         for value in (NAN, float("inf"), -float("inf"))
     },
     "weights of NaN to validate": validated((X, Y, np.full(6, NAN)), "`sample_weight` holds nan", "finite"),
-    "weights of NaN to evaluate": (
-        lambda b: b.model.evaluate(X, Y, sample_weight=tf.constant([NAN] * 6), verbose=0),
-        ("`sample_weight` holds nan", "finite"),
-    ),
-    "weights of NaN for a batch": (
-        lambda b: b.model.train_on_batch(X, Y, sample_weight=np.full(6, NAN)),
-        ("`sample_weight` holds nan", "finite"),
-    ),
+    **{
+        f"weights of NaN, {name}": (
+            lambda b, name=name, weights=weights: getattr(b.model, name)(X, Y, sample_weight=weights),
+            ("`sample_weight` holds nan", "finite"),
+        )
+        for name, weights in (("evaluate", tf.constant([NAN] * 6)), ("train_on_batch", np.full(6, NAN)))
+    },
     "weights of NaN in a dataset": fit(
         "`sample_weight` holds nan", "finite", x=rows(X, Y, np.full(6, NAN)).batch(2), y=None
     ),
@@ -135,9 +137,7 @@ DATA: dict[str, Use] = {
         "`sample_weight`", r"\(None, 3\)", "each sample", x=rows(X, Y, np.ones((6, 3))).batch(2), y=None
     ),
     "validation_data of a used generator": validated(iter([]), "yielded no batch", "create a new one"),
-    "validation_data never ends": validated(
-        rows(X, Y).batch(2).repeat(), r"validation_steps \(None\) must be given"
-    ),
+    "validation_data never ends": validated(BATCHES.repeat(), r"validation_steps \(None\) must be given"),
     "validation_data of unequal lengths": validated((X, Y[:3]), "x: 6, y: 3", "same number of samples"),
     "validation_data of a number": validated((3, Y), "x is a int", "arrays"),
     "validation_data of a text": validated((X, "a"), "y is a str", "arrays"),
@@ -153,24 +153,17 @@ DATA: dict[str, Use] = {
     "validation_data gives four": validated(rows(X, Y, X, X).batch(2), "tuples of 4", "test_step"),
     "validation_data gives numbers": validated((i for i in range(9)), "is a int", "must be a tuple"),
     "validation_data with batch size": validated(
-        rows(X, Y).batch(2), r"validation_batch_size \(2\)", "own batches", validation_batch_size=2
+        BATCHES, r"validation_batch_size \(2\)", "own batches", validation_batch_size=2
     ),
     "validation_data of strings": validated((X, np.array(NAMES)), *TEXT),
     "per_replica_batch_size of a dataset": fit(
-        r"per_replica_batch_size \(3\)",
-        "own batches",
-        x=rows(X, Y).batch(2),
-        y=None,
-        per_replica_batch_size=3,
+        r"per_replica_batch_size \(3\)", "own batches", x=BATCHES, y=None, per_replica_batch_size=3
     ),
     "per_replica_batch_size to evaluate a dataset": (
-        lambda b: b.model.evaluate(rows(X, Y).batch(2), per_replica_batch_size=3),
+        lambda b: b.model.evaluate(BATCHES, per_replica_batch_size=3),
         (r"per_replica_batch_size \(3\)", "own batches"),
     ),
-    "evaluate forever": (
-        lambda b: b.model.evaluate(rows(X, Y).batch(2).repeat()),
-        (r"^steps \(None\) must be given",),
-    ),
+    "evaluate forever": (lambda b: b.model.evaluate(BATCHES.repeat()), (r"^steps \(None\) must be given",)),
 }
 
 

@@ -12,8 +12,10 @@ from unisono.distribute.environment import peer_timeout, replicas_per_worker
 from uses.bench import NAN, Bench, Use, X, Y, keras, tf, unisono
 
 distribute, precision = unisono.distribute, unisono.mixed_precision
-Servers = distribute.ParameterServerStrategy
+Servers, Pipeline = distribute.ParameterServerStrategy, distribute.Pipeline
+global_batch_size, global_mean = distribute.global_batch_size, distribute.global_mean
 AB = ["CPU:0", "CPU:1"]
+CentralStorage = tf.distribute.experimental.CentralStorageStrategy
 KNOWN_POLICIES = "use one of 'mixed_float16', 'mixed_bfloat16', 'float32', 'float64'"
 
 
@@ -47,7 +49,7 @@ def _fit_under(make: Callable[[], Any]) -> Callable[[Bench], Any]:
 
 def _pipeline(then: Callable[[Any, Any], Any], *given: Any, **named: Any) -> Callable[[Bench], Any]:
     def run(bench: Bench) -> Any:
-        pipeline = distribute.Pipeline(*given, **named)
+        pipeline = Pipeline(*given, **named)
         with pipeline.scope():
             layers = [keras.layers.Dense(2, name=name) for name in "ab"]
             model = unisono.Sequential([keras.Input((3,)), *layers])
@@ -70,58 +72,27 @@ def _with_variable(name: str, value: str, function: Callable[[], Any]) -> Callab
 
 
 STRATEGIES: dict[str, Use] = {
-    "OneDevice on no GPU": (
-        _fit_under(lambda: tf.distribute.OneDeviceStrategy("GPU:9")),
-        ("OneDevice", "GPU:9", "there are"),
-    ),
-    "Mirrored on no GPU": (
-        _fit_under(lambda: tf.distribute.MirroredStrategy(["GPU:9"])),
-        ("Mirrored", "GPU:9", "does not exist"),
-    ),
-    "Mirrored on no CPU": (
-        _fit_under(lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:9"])),
-        ("Mirrored", "CPU:9", "does not exist"),
-    ),
-    "Central on no GPU": (
-        _fit_under(lambda: tf.distribute.experimental.CentralStorageStrategy(["GPU:8", "GPU:9"], "CPU:0")),
-        ("Central", "GPU:8", "does not exist"),
-    ),
+    **{
+        f"{name} on no {device}": (_fit_under(lambda make=make, of=of: make(*of)), (name, device, words))
+        for name, make, of, device, words in (
+            ("OneDevice", tf.distribute.OneDeviceStrategy, ["GPU:9"], "GPU:9", "there are"),
+            ("Mirrored", tf.distribute.MirroredStrategy, [["GPU:9"]], "GPU:9", "does not exist"),
+            ("Mirrored", tf.distribute.MirroredStrategy, [["CPU:0", "CPU:9"]], "CPU:9", "does not exist"),
+            ("Central", CentralStorage, [["GPU:8", "GPU:9"], "CPU:0"], "GPU:8", "does not exist"),
+        )
+    },
     **_each(
         "auto_strategy", distribute.auto_strategy, "communication_options", "CommunicationOptions", 7, "nccl"
     ),
-    **_each(
-        "global_batch_size",
-        distribute.global_batch_size,
-        "per_replica",
-        "whole number",
-        0,
-        "8",
-        2.5,
-        None,
-        True,
-    ),
-    **_each(
-        "global_batch_size",
-        lambda v: distribute.global_batch_size(8, v),
-        "strategy",
-        "Strategy",
-        3,
-        "mirrored",
-    ),
+    **_each("global_batch_size", global_batch_size, "per_replica", "whole number", 0, "8", 2.5, None, True),
+    **_each("global_batch_size", lambda v: global_batch_size(8, v), "strategy", "Strategy", 3, "mirrored"),
     **_each("simulate_devices", distribute.simulate_devices, "count", "whole number", 0, "2", 1.5, None),
     "simulate_devices too late": call(distribute.simulate_devices, "`count`", "9", "before", given=(9,)),
-    **_each("global_mean", distribute.global_mean, "values", "tensor of numbers", "a", None),
-    **_each("global_mean", lambda v: distribute.global_mean([1.0], v), "sample_weight", "numbers", "a"),
-    **_each(
-        "global_mean",
-        lambda v: distribute.global_mean([1.0], reduction=v),
-        "reduction",
-        "mean_with",
-        "sum",
-        None,
-    ),
+    **_each("global_mean", global_mean, "values", "tensor of numbers", "a", None),
+    **_each("global_mean", lambda v: global_mean([1.0], v), "sample_weight", "numbers", "a"),
+    **_each("global_mean", lambda v: global_mean([1.0], reduction=v), "reduction", "mean_with", "sum", None),
     "global_mean of unequal": call(
-        distribute.global_mean, "`sample_weight`", r"\(3,\)", "one weight", given=([1.0, 2.0], [1.0] * 3)
+        global_mean, "`sample_weight`", r"\(3,\)", "one weight", given=([1.0, 2.0], [1.0] * 3)
     ),
     **_each("gather", distribute.gather, "values", "tensor", "a", None),
     "ParameterServers without cluster": call(Servers, "`cluster_resolver`", "TF_CONFIG", "launch"),
@@ -142,25 +113,21 @@ STRATEGIES: dict[str, Use] = {
 }
 
 PIPELINES: dict[str, Use] = {
-    **_each(
-        "Pipeline", lambda v: distribute.Pipeline(v, 2), "devices", "at least one name", "CPU:0", [], None
-    ),
+    **_each("Pipeline", lambda v: Pipeline(v, 2), "devices", "at least one name", "CPU:0", [], None),
     **{
         f"Pipeline on {v!r}": (
-            lambda b, v=v: distribute.Pipeline(["CPU:0", v], 2),
+            lambda b, v=v: Pipeline(["CPU:0", v], 2),
             ("`devices`", "does not exist: there are", re.escape(repr(v))),
         )
         for v in (3, "GPU:9", "nonsense", None, "")
     },
     "Pipeline on another process": call(
-        distribute.Pipeline, "launch --stages K", given=(["/job:worker/task:1/device:CPU:0"], 2)
+        Pipeline, "launch --stages K", given=(["/job:worker/task:1/device:CPU:0"], 2)
     ),
-    **_each(
-        "Pipeline", lambda v: distribute.Pipeline(AB, v), "micro_batches", "whole number", 0, 1.5, "8", None
-    ),
+    **_each("Pipeline", lambda v: Pipeline(AB, v), "micro_batches", "whole number", 0, 1.5, "8", None),
     **{
         f"Pipeline {name}={v!r}": (
-            lambda b, name=name, v=v: distribute.Pipeline(AB, 2, **{name: v}),
+            lambda b, name=name, v=v: Pipeline(AB, 2, **{name: v}),
             (f"`{name}`", cure, re.escape(str(v))),
         )
         for name, cure, values in (
@@ -173,9 +140,7 @@ PIPELINES: dict[str, Use] = {
         )
         for v in values
     },
-    "Pipeline of odd replicas": call(
-        distribute.Pipeline, "`devices`", "divisible", "3", given=(AB, 2), replicas=3
-    ),
+    "Pipeline of odd replicas": call(Pipeline, "`devices`", "divisible", "3", given=(AB, 2), replicas=3),
     "Pipeline of more layers": (_pipeline(_fit, AB, 2, partition=[1, 5]), ("partition", r"\[1, 5\]", "2")),
     "Pipeline of unknown layers": (_pipeline(_fit, AB, 2, partition=["zzz"]), ("partition", "zzz", "")),
     "Pipeline of too many stages": (
@@ -190,18 +155,14 @@ PIPELINES: dict[str, Use] = {
         _pipeline(lambda _, model: model.fit(X, Y, batch_size=6), AB * 2, 4, replicas=2),
         (r"`batch_size` \(6\) must be at least `micro_batches` \(4\) \* `replicas` \(2\)",),
     ),
-    "Pipeline summary of nothing": (
-        lambda b: distribute.Pipeline(AB, 2).summary(),
-        ("model", "None", "scope"),
-    ),
-    "Pipeline timeline of text": (
-        _pipeline(lambda p, m: p.timeline(m, "a"), AB, 2),
-        ("`transfer`", "'a'", "number"),
-    ),
-    "Pipeline timeline of cuts": (
-        _pipeline(lambda p, m: p.timeline(m, [1.0, 2.0]), AB, 2),
-        ("transfer", "2", "1"),
-    ),
+    "Pipeline summary of nothing": (lambda b: Pipeline(AB, 2).summary(), ("model", "None", "scope")),
+    **{
+        f"Pipeline timeline of {what}": (_pipeline(lambda p, m, v=v: p.timeline(m, v), AB, 2), words)
+        for what, v, words in (
+            ("text", "a", ("`transfer`", "'a'", "number")),
+            ("cuts", [1.0, 2.0], ("transfer", "2", "1")),
+        )
+    },
 }
 
 PRECISION: dict[str, Use] = {
@@ -226,113 +187,87 @@ PRECISION: dict[str, Use] = {
             ),
         )
     },
-    "policy_scope of a number": (
-        lambda b: precision.policy_scope(3).__enter__(),
-        ("name", "3", "'mixed_float16'"),
-    ),
+    "policy_scope of 3": (lambda b: precision.policy_scope(3).__enter__(), ("name", "3", "'mixed_float16'")),
     "tensor float text": call(
         precision.enable_tensor_float_32, "enabled", "'yes'", "True or False", given=("yes",)
     ),
     "diagnose a number": call(precision.diagnose, "`model`", "3", "keras.Model", given=(3, (X, Y))),
     "diagnose None": (lambda b: precision.diagnose(b.model, None), ("`batch`", "None", "one batch")),
-    "diagnose a loss name": (
-        lambda b: precision.diagnose(b.model, (X, Y), "mse"),
-        ("`loss`", "'mse'", "function"),
-    ),
-    "diagnose a scale": (
-        lambda b: precision.diagnose(b.model, (X, Y), loss_scale=-1),
-        ("loss_scale", "-1", "positive"),
-    ),
+    **{
+        f"diagnose a {what}": (lambda b, named=named: precision.diagnose(b.model, (X, Y), **named), words)
+        for what, named, words in (
+            ("loss name", {"loss": "mse"}, ("`loss`", "'mse'", "function")),
+            ("scale", {"loss_scale": -1}, ("loss_scale", "-1", "positive")),
+        )
+    },
 }
 
 ENVIRONMENT: dict[str, Use] = {
-    **{
-        f"UNISONO_TIMEOUT={text}": (
-            _with_variable("UNISONO_TIMEOUT", text, peer_timeout),
-            ("UNISONO_TIMEOUT", repr(text), "from 1 to"),
-        )
-        for text in ("soon", "0", "-5", "nan", "inf", "1e300")
-    },
-    **{
-        f"UNISONO_REPLICAS_PER_WORKER={text}": (
-            _with_variable("UNISONO_REPLICAS_PER_WORKER", text, replicas_per_worker),
-            ("UNISONO_REPLICAS_PER_WORKER", repr(text), "whole number"),
-        )
-        for text in ("0", "two", "1.5", "-1")
-    },
-    **{
-        f"TF_CONFIG={text}": (
-            _with_variable("TF_CONFIG", text, distribute.auto_strategy),
-            ("TF_CONFIG", cure),
-        )
-        for text, cure in (
-            ("no json", ""),
-            ("[]", ""),
-            ('{"cluster": {"worker": []}, "task": {"type": "worker", "index": 0}}', ""),
-            ('{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 7}}', "7"),
-            ('{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "boss", "index": 0}}', "boss"),
-            ('{"cluster": {"worker": ["a", "b:1"]}, "task": {"type": "worker", "index": 0}}', "port"),
-        )
-    },
+    f"{name}={text}": (_with_variable(name, text, function), (name, *words))
+    for name, function, cases in (
+        (
+            "UNISONO_TIMEOUT",
+            peer_timeout,
+            {text: (repr(text), "from 1 to") for text in ("soon", "0", "-5", "nan", "inf", "1e300")},
+        ),
+        (
+            "UNISONO_REPLICAS_PER_WORKER",
+            replicas_per_worker,
+            {text: (repr(text), "whole number") for text in ("0", "two", "1.5", "-1")},
+        ),
+        (
+            "TF_CONFIG",
+            distribute.auto_strategy,
+            {
+                "no json": ("",),
+                "[]": ("",),
+                '{"cluster": {"worker": []}, "task": {"type": "worker", "index": 0}}': ("",),
+                '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 7}}': ("7",),
+                '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "boss", "index": 0}}': ("boss",),
+                '{"cluster": {"worker": ["a", "b:1"]}, "task": {"type": "worker", "index": 0}}': ("port",),
+            },
+        ),
+    )
+    for text, words in cases.items()
 }
 
 MOUNTED = "must be in a local or mounted file system"
-PLAN = ["-b", "8", "-m", "1G"]
-# Command lines, and what their one line of output must say.
-COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "no script": (["launch"], ("required: script",)),
+PLAN = "-b 8 -m 1G"
+# Command lines (SCRIPT is a file that exists), and what their one line of output must say.
+_LINES: dict[str, tuple[str, ...]] = {
+    "no script": ("launch", "required: script"),
     "missing script": (
-        ["launch", "nope.py"],
-        ("unisono launch: there is no file 'nope.py' to run", "see `python -m unisono launch --help`"),
+        "launch nope.py",
+        "unisono launch: there is no file 'nope.py' to run",
+        "see `python -m unisono launch --help`",
     ),
-    "no workers": (["launch", "--workers", "0", __file__], ("--workers", "must be at least 1, received 0")),
-    "workers of text": (
-        ["launch", "--workers", "two", __file__],
-        ("--workers: invalid whole number value: 'two'",),
-    ),
-    "negative restarts": (
-        ["launch", "--restarts", "-1", __file__],
-        ("--restarts", "must be at least 0, received -1"),
-    ),
-    "negative servers": (
-        ["launch", "--parameter-servers", "-1", __file__],
-        ("--parameter-servers", "at least 0"),
-    ),
-    "no replicas": (
-        ["launch", "--replicas-per-worker", "0", __file__],
-        ("--replicas-per-worker", "at least 1"),
-    ),
-    "no timeout": (["launch", "--timeout", "0", __file__], ("--timeout", "from 1 to", "0")),
-    "timeout of NaN": (["launch", "--timeout", "nan", __file__], ("--timeout", "from 1 to", "nan")),
-    "unknown option": (["launch", "--worker-count", "2", __file__], ("--worker-count",)),
-    "logs in a file": (
-        ["launch", "--log-dir", __file__, __file__],
-        ("--log-dir must be a folder. Received the file",),
-    ),
+    "no workers": ("launch --workers 0 SCRIPT", "--workers", "must be at least 1, received 0"),
+    "workers of text": ("launch --workers two SCRIPT", "--workers: invalid whole number value: 'two'"),
+    "negative restarts": ("launch --restarts -1 SCRIPT", "--restarts", "must be at least 0, received -1"),
+    "negative servers": ("launch --parameter-servers -1 SCRIPT", "--parameter-servers", "at least 0"),
+    "no replicas": ("launch --replicas-per-worker 0 SCRIPT", "--replicas-per-worker", "at least 1"),
+    "no timeout": ("launch --timeout 0 SCRIPT", "--timeout", "from 1 to", "0"),
+    "timeout of NaN": ("launch --timeout nan SCRIPT", "--timeout", "from 1 to", "nan"),
+    "unknown option": ("launch --worker-count 2 SCRIPT", "--worker-count"),
+    "logs in a file": ("launch --log-dir SCRIPT SCRIPT", "--log-dir must be a folder. Received the file"),
     "logs nowhere": (
-        ["launch", "--log-dir", "/proc/no/x", __file__],
-        (r"--log-dir: the folder '/proc/no/x' cannot be created \(No such",),
+        "launch --log-dir /proc/no/x SCRIPT",
+        r"--log-dir: the folder '/proc/no/x' cannot be created \(No such",
     ),
-    "logs in a bucket": (["launch", "--log-dir", "gs://bucket/logs", "a.py"], (MOUNTED, "gs://bucket")),
+    "logs in a bucket": ("launch --log-dir gs://bucket/logs a.py", MOUNTED, "gs://bucket"),
     "profile into a file": (
-        ["profile", "--service", "127.0.0.1:1", "--log-dir", __file__],
-        ("--log-dir must be a folder. Received the file",),
+        "profile --service 127.0.0.1:1 --log-dir SCRIPT",
+        "--log-dir must be a folder. Received the file",
     ),
-    "profile into a bucket": (
-        ["profile", "--service", "a:1", "--log-dir", "gs://bucket/logs"],
-        (MOUNTED, "gs://bucket"),
-    ),
-    "backups of nothing": (
-        ["backups"],
-        ("unisono backups: the following arguments are required: directory",),
-    ),
-    "backups in a bucket": (["backups", "gs://bucket/b"], (MOUNTED, "gs://bucket")),
-    "report of nothing": (["report", "nope.jsonl"], ("nope.jsonl does not exist",)),
-    "report of a bucket": (["report", "gs://bucket/run"], (MOUNTED, "gs://bucket")),
-    "report into a bucket": (["report", ".", "--output", "s3://bucket/a.html"], (MOUNTED, "s3://bucket")),
-    "explain a missing script": (["explain", "nope.py"], ("there is no file 'nope.py'",)),
+    "profile into a bucket": ("profile --service a:1 --log-dir gs://bucket/logs", MOUNTED, "gs://bucket"),
+    "backups of nothing": ("backups", "unisono backups: the following arguments are required: directory"),
+    "backups in a bucket": ("backups gs://bucket/b", MOUNTED, "gs://bucket"),
+    "report of nothing": ("report nope.jsonl", "nope.jsonl does not exist"),
+    "report of a bucket": ("report gs://bucket/run", MOUNTED, "gs://bucket"),
+    "report into a bucket": ("report . --output s3://bucket/a.html", MOUNTED, "s3://bucket"),
+    "explain a missing script": ("explain nope.py", "there is no file 'nope.py'"),
     **{
-        f"plan of {place}": (["plan", place, *PLAN], (words,))
+        f"plan of {place}": (f"plan {place} {PLAN}", words)
         for place, words in (
             ("absent.keras", "there is no file 'absent.keras'"),
             ("absent.py:make_model", "there is no file 'absent.py'"),
@@ -344,7 +279,11 @@ COMMANDS: dict[str, tuple[list[str], tuple[str, ...]]] = {
         )
     },
     **{
-        f"plan with {option}": (["plan", "model.keras", *PLAN, *option], (option[1],))
-        for option in (("-m", "many"), ("-b", "0"), ("-n", "-1"))
+        f"plan with {option} {value}": (f"plan model.keras {PLAN} {option} {value}", value)
+        for option, value in (("-m", "many"), ("-b", "0"), ("-n", "-1"))
     },
+}
+COMMANDS = {
+    name: ([__file__ if word == "SCRIPT" else word for word in line.split()], words)
+    for name, (line, *words) in _LINES.items()
 }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from uses.bench import COLUMN, NAN, Bench, Use, Within, X, Y, keras, np, rows, tf
+from uses.bench import COLUMN, NAN, Use, Within, X, Y, keras, np, rows, tf
 
 
 def fit(*words: str, **arguments: Any) -> Use:
@@ -28,6 +29,7 @@ class Batches(keras.utils.PyDataset):
 
 
 V = (X, Y)
+BATCHES = rows(X, Y).batch(2)
 VALID = "`validation_data`"
 BATCHED = "batch (it|them) first"
 
@@ -63,7 +65,7 @@ INPUTS: dict[str, Use] = {
     "x is single numbers": fit(
         "x is a dataset of single samples", "batch it first", x=tf.data.Dataset.range(6), y=None
     ),
-    "x never ends": fit("steps_per_epoch", "must be given", x=rows(X, Y).batch(2).repeat(), y=None),
+    "x never ends": fit("steps_per_epoch", "must be given", x=BATCHES.repeat(), y=None),
     "x has no targets": fit("`y` is None", "give the targets", x=rows(X).batch(2), y=None),
     "x gives four parts": fit("`x` gives tuples of 4", "train_step", x=rows(X, Y, X, X).batch(2), y=None),
     "x is empty": fit(
@@ -90,13 +92,11 @@ INPUTS: dict[str, Use] = {
     "x is a class of batches": fit("`?x`?", "Batches", "instance", x=Batches, y=None),
     "x has no batch": fit("PyDataset has 0 batches", "at least one", x=Batches(0), y=None),
     "x has a length of text": fit("PyDataset|__len__", "'3'|str", x=Batches("3"), y=None),
-    "x dataset, with y": fit(r"y \(ndarray\) must not be given", "tuples", x=rows(X, Y).batch(2)),
+    "x dataset, with y": fit(r"y \(ndarray\) must not be given", "tuples", x=BATCHES),
     "x dataset, with weights": fit(
-        "sample_weight", "let x yield tuples", x=rows(X, Y).batch(2), y=None, sample_weight=np.ones(6)
+        "sample_weight", "let x yield tuples", x=BATCHES, y=None, sample_weight=np.ones(6)
     ),
-    "x dataset, with batch_size": fit(
-        r"batch_size \(2\)", "own batches", x=rows(X, Y).batch(2), y=None, batch_size=2
-    ),
+    "x dataset, with batch_size": fit(r"batch_size \(2\)", "own batches", x=BATCHES, y=None, batch_size=2),
     "x PyDataset, with batch_size": fit(
         r"batch_size \(3\)", "own batches", x=Batches(1), y=None, batch_size=3
     ),
@@ -164,23 +164,17 @@ INPUTS: dict[str, Use] = {
 }
 
 
-def _numbers(name: str, values: tuple[Any, ...], **others: Any) -> dict[str, Use]:
-    """Invalid numbers for an argument that takes integers."""
+def _of(name: str, values: Any, cure: str, **others: Any) -> dict[str, Use]:
+    """Invalid values of one argument; each error contains the value."""
     return {
-        f"{name} is {value!r}": fit(f"`{name}`", "whole number", _value(value), **{name: value}, **others)
-        for value in values
+        f"{name} is {v!r}": fit(f"`{name}`", cure, "Received: " + re.escape(repr(v)), **{name: v}, **others)
+        for v in values
     }
 
 
-def _value(value: Any) -> str:
-    """A pattern for a value in a message."""
-    import re
-
-    return "Received: " + re.escape(repr(value))
-
-
-def _of(name: str, values: Any, cure: str, **others: Any) -> dict[str, Use]:
-    return {f"{name} is {v!r}": fit(f"`{name}`", cure, _value(v), **{name: v}, **others) for v in values}
+def _numbers(name: str, values: tuple[Any, ...], **others: Any) -> dict[str, Use]:
+    """Invalid numbers for an argument that takes integers."""
+    return _of(name, values, "whole number", **others)
 
 
 ARGUMENTS: dict[str, Use] = {
@@ -217,7 +211,7 @@ ARGUMENTS: dict[str, Use] = {
     ),
     "validation_split leaves nothing": fit("validation_split", "0.99", "more samples", validation_split=0.99),
     "validation_split of a dataset": fit(
-        "validation_split", "give validation_data", validation_split=0.5, x=rows(X, Y).batch(2), y=None
+        "validation_split", "give validation_data", validation_split=0.5, x=BATCHES, y=None
     ),
     "validation_split of a generator": fit(
         "validation_split", "give validation_data", validation_split=0.5, x=iter([V]), y=None
@@ -264,75 +258,71 @@ ARGUMENTS: dict[str, Use] = {
 }
 
 
-def method(name: str, *arguments: Any, words: tuple[str, ...], **named: Any) -> Use:
-    def call(bench: Bench) -> Any:
-        if name in ("evaluate", "predict"):
-            return getattr(bench.model, name)(*arguments, **{"verbose": 0, **named})
-        return getattr(bench.model, name)(*arguments, **named)
-
-    return call, words
+def method(name: str, words: tuple[str, ...], *arguments: Any, **named: Any) -> Use:
+    quiet = {"verbose": 0} if name in ("evaluate", "predict") else {}
+    return lambda bench: getattr(bench.model, name)(*arguments, **quiet | named), words
 
 
+UNEQUAL, EMPTY = ("x: 6, y: 2", "same number"), ("no samples", "at least one")
+NO_X, NO_Y = ("x is None", "give at least one"), ("`y` is None", "give the targets")
 DATASET = tf.data.Dataset.from_tensors(V)
 METHODS: dict[str, Use] = {
-    "evaluate None": method("evaluate", None, words=("x is None", "give at least one")),
-    "evaluate without y": method("evaluate", X, words=("`y` is None", "give the targets")),
-    "evaluate names": method("evaluate", X, np.array(["a"] * 6), words=("`y` holds strings", "encode")),
-    "evaluate columns": method("evaluate", X, np.ones((6, 5)), words=("`y`", r"\(None, 5\)", "outputs")),
-    "evaluate unequal lengths": method("evaluate", X, Y[:2], words=("x: 6, y: 2", "same number")),
-    "evaluate no samples": method("evaluate", X[:0], Y[:0], words=("no samples", "at least one")),
-    "evaluate forever": method("evaluate", DATASET.repeat(), words=("steps", "must be given")),
-    "predict None": method("predict", None, words=("x is None", "give at least one")),
-    "predict a file": method("predict", "img.png", words=("x is a str", "arrays")),
-    "predict names": method("predict", np.array([["a", "b", "c"]]), words=("`x` holds strings", "Encode")),
-    "predict one sample": method("predict", X[0], words=("`x`", r"\(None,\)", "takes in")),
-    "predict features": method("predict", np.ones((6, 5)), words=("`x`", r"\(None, 5\)", "takes in")),
-    "predict forever": method("predict", rows(X).batch(2).repeat(), words=("steps", "must be given")),
-    "predict with y": method("predict", X, Y, words=("`batch_size`", "whole number")),
-    "predict no samples": method("predict", X[:0], words=("no samples", "at least one")),
-    "predict no batch": method(
-        "predict", rows(X).take(0).batch(2), words=("without any batch", "at least one")
-    ),
-    "train_on_batch unequal lengths": method("train_on_batch", X, Y[:2], words=("x: 6, y: 2", "same number")),
-    "train_on_batch no samples": method("train_on_batch", X[:0], Y[:0], words=("no samples", "at least one")),
-    "test_on_batch unequal lengths": method("test_on_batch", X, Y[:2], words=("x: 6, y: 2", "same number")),
-    "predict_on_batch no samples": method("predict_on_batch", X[:0], words=("no samples", "at least one")),
-    "train_on_batch None": method("train_on_batch", None, words=("x is None", "give at least one")),
-    "train_on_batch without y": method("train_on_batch", X, words=("`y` is None", "give the targets")),
-    "train_on_batch of a dataset": method("train_on_batch", DATASET, words=("`x`", "Dataset", "one batch")),
-    "train_on_batch of a generator": method(
-        "train_on_batch", iter([V]), words=("`x`", "generator", "one batch")
-    ),
-    "train_on_batch of a pair": method("train_on_batch", V, words=("`y` is None", "give the targets")),
-    "train_on_batch of text": method("train_on_batch", "x", words=("x is a str", "arrays")),
-    "train_on_batch columns": method(
-        "train_on_batch", X, np.ones((6, 5)), words=("`y`", r"\(None, 5\)", "outputs")
-    ),
-    "train_on_batch swapped": method(
-        "train_on_batch", X, Y, {0: 1.0}, words=(r"sample_weight\[0\]", "arrays")
-    ),
-    "train_on_batch both weights": method(
-        "train_on_batch", X, Y, np.ones(6), {0: 1.0}, words=("sample_weight", "class_weight", "product")
-    ),
-    "test_on_batch without y": method("test_on_batch", X, words=("`y` is None", "give the targets")),
-    "test_on_batch of a dataset": method("test_on_batch", DATASET, words=("`x`", "Dataset", "one batch")),
-    "predict_on_batch of a dataset": method(
-        "predict_on_batch", DATASET, words=("`x`", "Dataset", "one batch")
-    ),
-    "predict_on_batch features": method(
-        "predict_on_batch", np.ones((2, 9)), words=("`x`", r"\(None, 9\)", "takes in")
-    ),
+    f"{name} {what}": method(name, *given)
+    for name, cases in {
+        "evaluate": {
+            "None": (NO_X, None),
+            "without y": (NO_Y, X),
+            "names": (("`y` holds strings", "encode"), X, np.array(["a"] * 6)),
+            "columns": (("`y`", r"\(None, 5\)", "outputs"), X, np.ones((6, 5))),
+            "unequal lengths": (UNEQUAL, X, Y[:2]),
+            "no samples": (EMPTY, X[:0], Y[:0]),
+            "forever": (("steps", "must be given"), DATASET.repeat()),
+        },
+        "predict": {
+            "None": (NO_X, None),
+            "a file": (("x is a str", "arrays"), "img.png"),
+            "names": (("`x` holds strings", "Encode"), np.array([["a", "b", "c"]])),
+            "one sample": (("`x`", r"\(None,\)", "takes in"), X[0]),
+            "features": (("`x`", r"\(None, 5\)", "takes in"), np.ones((6, 5))),
+            "forever": (("steps", "must be given"), rows(X).batch(2).repeat()),
+            "with y": (("`batch_size`", "whole number"), X, Y),
+            "no samples": (EMPTY, X[:0]),
+            "no batch": (("without any batch", "at least one"), rows(X).take(0).batch(2)),
+        },
+        "train_on_batch": {
+            "unequal lengths": (UNEQUAL, X, Y[:2]),
+            "no samples": (EMPTY, X[:0], Y[:0]),
+            "None": (NO_X, None),
+            "without y": (NO_Y, X),
+            "of a dataset": (("`x`", "Dataset", "one batch"), DATASET),
+            "of a generator": (("`x`", "generator", "one batch"), iter([V])),
+            "of a pair": (NO_Y, V),
+            "of text": (("x is a str", "arrays"), "x"),
+            "columns": (("`y`", r"\(None, 5\)", "outputs"), X, np.ones((6, 5))),
+            "swapped": ((r"sample_weight\[0\]", "arrays"), X, Y, {0: 1.0}),
+            "both weights": (("sample_weight", "class_weight", "product"), X, Y, np.ones(6), {0: 1.0}),
+        },
+        "test_on_batch": {
+            "unequal lengths": (UNEQUAL, X, Y[:2]),
+            "without y": (NO_Y, X),
+            "of a dataset": (("`x`", "Dataset", "one batch"), DATASET),
+        },
+        "predict_on_batch": {
+            "no samples": (EMPTY, X[:0]),
+            "of a dataset": (("`x`", "Dataset", "one batch"), DATASET),
+            "features": (("`x`", r"\(None, 9\)", "takes in"), np.ones((2, 9))),
+        },
+    }.items()
+    for what, given in cases.items()
+} | {
+    f"{name} {argument} {value!r}": method(name, (f"`{argument}`", *words), *given, **{argument: value})
+    for name, given in {"evaluate": (X, Y), "predict": (X,)}.items()
+    for argument, value, words in (
+        ("verbose", "yes", ("'yes'", '"auto"')),
+        ("steps", "2", ("'2'", "whole number")),
+        ("steps", 0, ("Received: 0", "whole number")),
+        ("callbacks", 3, ("Received: 3", "instances")),
+        ("callbacks", [keras.callbacks.History], ("History", "instances")),
+        ("batch_size", -1, ("Received: -1", "whole number")),
+    )
 }
-for _name in ("evaluate", "predict"):
-    for _argument, _value_, _words in (
-        ("verbose", "yes", ("`verbose`", "'yes'", '"auto"')),
-        ("steps", "2", ("`steps`", "'2'", "whole number")),
-        ("steps", 0, ("`steps`", "Received: 0", "whole number")),
-        ("callbacks", 3, ("`callbacks`", "Received: 3", "instances")),
-        ("callbacks", [keras.callbacks.History], ("`callbacks`", "History", "instances")),
-        ("batch_size", -1, ("`batch_size`", "Received: -1", "whole number")),
-    ):
-        _given = (X, Y) if _name == "evaluate" else (X,)
-        METHODS[f"{_name} {_argument} {_value_!r}"] = method(
-            _name, *_given, words=_words, **{_argument: _value_}
-        )

@@ -8,7 +8,7 @@ from uses.bench import NAN, Use, keras, tf, unisono
 from uses.wrong_compile import compiled, model, received
 
 optimizers = unisono.optimizers
-schedules = optimizers.schedules
+schedules, LossScaleOptimizer = optimizers.schedules, optimizers.LossScaleOptimizer
 
 
 def optimizer(name: str, *words: str, **arguments: Any) -> Use:
@@ -54,32 +54,25 @@ OPTIMIZERS: dict[str, Use] = {
     "two kinds of clipping": optimizer("SGD", "Only one of", clipnorm=1.0, clipvalue=1.0),
     "lr": optimizer("SGD", "`lr`", "0.1", "did you mean `learning_rate`", lr=0.1),
     "beta1": optimizer("Adam", "`beta1`", "0.9", "did you mean `beta_1`", beta1=0.9),
-    "schedule class": optimizer(
-        "SGD", "`learning_rate`", "instance", learning_rate=schedules.ExponentialDecay
-    ),
-    "function of the step": optimizer(
-        "SGD", "`learning_rate`", "without arguments", learning_rate=lambda step: 0.1
-    ),
-    "negative schedule": optimizer(
-        "SGD",
-        "`learning_rate`",
-        "-0.1",
-        "at least 0",
-        learning_rate=schedules.ExponentialDecay(-0.1, 10, 0.1),
-    ),
-    "schedule of text": optimizer(
-        "SGD", "`learning_rate`", "'0.1'", "check", learning_rate=schedules.ExponentialDecay("0.1", 10, 0.1)
-    ),
+    **{
+        what: optimizer("SGD", "`learning_rate`", *words, learning_rate=rate)
+        for what, rate, *words in (
+            ("schedule class", schedules.ExponentialDecay, "instance"),
+            ("function of the step", lambda step: 0.1, "without arguments"),
+            ("negative schedule", schedules.ExponentialDecay(-0.1, 10, 0.1), "-0.1", "at least 0"),
+            ("schedule of text", schedules.ExponentialDecay("0.1", 10, 0.1), "'0.1'", "check"),
+        )
+    },
     "Keras' own, negative": compiled(
         "`learning_rate`", "-1.0", "at least 0", optimizer=keras.optimizers.SGD(-1.0)
     ),
     "Keras' own, beta": compiled("`beta_1`", "1.5", "below 1", optimizer=keras.optimizers.Adam(beta_1=1.5)),
-    "rate set to NaN": model(
-        lambda b: setattr(b.model.optimizer, "learning_rate", NAN), "`learning_rate`", "nan", "at least 0"
-    ),
-    "rate set to text": model(
-        lambda b: setattr(b.model.optimizer, "learning_rate", "0.1"), "`learning_rate`", "'0.1'", "number"
-    ),
+    **{
+        f"rate set to {what}": model(
+            lambda b, rate=rate: setattr(b.model.optimizer, "learning_rate", rate), "`learning_rate`", *words
+        )
+        for what, rate, *words in (("NaN", NAN, "nan", "at least 0"), ("text", "0.1", "'0.1'", "number"))
+    },
     **{
         f"transformers {what}": optimizer("SGD", "`gradient_transformers`", word, gradient_transformers=v)
         for what, v, word in (
@@ -108,6 +101,11 @@ def made(name: str, *words: str, given: tuple[Any, ...] = (), **named: Any) -> U
     return lambda bench: getattr(optimizers, name)(*given, **named), words
 
 
+def scaler(*words: str, **options: Any) -> Use:
+    return made("LossScaleOptimizer", *words, given=(optimizers.SGD(),), **options)
+
+
+PAIRS = "`grads_and_vars`"
 PIECES: dict[str, Use] = {
     **{
         f"{name}({value!r})": made(name, f"`{argument}`", cure, received(value), given=(value,))
@@ -135,19 +133,13 @@ PIECES: dict[str, Use] = {
     ),
     "LossScaleOptimizer of a text": made("LossScaleOptimizer", "inner_optimizer", "'sgd'", given=("sgd",)),
     **{
-        f"LossScaleOptimizer scale {scale!r}": made(
-            "LossScaleOptimizer",
-            "initial_scale",
-            "positive",
-            received(scale),
-            given=(optimizers.SGD(), scale),
+        f"LossScaleOptimizer scale {scale!r}": scaler(
+            "initial_scale", "positive", received(scale), initial_scale=scale
         )
         for scale in (0, -1.0, NAN, float("inf"), 1e39, "dynamic", True)
     },
     **{
-        f"LossScaleOptimizer {options}": made(
-            "LossScaleOptimizer", *words, given=(optimizers.SGD(),), **options
-        )
+        f"LossScaleOptimizer {options}": scaler(*words, **options)
         for options, *words in (
             ({"dynamic_growth_steps": 1.5}, "`dynamic_growth_steps`", "whole number of at least 1", "1.5"),
             ({"dynamic_growth_steps": 0}, "`dynamic_growth_steps`", "whole number of at least 1", "0"),
@@ -161,9 +153,7 @@ PIECES: dict[str, Use] = {
         )
     },
     "LossScaleOptimizer of one": made(
-        "LossScaleOptimizer",
-        "scales the loss itself",
-        given=(optimizers.LossScaleOptimizer(optimizers.SGD()),),
+        "LossScaleOptimizer", "scales the loss itself", given=(LossScaleOptimizer(optimizers.SGD()),)
     ),
     **{
         f"scaled {given}": model(lambda b, given=given: schedules.scaled(*given), f"`{argument}`", cure)
@@ -176,38 +166,31 @@ PIECES: dict[str, Use] = {
             ((0.1, 2, 4, "sqrt", -1), "warmup_steps", "whole number .* -1"),
         )
     },
-    "apply_gradients of None": model(
-        lambda b: b.model.optimizer.apply_gradients(None), "`grads_and_vars`", "pairs", "None"
-    ),
-    "apply_gradients of variables": model(
-        lambda b: b.model.optimizer.apply_gradients(b.model.trainable_variables), "`grads_and_vars`", "pairs"
-    ),
-    "apply_gradients of numbers": model(
-        lambda b: b.model.optimizer.apply_gradients([1, 2]), "`grads_and_vars`", "pairs", r"\[1, 2\]"
-    ),
-    "apply_gradients without any": model(
-        lambda b: b.model.optimizer.apply_gradients([(None, v) for v in b.model.trainable_variables]),
-        "No gradients",
-        "inside the tape",
-    ),
-    "apply_gradients of text": model(
-        lambda b: b.model.optimizer.apply_gradients([("a", v) for v in b.model.trainable_variables]),
-        "`grads_and_vars`",
-        "'a'|string",
-    ),
-    "apply_gradients swapped": model(
-        lambda b: b.model.optimizer.apply_gradients(
-            [(v, tf.ones_like(v)) for v in b.model.trainable_variables]
-        ),
-        "`grads_and_vars`",
-        "variable",
-    ),
-    "apply_gradients of another shape": model(
-        lambda b: b.model.optimizer.apply_gradients([(tf.ones(7), v) for v in b.model.trainable_variables]),
-        "`grads_and_vars`",
-        r"\(7,\)",
-        r"\(3, 2\)",
-    ),
+    **{
+        f"apply_gradients {what}": model(
+            lambda b, of=of: b.model.optimizer.apply_gradients(of(b.model.trainable_variables)), *words
+        )
+        for what, of, *words in (
+            ("of None", lambda variables: None, PAIRS, "pairs", "None"),
+            ("of variables", lambda variables: variables, PAIRS, "pairs"),
+            ("of numbers", lambda variables: [1, 2], PAIRS, "pairs", r"\[1, 2\]"),
+            (
+                "without any",
+                lambda variables: [(None, v) for v in variables],
+                "No gradients",
+                "inside the tape",
+            ),
+            ("of text", lambda variables: [("a", v) for v in variables], PAIRS, "'a'|string"),
+            ("swapped", lambda variables: [(v, tf.ones_like(v)) for v in variables], PAIRS, "variable"),
+            (
+                "of another shape",
+                lambda variables: [(tf.ones(7), v) for v in variables],
+                PAIRS,
+                r"\(7,\)",
+                r"\(3, 2\)",
+            ),
+        )
+    },
     "minimize without a tape": model(
         lambda b: b.model.optimizer.minimize(tf.constant(1.0), b.model.trainable_variables),
         "`tape` is missing",

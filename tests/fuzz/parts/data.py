@@ -10,6 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.helpers import Batches
+
 from ..case import Case, Output
 from ..rules import has_targets, per_step
 
@@ -132,17 +134,3 @@ def _tuples(nest: Any) -> Any:
 def _forever(batches: list[Any]) -> Iterator[Any]:
     while True:
         yield from batches
-
-
-class Batches(keras.utils.PyDataset):
-    """A sequence of batches."""
-
-    def __init__(self, batches: list[Any]) -> None:
-        super().__init__()
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.batches[index]

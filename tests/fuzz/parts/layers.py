@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 from keras import layers, ops
@@ -27,27 +28,13 @@ class AddsLoss(layers.Layer):
 class KeepsState(layers.Layer):
     """Has a variable that training updates from the layer's input."""
 
-    def __init__(
-        self,
-        change: Callable,
-        shape: tuple[int, ...] = (),
-        dtype: str | None = None,
-        aggregation: str = "none",
-    ) -> None:
+    def __init__(self, change: Callable, shape: tuple[int, ...] = (), **arguments: Any) -> None:
         super().__init__()
         self.supports_masking = True
-        self.change, self.state_shape, self.state_dtype = change, shape, dtype
-        self.aggregation = aggregation
+        self.change, self.arguments = change, {"name": "state", "shape": shape, **arguments}
 
     def build(self, input_shape):
-        self.state = self.add_weight(
-            name="state",
-            shape=self.state_shape,
-            dtype=self.state_dtype,
-            initializer="zeros",
-            trainable=False,
-            aggregation=self.aggregation,
-        )
+        self.state = self.add_weight(**self.arguments, initializer="zeros", trainable=False)
 
     def call(self, x, training=False):
         if training:
@@ -101,9 +88,7 @@ LAYERS: dict[str, Callable[[], layers.Layer]] = {
     "spectral normalization": lambda: layers.SpectralNormalization(_dense()),
     "adds a mean": lambda: AddsLoss(lambda x: 0.1 * ops.mean(ops.square(x))),
     "adds a sum": lambda: AddsLoss(lambda x: 0.01 * ops.sum(ops.square(x))),
-    "adds a sum in training": lambda: AddsLoss(
-        lambda x: 0.01 * ops.sum(ops.square(x)), only_in_training=True
-    ),
+    "adds a sum in training": lambda: AddsLoss(lambda x: 0.01 * ops.sum(ops.square(x)), True),
     "adds a sum of negative parts": lambda: AddsLoss(lambda x: 0.01 * ops.sum(ops.relu(-x))),
     "counts samples": lambda: KeepsState(_count, dtype="int32"),
     "counts calls": lambda: KeepsState(lambda state, x: state.assign_add(1), dtype="int32"),

@@ -62,7 +62,8 @@ class OwnDunder(keras.losses.Loss):
         return error if self.value is across else self.value(error)
 
 
-def _rows(y_true, y_pred):
+def rows(y_true, y_pred):
+    """One value for each sample."""
     error = ops.abs(ops.cast(y_true, y_pred.dtype) - y_pred)
     return ops.mean(error, axis=-1) if len(error.shape) > 1 else error
 
@@ -80,7 +81,7 @@ def _scalar_sum(y_true, y_pred):
 
 
 OWN: dict[str, Callable[..., Any]] = {
-    "rows": lambda **_: _rows,
+    "rows": lambda **_: rows,
     "samples of classes": lambda **_: _rows_of_classes,
     "scalar mean": lambda **_: _scalar_mean,
     "scalar sum": lambda **_: _scalar_sum,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from ..case import Case
+from ..case import Case, Output
 from ..rules import has_targets
 from . import layers
 from .data import SHAPES, packed
@@ -27,9 +28,8 @@ class Network:
         ]
         self.join = keras.layers.Average()
         self.body = [layers.LAYERS[name]() for name in case.body]
-        self.heads = [
-            layers.head(output.kind, name) for output, name in zip(case.outputs, output_names(case))
-        ]
+        outputs = zip(case.outputs, output_names(case))
+        self.heads = [layers.head(output.kind, name) for output, name in outputs]
 
     def all_layers(self) -> list[keras.layers.Layer]:
         """For a model that tracks them."""
@@ -43,9 +43,8 @@ class Network:
         x = self.join(branches) if len(branches) > 1 else branches[0]
         for name, layer in zip(self.case.body, self.body):
             x = layer(layer(x)) if name == "shared" else layer(x)
-        return packed(
-            [_applied(head, x) for head in self.heads], self.case.outputs_as, output_names(self.case)
-        )
+        outputs = [_applied(head, x) for head in self.heads]
+        return packed(outputs, self.case.outputs_as, output_names(self.case))
 
 
 def _applied(sequence: list[keras.layers.Layer], x: Any) -> Any:
@@ -67,22 +66,17 @@ def input_names(case: Case) -> list[str]:
 def compiled_model(case: Case, module: Any, **how: Any) -> keras.Model:
     """The model of a case, of the classes of `module`; `how`: arguments of `compile` for the loop over steps."""
     model = _model(case, module)
-    names = output_names(case)
 
-    def each(values: list[Any]) -> Any:
-        return packed(values, case.outputs_as, names)
+    def each(value: Callable[[Output], Any]) -> Any:
+        return packed([value(output) for output in case.outputs], case.outputs_as, output_names(case))
 
     model.compile(
         optimizer=optimizer(case, module),
-        loss=each([loss(output) for output in case.outputs]) if has_targets(case) else None,
-        loss_weights=None
-        if case.outputs_as == "single"
-        else each([output.loss_weight for output in case.outputs]),
-        metrics=each([[metric(name) for name in output.metrics] for output in case.outputs]),
+        loss=each(loss) if has_targets(case) else None,
+        loss_weights=None if case.outputs_as == "single" else each(lambda output: output.loss_weight),
+        metrics=each(lambda output: [metric(name) for name in output.metrics]),
+        weighted_metrics=each(lambda output: [metric(name) for name in output.weighted_metrics]),
         **how,
-        weighted_metrics=each(
-            [[metric(name) for name in output.weighted_metrics] for output in case.outputs]
-        ),
     )
     return model
 
@@ -95,9 +89,8 @@ def _model(case: Case, module: Any) -> keras.Model:
         sequence = [*network.entries[0], *network.body, *network.heads[0]]
         return _class("OwnSequential", mixins, module.Sequential)([inputs, *sequence])
     if case.form == "functional":
-        inputs = packed(
-            _inputs(case), case.inputs_as if len(case.inputs) > 1 else "single", input_names(case)
-        )
+        structure = case.inputs_as if len(case.inputs) > 1 else "single"
+        inputs = packed(_inputs(case), structure, input_names(case))
         return _class("OwnModel", mixins, module.Model)(inputs, network(inputs))
 
     class Subclass(_class("Own", mixins, module.Model)):

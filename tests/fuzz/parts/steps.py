@@ -24,12 +24,12 @@ def custom_step(step: str, batch: int, own_test_step: bool) -> list[type]:
     if kind == "compute_loss":
         return [_with_compute_loss(COMPUTED[name], batch)]
     if name == "of x alone":
-        return [_of_x_alone()]
+        return [OwnStepsOfX]
     if name == "two optimizers":
-        return [_with_two_optimizers()]
+        return [TwoOptimizers]
     clip = {"clips": _apply_clipped, "clips its own": _apply_clipped_by_hand}.get(name)
     mixins = [_with_train_step(STEPPED[name], batch, clip, tracks=name.startswith("tracks"))]
-    return [_with_test_step(), *mixins] if own_test_step else mixins
+    return [OwnTestStep, *mixins] if own_test_step else mixins
 
 
 def _with_compute_loss(value: Any, batch: int) -> type:
@@ -94,69 +94,60 @@ def _masked(errors: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(errors * counts) / (tf.reduce_sum(counts) + 1)
 
 
-def _with_two_optimizers() -> type:
-    class TwoOptimizers:
-        def __init__(self, *arguments, **named):
-            super().__init__(*arguments, **named)
-            self.second = keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True)
+class TwoOptimizers:
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self.second = keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True)
 
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape(persistent=True) as tape:
-                y_pred = self(x, training=True)
-                loss = tf.reduce_mean(_squares(y, y_pred))
-                scaled = self.optimizer.scale_loss(loss)
-            mine, others = self.trainable_variables[::2], self.trainable_variables[1::2]
-            self.optimizer.apply_gradients(zip(tape.gradient(scaled, mine), mine))
-            self.second.apply_gradients(zip(tape.gradient(loss, others), others))
-            logs = self.compute_metrics(x, y, y_pred)
-            logs.pop("loss", None)  # no loss was tracked
-            return {**logs, "error": loss}
-
-    return TwoOptimizers
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            y_pred = self(x, training=True)
+            loss = tf.reduce_mean(_squares(y, y_pred))
+            scaled = self.optimizer.scale_loss(loss)
+        mine, others = self.trainable_variables[::2], self.trainable_variables[1::2]
+        self.optimizer.apply_gradients(zip(tape.gradient(scaled, mine), mine))
+        self.second.apply_gradients(zip(tape.gradient(loss, others), others))
+        logs = self.compute_metrics(x, y, y_pred)
+        logs.pop("loss", None)  # no loss was tracked
+        return {**logs, "error": loss}
 
 
-def _of_x_alone() -> type:
-    class OwnStepsOfX:
-        def __init__(self, *arguments, **named):
-            super().__init__(*arguments, **named)
-            self.tracker = keras.metrics.Mean(name="reconstruction")
+class OwnStepsOfX:
+    def __init__(self, *arguments, **named):
+        super().__init__(*arguments, **named)
+        self.tracker = keras.metrics.Mean(name="reconstruction")
 
-        @property
-        def metrics(self):
-            return [self.tracker]
+    @property
+    def metrics(self):
+        return [self.tracker]
 
-        def train_step(self, data):
-            with tf.GradientTape() as tape:
-                loss = self.value(data, True)
-                scaled = self.optimizer.scale_loss(loss)
-            weights = self.trainable_variables
-            self.optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights))
-            self.tracker.update_state(loss)
-            return {"reconstruction": self.tracker.result()}
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.value(data, True)
+            scaled = self.optimizer.scale_loss(loss)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights))
+        self.tracker.update_state(loss)
+        return {"reconstruction": self.tracker.result()}
 
-        def test_step(self, data):
-            self.tracker.update_state(self.value(data, False))
-            return {"reconstruction": self.tracker.result()}
+    def test_step(self, data):
+        self.tracker.update_state(self.value(data, False))
+        return {"reconstruction": self.tracker.result()}
 
-        def value(self, data, training):
-            if isinstance(data, tuple) and len(data) == 1:  # from a PyDataset or a generator, in Keras
-                data = data[0]
-            y_pred = self(data, training=training)
-            return tf.reduce_mean(tf.square(y_pred - tf.cast(0.3, y_pred.dtype)))
-
-    return OwnStepsOfX
+    def value(self, data, training):
+        if isinstance(data, tuple) and len(data) == 1:  # from a PyDataset or a generator, in Keras
+            data = data[0]
+        y_pred = self(data, training=training)
+        return tf.reduce_mean(tf.square(y_pred - tf.cast(0.3, y_pred.dtype)))
 
 
-def _with_test_step() -> type:
-    class OwnTestStep:
-        def test_step(self, data):
-            x, y = data
-            y_pred = self(x, training=False)
-            logs = self.compute_metrics(x, y, y_pred)
-            return {**logs, "loss": tf.reduce_mean(_squares(y, y_pred))}
-
-    return OwnTestStep
+class OwnTestStep:
+    def test_step(self, data):
+        x, y = data
+        y_pred = self(x, training=False)
+        logs = self.compute_metrics(x, y, y_pred)
+        return {**logs, "loss": tf.reduce_mean(_squares(y, y_pred))}
 
 
 COMPUTED: dict[str, Any] = {
@@ -168,11 +159,12 @@ COMPUTED: dict[str, Any] = {
 }
 
 STEPPED: dict[str, Any] = {
+    **COMPUTED,
+    **dict.fromkeys(("clips", "clips its own", "tracks a mean"), COMPUTED["mean"]),
+    "tracks a sum": COMPUTED["sum"],
+    "compares samples": COMPUTED["across"],
     "compute_loss": None,
-    "mean": lambda y, y_pred, batch: tf.reduce_mean(_squares(y, y_pred)),
-    "sum": lambda y, y_pred, batch: tf.reduce_sum(_squares(y, y_pred)),
     "samples": lambda y, y_pred, batch: _squares(y, y_pred),
-    "by global batch": lambda y, y_pred, batch: tf.reduce_sum(_squares(y, y_pred)) / batch,
     "by replicas": lambda y, y_pred, batch: (
         tf.reduce_mean(_squares(y, y_pred)) / tf.distribute.get_strategy().num_replicas_in_sync
     ),
@@ -180,12 +172,7 @@ STEPPED: dict[str, Any] = {
         _squares(y, y_pred), global_batch_size=batch
     ),
     "gathered": lambda y, y_pred, batch: across(*unisono.distribute.gather((y, tf.cast(y_pred, y.dtype)))),
-    "clips": lambda y, y_pred, batch: tf.reduce_mean(_squares(y, y_pred)),
-    "clips its own": lambda y, y_pred, batch: tf.reduce_mean(_squares(y, y_pred)),
     "masked": lambda y, y_pred, batch: _masked(_squares(y, y_pred)),
-    "compares samples": lambda y, y_pred, batch: across(y, tf.cast(y_pred, y.dtype)),
-    "tracks a mean": lambda y, y_pred, batch: tf.reduce_mean(_squares(y, y_pred)),
-    "tracks a sum": lambda y, y_pred, batch: tf.reduce_sum(_squares(y, y_pred)),
     "Loss object": lambda y, y_pred, batch: keras.losses.MeanSquaredError()(y, y_pred),
     "Loss object sum": lambda y, y_pred, batch: keras.losses.MeanSquaredError(reduction="sum")(y, y_pred),
     "Loss object none": lambda y, y_pred, batch: keras.losses.MeanSquaredError(reduction="none")(y, y_pred),

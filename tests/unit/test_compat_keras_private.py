@@ -1,12 +1,13 @@
-"""What is known of Keras' losses, and the state of a thread that computes for another."""
+"""What is known of Keras' losses and callbacks, and the state of a thread that computes for another."""
 
 import random
-import threading
 
 import keras
 import pytest
+from helpers import in_threads
 from keras.src.backend.common import global_state
 
+from unisono.compat.keras_private.callbacks import CALLBACK_ATTRIBUTES
 from unisono.compat.keras_private.random_state import global_seed_generator_state, thread_state
 from unisono.trainer.step import global_loss as exact_loss
 
@@ -20,13 +21,11 @@ def test_no_reduction_is_unknown_to_us():
 
 
 def test_stock_losses_that_work_on_samples_are_found():
-    on_rows = [
-        keras.losses.MeanSquaredError(),
-        keras.losses.SparseCategoricalCrossentropy(),
-        keras.losses.Huber(),
-    ]
-    assert all(exact_loss.works_on_samples(loss) for loss in on_rows)
-    assert not any(exact_loss.works_on_samples(loss) for loss in (keras.losses.Dice(), keras.losses.Circle()))
+    losses = keras.losses
+    for loss in (losses.MeanSquaredError, losses.SparseCategoricalCrossentropy, losses.Huber):
+        assert exact_loss.works_on_samples(loss())
+    for loss in (losses.Dice, losses.Circle):
+        assert not exact_loss.works_on_samples(loss())
     assert len(exact_loss._ROWWISE_FUNCTIONS) == len(exact_loss._ROWWISE_NAMES.split())
 
 
@@ -41,8 +40,24 @@ def test_thread_state_carries_the_seed_generator_and_the_policy():
         state.enter()
         seen.append(global_seed_generator_state(make=True))
 
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
+    with in_threads(other):
+        pass
     assert seen == [global_seed_generator_state(make=True)]
     assert {"stateless_scope", "name_scope_stack"} & set(vars(global_state.GLOBAL_STATE_TRACKER))
+
+
+@pytest.mark.parametrize("name", sorted(CALLBACK_ATTRIBUTES))
+def test_attributes_of_keras_callbacks_exist_when_training_begins(name):
+    make = {
+        "ModelCheckpoint": lambda: keras.callbacks.ModelCheckpoint("a.keras"),
+        "TensorBoard": lambda: keras.callbacks.TensorBoard("nowhere"),
+    }
+    if name == "OrbaxCheckpoint":
+        source = keras.callbacks.OrbaxCheckpoint.__init__.__code__.co_names
+        assert set(CALLBACK_ATTRIBUTES[name]) <= {*source, "best"}
+        return
+    callback = make.get(name, getattr(keras.callbacks, name))()
+    if name in ("EarlyStopping", "ReduceLROnPlateau", "History"):
+        callback.on_train_begin()
+    missing = [a for a in CALLBACK_ATTRIBUTES[name] if not hasattr(callback, a)]
+    assert not missing
