@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+import unisono
 
 # The summation order differs between 1 and R replicas. float32 keeps 24 bits of each partial sum, and a few steps of
 # Adam amplify the difference.
@@ -171,6 +174,15 @@ class StopAt(keras.callbacks.Callback):
         self.left -= 1
         if self.left == 0:
             raise Stop
+
+
+def resumed(train: Callable[..., Any], folder: Any, nth: int, **options: Any) -> Any:
+    """What `train(*callbacks)` returns, called again after it was interrupted at the n-th step."""
+    backup = functools.partial(unisono.callbacks.BackupAndRestore, folder, **{"save_freq": 1, **options})
+    with contextlib.suppress(Stop):
+        train(backup(), StopAt(nth))
+        raise AssertionError("was not interrupted")
+    return train(backup())
 
 
 class GradientsOfItsOwn:

@@ -2,6 +2,7 @@
 
 import collections
 import errno
+import functools
 import os
 import random
 import shutil
@@ -20,10 +21,7 @@ from unisono import callbacks
 from unisono.callbacks.backup.files import container
 from unisono.callbacks.backup.files import store as backup_store
 
-ROWS, BATCH = (
-    48,
-    16,
-)  # three steps; a partial last batch resumes in `tests/workers/test_kill_and_resume.py`
+ROWS, BATCH = 48, 16  # three steps; a partial last batch resumes in `tests/workers/test_kill_and_resume.py`
 
 
 class Own(keras.callbacks.Callback):
@@ -509,20 +507,17 @@ class CustomStep(helpers.GradientsOfItsOwn, unisono.Sequential):
 
 @pytest.mark.parametrize("replicas", [None, 2])
 def test_optimizer_of_a_custom_step_is_there_before_it_is_restored(replicas, tmp_path):
-    def train(directory, *extra):
+    def train(*extra):
         keras.backend.clear_session()
         keras.utils.set_random_seed(1)
         with helpers.scope(None if replicas is None else helpers.mirrored(replicas)):
             model = CustomStep([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
             model.compile(keras.optimizers.Nadam(0.1), run_eagerly=True)
-        backup = callbacks.BackupAndRestore(directory, save_freq=1)
-        model.fit(*data(), batch_size=BATCH, epochs=2, verbose=0, callbacks=[backup, *extra])
+        model.fit(*data(), batch_size=BATCH, epochs=2, verbose=0, callbacks=[*extra])
         return bits(model)
 
-    alone = train(tmp_path / "alone")
-    with pytest.raises(Stop):
-        train(tmp_path / "stopped", StopAt(4))
-    assert train(tmp_path / "stopped") == alone
+    alone = train(callbacks.BackupAndRestore(tmp_path / "alone", save_freq=1))
+    assert helpers.resumed(train, tmp_path / "stopped", 4) == alone
 
 
 class LearnsAlone(keras.layers.Layer):
@@ -575,23 +570,21 @@ class ManyOptimizers(unisono.Model):
 
 
 def test_every_optimizer_that_a_model_holds_is_resumed_and_is_one_of_ours(tmp_path):
-    def train(replicas, name, *extra):
+    def train(replicas, *extra):
         keras.backend.clear_session()
         keras.utils.set_random_seed(1)
         with helpers.scope(None if replicas == 1 else helpers.mirrored(replicas)):
             model = ManyOptimizers()
             model.compile(run_eagerly=True)
-        backup = callbacks.BackupAndRestore(tmp_path / f"{name} {replicas}", save_freq=1)
-        model.fit(*data(), batch_size=BATCH, epochs=2, verbose=0, callbacks=[backup, *extra])
+        model.fit(*data(), batch_size=BATCH, epochs=2, verbose=0, callbacks=[*extra])
         held = [model.alone.optimizer, model.within.optimizer, model.head_optimizer, *model.optimizers]
         assert all(isinstance(each, unisono.optimizers.Optimizer) for each in held)
         return model.get_weights()
 
     found = {}
     for replicas in (1, 2):
-        found[replicas] = train(replicas, "left alone")
-        with pytest.raises(Stop):
-            train(replicas, "stopped", StopAt(4))
-        helpers.assert_equal(found[replicas], train(replicas, "stopped"))
+        found[replicas] = train(replicas)
+        again = helpers.resumed(functools.partial(train, replicas), tmp_path / str(replicas), 4)
+        helpers.assert_equal(found[replicas], again)
     for one, two in zip(*found.values()):
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)  # float32 sums over two replicas
