@@ -56,11 +56,6 @@ def choices(plan):
     return {name: value for name, value in plan.items() if name != "open rows"}
 
 
-def forced(way, monkeypatch):
-    """Every fit runs its steps on the backend `way`."""
-    monkeypatch.setattr(XlaChoice, "_first_backend", lambda self: (way, "the test says so"))
-
-
 # The chosen backend.
 
 
@@ -222,16 +217,13 @@ def test_choice_draws_every_batch_of_a_pipeline_once(eager_to_try, kind):
     drawn = []
     data = tf.data.Dataset.from_tensor_slices((X, LABELS)).enumerate()
     note = lambda i: np.int64(drawn.append(int(i)) or 0)  # noqa: E731
-    data = data.map(
-        lambda i, row: (row[0], row[1] + tf.ensure_shape(tf.numpy_function(note, [i], tf.int64), []))
-    )
-    data = data.batch(BATCH, drop_remainder=kind == "known")
+    zero = lambda i: tf.ensure_shape(tf.numpy_function(note, [i], tf.int64), [])  # noqa: E731
+    data = data.map(lambda i, row: (row[0], row[1] + zero(i))).batch(BATCH, drop_remainder=kind == "known")
     model = compiled()
     model.fit(data, epochs=EPOCHS, verbose=0)
     assert model.train_function.backend == XLA
-    in_batches = (
-        ROWS // BATCH * BATCH if kind == "known" else ROWS
-    )  # samples that are dropped may be read ahead, or not
+    # Samples that are dropped may be read ahead, or not.
+    in_batches = ROWS // BATCH * BATCH if kind == "known" else ROWS
     assert sorted(i for i in drawn if i < in_batches) == sorted([*range(in_batches)] * EPOCHS)
     assert all(drawn.count(i) <= EPOCHS for i in range(in_batches, ROWS))
 
@@ -254,26 +246,6 @@ def test_printing_step_prints_once_for_each_step(eager_to_try, capfd):
 
 
 # The stored choice.
-
-
-@pytest.mark.parametrize("way", [GRAPH, XLA])
-def test_resumed_run_repeats_the_way_bit_for_bit(tmp_path, monkeypatch, way):
-    def run(folder, stop=None):
-        model = compiled()
-        backup = unisono.callbacks.BackupAndRestore(tmp_path / folder)
-        found = fit(model, backup, *([] if stop is None else [StopAt(stop)]), epochs=3)
-        return found, model.train_function.backend
-
-    forced(way, monkeypatch)
-    (history, values), used = run("whole")
-    assert used == way
-    with pytest.raises(Stop):
-        run("killed", stop=2)
-    forced(XLA if way == GRAPH else GRAPH, monkeypatch)
-    (resumed_history, resumed), used = run("killed")
-    assert used == way
-    assert resumed_history == history
-    assert all(np.array_equal(a, b) for a, b in zip(values, resumed, strict=True))
 
 
 def test_choice_that_was_not_settled_goes_on_after_a_resume(tmp_path, eager_to_try, monkeypatch):
