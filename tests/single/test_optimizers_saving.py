@@ -145,15 +145,12 @@ def test_model_saved_with_our_optimizer_opens_in_plain_keras_and_goes_on(tmp_pat
     x, y = data()
     model = model_with(optimizers.Adam(**options))
     model.fit(x, y, batch_size=8, epochs=4, verbose=0, shuffle=False)
-    state = [v.numpy() for v in model.optimizer.variables][
-        :-1
-    ]  # the last is the weight carried over: 0 between updates
+    *state, _ = [
+        v.numpy() for v in model.optimizer.variables
+    ]  # the last, a weight carried over, is 0 between updates
     model.save(tmp_path / "model.keras")
-    done = subprocess.run(
-        [sys.executable, "-c", OPEN_WITHOUT_US, str(tmp_path / "model.keras")],
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", OPEN_WITHOUT_US, str(tmp_path / "model.keras")]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     module, loaded, weights = json.loads(done.stdout.splitlines()[-1])
     assert module == "keras.src.optimizers.adam"
