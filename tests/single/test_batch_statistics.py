@@ -70,8 +70,7 @@ def test_synchronized_equals_one_device(name, batch):
     x, y = rows(10, 3), rows(10, 2)
     expected = train(None, normalized_model, x, y, batch)
     actual = train(helpers.strategy(name), lambda: normalized_model(synchronized=True), x, y, batch)
-    for what, value in expected.items():
-        helpers.assert_close(actual[what], value, helpers.FLOAT32, what)
+    helpers.assert_close(actual, expected, helpers.FLOAT32)
 
 
 def test_synchronized_over_images_equals_one_device():
@@ -85,8 +84,7 @@ def test_synchronized_over_images_equals_one_device():
 
     expected = train(None, build, x, y, 3)
     actual = train(helpers.mirrored(4), lambda: build(synchronized=True), x, y, 3, eager=True)
-    for what, value in expected.items():
-        helpers.assert_close(actual[what], value, helpers.FLOAT32, what)
+    helpers.assert_close(actual, expected, helpers.FLOAT32)
 
 
 def only_normalization(strategy: Any) -> Any:
@@ -105,10 +103,8 @@ def test_not_synchronized_keeps_the_mean_weighted_with_samples():
     mean = sum(len(part) * part.mean(0) for part in parts) / 5
     variance = sum(len(part) * part.var(0) for part in parts) / 5
     layer = model.layers[-1]
-    helpers.assert_close(layer.moving_mean, (1 - MOMENTUM) * mean, helpers.FLOAT32, "moving mean")
-    helpers.assert_close(
-        layer.moving_variance, MOMENTUM + (1 - MOMENTUM) * variance, helpers.FLOAT32, "variance"
-    )
+    expected = [(1 - MOMENTUM) * mean, MOMENTUM + (1 - MOMENTUM) * variance]
+    helpers.assert_close([layer.moving_mean, layer.moving_variance], expected, helpers.FLOAT32)
     assert helpers.copies_are_equal(layer.weights, strategy)
 
 
@@ -136,10 +132,8 @@ class Counters(keras.layers.Layer):
     """State of a custom layer: float and integer step counters."""
 
     def build(self, shape):
-        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
-        self.whole = self.add_weight(
-            shape=(), initializer="zeros", dtype="int64", trainable=False, name="whole"
-        )
+        self.steps = self.add_weight((), "zeros", trainable=False, name="steps")
+        self.whole = self.add_weight((), "zeros", "int64", trainable=False, name="whole")
 
     def call(self, x, training=False):
         if training:
