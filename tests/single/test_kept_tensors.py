@@ -60,16 +60,17 @@ class MatchesFeatures(unisono.Model):
 
     def train_step(self, data):
         latent, real = data
-        with tf.GradientTape() as tape:
+
+        def of_both():
             made = tf.reduce_mean(tf.square(self(self.generator(latent))))
-            loss = made + tf.reduce_mean(tf.square(1 - self(real)))
-        weights = self.features.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
-        with tf.GradientTape() as tape:
+            return made + tf.reduce_mean(tf.square(1 - self(real)))
+
+        def of_features():
             features = self.features(self.generator(latent))
-            own = tf.reduce_mean(tf.square(tf.stop_gradient(self.last) - features))
-        weights = self.generator.trainable_variables
-        self.other.apply_gradients(zip(tape.gradient(own, weights), weights))
+            return tf.reduce_mean(tf.square(tf.stop_gradient(self.last) - features))
+
+        loss = helpers.descend(of_both, self.optimizer, self.features.trainable_variables)
+        own = helpers.descend(of_features, self.other, self.generator.trainable_variables)
         return {"loss": loss, "own": own}
 
 
