@@ -75,9 +75,8 @@ def test_skipped_step_leaves_the_errors_and_a_loss_scale_does_not_change_them():
     gradients = [[1 + 2.0**-12, 0.3], [0.25, 2.0**-14]]
     variable, optimizer = stepped(two, gradients, CARRYING, wrap=wrap, steps=9)
     plain, other = stepped(two, gradients, CARRYING, steps=9)
-    np.testing.assert_array_equal(
-        variable.numpy(), plain.numpy()
-    )  # the scale is a power of two and has grown
+    # The scale is a power of two and has grown.
+    np.testing.assert_array_equal(variable.numpy(), plain.numpy())
     [error], [expected] = errors_of(optimizer), errors_of(other)
     np.testing.assert_array_equal(copies(two, error), copies(two, expected))
     before = copies(two, error)

@@ -18,18 +18,10 @@ X, Y = RANDOM.normal(size=(10, 3)).astype("float32"), RANDOM.normal(size=(10, 2)
 UNEVEN_END, EVEN_END = 4, 5
 
 
-class Base(unisono.Model):
+class Base(helpers.TwoLayers):
     """With the batch size and the number of replicas to compare; `whole`: evaluation and prediction are compared, too."""
 
     batch, replicas, whole = EVEN_END, 2, False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden = keras.layers.Dense(5, activation="tanh")
-        self.out = keras.layers.Dense(2)
-
-    def call(self, x, training=False):
-        return self.out(self.hidden(x))
 
     def compile_for_test(self):
         self.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"])
@@ -142,11 +134,11 @@ class OwnLossAndMetrics(Base):
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         loss = super().compute_loss(x, y, y_pred, sample_weight, training)
-        return loss + 0.1 * tf.reduce_mean(tf.square(y_pred)) + 0.01 * tf.nn.l2_loss(self.out.kernel)
+        return loss + 0.1 * tf.reduce_mean(tf.square(y_pred)) + 0.01 * tf.nn.l2_loss(self.last.kernel)
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         logs = super().compute_metrics(x, y, y_pred, sample_weight)
-        return {**logs, "largest_weight": tf.reduce_max(self.out.kernel), "spread": tf.reduce_mean(y_pred)}
+        return {**logs, "largest_weight": tf.reduce_max(self.last.kernel), "spread": tf.reduce_mean(y_pred)}
 
 
 class LossUnderTheMetricsName(PlainMean):
@@ -263,7 +255,7 @@ class TimesReplicas(PlainMean):
             "loss": loss * replicas,
             "mean": tf.reduce_mean(errors) * replicas,
             "scaled": scaled * replicas,
-            "penalty": tf.reduce_sum(tf.square(self.out.kernel)) * replicas,
+            "penalty": tf.reduce_sum(tf.square(self.last.kernel)) * replicas,
             "tracked": self.tracker.result(),
         }
 

@@ -90,18 +90,6 @@ def penalized() -> keras.Model:
     return unisono.Model(inputs, keras.layers.Dense(2)(WithAddedLoss()(x)))
 
 
-class Subclassed(unisono.Model):
-    """Built at the first batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden = keras.layers.Dense(6, activation="tanh")
-        self.out = keras.layers.Dense(2)
-
-    def call(self, x, training=False):
-        return self.out(self.hidden(x))
-
-
 class OwnLoss(keras.losses.Loss):
     """Depends on the entire batch: the spread of the predictions matters."""
 
@@ -208,8 +196,8 @@ CASES: dict[str, Case] = {
         lambda: {"loss": OwnLoss(), "metrics": ["mae"], "optimizer": "adam"},
         {"x": X, "y": CODES},
     ),
-    "subclassed": Case(
-        Subclassed,
+    "subclassed": Case(  # built at the first batch
+        helpers.TwoLayers,
         lambda: {"loss": "huber", "metrics": [LargestError(), own_metric]},
         {"x": X, "y": NUMBERS},
     ),

@@ -22,15 +22,6 @@ X = random.normal(size=(10, 4))
 Y = random.normal(size=(10, 2))
 
 
-class TwoLayers(unisono.Model):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = layers.Dense(5, "tanh"), layers.Dense(2)
-
-    def call(self, x):
-        return self.last(self.first(x))
-
-
 class Tied(unisono.Model):
     """Reads the weight of a layer that it has called."""
 
@@ -43,12 +34,12 @@ class Tied(unisono.Model):
         return keras.ops.mean(keras.ops.matmul(hidden, keras.ops.transpose(self.table.embeddings)), 1)[:, :2]
 
 
-class InNestedGraphs(TwoLayers):
+class InNestedGraphs(helpers.TwoLayers):
     """Reads weights in a function, a branch and a loop in the graph."""
 
     def __init__(self):
         super().__init__()
-        self.square = layers.Dense(5, "tanh")
+        self.square = layers.Dense(6, "tanh")
         self.function = tf.function(self.square.__call__)
 
     def call(self, x):
@@ -58,7 +49,7 @@ class InNestedGraphs(TwoLayers):
         return self.last(hidden)
 
 
-class MovesWeights(TwoLayers):
+class MovesWeights(helpers.TwoLayers):
     """Sharpness-aware minimization: the gradient at weights that the step has perturbed."""
 
     def gradients(self, x, y):
@@ -80,7 +71,7 @@ class MovesWeights(TwoLayers):
         return {"loss": loss}
 
 
-class PenalizesSlopes(helpers.GradientsOfItsOwn, TwoLayers):
+class PenalizesSlopes(helpers.GradientsOfItsOwn, helpers.TwoLayers):
     """A gradient of a gradient, in a custom step."""
 
     def loss_of(self, x, y):

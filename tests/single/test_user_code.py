@@ -11,6 +11,7 @@ from keras import ops
 
 import unisono
 from tests.helpers import GradientsOfItsOwn, assert_equal, copies_are_equal, mirrored, resumed, scope
+from tests.helpers import TwoLayers as Net
 from unisono.distribute import gather
 from unisono.trainer.partition.steps import traced_step
 
@@ -29,17 +30,6 @@ def contrastive(y, p):
 
 def squares(y, p):
     return tf.reduce_sum((y - p) ** 2)
-
-
-class Net(unisono.Model):
-    """Two layers, with a custom layer between them."""
-
-    def __init__(self, between=L.Identity):
-        super().__init__()
-        self.first, self.between, self.last = L.Dense(6, activation="tanh"), between(), L.Dense(2)
-
-    def call(self, x, training=False):
-        return self.last(self.between(self.first(x), training=training))
 
 
 def custom_step(loss):
