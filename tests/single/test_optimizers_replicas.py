@@ -54,7 +54,7 @@ def train(optimizer_of, replicas, dtype="float64", sparse=False, in_graph=True, 
         optimizer = optimizer_of()
 
     def replica_step(gradients):
-        if sparse:  # each row in two halves
+        if sparse:  # every slice in two halves
             halves, rows = tf.concat([gradients[0] / 2] * 2, 0), tf.concat([tf.range(4)] * 2, 0)
             gradients = [tf.IndexedSlices(halves, rows, tf.constant(SHAPES[0])), gradients[1]]
         optimizer.apply_gradients(zip(gradients, variables))
