@@ -102,18 +102,6 @@ def test_choice_does_not_try_steps_that_xla_would_change(eager_to_try, layer, re
     assert plan.plan["settled"] and plan.plan["switches"] == [] and reason in measured.reason
 
 
-def test_choice_stays_in_the_graph_where_xla_cannot_compile(eager_to_try, monkeypatch):
-    def fails(self, chunk):
-        raise tf.errors.InvalidArgumentError(None, None, "no kernel")
-
-    monkeypatch.setattr("unisono.trainer.run.xla.xla_loops.compile_only", fails)
-    model, plan = compiled(), Plan()
-    found = fit(model, plan)
-    assert plan.plan["way"] == model.train_function.backend == GRAPH and plan.plan["settled"]
-    expected = fit(compiled(jit_compile=False))
-    assert all(np.array_equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
-
-
 def test_what_xla_cannot_compile_stays_in_the_graph_on_replicas(eager_to_try):
     class Digits(keras.layers.Layer):  # XLA does not support strings
         def call(self, x):
@@ -195,21 +183,6 @@ def test_operations_are_deterministic_where_they_were_asked_to_be():
 
 
 # Side effects.
-
-
-def test_choice_runs_no_step_that_does_not_count(eager_to_try):
-    class Counting(keras.layers.Layer):
-        def build(self, shape):
-            self.calls = tf.Variable(0, trainable=False)
-
-        def call(self, x):
-            self.calls.assign_add(1)
-            return x
-
-    counting = Counting()
-    model = compiled(lambda: counting)
-    fit(model)
-    assert model.train_function.backend == XLA and int(counting.calls) == STEPS
 
 
 @pytest.mark.parametrize("kind", ["known", "open"])
