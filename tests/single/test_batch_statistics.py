@@ -128,35 +128,6 @@ def test_identical_samples_are_predicted_identically():
     np.testing.assert_allclose(outputs, model(same, training=False), rtol=1e-5)
 
 
-class Counters(keras.layers.Layer):
-    """State of a custom layer: float and integer step counters."""
-
-    def build(self, shape):
-        self.steps = self.add_weight((), "zeros", trainable=False, name="steps")
-        self.whole = self.add_weight((), "zeros", "int64", trainable=False, name="whole")
-
-    def call(self, x, training=False):
-        if training:
-            self.steps.assign_add(1.0)
-            self.whole.assign_add(1)
-        return x
-
-
-@pytest.mark.parametrize("name", ["none", "mirrored3", "central2"])
-def test_counters_of_a_layer_count_steps(name):
-    strategy = helpers.strategy(name)
-    with helpers.scope(strategy):
-        counters = Counters()
-        model = unisono.Sequential([keras.Input((3,)), counters, keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    model.fit(rows(10, 3), rows(10, 1), batch_size=5, epochs=2, verbose=0)
-    model.evaluate(rows(10, 3), rows(10, 1), batch_size=5, verbose=0)
-    assert float(counters.steps.numpy()) == pytest.approx(4.0)
-    assert int(counters.whole.numpy()) == 4
-    if strategy is not None:
-        assert helpers.copies_are_equal(counters.weights, strategy)
-
-
 def test_gradient_of_normalization_is_that_of_each_replicas_own_samples():
     """The expected gradient is the sum over three shards, each normalized separately."""
     layers = lambda: [  # noqa: E731
