@@ -114,32 +114,6 @@ def test_global_mean_outside_of_the_replicas_is_rejected():
         global_mean([1.0])
 
 
-def test_loop_written_without_global_mean_like_the_tutorials():
-    """`tf.nn.compute_average_loss` with the global batch size, then `apply_gradients`."""
-    strategy = helpers.mirrored(2)
-    with strategy.scope():
-        model, optimizer = build(), keras.optimizers.Adam(**OPTIONS)
-    unisono.optimizers.adopt(optimizer)
-    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
-
-    def replica_step(x, y, _):
-        with tf.GradientTape() as tape:
-            loss = tf.nn.compute_average_loss(loss_fn(y, model(x, training=True)), global_batch_size=ROWS)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-        return loss
-
-    @tf.function
-    def train(iterator):
-        for _ in tf.range(STEPS):
-            strategy.run(replica_step, args=next(iterator))
-
-    batches = zip(*(batch(step, "float32") for step in range(STEPS)))
-    data = tf.data.Dataset.from_tensor_slices(tuple(map(np.concatenate, batches))).batch(ROWS)
-    train(iter(strategy.experimental_distribute_dataset(data)))
-    helpers.assert_close(model.get_weights(), fit("float32", False)[1], helpers.FLOAT32, "weights")
-
-
 def test_strategies_of_several_sizes_with_tensorflows_collectives_share_a_process():
     """TensorFlow gives the collectives of all `MirroredStrategy` instances one group of a fixed size."""
 
