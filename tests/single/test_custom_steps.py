@@ -164,17 +164,6 @@ class CountsByHand(helpers.GradientsOfItsOwn, Base):
         return sum(halves) * tf.reduce_sum(errors) / count
 
 
-class ClippedWeights(PlainMean):
-    """Clips the weights after the update (a Wasserstein critic)."""
-
-    batch, replicas, whole = EVEN_END, 2, False
-
-    def logs_of(self, loss, x):
-        for w in self.trainable_variables:
-            w.assign(tf.clip_by_value(w, -0.3, 0.3))
-        return super().logs_of(loss, x)
-
-
 class NoCall(helpers.GradientsOfItsOwn, unisono.Model):
     """The step builds the layers itself."""
 
@@ -195,46 +184,6 @@ class NoCall(helpers.GradientsOfItsOwn, unisono.Model):
 
     def predict_step(self, data):
         return self.net(data[0] if isinstance(data, tuple) else data)
-
-
-class GAN(unisono.Model):
-    """Keras' own example, with a latent vector that is the same for any number of replicas."""
-
-    batch, replicas, whole = UNEVEN_END, 3, False
-
-    def __init__(self) -> None:
-        super().__init__()
-        dense = keras.layers.Dense
-        self.generator = keras.Sequential([dense(6, activation="tanh"), dense(3)])
-        self.discriminator = keras.Sequential([dense(6, activation="tanh"), dense(1)])
-        self.d_tracker, self.g_tracker = (keras.metrics.Mean(name=name) for name in ("d_loss", "g_loss"))
-
-    def compile_for_test(self):
-        self.compile()
-        self.d_optimizer = keras.optimizers.Adam(0.02)
-        self.g_optimizer = unisono.optimizers.SGD(0.1, momentum=0.9)
-        self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
-
-    @property
-    def metrics(self):
-        return [self.d_tracker, self.g_tracker]
-
-    def train_step(self, data):
-        real, latent = data
-        both = tf.concat([self.generator(latent), real], 0)
-        rows = tf.shape(real)[0]
-        labels = tf.concat([tf.ones((rows, 1)), tf.zeros((rows, 1))], 0)
-        with tf.GradientTape() as tape:
-            d_loss = self.loss_fn(labels, self.discriminator(both))
-        weights = self.discriminator.trainable_weights
-        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, weights), weights))
-        with tf.GradientTape() as tape:
-            g_loss = self.loss_fn(tf.zeros((rows, 1)), self.discriminator(self.generator(latent)))
-        weights = self.generator.trainable_weights
-        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, weights), weights))
-        self.d_tracker.update_state(d_loss)
-        self.g_tracker.update_state(g_loss)
-        return {"d_loss": self.d_tracker.result(), "g_loss": self.g_tracker.result()}
 
 
 class TimesReplicas(PlainMean):
@@ -267,9 +216,7 @@ MODELS = [
     LossObject,
     OwnLossAndMetrics,
     LossUnderTheMetricsName,
-    ClippedWeights,
     NoCall,
-    GAN,
     TimesReplicas,
 ]
 
@@ -314,13 +261,13 @@ def check(actual: dict[str, Any], expected: dict[str, Any]) -> None:
         helpers.assert_close(actual[what], value, helpers.FLOAT32, what)
 
 
-@pytest.mark.short("GAN", "PlainMean", "LossObject", "ClippedWeights", "TimesReplicas", "NoCall")
+@pytest.mark.short("PlainMean", "LossObject", "TimesReplicas", "NoCall")
 @pytest.mark.parametrize("cls", MODELS, ids=lambda cls: cls.__name__)
 def test_custom_step_on_uneven_replicas_equals_one_device(cls, one_device):
     check(train(cls, helpers.mirrored(cls.replicas)), one_device(cls))
 
 
-@pytest.mark.parametrize(("cls", "eager"), [(LooksAtMetrics, False), (GAN, True)])
+@pytest.mark.parametrize(("cls", "eager"), [(LooksAtMetrics, False), (PlainMean, True)])
 def test_custom_step_under_central_storage_equals_one_device(cls, eager, one_device):
     check(train(cls, helpers.strategy("central2"), eager), one_device(cls))
 
