@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+import unisono
 
 # The summation order differs between 1 and R replicas. float32 keeps 24 bits of each partial sum, and a few steps of
 # Adam amplify the difference.
@@ -173,15 +176,29 @@ class StopAt(keras.callbacks.Callback):
             raise Stop
 
 
+def resumed(train: Callable[..., Any], folder: Any, nth: int, **options: Any) -> Any:
+    """What `train(*callbacks)` returns, called again after it was interrupted at the n-th step."""
+    backup = functools.partial(unisono.callbacks.BackupAndRestore, folder, **{"save_freq": 1, **options})
+    with contextlib.suppress(Stop):
+        train(backup(), StopAt(nth))
+        raise AssertionError("was not interrupted")
+    return train(backup())
+
+
+def descend(loss_of: Callable[[], Any], optimizer: Any, weights: Any) -> Any:
+    """Applies the gradient of `loss_of()`, and returns the loss."""
+    with tf.GradientTape() as tape:
+        loss = loss_of()
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    return loss
+
+
 class GradientsOfItsOwn:
     """A custom step that takes gradients from its own tape; a mixin to put before a model class."""
 
     def train_step(self: Any, data: Any) -> Any:
         x, y = data[:2]
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(x, y)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        loss = descend(lambda: self.loss_of(x, y), self.optimizer, self.trainable_variables)
         return self.logs_of(loss, x)
 
     def loss_of(self: Any, x: Any, y: Any) -> Any:
@@ -189,6 +206,18 @@ class GradientsOfItsOwn:
 
     def logs_of(self: Any, loss: Any, x: Any) -> Any:
         return {"loss": loss}
+
+
+class TwoLayers(unisono.Model):
+    """A hidden layer and an output, with another layer between them."""
+
+    def __init__(self, between: Any = keras.layers.Identity) -> None:
+        super().__init__()
+        self.first, self.between = keras.layers.Dense(6, activation="tanh"), between()
+        self.last = keras.layers.Dense(2)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.last(self.between(self.first(x), training=training))
 
 
 def stable_id(value: Any) -> str:

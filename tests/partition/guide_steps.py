@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from helpers import descend
 
 import unisono
 
@@ -20,7 +21,6 @@ N = 12
 X, X2, T, NOISE = (_R.normal(size=(N, width)) for width in (4, 4, 3, 2))
 Y, ACTIONS, REWARDS = _R.integers(0, 3, N), _R.integers(0, 3, N).astype("int32"), _R.normal(size=N)
 TOKENS, MASK, IMAGES = _R.integers(1, 7, (N, 6)), _R.random((N, 6)) > 0.6, _R.normal(size=(N, 4, 4, 2))
-SERIES, BINARY = _R.normal(size=(N, 5, 3)), _R.integers(0, 2, (N, 3)).astype("float64")
 UNIFORM, TIMES = _R.random((N, 1)), _R.integers(0, 4, N)
 mean, total, layers = tf.reduce_mean, tf.reduce_sum, keras.layers
 
@@ -52,6 +52,18 @@ def mlp(inputs, outputs, last=None):
     )
 
 
+def frozen(inputs, outputs):
+    net = mlp(inputs, outputs)
+    net.trainable = False
+    return net
+
+
+def follow(target, source, rate):
+    """Moves weights towards others."""
+    for old, new in zip(target.weights, source.weights):
+        old.assign((1 - rate) * old + rate * new)
+
+
 def cross_entropy(labels, logits):
     return mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
 
@@ -80,10 +92,7 @@ class Net(unisono.Model):
         raise NotImplementedError
 
     def train_step(self, data):
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(*data)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        loss = descend(lambda: self.loss_of(*data), self.optimizer, self.trainable_variables)
         return {"loss": loss, **self.after()}
 
     def after(self):
@@ -92,18 +101,12 @@ class Net(unisono.Model):
 
 class TwoOptimizers(Net):
     def set_up(self):
-        self.critic, self.first, self.second = (
-            mlp(3, 1),
-            keras.optimizers.SGD(0.1),
-            keras.optimizers.Adam(0.01),
-        )
+        self.critic = mlp(3, 1)
+        self.first, self.second = keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01)
 
-    def update(self, optimizer, net, loss_of):
-        variables = net.trainable_variables
-        with tf.GradientTape() as tape:
-            loss = loss_of()
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
-        return loss
+    def updated(self, of_critic, of_maker):
+        critic = descend(of_critic, self.first, self.critic.trainable_variables)
+        return {"critic": critic, "made": descend(of_maker, self.second, self.net.trainable_variables)}
 
 
 # generative models
@@ -145,11 +148,8 @@ class WassersteinWithPenalty(TwoOptimizers):
             norm = tf.sqrt(total(tape.gradient(score, middle) ** 2, axis=1))
             return mean(self.critic(fake)) - mean(self.critic(real)) + 10.0 * mean((norm - 1.0) ** 2)
 
-        first = self.update(self.first, self.critic, of_critic)
-        return {
-            "critic": first,
-            "made": self.update(self.second, self.net, lambda: -mean(self.critic(self.net(noise)))),
-        }
+        of_maker = lambda: -mean(self.critic(self.net(noise)))  # noqa: E731
+        return self.updated(of_critic, of_maker)
 
 
 @step(T, Y, NOISE)
@@ -175,34 +175,7 @@ class ConditionalGAN(TwoOptimizers):
             fake = self.net(tf.concat([noise, code], 1))
             return entropy(tf.zeros((n, 1)), self.critic(tf.concat([fake, code], 1)))
 
-        return {
-            "critic": self.update(self.first, self.critic, of_critic),
-            "made": self.update(self.second, self.net, of_maker),
-        }
-
-
-@step(T, T[::-1].copy())
-class CycleGAN(TwoOptimizers):
-    def made(self):
-        return mlp(3, 3)
-
-    def set_up(self):
-        super().set_up()
-        self.back, self.third = mlp(3, 3), keras.optimizers.SGD(0.05)
-
-    def train_step(self, data):
-        one, other = data
-        variables = self.net.trainable_variables + self.back.trainable_variables
-        with tf.GradientTape(persistent=True) as tape:
-            there, here = self.net(one), self.back(other)
-            cycled = mean(tf.abs(self.back(there) - one)) + mean(tf.abs(self.net(here) - other))
-            same = mean(tf.abs(self.net(other) - other)) + mean(tf.abs(self.back(one) - one))
-            made = mean((self.critic(there) - 1.0) ** 2) + 10.0 * cycled + 5.0 * same
-            told = 0.5 * (mean((self.critic(other) - 1.0) ** 2) + mean(self.critic(there) ** 2))
-        self.first.apply_gradients(zip(tape.gradient(made, variables), variables))
-        weights = self.critic.trainable_variables
-        self.third.apply_gradients(zip(tape.gradient(told, weights), weights))
-        return {"made": made, "critic": told}
+        return self.updated(of_critic, of_maker)
 
 
 @step(X, X2, TIMES)
@@ -211,8 +184,7 @@ class DiffusionWithAverage(Net):
         return mlp(5, 4)
 
     def set_up(self):
-        self.average = mlp(5, 4)
-        self.average.trainable = False
+        self.average = frozen(5, 4)
         self.kept = tf.constant([0.9, 0.6, 0.3, 0.1], tf.float64)
 
     def loss_of(self, x, noise, times):
@@ -222,38 +194,8 @@ class DiffusionWithAverage(Net):
         return mean(keras.losses.mean_squared_error(noise, out))
 
     def after(self):
-        for average, weight in zip(self.average.weights, self.net.weights):
-            average.assign(0.99 * average + 0.01 * weight)
+        follow(self.average, self.net, 0.01)
         return {}
-
-
-@step(X)
-class VectorQuantized(Net):
-    def set_up(self):
-        self.decoder = mlp(3, 4)
-        self.codes = self.add_weight(shape=(3, 6), initializer="random_normal")
-
-    def loss_of(self, x):
-        z, codes = self.net(x), tf.convert_to_tensor(self.codes)
-        distances = total(z**2, 1, keepdims=True) + total(codes**2, 0) - 2 * tf.matmul(z, codes)
-        chosen = tf.one_hot(tf.argmin(distances, 1), 6, dtype=z.dtype)
-        quantized = tf.matmul(chosen, codes, transpose_b=True)
-        commitment = 0.25 * mean((tf.stop_gradient(quantized) - z) ** 2)
-        codebook = mean((quantized - tf.stop_gradient(z)) ** 2)
-        out = self.decoder(z + tf.stop_gradient(quantized - z))
-        return mean((out - x) ** 2) / 0.7 + commitment + codebook
-
-
-@step(X)
-class NormalizingFlow(Net):
-    def made(self):
-        return mlp(2, 4, "tanh")
-
-    def loss_of(self, x):
-        kept, moved = tf.split(x, 2, axis=1)
-        shift, scale = tf.split(self.net(kept), 2, axis=1)
-        z = tf.concat([kept, moved * tf.exp(scale) + shift], 1)
-        return -mean(total(-0.5 * z**2 - 0.5 * np.log(2 * np.pi), 1) + total(scale, 1))
 
 
 # contrastive and self-supervised models
@@ -265,30 +207,6 @@ class SimCLR(Net):
         one, other = unit(self.net(x)), unit(self.net(x2))
         logits, labels = tf.matmul(one, other, transpose_b=True) / 0.5, tf.range(size_of(x))
         return cross_entropy(labels, logits) + cross_entropy(labels, tf.transpose(logits))
-
-
-@step(X, X2, gathered=1, reduced=1)
-class NormalizedTemperature(Net):
-    def loss_of(self, x, x2):
-        z, n = unit(self.net(tf.concat([x, x2], 0))), size_of(x)
-        logits = tf.matmul(z, z, transpose_b=True) / 0.5 - 1e9 * tf.eye(2 * n, dtype=z.dtype)
-        return cross_entropy(tf.concat([tf.range(n, 2 * n), tf.range(n)], 0), logits)
-
-
-@step(X, T, gathered=1, reduced=5)
-class CLIP(Net):
-    def set_up(self):
-        self.text = mlp(3, 3)
-        self.scale = self.add_weight(shape=(), initializer="ones")
-
-    def loss_of(self, x, t):
-        logits = tf.matmul(unit(self.net(x)), unit(self.text(t)), transpose_b=True) * tf.exp(self.scale)
-        labels, entropy = (
-            keras.ops.arange(keras.ops.shape(x)[0]),
-            keras.losses.sparse_categorical_crossentropy,
-        )
-        one, other = (entropy(labels, each, from_logits=True) for each in (logits, tf.transpose(logits)))
-        return mean(one + other) / 2
 
 
 @step(X, Y, gathered=2, reduced=1)
@@ -306,8 +224,7 @@ class SupervisedContrastive(Net):
 @step(X, X2, gathered=1)
 class MoCo(Net):
     def set_up(self):
-        self.momentum = mlp(4, 3)
-        self.momentum.trainable = False
+        self.momentum = frozen(4, 3)
         self.queue = tf.Variable(tf.random.normal((16, 3), seed=1, dtype="float64"), trainable=False)
 
     def loss_of(self, x, x2):
@@ -319,51 +236,8 @@ class MoCo(Net):
 
     def after(self):
         self.queue.assign(tf.concat([self.keys, self.queue[: -size_of(self.keys)]], 0))
-        for old, new in zip(self.momentum.weights, self.net.weights):
-            old.assign(0.9 * old + 0.1 * new)
+        follow(self.momentum, self.net, 0.1)
         return {}
-
-
-@step(X, X2)
-class BYOL(Net):
-    def set_up(self):
-        self.predictor, self.target = mlp(3, 3), mlp(4, 3)
-        self.target.trainable = False
-
-    def loss_of(self, x, x2):
-        def one_way(a, b):
-            return mean(
-                2 - 2 * total(unit(self.predictor(self.net(a))) * tf.stop_gradient(unit(self.target(b))), 1)
-            )
-
-        return one_way(x, x2) + one_way(x2, x)
-
-    def after(self):
-        for old, new in zip(self.target.weights, self.net.weights):
-            old.assign(0.99 * old + 0.01 * new)
-        return {}
-
-
-@step(X, X2)
-class SimSiam(Net):
-    def set_up(self):
-        self.predictor = mlp(3, 3)
-
-    def loss_of(self, x, x2):
-        one, other = self.net(x), self.net(x2)
-        alike = lambda p, z: -mean(total(unit(p) * unit(tf.stop_gradient(z)), 1))  # noqa: E731
-        return 0.5 * (alike(self.predictor(one), other) + alike(self.predictor(other), one))
-
-
-@step(X, X2, reduced=14)
-class BarlowTwins(Net):
-    def loss_of(self, x, x2):
-        def normalized(z):
-            return (z - mean(z, 0)) / tf.math.reduce_std(z, 0)
-
-        one, other = normalized(self.net(x)), normalized(self.net(x2))
-        c = tf.matmul(one, other, transpose_a=True) / tf.cast(size_of(x), x.dtype)
-        return total(tf.where(tf.eye(3, dtype=tf.bool), (c - 1) ** 2, 5e-3 * c**2))
 
 
 @step(X, X2, reduced=14)
@@ -382,8 +256,7 @@ class VICReg(Net):
 @step(X, X2, reduced=4)
 class DINO(Net):
     def set_up(self):
-        self.teacher = mlp(4, 3)
-        self.teacher.trainable = False
+        self.teacher = frozen(4, 3)
         self.centre = self.add_weight(shape=(1, 3), initializer="zeros", trainable=False)
 
     def loss_of(self, x, x2):
@@ -394,36 +267,6 @@ class DINO(Net):
     def after(self):
         self.centre.assign(0.9 * self.centre + 0.1 * mean(self.out, 0, keepdims=True))
         return {"entropy": tf.norm(self.centre), "most": tf.reduce_max(self.out)}
-
-
-@step(X, X2, reduced=3)
-class SinkhornAssignments(Net):
-    def loss_of(self, x, x2):
-        one, other = self.net(x), self.net(x2)
-        q = tf.exp(tf.stop_gradient(other))
-        q /= total(q)
-        for _ in range(2):
-            q /= total(q, 0, keepdims=True) * 3
-            q /= total(q, 1, keepdims=True) * tf.cast(size_of(x), x.dtype)
-        return -mean(total(q * tf.cast(size_of(x), x.dtype) * tf.nn.log_softmax(one), 1))
-
-
-@step(X, Y, gathered=3, reduced=2)
-class HardTriplets(Net):
-    def loss_of(self, x, y):
-        z = self.net(x)
-        squares = total(z**2, 1)
-        distances = squares[:, None] - 2 * tf.matmul(z, z, transpose_b=True) + squares[None]
-        alike = tf.cast(y[:, None] == y[None], z.dtype)
-        far, near = tf.reduce_max(distances * alike, 1), tf.reduce_min(distances + 1e3 * alike, 1)
-        return mean(tf.nn.relu(far - near + 0.2))
-
-
-@step(X, X2, BINARY[:, 0])
-class Siamese(Net):
-    def loss_of(self, x, x2, alike):
-        distance = tf.sqrt(tf.maximum(total((self.net(x) - self.net(x2)) ** 2, 1), 1e-9))
-        return mean(alike * distance**2 + (1 - alike) * tf.maximum(1 - distance, 0) ** 2)
 
 
 @step(IMAGES, _R.random((N, 4)))
@@ -446,42 +289,6 @@ class MaskedAutoencoder(Net):
 
 
 # semi-supervised learning, robustness, optimization
-
-
-@step(X, X2, Y)
-class MeanTeacher(Net):
-    def set_up(self):
-        self.teacher = mlp(4, 3)
-        self.teacher.trainable = False
-
-    def loss_of(self, x, x2, y):
-        logits = self.net(x)
-        targets = tf.nn.softmax(self.teacher(x2))
-        sure = tf.cast(tf.reduce_max(targets, 1) > 0.4, x.dtype)
-        return cross_entropy(y, logits) + mean(sure * total((tf.nn.softmax(logits) - targets) ** 2, 1))
-
-    def after(self):
-        for old, new in zip(self.teacher.weights, self.net.weights):
-            old.assign(0.95 * old + 0.05 * new)
-        return {}
-
-
-@step(X, Y, reduced=1)
-class Distillation(Net):
-    def set_up(self):
-        self.teacher = mlp(4, 3)
-        self.teacher.trainable = False
-        self.accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
-
-    def loss_of(self, x, y):
-        logits, teacher = self.net(x), self.teacher(x)
-        own = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y, logits)
-        soft = keras.losses.KLDivergence()(tf.nn.softmax(teacher / 3), tf.nn.softmax(logits / 3))
-        self.accuracy.update_state(y, logits)
-        return 0.1 * own + 0.9 * 9 * soft
-
-    def after(self):
-        return {"accuracy": self.accuracy.result()}
 
 
 @step(X, Y, reduced=12)
@@ -524,16 +331,6 @@ class GradNorm(Net):
         variables = self.net.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
         return {"loss": loss, "balance": balance}
-
-
-@step(X, Y)
-class Adversarial(Net):
-    def loss_of(self, x, y):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            clean = cross_entropy(y, self.net(x))
-        near = x + 0.1 * tf.sign(tape.gradient(clean, x))
-        return clean + cross_entropy(y, self.net(tf.stop_gradient(near)))
 
 
 @step(X, T, X2, reduced=4)
@@ -589,14 +386,6 @@ class Accumulation(Net):
         return {"loss": loss}
 
 
-@step(X, T, X2, gathered=2)
-class RolledMixup(Net):
-    def loss_of(self, x, t, x2):
-        share = 0.7
-        x, t = share * x + (1 - share) * tf.roll(x, 1, 0), share * t + (1 - share) * tf.roll(t, 1, 0)
-        return mean((self.net(x) - t) ** 2)
-
-
 @step(X, X2, Y, gathered=3, reduced=8)
 class DomainAdaptation(Net):
     def loss_of(self, x, x2, y):
@@ -612,16 +401,6 @@ class DomainAdaptation(Net):
 
 
 # routing, reinforcement learning
-
-
-@step(X, Y, gathered=1, reduced=2)
-class Experts(Net):
-    def loss_of(self, x, y):
-        p = tf.nn.softmax(self.net(x))
-        mask = tf.one_hot(tf.argmax(p, -1), 3, dtype=p.dtype)
-        balance = total(mean(p, 0) * mean(mask, 0))
-        kept = tf.cast(tf.cumsum(mask, 0) * mask <= 2, p.dtype) * mask
-        return mean(total(kept * p, 1) * tf.cast(y, p.dtype)) + 0.1 * balance
 
 
 @step(X, gathered=1, reduced=2)
@@ -641,24 +420,10 @@ class ExpertsWithCapacity(Net):
         return mean((out * kept[:, None] - x) ** 2) + 0.01 * balance
 
 
-@step(X, Y, T, reduced=3)
-class PolicyGradient(Net):
-    def loss_of(self, x, y, t):
-        advantage = (t[:, 0] - mean(t[:, 0])) / (tf.math.reduce_std(t[:, 0]) + 1e-8)
-        log_p = tf.gather(tf.nn.log_softmax(self.net(x)), y, batch_dims=1)
-        ratio = tf.exp(log_p - t[:, 1])
-        self.divergence = mean(t[:, 1] - log_p)
-        return -mean(tf.minimum(ratio * advantage, tf.where(advantage > 0, 1.2 * advantage, 0.8 * advantage)))
-
-    def after(self):
-        return {"divergence": self.divergence}
-
-
 @step(X, X2, ACTIONS, REWARDS)
 class DeepQ(Net):
     def set_up(self):
-        self.target = mlp(4, 3)
-        self.target.trainable = False
+        self.target = frozen(4, 3)
         self.count = self.add_weight(shape=(), dtype="int64", initializer="zeros", trainable=False)
 
     def loss_of(self, x, x2, actions, rewards):
@@ -705,54 +470,6 @@ class MaskedTokens(Net):
         return cross_entropy(tf.boolean_mask(tokens % 3, mask), tf.boolean_mask(logits, mask))
 
 
-@step(TOKENS, MASK, reduced=3)
-class MaskedTokensByWeights(MaskedTokens):
-    def set_up(self):
-        super().set_up()
-        self.mean = keras.metrics.Mean(name="mean")
-        self.accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
-
-    def loss_of(self, tokens, mask):
-        flat = tf.reshape(self.embedding(tf.where(mask, tf.constant(7, tokens.dtype), tokens)), [-1, 4])
-        logits, weights = tf.reshape(self.net(flat), [-1, 6, 3]), tf.cast(mask, "float64")
-        entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
-        losses = entropy(tokens % 3, logits)
-        self.mean.update_state(losses, sample_weight=weights)
-        self.accuracy.update_state(tokens % 3, logits, sample_weight=weights)
-        return total(losses * weights) / tf.maximum(total(weights), 1.0)
-
-    def after(self):
-        return {"mean": self.mean.result(), "accuracy": self.accuracy.result()}
-
-
-@step(X, BINARY, reduced=1)
-class FocalByPositives(Net):
-    def loss_of(self, x, t):
-        logits = self.net(x)
-        p = tf.sigmoid(logits)
-        entropy = tf.nn.sigmoid_cross_entropy_with_logits(t, logits)
-        focal = tf.abs(t - p) ** 2 * entropy * tf.where(t > 0.5, tf.constant(0.25, t.dtype), 0.75)
-        return total(focal) / tf.maximum(total(t), 1.0)
-
-
-@step(X, BINARY, reduced=2)
-class DiceOfTheBatch(Net):
-    def loss_of(self, x, t):
-        p = tf.sigmoid(self.net(x))
-        return 1 - (2 * total(p * t) + 1) / (total(p) + total(t) + 1)
-
-
-@step(X, Y)
-class ArcFace(Net):
-    def set_up(self):
-        self.classes = self.add_weight(shape=(3, 4), initializer="random_normal")
-
-    def loss_of(self, x, y):
-        cosine = tf.matmul(unit(self.net(x)), tf.math.l2_normalize(tf.convert_to_tensor(self.classes), 0))
-        angle, hot = tf.acos(tf.clip_by_value(cosine, -0.999, 0.999)), tf.one_hot(y, 4, dtype=x.dtype)
-        return cross_entropy(y, 8.0 * tf.where(hot > 0, tf.cos(angle + 0.3), cosine))
-
-
 @step(X, Y, reduced=2)
 class CentreLoss(Net):
     def set_up(self):
@@ -773,94 +490,7 @@ class CentreLoss(Net):
         return {}
 
 
-@step(X, Y, reduced=3)
-class ClassBalanced(Net):
-    def loss_of(self, x, y):
-        counts = tf.math.bincount(tf.cast(y, tf.int32), minlength=3, maxlength=3, dtype=x.dtype)
-        weights = tf.gather(1.0 / tf.maximum(counts, 1.0), y)
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, self.net(x))
-        return total(losses * weights) / total(weights)
-
-
-@step(X, REWARDS, gathered=2, reduced=1)
-class PairwiseRanking(Net):
-    def loss_of(self, x, relevance):
-        scores = self.net(x)[:, 0]
-        better = tf.cast(relevance[:, None] > relevance[None], x.dtype)
-        return mean(better * tf.nn.softplus(-(scores[:, None] - scores[None])))
-
-
-@step(X, T, gathered=1)
-class HardestSamples(Net):
-    def loss_of(self, x, t):
-        losses = mean((self.net(x) - t) ** 2, 1)
-        return mean(tf.math.top_k(losses, 2)[0])
-
-
 # sequences
-
-
-@step(SERIES, (TOKENS[:, :2] % 3 + 1).astype("int32"), gathered=3)
-class ConnectionistTemporal(Net):
-    def made(self):
-        return keras.Sequential([keras.Input((5, 3)), layers.Dense(5)])
-
-    def loss_of(self, series, labels):
-        n = size_of(series)
-        return mean(
-            keras.ops.ctc_loss(labels, self.net(series), tf.fill([n], 2), tf.fill([n], 5), mask_index=0)
-        )
-
-
-class Cell(layers.Layer):
-    state_size = output_size = 3
-
-    def build(self, shape):
-        self.kernel = self.add_weight(shape=(shape[-1] + 3, 3), initializer="glorot_uniform")
-
-    def call(self, inputs, states):
-        h = tf.tanh(tf.matmul(tf.concat([inputs, states[0]], 1), self.kernel))
-        return h, [h]
-
-
-@step(SERIES, T)
-class CustomCell(Net):
-    def made(self):
-        return keras.Sequential([keras.Input((5, 3)), layers.RNN(Cell()), layers.Dense(3)])
-
-    def loss_of(self, series, t):
-        return mean((self.net(series) - t) ** 2)
-
-
-@step(SERIES, T)
-class Recurrent(CustomCell):
-    def made(self):
-        return keras.Sequential(
-            [keras.Input((5, 3)), layers.LSTM(3, return_sequences=True), layers.GRU(3), layers.Dense(3)]
-        )
-
-
-@step(SERIES, T)
-class ScanOverTime(Net):
-    def made(self):
-        return mlp(3, 3)
-
-    def loss_of(self, series, t):
-        states = tf.scan(
-            lambda h, v: tf.tanh(self.net(v) + 0.5 * h), tf.transpose(series, [1, 0, 2]), tf.zeros_like(t)
-        )
-        return mean((states[-1] - t) ** 2)
-
-
-@step(SERIES, T)
-class DynamicLoop(Net):
-    def made(self):
-        return mlp(6, 3)
-
-    def loss_of(self, series, t):
-        h = tf.zeros((size_of(series), 3), series.dtype)
-        body = lambda i, h: (i + 1, self.net(tf.concat([series[:, i], h], 1)))  # noqa: E731
-        return mean((tf.while_loop(lambda i, h: i < 5, body, (0, h))[1] - t) ** 2)
 
 
 @step(X, T, gathered=2)
@@ -870,19 +500,6 @@ class MappedSamples(Net):
             lambda r: total((r[0] - r[1]) ** 2), (self.net(x), t), fn_output_signature=tf.float64
         )
         return mean(each)
-
-
-@step(SERIES, T)
-class Attention(Net):
-    def made(self):
-        inputs = keras.Input((5, 3))
-        hidden = layers.LayerNormalization()(
-            inputs + layers.MultiHeadAttention(2, 2)(inputs, inputs, use_causal_mask=True)
-        )
-        return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(hidden)))
-
-    def loss_of(self, series, t):
-        return mean((self.net(series) - t) ** 2)
 
 
 @step(TOKENS, Y, reduced=None)
@@ -910,21 +527,6 @@ class PhysicsInformed(Net):
             first = tape.batch_jacobian(u, x)
         second = outer.batch_jacobian(first[:, :, 0], x)
         return mean((total(second, [1, 2]) + first[:, 0, 1]) ** 2) + mean((u - t) ** 2)
-
-
-@step(X, T, reduced=1)
-class AdaptiveAugmentation(Net):
-    def set_up(self):
-        self.strength = self.add_weight(shape=(), initializer="zeros", trainable=False)
-
-    def loss_of(self, x, t):
-        x = tf.cond(self.strength > 0.02, lambda: tf.reverse(x, [1]), lambda: x)
-        self.out = self.net(x)
-        return mean((self.out - t) ** 2)
-
-    def after(self):
-        self.strength.assign(tf.clip_by_value(self.strength + 0.1 * mean(tf.sign(self.out)), 0.0, 1.0))
-        return {"strength": tf.convert_to_tensor(self.strength)}
 
 
 @step(X, T)

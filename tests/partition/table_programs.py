@@ -43,9 +43,8 @@ def raw(name, *values, **attributes):
 
 def _unary(u):
     sums = total(u, 0) / 9
-    rare = [
-        total(tf.where(u > 0.8, u * value, u), 0) for value in (np.inf, np.nan)
-    ]  # only some replicas have them
+    # Only some replicas have them.
+    rare = [total(tf.where(u > 0.8, u * value, u), 0) for value in (np.inf, np.nan)]
     return [
         *[raw(name, each) for name in UNARY.split() for each in (u, sums, tf.reduce_max(u, 0))],
         *[raw("Acosh", 1 / each) for each in (u, sums, tf.reduce_max(u, 0))],

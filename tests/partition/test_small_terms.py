@@ -88,9 +88,8 @@ class Terms(unisono.Model):
         with tf.GradientTape() as tape:
             z = tf.cast(self.net(x), "float32")
             small = tf.add_n([term(z) for term in TERMS.values()])
-            loss = (
-                mean(tf.cast(x, "float32")) + self.eps * small
-            )  # a float16 gradient next to a small one rounds it
+            # A float16 gradient next to a small one rounds it.
+            loss = mean(tf.cast(x, "float32")) + self.eps * small
             scaled = self.optimizer.scale_loss(loss)
         variables = self.net.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(scaled, variables), variables))

@@ -13,9 +13,8 @@ from unisono.distribute.hardware import devices
 from unisono.optimizers.stages import aggregators, user_code
 
 RANDOM = np.random.default_rng(7)
-TOKENS = RANDOM.integers(0, 9, (22, 5)).astype(
-    "int32"
-)  # not divisible by the batch size 6, which is not divisible by 4 replicas
+# Not divisible by the batch size 6, which is not divisible by 4 replicas.
+TOKENS = RANDOM.integers(0, 9, (22, 5)).astype("int32")
 LABELS = RANDOM.integers(0, 3, 22).astype("int32")
 IMAGES = RANDOM.normal(size=(22, 4, 4, 1)).astype("float32")
 L = keras.layers

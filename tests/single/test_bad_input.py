@@ -157,56 +157,28 @@ class Twice(unisono.Model):
 
 
 OWN_LINE = r"line of the user.*test_bad_input.py, line"
-# layers, loss, shape of `x`, shape of `y`, expected error
+PLAIN, CONVOLUTION = [keras.layers.Dense(2)], [keras.layers.Conv2D(2, 5)]
+PENALIZED = [keras.layers.Dense(2, kernel_regularizer=raising)]
+# input and layers, loss, shape of `x`, expected error
 NOT_OF_THE_DATA = {
-    "convolution": (
-        [keras.Input((None, None, 1)), keras.layers.Conv2D(2, 5)],
-        "mse",
-        (6, 3, 3, 1),
-        (6, 2),
-        "egative|smaller",
-    ),
-    "layer": ([Raising()], "mse", (6, 3), (6, 3), "line of the user"),
-    "layer of a model": (Twice, "mse", (6, 3), (6, 2), "'dense' is incompatible"),
-    "regularizer": (
-        [keras.Input((3,)), keras.layers.Dense(2, kernel_regularizer=raising)],
-        "mse",
-        (6, 3),
-        (6, 2),
-        "^the line of the user",
-    ),
-    "metric": (
-        [keras.Input((3,)), keras.layers.Dense(2)],
-        "mse",
-        (6, 3),
-        (6, 2),
-        f"`metrics` .*`weighted_metrics` .*{OWN_LINE}",
-    ),
-    "loss": (
-        [keras.Input((3,)), keras.layers.Dense(2)],
-        own_loss,
-        (6, 3),
-        (6, 2),
-        "loss=.*failed.*test_bad_input.py, line",
-    ),
-    "CTC": (
-        [keras.Input((3,)), keras.layers.Dense(2)],
-        keras.losses.CTC(),
-        (6, 3),
-        (6, 2),
-        "Logits .* are expected",
-    ),
+    "convolution": ([keras.Input((None, None, 1)), *CONVOLUTION], "mse", (6, 3, 3, 1), "egative|smaller"),
+    "layer": ([Raising()], "mse", (6, 3), "line of the user"),
+    "layer of a model": (Twice, "mse", (6, 3), "'dense' is incompatible"),
+    "regularizer": ([keras.Input((3,)), *PENALIZED], "mse", (6, 3), "^the line of the user"),
+    "metric": ([keras.Input((3,)), *PLAIN], "mse", (6, 3), f"`metrics` .*`weighted_metrics` .*{OWN_LINE}"),
+    "loss": ([keras.Input((3,)), *PLAIN], own_loss, (6, 3), "loss=.*failed.*test_bad_input.py, line"),
+    "CTC": ([keras.Input((3,)), *PLAIN], keras.losses.CTC(), (6, 3), "Logits .* are expected"),
 }
 
 
 @pytest.mark.parametrize("case", NOT_OF_THE_DATA)
 def test_error_of_a_layer_or_a_loss_is_shown_and_no_argument_is_blamed(case):
-    stack, loss, *shapes, words = NOT_OF_THE_DATA[case]
+    stack, loss, shape, words = NOT_OF_THE_DATA[case]
     with pytest.raises(Exception, match=words) as caught:
         model = stack() if callable(stack) else unisono.Sequential(stack)
         metrics = {"metrics": ["mae"], "weighted_metrics": [raising]} if case == "metric" else {}
         model.compile("sgd", loss, **metrics, run_eagerly=True)
-        model.fit(*(np.ones(shape, "float32") for shape in shapes), verbose=0)
+        model.fit(np.ones(shape, "float32"), np.ones((6, 3 if case == "layer" else 2), "float32"), verbose=0)
     assert not any(words in str(caught.value) for words in ("does not fit", "Unable to automatically build"))
 
 

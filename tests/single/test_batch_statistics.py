@@ -70,8 +70,7 @@ def test_synchronized_equals_one_device(name, batch):
     x, y = rows(10, 3), rows(10, 2)
     expected = train(None, normalized_model, x, y, batch)
     actual = train(helpers.strategy(name), lambda: normalized_model(synchronized=True), x, y, batch)
-    for what, value in expected.items():
-        helpers.assert_close(actual[what], value, helpers.FLOAT32, what)
+    helpers.assert_close(actual, expected, helpers.FLOAT32)
 
 
 def test_synchronized_over_images_equals_one_device():
@@ -85,8 +84,7 @@ def test_synchronized_over_images_equals_one_device():
 
     expected = train(None, build, x, y, 3)
     actual = train(helpers.mirrored(4), lambda: build(synchronized=True), x, y, 3, eager=True)
-    for what, value in expected.items():
-        helpers.assert_close(actual[what], value, helpers.FLOAT32, what)
+    helpers.assert_close(actual, expected, helpers.FLOAT32)
 
 
 def only_normalization(strategy: Any) -> Any:
@@ -105,10 +103,8 @@ def test_not_synchronized_keeps_the_mean_weighted_with_samples():
     mean = sum(len(part) * part.mean(0) for part in parts) / 5
     variance = sum(len(part) * part.var(0) for part in parts) / 5
     layer = model.layers[-1]
-    helpers.assert_close(layer.moving_mean, (1 - MOMENTUM) * mean, helpers.FLOAT32, "moving mean")
-    helpers.assert_close(
-        layer.moving_variance, MOMENTUM + (1 - MOMENTUM) * variance, helpers.FLOAT32, "variance"
-    )
+    expected = [(1 - MOMENTUM) * mean, MOMENTUM + (1 - MOMENTUM) * variance]
+    helpers.assert_close([layer.moving_mean, layer.moving_variance], expected, helpers.FLOAT32)
     assert helpers.copies_are_equal(layer.weights, strategy)
 
 
@@ -130,37 +126,6 @@ def test_identical_samples_are_predicted_identically():
     outputs = model.predict(same, batch_size=6, verbose=0)
     assert (outputs == outputs[0]).all()
     np.testing.assert_allclose(outputs, model(same, training=False), rtol=1e-5)
-
-
-class Counters(keras.layers.Layer):
-    """State of a custom layer: float and integer step counters."""
-
-    def build(self, shape):
-        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
-        self.whole = self.add_weight(
-            shape=(), initializer="zeros", dtype="int64", trainable=False, name="whole"
-        )
-
-    def call(self, x, training=False):
-        if training:
-            self.steps.assign_add(1.0)
-            self.whole.assign_add(1)
-        return x
-
-
-@pytest.mark.parametrize("name", ["none", "mirrored3", "central2"])
-def test_counters_of_a_layer_count_steps(name):
-    strategy = helpers.strategy(name)
-    with helpers.scope(strategy):
-        counters = Counters()
-        model = unisono.Sequential([keras.Input((3,)), counters, keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    model.fit(rows(10, 3), rows(10, 1), batch_size=5, epochs=2, verbose=0)
-    model.evaluate(rows(10, 3), rows(10, 1), batch_size=5, verbose=0)
-    assert float(counters.steps.numpy()) == pytest.approx(4.0)
-    assert int(counters.whole.numpy()) == 4
-    if strategy is not None:
-        assert helpers.copies_are_equal(counters.weights, strategy)
 
 
 def test_gradient_of_normalization_is_that_of_each_replicas_own_samples():

@@ -1,13 +1,12 @@
 """Unisono's callbacks outside its `fit`: in a custom loop with `keras.callbacks.CallbackList`, or in Keras' `fit`."""
 
-import contextlib
 import json
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Clock, mirrored
+from helpers import Clock, assert_equal, mirrored, scope
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 import unisono
@@ -23,7 +22,7 @@ def model_of(kind):
     keras.utils.clear_session()  # the same names as in a new process
     keras.utils.set_random_seed(7)
     strategy = mirrored(2) if kind == "ours" else None
-    with strategy.scope() if strategy else contextlib.nullcontext():
+    with scope(strategy):
         cls = unisono.Sequential if kind == "ours" else keras.Sequential
         model = cls([keras.Input((4,)), keras.layers.Dense(2, "tanh"), keras.layers.Dense(1)])
         if kind != "plain, not compiled":
@@ -150,8 +149,7 @@ def test_loop_of_the_users_own_resumes_with_the_bits_of_one_that_ran_through(kin
             drive(model, [schedule, backup], custom_step(model, strategy), begin)
             assert begin() == (1, 3)
         ends.append(model.get_weights() + [np.asarray(v) for v in model.optimizer.variables])
-    for through, resumed in zip(*ends, strict=True):
-        np.testing.assert_array_equal(resumed, through)
+    assert_equal(*ends)
 
 
 def test_backup_of_a_loop_without_the_optimizer_is_rejected(tmp_path):

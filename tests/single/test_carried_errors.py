@@ -11,6 +11,7 @@ from unisono.optimizers import HalfPrecisionAggregation
 from unisono.optimizers.stages.error_feedback import errors_of
 
 STEPS = 64
+CARRYING = HalfPrecisionAggregation("bfloat16", carry_error=True)
 HALF_ULP = 2.0**-9  # of bfloat16, relative
 
 
@@ -54,13 +55,11 @@ def test_what_is_rounded_away_is_carried_over(dtype):
 def test_errors_are_those_of_each_replica_and_one_replica_rounds_nothing():
     gradients = [[1 + 2.0**-12], [1 + 2.0**-11]]
     two = helpers.mirrored(2)
-    _, optimizer = stepped(two, gradients, HalfPrecisionAggregation("bfloat16", carry_error=True), steps=1)
+    _, optimizer = stepped(two, gradients, CARRYING, steps=1)
     [error] = errors_of(optimizer)
     assert copies(two, error) == [[2.0**-12], [2.0**-11]]
     one = tf.distribute.get_strategy()
-    variable, optimizer = stepped(
-        one, gradients[:1], HalfPrecisionAggregation("bfloat16", carry_error=True), 2
-    )
+    variable, optimizer = stepped(one, gradients[:1], CARRYING, 2)
     np.testing.assert_array_equal(variable.numpy(), [-2 - 2.0**-11])
     assert [error.numpy() for error in errors_of(optimizer)] == [[0.0]]
 
@@ -73,13 +72,11 @@ def test_skipped_step_leaves_the_errors_and_a_loss_scale_does_not_change_them():
             inner, initial_scale=2.0**10, dynamic_growth_steps=3
         )
 
-    aggregator = HalfPrecisionAggregation("bfloat16", carry_error=True)
     gradients = [[1 + 2.0**-12, 0.3], [0.25, 2.0**-14]]
-    variable, optimizer = stepped(two, gradients, aggregator, wrap=wrap, steps=9)
-    plain, other = stepped(two, gradients, aggregator, steps=9)
-    np.testing.assert_array_equal(
-        variable.numpy(), plain.numpy()
-    )  # the scale is a power of two and has grown
+    variable, optimizer = stepped(two, gradients, CARRYING, wrap=wrap, steps=9)
+    plain, other = stepped(two, gradients, CARRYING, steps=9)
+    # The scale is a power of two and has grown.
+    np.testing.assert_array_equal(variable.numpy(), plain.numpy())
     [error], [expected] = errors_of(optimizer), errors_of(other)
     np.testing.assert_array_equal(copies(two, error), copies(two, expected))
     before = copies(two, error)
@@ -94,10 +91,10 @@ def test_skipped_step_leaves_the_errors_and_a_loss_scale_does_not_change_them():
 
 
 def test_aggregate_gradients_carries_too():
-    two, aggregator = helpers.mirrored(2), HalfPrecisionAggregation("bfloat16", carry_error=True)
+    two = helpers.mirrored(2)
     with two.scope():
         variable = keras.Variable([0.0])
-        optimizer = unisono.optimizers.SGD(1.0, gradient_aggregator=aggregator)
+        optimizer = unisono.optimizers.SGD(1.0, gradient_aggregator=CARRYING)
         optimizer.build([variable])
 
     def replica():
@@ -114,7 +111,7 @@ def test_aggregator_that_is_given_too_late_is_rejected():
     optimizer = unisono.optimizers.SGD(1.0)
     variable = keras.Variable([0.0])
     optimizer.build([variable])
-    optimizer.gradient_aggregator = HalfPrecisionAggregation("bfloat16", carry_error=True)
+    optimizer.gradient_aggregator = CARRYING
     with pytest.raises(ValueError, match="pass it to the constructor"):
         optimizer.apply_gradients([(tf.constant([1.0]), variable)])
 
@@ -122,11 +119,10 @@ def test_aggregator_that_is_given_too_late_is_rejected():
 def model_on(strategy):
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
-    aggregator = HalfPrecisionAggregation("bfloat16", carry_error=True)
     with strategy.scope():
         inputs = keras.Input((4,))
         model = unisono.Model(inputs, keras.layers.Dense(1)(keras.layers.Dense(8, "tanh")(inputs)))
-        model.compile(unisono.optimizers.Adam(0.01, gradient_aggregator=aggregator), "mse")
+        model.compile(unisono.optimizers.Adam(0.01, gradient_aggregator=CARRYING), "mse")
     return model
 
 
@@ -136,16 +132,14 @@ def data():
 
 
 def test_resumed_training_has_the_bits_of_the_one_that_was_never_stopped(tmp_path):
-    def backup():
-        return unisono.callbacks.BackupAndRestore(tmp_path, save_freq=2)
-
     two = helpers.mirrored(2)
-    reference = model_on(two)
-    reference.fit(**data(), epochs=2)
-    with pytest.raises(helpers.Stop):
-        model_on(two).fit(**data(), epochs=2, callbacks=[helpers.StopAt(8), backup()])
-    resumed = model_on(two)
-    resumed.fit(**data(), epochs=2, callbacks=[backup()])
+
+    def fit(*callbacks):
+        model = model_on(two)
+        model.fit(**data(), epochs=2, callbacks=[*callbacks])
+        return model
+
+    reference, resumed = fit(), helpers.resumed(fit, tmp_path, 8, save_freq=2)
     helpers.assert_equal(resumed.get_weights(), reference.get_weights())
     for a, b in zip(errors_of(resumed.optimizer), errors_of(reference.optimizer)):
         np.testing.assert_array_equal(copies(two, a), copies(two, b))
@@ -164,6 +158,6 @@ def test_model_is_near_that_of_float32_sums_and_its_file_holds_no_errors(tmp_pat
     model.save(tmp_path / "model.keras")
     with two.scope():
         loaded = unisono.load_model(tmp_path / "model.keras")
-    assert loaded.optimizer.gradient_aggregator == HalfPrecisionAggregation("bfloat16", carry_error=True)
+    assert loaded.optimizer.gradient_aggregator == CARRYING
     assert len(loaded.optimizer.variables) == len(model.optimizer.variables)
     loaded.fit(**data(), epochs=1)

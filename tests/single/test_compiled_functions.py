@@ -19,22 +19,9 @@ NUMBERS = np.random.default_rng(0)
 X, Y = NUMBERS.normal(size=(10, 3, 3, 3, 4)), NUMBERS.normal(size=(10, 2))
 
 # One of each family of `keras.applications`, at about the smallest image size that it accepts.
-APPLICATIONS = {
-    "ConvNeXtTiny": 32,
-    "DenseNet121": 32,
-    "EfficientNetB0": 32,
-    "EfficientNetV2B0": 32,
-    "InceptionResNetV2": 75,
-    "InceptionV3": 75,
-    "MobileNet": 32,
-    "MobileNetV2": 32,
-    "MobileNetV3Small": 32,
-    "NASNetMobile": 32,
-    "ResNet50": 32,
-    "ResNet50V2": 32,
-    "VGG16": 32,
-    "Xception": 71,
-}
+SMALL = ["ConvNeXtTiny", "DenseNet121", "EfficientNetB0", "EfficientNetV2B0", "MobileNet", "MobileNetV2"]
+SMALL += ["MobileNetV3Small", "NASNetMobile", "ResNet50", "ResNet50V2", "VGG16"]
+APPLICATIONS = {"InceptionResNetV2": 75, "InceptionV3": 75, "Xception": 71, **dict.fromkeys(SMALL, 32)}
 
 
 class Grouped(layers.Layer):
@@ -71,13 +58,8 @@ class Layers:
 
     def __init__(self):
         super().__init__()
-        self.all = [
-            layers.Conv3D(4, 2, groups=2, activation="relu"),
-            Grouped(),
-            Counting(),
-            layers.Flatten(),
-            layers.Dense(2),
-        ]
+        convolution = layers.Conv3D(4, 2, groups=2, activation="relu")
+        self.all = [convolution, Grouped(), Counting(), layers.Flatten(), layers.Dense(2)]
 
     def call(self, x):
         for layer in self.all:
@@ -125,16 +107,17 @@ def of_keras(kind):
     return numbers(kind, keras.Model, jit_compile=False)
 
 
+GRAPH = {"jit_compile": False}
 WAYS = {
-    "graph": (Layers, None, {"jit_compile": False}),
+    "graph": (Layers, None, GRAPH),
     "eager": (Layers, None, {"run_eagerly": True}),
     "XLA": (Layers, None, {"jit_compile": True}),
-    "mirrored": (Layers, "mirrored3", {"jit_compile": False}),
-    "central": (Layers, "central2", {"jit_compile": False}),
-    "sharded": (Layers, "sharded", {"jit_compile": False}),
-    "gradients": (Gradients, "central2", {"jit_compile": False}),
-    "gradients of sharded weights": (Gradients, "sharded", {"jit_compile": False}),
-    "a whole step": (WholeStep, "mirrored2", {"jit_compile": False}),
+    "mirrored": (Layers, "mirrored3", GRAPH),
+    "central": (Layers, "central2", GRAPH),
+    "sharded": (Layers, "sharded", GRAPH),
+    "gradients": (Gradients, "central2", GRAPH),
+    "gradients of sharded weights": (Gradients, "sharded", GRAPH),
+    "a whole step": (WholeStep, "mirrored2", GRAPH),
 }
 
 

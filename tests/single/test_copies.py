@@ -7,7 +7,7 @@ import joblib
 import keras
 import numpy as np
 import pytest
-from helpers import mirrored
+from helpers import FLOAT32, assert_close, assert_equal, mirrored
 from sklearn.base import clone
 
 import unisono
@@ -98,16 +98,13 @@ def test_copies_are_ours_and_train_on_with_the_bits_of_the_original(kind, tmp_pa
         assert type(copied.optimizer) is type(model.optimizer), how
         assert copied.optimizer.gradient_transformers, how
         assert copied._auto_jit and copied._auto_steps, how
-        for mine, original in zip(copied.get_weights(), weights, strict=True):
-            np.testing.assert_array_equal(mine, original, err_msg=how)
+        assert_equal(copied.get_weights(), weights, how)
         if how not in ("deepcopy", "file"):
             continue
         after = fit(copied)
-        for mine, first in zip(after, expected or after, strict=True):
-            np.testing.assert_array_equal(mine, first, err_msg=how)
+        assert_equal(after, expected or after, how)
         expected = expected or after
-    for mine, original in zip(fit(model), expected, strict=True):
-        np.testing.assert_allclose(mine, original, rtol=1e-5, atol=1e-6)  # two replicas; the copies have one
+    assert_close(fit(model), expected, FLOAT32)  # two replicas; the copies have one
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -149,9 +146,8 @@ def test_saved_configuration_under_our_name_gives_our_optimizer():
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")  # of an unused optimizer, as in Keras
 def test_wrapper_of_keras_for_scikit_learn_trains_with_ours():
     def build(X, y, units=3):
-        model = unisono.Sequential(
-            [keras.Input((4,)), keras.layers.Dense(units), keras.layers.Dense(2, "softmax")]
-        )
+        hidden, last = keras.layers.Dense(units), keras.layers.Dense(2, "softmax")
+        model = unisono.Sequential([keras.Input((4,)), hidden, last])
         model.compile("adam", "categorical_crossentropy")
         return model
 

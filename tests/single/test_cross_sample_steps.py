@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import TwoLayers
 from keras import ops
 from parity import Balanced, OfCall, X, assert_parity, trained
 
@@ -48,23 +49,19 @@ def norms(loss, gradients):
     return {"norm": norm, "perplexity": tf.exp(loss), "inner": {"rmse": tf.sqrt(loss)}}
 
 
-class Net(unisono.Model):
+class Net(TwoLayers):
     """A custom `train_step`: `loss_of` computes the loss, `changed` transforms the gradients, `logged` makes logs."""
 
     def __init__(
-        self, loss_of=squares, changed=lambda gradients: gradients, logged=lambda *_: {}, between=L.Identity
+        self, loss_of=squares, changed=lambda found: found, logged=lambda *_: {}, between=L.Identity
     ):
-        super().__init__()
-        self.first, self.between, self.last = L.Dense(6, activation="tanh"), between(), L.Dense(2)
+        super().__init__(between)
         self.loss_of, self.changed, self.logged = loss_of, changed, logged
         self.tracked = keras.metrics.Mean(name="tracked")
 
     @property
     def metrics(self):
         return [self.tracked]
-
-    def call(self, x, training=False):
-        return self.last(self.between(self.first(x), training=training))
 
     def train_step(self, data):
         x, y = data

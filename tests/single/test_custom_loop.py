@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from custom_loop import shared_out
 
 import unisono
 from unisono.distribute import global_batch_size, global_mean
@@ -28,16 +29,14 @@ def build(model_class=keras.Sequential):
 
 def loop(strategy, dtype, weighted, in_graph=True):
     """The losses of each step and the final weights."""
-    replicas = strategy.num_replicas_in_sync
     with strategy.scope():
         model, optimizer = build(), unisono.optimizers.Adam(**OPTIONS)
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
 
     def replica_step(x, y, weight):
         with tf.GradientTape() as tape:
-            loss = global_mean(
-                loss_fn(y, model(x, training=True)), sample_weight=weight if weighted else None
-            )
+            losses = loss_fn(y, model(x, training=True))
+            loss = global_mean(losses, sample_weight=weight if weighted else None)
         optimizer.minimize(loss, model.trainable_variables, tape=tape)
         return loss
 
@@ -47,13 +46,7 @@ def loop(strategy, dtype, weighted, in_graph=True):
     function = tf.function(train_step, reduce_retracing=True) if in_graph else train_step
     losses = []
     for step in range(STEPS):
-        cuts = [np.array_split(array, replicas) for array in batch(step, dtype)]
-        parts = [
-            strategy.experimental_distribute_values_from_function(
-                lambda context, cut=cut: tf.constant(cut[context.replica_id_in_sync_group])
-            )
-            for cut in cuts
-        ]
+        parts = [shared_out(strategy, array) for array in batch(step, dtype)]
         losses.append(float(function(*parts)))
     assert helpers.copies_are_equal([*model.trainable_variables, *optimizer.variables], strategy)
     return losses, model.get_weights()
@@ -121,34 +114,6 @@ def test_global_mean_outside_of_the_replicas_is_rejected():
         global_mean([1.0])
 
 
-def test_loop_written_without_global_mean_like_the_tutorials():
-    """`tf.nn.compute_average_loss` with the global batch size, then `apply_gradients`."""
-    strategy = helpers.mirrored(2)
-    with strategy.scope():
-        model, optimizer = build(), keras.optimizers.Adam(**OPTIONS)
-    unisono.optimizers.adopt(optimizer)
-    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
-
-    def replica_step(x, y, _):
-        with tf.GradientTape() as tape:
-            loss = tf.nn.compute_average_loss(loss_fn(y, model(x, training=True)), global_batch_size=ROWS)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-        return loss
-
-    @tf.function
-    def train(iterator):
-        for _ in tf.range(STEPS):
-            strategy.run(replica_step, args=next(iterator))
-
-    batches = [batch(step, "float32") for step in range(STEPS)]
-    data = tf.data.Dataset.from_tensor_slices(tuple(np.concatenate(part) for part in zip(*batches))).batch(
-        ROWS
-    )
-    train(iter(strategy.experimental_distribute_dataset(data)))
-    helpers.assert_close(model.get_weights(), fit("float32", False)[1], helpers.FLOAT32, "weights")
-
-
 def test_strategies_of_several_sizes_with_tensorflows_collectives_share_a_process():
     """TensorFlow gives the collectives of all `MirroredStrategy` instances one group of a fixed size."""
 
@@ -193,11 +158,7 @@ def test_loop_of_tensorflows_guide_draws_on_each_replica_and_counts_each_sample_
                 metric.update_state(ones, ones)
             return outputs
 
-        values = np.array_split(np.ones((rows, 8), "float32"), replicas)
-        batch = strategy.experimental_distribute_values_from_function(
-            lambda context: tf.constant(values[context.replica_id_in_sync_group])
-        )
-        masks = []
+        batch, masks = shared_out(strategy, np.ones((rows, 8), "float32")), []
         for step in (tf.function(replica_step), replica_step):
             for _ in range(2):
                 outputs = strategy.experimental_local_results(strategy.run(step, args=(batch,)))

@@ -12,35 +12,29 @@ import tensorflow as tf
 
 import unisono
 
-ROWS, FEATURES = 10, 3
+RANDOM = np.random.default_rng(0)
+X, Y = RANDOM.normal(size=(10, 3)).astype("float32"), RANDOM.normal(size=(10, 2)).astype("float32")
 # 4, 4 and 2 samples: uneven on 3 replicas, and one has none at the end. 5 samples are uneven too, and need one graph only.
 UNEVEN_END, EVEN_END = 4, 5
 
 
-def data() -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(0)
-    return (
-        random.normal(size=(ROWS, FEATURES)).astype("float32"),
-        random.normal(size=(ROWS, 2)).astype("float32"),
-    )
+class Base(helpers.TwoLayers):
+    """With the batch size and the number of replicas to compare; `whole`: evaluation and prediction are compared, too."""
 
+    batch, replicas, whole = EVEN_END, 2, False
 
-class Base(unisono.Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden = keras.layers.Dense(5, activation="tanh")
-        self.out = keras.layers.Dense(2)
-
-    def call(self, x, training=False):
-        return self.out(self.hidden(x))
+    def compile_for_test(self):
+        self.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"])
 
     def apply(self, tape, loss):
         weights = self.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
 
 
-class PlainMean(Base):
+class PlainMean(helpers.GradientsOfItsOwn, Base):
     """A loss of TensorFlow operations, a custom loss tracker, and logs that are not metrics."""
+
+    batch, replicas, whole = UNEVEN_END, 3, True
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,11 +44,10 @@ class PlainMean(Base):
     def metrics(self):
         return [self.tracker]
 
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(y - self(x, training=True)))
-        self.apply(tape, loss)
+    def loss_of(self, x, y):
+        return tf.reduce_mean(tf.square(y - self(x, training=True)))
+
+    def logs_of(self, loss, x):
         self.tracker.update_state(loss)
         return {"mean": self.tracker.result(), "now": loss, "twice": {"loss": 2 * loss}}
 
@@ -103,6 +96,12 @@ class Largest(keras.metrics.Metric):
 class LooksAtMetrics(KerasTutorial):
     """Uses metric results in the step, and logs them next to other values."""
 
+    batch, replicas = UNEVEN_END, 3
+
+    def compile_for_test(self):
+        metrics = [Largest(), keras.metrics.RootMeanSquaredError(), lambda y, p: keras.ops.max(p)]
+        self.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=metrics)
+
     def train_step(self, data):
         logs = super().train_step(data)
         worst = logs["compile_metrics"]["largest"]
@@ -131,118 +130,66 @@ class LossObject(Base):
 class OwnLossAndMetrics(Base):
     """Keras' step with `compute_loss` and `compute_metrics` overridden."""
 
+    whole = True
+
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         loss = super().compute_loss(x, y, y_pred, sample_weight, training)
-        return loss + 0.1 * tf.reduce_mean(tf.square(y_pred)) + 0.01 * tf.nn.l2_loss(self.out.kernel)
+        return loss + 0.1 * tf.reduce_mean(tf.square(y_pred)) + 0.01 * tf.nn.l2_loss(self.last.kernel)
 
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         logs = super().compute_metrics(x, y, y_pred, sample_weight)
-        return {**logs, "largest_weight": tf.reduce_max(self.out.kernel), "spread": tf.reduce_mean(y_pred)}
+        return {**logs, "largest_weight": tf.reduce_max(self.last.kernel), "spread": tf.reduce_mean(y_pred)}
 
 
 class LossUnderTheMetricsName(PlainMean):
     """The log "loss" is that of the last batch, although the model has a metric of that name, which is never updated."""
 
-    metrics = unisono.Model.metrics
+    metrics, replicas = unisono.Model.metrics, 2
 
-    def train_step(self, data):
-        logs = super().train_step(data)
-        return {"loss": logs["now"]}
+    def logs_of(self, loss, x):
+        return {"loss": loss}
 
     def test_step(self, data):
         return {"loss": super().test_step(data)["now"]}
 
 
-class CountsByHand(Base):
+class CountsByHand(helpers.GradientsOfItsOwn, Base):
     """A step written for `tf.distribute`: it divides by the global batch size itself."""
 
-    def train_step(self, data):
-        x, y = data
+    def loss_of(self, x, y):
         context = tf.distribute.get_replica_context()
         count = context.all_reduce("SUM", tf.cast(tf.shape(x)[0], y.dtype))
         halves = context.all_reduce(tf.distribute.ReduceOp.MEAN, [tf.constant(0.5), tf.constant(0.5)])
-        with tf.GradientTape() as tape:
-            loss = (
-                sum(halves) * tf.reduce_sum(tf.reduce_mean(tf.square(y - self(x, training=True)), -1)) / count
-            )
-        self.apply(tape, loss)
-        return {"loss": loss}
+        errors = tf.reduce_mean(tf.square(y - self(x, training=True)), -1)
+        return sum(halves) * tf.reduce_sum(errors) / count
 
 
-class ClippedWeights(PlainMean):
-    """Clips the weights after the update (a Wasserstein critic)."""
-
-    def apply(self, tape, loss):
-        super().apply(tape, loss)
-        for w in self.trainable_variables:
-            w.assign(tf.clip_by_value(w, -0.3, 0.3))
-
-
-class NoCall(unisono.Model):
+class NoCall(helpers.GradientsOfItsOwn, unisono.Model):
     """The step builds the layers itself."""
+
+    batch, replicas, whole = EVEN_END, 2, True
 
     def __init__(self) -> None:
         super().__init__()
         self.net = keras.Sequential([keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(2)])
 
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(y - self.net(x, training=True)))
-        weights = self.net.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
-        return {"loss": loss}
+    def compile_for_test(self):
+        self.compile(optimizer="adam")
+
+    def loss_of(self, x, y):
+        return tf.reduce_mean(tf.square(y - self.net(x, training=True)))
 
     def test_step(self, data):
-        x, y = data
-        return {"loss": tf.reduce_mean(tf.square(y - self.net(x)))}
+        return {"loss": self.loss_of(*data)}
 
     def predict_step(self, data):
         return self.net(data[0] if isinstance(data, tuple) else data)
 
 
-class GAN(unisono.Model):
-    """Keras' own example, with a latent vector that is the same for any number of replicas."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = keras.Sequential(
-            [keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(FEATURES)]
-        )
-        self.discriminator = keras.Sequential(
-            [keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(1)]
-        )
-        self.d_tracker = keras.metrics.Mean(name="d_loss")
-        self.g_tracker = keras.metrics.Mean(name="g_loss")
-
-    def compile(self, d_optimizer, g_optimizer, loss_fn):
-        super().compile()
-        self.d_optimizer, self.g_optimizer, self.loss_fn = d_optimizer, g_optimizer, loss_fn
-
-    @property
-    def metrics(self):
-        return [self.d_tracker, self.g_tracker]
-
-    def train_step(self, data):
-        real, latent = data
-        both = tf.concat([self.generator(latent), real], 0)
-        rows = tf.shape(real)[0]
-        labels = tf.concat([tf.ones((rows, 1)), tf.zeros((rows, 1))], 0)
-        with tf.GradientTape() as tape:
-            d_loss = self.loss_fn(labels, self.discriminator(both))
-        weights = self.discriminator.trainable_weights
-        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, weights), weights))
-        with tf.GradientTape() as tape:
-            g_loss = self.loss_fn(tf.zeros((rows, 1)), self.discriminator(self.generator(latent)))
-        weights = self.generator.trainable_weights
-        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, weights), weights))
-        self.d_tracker.update_state(d_loss)
-        self.g_tracker.update_state(g_loss)
-        return {"d_loss": self.d_tracker.result(), "g_loss": self.g_tracker.result()}
-
-
 class TimesReplicas(PlainMean):
     """Multiplies its logs by the number of replicas, as in guides that scale losses by the global batch size."""
+
+    batch, replicas, whole = EVEN_END, 2, False
 
     def train_step(self, data):
         x, y = data
@@ -257,59 +204,39 @@ class TimesReplicas(PlainMean):
             "loss": loss * replicas,
             "mean": tf.reduce_mean(errors) * replicas,
             "scaled": scaled * replicas,
-            "penalty": tf.reduce_sum(tf.square(self.out.kernel)) * replicas,
+            "penalty": tf.reduce_sum(tf.square(self.last.kernel)) * replicas,
             "tracked": self.tracker.result(),
         }
 
 
-def compile_usually(model: Any) -> None:
-    model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=["mae"])
+MODELS = [
+    PlainMean,
+    CountsByHand,
+    LooksAtMetrics,
+    LossObject,
+    OwnLossAndMetrics,
+    LossUnderTheMetricsName,
+    NoCall,
+    TimesReplicas,
+]
 
 
-def compile_with_metrics(model: Any) -> None:
-    metrics = [Largest(), keras.metrics.RootMeanSquaredError(), lambda y, p: keras.ops.max(p)]
-    model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse", metrics=metrics)
-
-
-def compile_gan(model: Any) -> None:
-    model.compile(
-        d_optimizer=keras.optimizers.Adam(0.02),
-        g_optimizer=unisono.optimizers.SGD(0.1, momentum=0.9),
-        loss_fn=keras.losses.BinaryCrossentropy(from_logits=True),
-    )
-
-
-MODELS = {
-    PlainMean: compile_usually,
-    CountsByHand: compile_usually,
-    LooksAtMetrics: compile_with_metrics,
-    LossObject: compile_usually,
-    OwnLossAndMetrics: compile_usually,
-    LossUnderTheMetricsName: lambda model: model.compile("adam", "mse"),
-    ClippedWeights: compile_usually,
-    NoCall: lambda model: model.compile(optimizer="adam"),
-    GAN: compile_gan,
-    TimesReplicas: compile_usually,
-}
-
-
-def train(cls: type, strategy: Any, eager: bool = False) -> dict[str, Any]:
+def train(cls: Any, strategy: Any, eager: bool = False) -> dict[str, Any]:
     keras.utils.set_random_seed(3)
     with helpers.scope(strategy):
         model = cls()
-        MODELS[cls](model)
+        model.compile_for_test()
         model.run_eagerly = eager
-    x, y = data()
-    batch_size = UNEVEN_END if cls in (PlainMean, LossUnderTheMetricsName, LooksAtMetrics, GAN) else EVEN_END
     batches: list[Any] = []
     record = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: batches.append((batch, logs))
     )
-    history = model.fit(x, y, batch_size=batch_size, epochs=2, shuffle=False, verbose=0, callbacks=[record])
-    result = {"history": history.history, "batches": batches, "weights": model.get_weights()}
-    if cls in (PlainMean, OwnLossAndMetrics, LossUnderTheMetricsName, NoCall):
-        result["evaluate"] = model.evaluate(x, y, batch_size=batch_size, verbose=0, return_dict=True)
-        result["predict"] = model.predict(x, batch_size=batch_size, verbose=0)
+    options = {"epochs": 2, "shuffle": False, "callbacks": [record]}
+    history = model.fit(X, Y, batch_size=cls.batch, verbose=0, **options).history
+    result = {"history": history, "batches": batches, "weights": model.get_weights()}
+    if cls.whole:
+        result["evaluate"] = model.evaluate(X, Y, batch_size=cls.batch, verbose=0, return_dict=True)
+        result["predict"] = model.predict(X, batch_size=cls.batch, verbose=0)
     if strategy is not None:
         assert helpers.copies_are_equal(model.weights, strategy)
     return result
@@ -334,14 +261,13 @@ def check(actual: dict[str, Any], expected: dict[str, Any]) -> None:
         helpers.assert_close(actual[what], value, helpers.FLOAT32, what)
 
 
-@pytest.mark.short("GAN", "PlainMean", "LossObject", "ClippedWeights", "TimesReplicas", "NoCall")
+@pytest.mark.short("PlainMean", "LossObject", "TimesReplicas", "NoCall")
 @pytest.mark.parametrize("cls", MODELS, ids=lambda cls: cls.__name__)
 def test_custom_step_on_uneven_replicas_equals_one_device(cls, one_device):
-    replicas = 3 if cls in (PlainMean, LooksAtMetrics, GAN) else 2  # one of three has no samples at the end
-    check(train(cls, helpers.mirrored(replicas)), one_device(cls))
+    check(train(cls, helpers.mirrored(cls.replicas)), one_device(cls))
 
 
-@pytest.mark.parametrize(("cls", "eager"), [(LooksAtMetrics, False), (GAN, True)])
+@pytest.mark.parametrize(("cls", "eager"), [(LooksAtMetrics, False), (PlainMean, True)])
 def test_custom_step_under_central_storage_equals_one_device(cls, eager, one_device):
     check(train(cls, helpers.strategy("central2"), eager), one_device(cls))
 
@@ -353,19 +279,17 @@ def test_custom_step_in_a_graph_on_one_device_equals_eager_steps(one_device):
 def test_custom_step_equals_a_loop_hand_written(one_device):
     keras.utils.set_random_seed(3)
     model = PlainMean()
-    x, y = data()
-    model(x)
+    model(X)
     optimizer = keras.optimizers.Adam(0.05)
     optimizer.build(model.trainable_variables)
     losses = []
-    for _ in range(2):
-        for first in range(0, ROWS, UNEVEN_END):
-            with tf.GradientTape() as tape:
-                rows = slice(first, first + UNEVEN_END)
-                loss = tf.reduce_mean(tf.square(y[rows] - model(x[rows])))
-            weights = model.trainable_variables
-            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
-            losses.append(float(loss))
+    for first in [*range(0, len(X), UNEVEN_END)] * 2:
+        with tf.GradientTape() as tape:
+            rows = slice(first, first + UNEVEN_END)
+            loss = tf.reduce_mean(tf.square(Y[rows] - model(X[rows])))
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        losses.append(float(loss))
     expected = one_device(PlainMean)
     helpers.assert_close([logs["now"] for _, logs in expected["batches"]], losses, helpers.FLOAT32)
     helpers.assert_close(expected["weights"], model.get_weights(), helpers.FLOAT32)
@@ -383,8 +307,8 @@ def test_optimizer_that_a_custom_step_never_uses_gets_no_variables():
     model = UsesAnother()
     model.other = keras.optimizers.SGD(0.1)
     model.compile("adam", "mse")
-    model.evaluate(*data(), verbose=0)  # builds the model for Keras' own test_step
-    model.fit(*data(), verbose=0)
+    model.evaluate(X, Y, verbose=0)  # builds the model for Keras' own test_step
+    model.fit(X, Y, verbose=0)
     assert model.other.built and not model.optimizer.built
 
 
@@ -397,7 +321,7 @@ def test_error_in_custom_step_is_the_users_own():
     model = Wrong()
     model.compile(optimizer="sgd")
     with pytest.raises(KeyError, match="mine"):
-        model.fit(*data(), verbose=0)
+        model.fit(X, Y, verbose=0)
 
 
 def test_train_step_of_another_model_can_call_keras_own():
@@ -409,5 +333,5 @@ def test_train_step_of_another_model_can_call_keras_own():
     with helpers.mirrored(2).scope():
         model = Counting()
         model.compile("sgd", "mse")
-    logs = model.train_on_batch(*data(), return_dict=True)
+    logs = model.train_on_batch(X, Y, return_dict=True)
     assert logs["one"] == pytest.approx(1.0)

@@ -18,13 +18,8 @@ from unisono.callbacks.trained_model import Times
 
 def make_model(strategy, optimizer=None, activation="tanh"):
     with strategy.scope():
-        model = unisono.Sequential(
-            [
-                keras.Input((3,)),
-                keras.layers.Dense(4, activation=activation, name="first"),
-                keras.layers.Dense(1, name="last"),
-            ]
-        )
+        first = keras.layers.Dense(4, activation=activation, name="first")
+        model = unisono.Sequential([keras.Input((3,)), first, keras.layers.Dense(1, name="last")])
         model.compile(optimizer or unisono.optimizers.SGD(0.1), "mse")
     return model
 
@@ -91,7 +86,7 @@ def test_anomaly_report_changes_no_number_of_a_healthy_run_and_leaves_nothing_be
         model = make_model(mirrored(2))
         model.fit(x, y, batch_size=7, epochs=2, verbose=0, callbacks=callbacks)
         weights.append(model.get_weights())
-    assert all(np.array_equal(a, b) for a, b in zip(*weights))
+    assert_equal(*weights)
     assert "_step_hooks" not in vars(model) and "_gradient_watch" not in vars(model.optimizer)
 
 
@@ -132,16 +127,9 @@ def test_slow_generator_warns_in_a_real_fit(monkeypatch):
                 clock.sleep(float(waits[0]))
             yield np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
 
-    model = make_model(tf.distribute.get_strategy())
+    model, options = make_model(tf.distribute.get_strategy()), {"steps_per_epoch": 8, "shuffle": False}
     with pytest.warns(ours.SlowInputWarning, match="prefetch"):
-        model.fit(
-            batches(),
-            steps_per_epoch=8,
-            epochs=3,
-            verbose=0,
-            shuffle=False,
-            callbacks=[ours.Diagnosis(least_seconds=0.0)],
-        )
+        model.fit(batches(), epochs=3, verbose=0, callbacks=[ours.Diagnosis(least_seconds=0.0)], **options)
 
 
 def worker(waited, computing=10.0, waiting_for_input=0.1):
@@ -169,12 +157,10 @@ def test_retracing_names_the_part_of_the_batch_that_changes():
         for rows in (2, 3, 4, 5, 6, 7):
             yield np.ones((rows, 3), "float32"), np.ones((rows, 1), "float32")
 
-    with pytest.warns(
-        ours.RetracingWarning, match=r"compiled 3 times.*`x` was float32 \(2, 3\), float32 \(3, 3\)"
-    ):
-        make_model(tf.distribute.get_strategy()).fit(
-            batches(), steps_per_epoch=6, verbose=0, shuffle=False, callbacks=[ours.Diagnosis(compilations=2)]
-        )
+    model, options = make_model(tf.distribute.get_strategy()), {"steps_per_epoch": 6, "shuffle": False}
+    message = r"compiled 3 times.*`x` was float32 \(2, 3\), float32 \(3, 3\)"
+    with pytest.warns(ours.RetracingWarning, match=message):
+        model.fit(batches(), verbose=0, callbacks=[ours.Diagnosis(compilations=2)], **options)
 
 
 def test_diagnosis_of_a_healthy_run_is_silent(monkeypatch):

@@ -14,13 +14,12 @@ X = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
 class Contrastive(unisono.Sequential):
     def train_step(self, data):
         x = data[0] if isinstance(data, tuple) else data
-        with tf.GradientTape() as tape:
-            z = self(x, training=True)
-            similar = tf.matmul(z, z, transpose_b=True)
-            loss = tf.reduce_mean(tf.square(similar)) - tf.reduce_mean(tf.linalg.diag_part(similar))
-        variables = self.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
-        return {"loss": loss}
+        return {"loss": helpers.descend(lambda: self.loss_of(x), self.optimizer, self.trainable_variables)}
+
+    def loss_of(self, x):
+        z = self(x, training=True)
+        similar = tf.matmul(z, z, transpose_b=True)
+        return tf.reduce_mean(tf.square(similar)) - tf.reduce_mean(tf.linalg.diag_part(similar))
 
 
 def made(kind, strategy):

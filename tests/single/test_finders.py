@@ -106,9 +106,8 @@ def test_rates_and_losses_are_those_of_one_replica():
             model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
             model.compile(unisono.optimizers.SGD(0.01), "mse")
         before = [w.tobytes() for w in model.get_weights()]
-        results.append(
-            unisono.find_learning_rate(model, X, Y, batch_size=4, lowest=1e-3, highest=100, steps=40)
-        )
+        options = {"batch_size": 4, "lowest": 1e-3, "highest": 100, "steps": 40}
+        results.append(unisono.find_learning_rate(model, X, Y, **options))
         assert [w.tobytes() for w in model.get_weights()] == before
     one, three = results
     assert one.rates == pytest.approx([1e-3 * 1e5 ** (i / 39) for i in range(len(one.rates))])
@@ -121,6 +120,7 @@ def test_rates_and_losses_are_those_of_one_replica():
 
 def test_what_cannot_be_searched_is_rejected():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    scheduled = make_model(optimizer=keras.optimizers.SGD(schedule))
     unbuilt = unisono.Sequential([keras.layers.Dense(1)])
     unbuilt.compile("sgd", "mse")
     generator = iter([(X, Y)] * 9)
@@ -134,12 +134,7 @@ def test_what_cannot_be_searched_is_rejected():
             {},
             "`find_learning_rate` needs an input that can be read without side effects",
         ),
-        (
-            make_model(optimizer=keras.optimizers.SGD(schedule)),
-            (X, Y),
-            {},
-            "has one schedule or several: compile",
-        ),
+        (scheduled, (X, Y), {}, "has one schedule or several: compile"),
         (unbuilt, (X, Y), {}, r"has not created its variables: begin it with a keras\.Input"),
         (keras.Sequential([keras.layers.Dense(1)]), (X, Y), {}, r"call `unisono\.adopt\(model\)` first"),
         (unisono.Sequential([keras.Input((3,))]), (X, Y), {}, "compile"),

@@ -8,7 +8,7 @@ import threading
 import keras
 import numpy as np
 import tensorflow as tf
-from helpers import mirrored
+from helpers import assert_equal, mirrored
 
 import unisono
 from unisono.trainer.step.global_metrics import losses_count_samples, metrics_of
@@ -106,21 +106,13 @@ def program(kind, seed, turn):
         turn()
         return keras.ops.mean((y - p) ** 2, axis=-1)
 
+    layers, start = keras.layers, keras.initializers.GlorotUniform
     with (mirrored(2) if kind == "two replicas" else tf.distribute.get_strategy()).scope():
-        model = (keras if kind == "plain Keras" else unisono).Sequential(
-            [
-                keras.Input((3,)),
-                keras.layers.Dense(4, kernel_initializer=keras.initializers.GlorotUniform(seed)),
-                Yields(turn),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dropout(0.3, seed=seed),
-                keras.layers.Dense(
-                    1,
-                    activity_regularizer=spread,
-                    kernel_initializer=keras.initializers.GlorotUniform(seed + 1),
-                ),
-            ]
-        )
+        hidden = layers.Dense(4, kernel_initializer=start(seed)), Yields(turn)
+        random = layers.BatchNormalization(), layers.Dropout(0.3, seed=seed)
+        last = layers.Dense(1, activity_regularizer=spread, kernel_initializer=start(seed + 1))
+        package = keras if kind == "plain Keras" else unisono
+        model = package.Sequential([keras.Input((3,)), *hidden, *random, last])
         model.compile(keras.optimizers.Adam(0.05), loss, metrics=["mae", Largest(turn)])
     rng = np.random.default_rng(seed)
     x, y = rng.normal(size=(2, ROWS, 3)).astype("float32")
@@ -158,8 +150,7 @@ def test_fits_in_three_threads_have_the_numbers_that_each_has_alone():
     switches = sum(first != second for first, second in zip(turns.taken, turns.taken[1:]))
     assert switches > 20
     for kind in KINDS:
-        for one, other in zip(alone[kind][0], found[kind][0], strict=True):
-            np.testing.assert_array_equal(one, other, kind)
+        assert_equal(found[kind][0], alone[kind][0], kind)
         assert alone[kind][1] == found[kind][1], kind
 
 

@@ -8,15 +8,8 @@ import pytest
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
 PROGRAM = pathlib.Path(__file__).parents[1] / "gpu_traces.py"
-INPUT_ONLY = {
-    "AddV2",
-    "AssignVariableOp",
-    "Cast",
-    "ExpandDims",
-    "Mul",
-    "Pack",
-    "Reshape",
-}  # sample indices and their count
+# Sample indices and their count.
+INPUT_ONLY = {"AddV2", "AssignVariableOp", "Cast", "ExpandDims", "Mul", "Pack", "Reshape"}
 FROM_HOST = INPUT_ONLY | {"GatherV2", "Slice"}  # the host selects the samples
 OF_SHAPES = {"Cast", "ConcatV2", "DynamicStitch", "FloorDiv", "GatherV2", "Mul", "Prod", "StridedSlice"}
 # The number of samples in a mean, and the shapes of a replica's tensors.

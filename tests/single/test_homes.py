@@ -36,10 +36,11 @@ def trained(make, name):
     strategy = helpers.strategy(name)
     model = make(lambda: helpers.scope(strategy))
     history = model.fit(X, X[:, :1], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
-    for variable in model.variables:
-        copies = strategy.experimental_local_results(variable.value) if strategy else [variable.value]
-        assert len(copies) == (strategy.num_replicas_in_sync if strategy else 1), variable.path
-        assert all(np.array_equal(copies[0].numpy(), copy.numpy()) for copy in copies), variable.path
+    if strategy:
+        assert helpers.copies_are_equal(model.variables, strategy)
+        for variable in model.variables:
+            copies = strategy.experimental_local_results(variable.value)
+            assert len(copies) == strategy.num_replicas_in_sync, variable.path
     others = [part.predict(X, verbose=0) for part in getattr(model, "used_before", [])]
     return history, model.get_weights(), model.predict(X, verbose=0), others
 
@@ -76,11 +77,13 @@ def adopted_before(scope):
     return model
 
 
-def low_rank_after_training(scope):
+def low_rank_after_training(scope, quantized=False):
     with scope():
         model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
         model.compile(unisono.optimizers.Adam(0.1), "mse", run_eagerly=True)
     model.fit(X, X[:, :1], batch_size=BATCH, shuffle=False, verbose=0)
+    if quantized:
+        model.quantize("int8")
     model.layers[0].enable_lora(2)
     model.compile(unisono.optimizers.Adam(0.1), "mse", run_eagerly=True)
     return model
@@ -134,14 +137,7 @@ def head_outside_of_the_scope(scope):
 
 
 def quantized_after_training(scope):
-    with scope():
-        model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
-        model.compile(unisono.optimizers.Adam(0.1), "mse", run_eagerly=True)
-    model.fit(X, X[:, :1], batch_size=BATCH, shuffle=False, verbose=0)
-    model.quantize("int8")
-    model.layers[0].enable_lora(2)
-    model.compile(unisono.optimizers.Adam(0.1), "mse", run_eagerly=True)
-    return model
+    return low_rank_after_training(scope, quantized=True)
 
 
 def optimizer_made_before_half_precision(scope):

@@ -80,17 +80,13 @@ def make_strategy(replicas):
 def make_model(strategy, eager=False):
     keras.utils.set_random_seed(3)
     with strategy.scope():
-        model = unisono.Sequential(
-            [keras.Input((3,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(3)]
-        )
-        model.compile(
-            unisono.optimizers.SGD(0.1),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-            weighted_metrics=["accuracy"],
-            jit_compile=False,  # choosing the fastest mode would only cost time here
-            run_eagerly=eager,
-        )
+        hidden = keras.layers.Dense(4, activation="tanh")
+        model = unisono.Sequential([keras.Input((3,)), hidden, keras.layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        accuracy = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
+        # Choosing the fastest mode would only cost time here.
+        way = {"run_eagerly": eager, "jit_compile": False}
+        model.compile(unisono.optimizers.SGD(0.1), loss, **accuracy, **way)
     return model, model.get_weights()
 
 

@@ -48,10 +48,9 @@ def test_dataset_by_function_begins_again_where_an_epoch_finds_its_end(steps):
     begun = []
     count = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: begun.append(batch))
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(6)
-    expected = fit(dense(keras), data, epochs=5, steps_per_epoch=steps)
-    found = fit(
-        dense(unisono), by_function, strategy=mirrored(2), epochs=5, steps_per_epoch=steps, callbacks=[count]
-    )
+    options = {"epochs": 5, "steps_per_epoch": steps}
+    expected = fit(dense(keras), data, **options)
+    found = fit(dense(unisono), by_function, strategy=mirrored(2), callbacks=[count], **options)
     equal(found, expected)
     assert len(found[0]) == 5 and begun == [*range(steps)] * 5
 
@@ -77,9 +76,8 @@ def test_strings_are_found_by_name(declared, replicas):
     x = {"word": WORDS, "a number": X}
     data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(5)
     expected = fit(with_words(keras, structure), data)
-    equal(
-        fit(with_words(unisono, structure), data, strategy=mirrored(2) if replicas == 2 else None), expected
-    )
+    strategy = mirrored(2) if replicas == 2 else None
+    equal(fit(with_words(unisono, structure), data, strategy=strategy), expected)
     equal(fit(with_words(unisono, structure), x, Y, batch_size=5), expected)
 
 
@@ -108,7 +106,6 @@ def test_targets_with_more_samples_than_inputs_are_rejected(known, replicas):
     data = tf.data.Dataset.from_tensor_slices((X[:18], Y[:18])).batch(6, drop_remainder=known)
     data = data.map(lambda x, y: (x, tf.concat([y, y], 0)))
     error = ValueError if known else tf.errors.InvalidArgumentError
-    with pytest.raises(
-        error, match="different numbers of samples" if known else "`y` must have as many samples as `x`"
-    ):
+    message = "different numbers of samples" if known else "`y` must have as many samples as `x`"
+    with pytest.raises(error, match=message):
         fit(dense(unisono), data, strategy=mirrored(2) if replicas == 2 else None)

@@ -21,9 +21,9 @@ TARGET = RANDOM.normal(size=(ROWS, 1)).astype("float32")
 WORDS = np.array([f"w{i % 3} v{i % 2}" for i in range(ROWS)])
 
 
-def compiled(inputs, outputs):
-    model = unisono.Model(inputs, outputs)
-    model.compile(unisono.optimizers.SGD(0.05), "mse", metrics=["mae"], jit_compile=False)
+def compiled(*made, loss="mse", metrics=("mae",)):
+    model = made[0] if len(made) == 1 else unisono.Model(*made)
+    model.compile(unisono.optimizers.SGD(0.05), loss, metrics=metrics and [*metrics], jit_compile=False)
     return model
 
 
@@ -78,18 +78,6 @@ class MeanOfWords(unisono.Model):
         return self.out(tf.reduce_sum(vectors * mask, 1) / tf.reduce_sum(mask, 1))
 
 
-def ragged_model():
-    model = MeanOfWords()
-    model.compile(unisono.optimizers.SGD(0.05), "mse", metrics=["mae"], jit_compile=False)
-    return model
-
-
-def extension_model():
-    model = SpanModel()
-    model.compile(unisono.optimizers.SGD(0.01), "mse", jit_compile=False)
-    return model
-
-
 @keras.saving.register_keras_serializable("tests")
 class RaggedMean(layers.Layer):
     """The mean of each sample's values."""
@@ -131,9 +119,7 @@ def two_by_two_model():
     a, b = keras.Input((4,), name="a"), keras.Input((1,), name="b")
     joined = layers.Concatenate()([a, b])
     outputs = {"p": layers.Dense(1, name="p")(joined), "q": layers.Dense(1, name="q")(joined)}
-    model = unisono.Model({"a": a, "b": b}, outputs)
-    model.compile(unisono.optimizers.SGD(0.05), {"p": "mse", "q": "mae"}, jit_compile=False)
-    return model
+    return compiled({"a": a, "b": b}, outputs, loss={"p": "mse", "q": "mae"}, metrics=None)
 
 
 def narrow_model():
@@ -145,9 +131,13 @@ LENGTHS = np.arange(ROWS) % 3 + 1
 RAGGED = tf.RaggedTensor.from_row_lengths(np.arange(LENGTHS.sum()) % 6, LENGTHS)
 CASES = {
     "sparse": (sparse_model, tf.sparse.from_dense(np.maximum(DENSE, 0)), TARGET),
-    "ragged": (ragged_model, RAGGED, TARGET),
+    "ragged": (lambda: compiled(MeanOfWords()), RAGGED, TARGET),
     "ragged, functional": (functional_ragged_model, RAGGED, TARGET),
-    "extension type": (extension_model, Span(DENSE, tf.cast(RAGGED, tf.float32)), TARGET),
+    "extension type": (
+        lambda: compiled(SpanModel(), metrics=None),
+        Span(DENSE, tf.cast(RAGGED, tf.float32) / 9),
+        TARGET,
+    ),
     "text": (text_model, WORDS, TARGET),
     "lookup": (lookup_model, WORDS[:, None], TARGET),
     "normalized": (normalized_model, DENSE, TARGET),
@@ -168,11 +158,8 @@ def results(case, replicas, as_dataset, eager):
         given = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)}
     history = model.fit(**given, epochs=2, shuffle=False, verbose=0).history
     weights = [w for w in model.get_weights() if np.asarray(w).dtype.kind == "f"]
-    del given["x"]
-    predicted = model.predict(
-        tf.data.Dataset.from_tensor_slices(x).batch(BATCH) if as_dataset else x, verbose=0
-    )
-    return [history["loss"], weights, predicted]
+    data = tf.data.Dataset.from_tensor_slices(x).batch(BATCH) if as_dataset else x
+    return [history["loss"], weights, model.predict(data, verbose=0)]
 
 
 @pytest.mark.short("scalars and two outputs", "ragged, functional", "lookup")
@@ -197,10 +184,6 @@ def test_model_with_composite_inputs_is_saved_and_opened_with_and_without_us(cas
     helpers.assert_close(np.asarray(plain(x)), right, helpers.FLOAT32)
 
 
-def plain_model():
-    return normalized_model()
-
-
 def test_error_of_a_generator_leaves_the_weights_of_the_last_good_step_and_closes_everything():
     class Own(Exception):
         pass
@@ -217,20 +200,20 @@ def test_error_of_a_generator_leaves_the_weights_of_the_last_good_step_and_close
         raise Own("the file ends here")
 
     keras.utils.set_random_seed(4)
-    model, seen = plain_model(), Closed()
+    model, seen = normalized_model(), Closed()
     with pytest.raises(Own, match="the file ends here") as caught:
         model.fit(broken(), verbose=0, callbacks=[seen])
     assert "batch 2 of epoch 0" in caught.value.__notes__[0]
     assert seen.steps == 2
     keras.utils.set_random_seed(4)
-    right = plain_model()
+    right = normalized_model()
     right.fit(DENSE[:8], TARGET[:8], batch_size=4, shuffle=False, verbose=0)
     helpers.assert_close(model.get_weights(), right.get_weights(), 0.0)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("unisono-feed")]
 
 
 def test_many_fits_of_one_model_neither_trace_again_nor_keep_anything():
-    model = plain_model()
+    model = normalized_model()
     kinds = [
         lambda: {"x": DENSE, "y": TARGET, "batch_size": BATCH},
         lambda: {"x": iter([(DENSE[:4], TARGET[:4])] * 3)},
@@ -279,7 +262,7 @@ def broken_pipeline():
 
 @pytest.mark.parametrize("method", ["evaluate", "predict"])
 def test_error_of_a_pipeline_says_at_which_step_it_came(method):
-    model = plain_model()
+    model = normalized_model()
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         getattr(model, method)(broken_pipeline(), verbose=0)
     assert any("step 3 of the epoch" in note for note in caught.value.__notes__)

@@ -23,12 +23,10 @@ def test_bytes_of_a_small_model_are_those_counted_manually():
     weights = NUMBER * (9 * 16 + 17 * 4)
     assert (memory.weights, memory.trained, memory.largest_layer) == (weights, weights, NUMBER * 9 * 16)
     assert memory.vectors == NUMBER * (16 + 4)
-    assert memory.optimizer_state == 2 * weights + NUMBER + 8, (
-        "two for each weight, the learning rate and the count"
-    )
-    kept = (
-        8 + 16 + 4
-    )  # the inputs of both layers, one of them the output of relu, and the difference in the loss
+    state = 2 * weights + NUMBER + 8  # two for each weight, the learning rate and the count
+    assert memory.optimizer_state == state
+    # The inputs of both layers, one of them the output of relu, and the difference in the loss.
+    kept = 8 + 16 + 4
     assert memory.activations == NUMBER * kept and memory.always < 50
 
 

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import FLOAT64, assert_close, scope, strategy
+from helpers import FLOAT64, assert_close, descend, scope, strategy
 
 import unisono
 
@@ -30,10 +30,7 @@ class Base:
         return tf.reduce_mean(tf.square(y - self(x, training=True)))
 
     def update(self, x, y):
-        weights = self.trainable_variables
-        with tf.GradientTape() as tape:
-            error = self.error(x, y)
-        self.optimizer.apply_gradients(zip(tape.gradient(error, weights), weights))
+        error = descend(lambda: self.error(x, y), self.optimizer, self.trainable_variables)
         self.tracker.update_state(error)
         self.count.assign_add(1)
         return error

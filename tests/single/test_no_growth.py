@@ -42,22 +42,26 @@ def graphs():
     return sum(isinstance(o, tf.__internal__.FuncGraph) for o in gc.get_objects())
 
 
-def traces(function):
-    """All traces of the functions of a step function."""
-    return function.compilations()
+def traces_after_fifty(call, *functions):
+    """The traces of some functions of a model, which fifty calls leave constant, as they do objects and graphs."""
+    model, after = model_under(), {}
+    for number in range(1, 51):
+        call(model)
+        if number in (2, 20, 50):
+            traced = [getattr(model, function).compilations() for function in functions]
+            after[number] = traced, graphs(), objects()
+    assert after[2][0] == after[20][0] == after[50][0]
+    assert after[2][1] >= after[20][1] >= after[50][1]  # an earlier test may still release some
+    assert after[50][2][0] - after[20][2][0] < FEW and after[50][2][1] <= after[20][2][1]
+    return after[50][0]
 
 
 def test_fifty_fits_trace_once_and_leave_no_object():
-    model = model_under()
-    after = {}
-    for call in range(1, 51):
+    def fit(model):
         model.fit(X, Y, batch_size=BATCH, validation_data=(X, Y), verbose=0)
-        if call in (2, 20, 50):
-            after[call] = traces(model.train_function), traces(model.test_function), graphs(), objects()
-    assert after[2][:2] == after[20][:2] == after[50][:2]
-    assert after[2][2] >= after[20][2] >= after[50][2]  # an earlier test may still release some
-    assert after[50][:2] == (1, 1)  # for the full batches and the last one
-    assert after[50][3][0] - after[20][3][0] < FEW and after[50][3][1] <= after[20][3][1]
+
+    # For the full batches and the last one.
+    assert traces_after_fifty(fit, "train_function", "test_function") == [1, 1]
 
 
 BATCHES = [(X[i : i + BATCH], Y[i : i + BATCH]) for i in range(0, ROWS, BATCH)]
@@ -128,29 +132,23 @@ def test_fifty_short_fits_of_every_kind_leave_no_thread_iterator_graph_or_file(t
 
 
 def test_fifty_evaluations_and_predictions_trace_once_and_leave_no_object():
-    model = model_under()
-    after = {}
-    for call in range(1, 51):
+    def use(model):
         model.evaluate(X, Y, batch_size=BATCH, verbose=0)
         model.predict(X, batch_size=BATCH, verbose=0)
-        if call in (2, 20, 50):
-            after[call] = traces(model.test_function), traces(model.predict_function), graphs(), objects()
-    assert after[2][:2] == after[20][:2] == after[50][:2]
-    assert after[2][2] >= after[20][2] >= after[50][2]  # an earlier test may still release some
-    assert after[50][1] <= 2
-    assert after[50][3][0] - after[20][3][0] < FEW and after[50][3][1] <= after[20][3][1]
+
+    assert traces_after_fifty(use, "test_function", "predict_function")[1] <= 2
 
 
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"steps_per_execution": 2}], ids=str)
 def test_last_partial_batch_is_traced_once(options):
     model = model_under(**options)
     model.fit(X, Y, batch_size=BATCH, verbose=0)
-    first = traces(model.train_function)
+    first = model.train_function.compilations()
     model.fit(X, Y, batch_size=BATCH, epochs=6, verbose=0)
     model.fit(X, Y, batch_size=BATCH, shuffle=False, epochs=2, verbose=0)
     model.fit(X, Y, batch_size=BATCH, shuffle=False, epochs=2, verbose=0)
     assert first <= 2
-    assert traces(model.train_function) <= first + 2  # in-order samples are read by another function
+    assert model.train_function.compilations() <= first + 2  # in-order samples are read by another function
 
 
 def test_data_of_another_length_is_not_traced_again():
@@ -160,27 +158,23 @@ def test_data_of_another_length_is_not_traced_again():
         model.fit(*data, batch_size=BATCH, verbose=0)
         model.evaluate(*data, batch_size=BATCH, verbose=0)
         model.predict(data[0], batch_size=BATCH, verbose=0)
-    assert traces(model.train_function) == traces(model.test_function) == 1
-    assert traces(model.predict_function) <= 2  # the second length leaves the batch size unknown
+    assert model.train_function.compilations() == model.test_function.compilations() == 1
+    assert model.predict_function.compilations() <= 2  # the second length leaves the batch size unknown
 
 
-def test_new_datasets_of_one_kind_are_not_traced_again():
-    model = model_under()
-    model.fit(dataset(), epochs=2, verbose=0)
-    first, alive = traces(model.train_function), graphs()
+@pytest.mark.parametrize("case", ["new datasets of one kind", "several replicas"])
+def test_what_a_fit_traced_is_not_traced_again(case):
+    model = model_under(mirrored(2) if case == "several replicas" else None)
+
+    def fit():
+        given = {"x": X, "y": Y, "batch_size": BATCH} if case == "several replicas" else {"x": dataset()}
+        model.fit(**given, epochs=2, verbose=0)
+
+    fit()
+    first, alive = model.train_function.compilations(), graphs()
     for _ in range(10):
-        model.fit(dataset(), epochs=2, verbose=0)
-    assert traces(model.train_function) == first
-    assert graphs() <= alive
-
-
-def test_several_replicas_trace_once():
-    model = model_under(mirrored(2))
-    model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
-    first, alive = traces(model.train_function), graphs()
-    for _ in range(5):
-        model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
-    assert traces(model.train_function) == first <= 2
+        fit()
+    assert model.train_function.compilations() == first <= 2
     assert graphs() <= alive
 
 
@@ -190,7 +184,12 @@ def test_single_batches_trace_once():
         model.train_on_batch(X[:BATCH], Y[:BATCH])
         model.test_on_batch(X[:BATCH], Y[:BATCH])
         model.predict_on_batch(X[:BATCH])
-    assert traces(model.train_function) == traces(model.test_function) == traces(model.predict_function) == 1
+    assert (
+        model.train_function.compilations()
+        == model.test_function.compilations()
+        == model.predict_function.compilations()
+        == 1
+    )
 
 
 @pytest.mark.short("1")

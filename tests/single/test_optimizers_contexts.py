@@ -67,17 +67,14 @@ def take_four_steps(strategy, variable, optimizer, way="traced step"):
         function()
 
 
-@pytest.mark.parametrize(
-    ("way", "name"),
-    [
-        *(
-            ("traced step", name)
-            for name in ("none", "one", "mirrored1", "mirrored2", "mirrored3", "central2")
-        ),
-        *(("loop in the graph", name) for name in ("none", "mirrored2", "central2")),
-        *(("eager step", name) for name in ("mirrored2", "central2")),
-    ],
-)
+WAYS = {
+    "traced step": ["none", "one", "mirrored1", "mirrored2", "mirrored3", "central2"],
+    "loop in the graph": ["none", "mirrored2", "central2"],
+    "eager step": ["mirrored2", "central2"],
+}
+
+
+@pytest.mark.parametrize(("way", "name"), [(way, name) for way, names in WAYS.items() for name in names])
 def test_first_use_inside_of_steps(way, name, after_four_steps):
     strategy = helpers.strategy(name)
     variable, optimizer = make(strategy)

@@ -49,17 +49,12 @@ class Hidden(unisono.Model):
                 losses[name] = tf.reduce_mean(tf.square(y - net(x)))
             weights = net.trainable_variables
             gradients = tape.gradient(losses[name], weights)
+            optimizer, pairs = self.optimizer_of(name), zip(gradients, weights)
             if name == "b":  # a rule that uses all gradients at once
-                optimizer = self.optimizer_of(name)
-                gradients = [
-                    g
-                    for g, _ in unisono.optimizers.adopt(optimizer).aggregate_gradients(
-                        zip(gradients, weights)
-                    )
-                ]
-                optimizer.apply_gradients(zip(gradients, weights), skip_gradients_aggregation=True)
+                pairs = unisono.optimizers.adopt(optimizer).aggregate_gradients(pairs)
+                optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
             else:
-                self.optimizer_of(name).apply_gradients(zip(gradients, weights))
+                optimizer.apply_gradients(pairs)
         return losses
 
 
@@ -76,8 +71,7 @@ def numbers(make, strategy, optimizer=None):
 @pytest.mark.parametrize("place", ["private", "nested", "object"])
 def test_an_optimizer_that_is_found_nowhere_is_adopted_when_it_is_called(place):
     one, two = (numbers(lambda: Hidden(place), strategy) for strategy in (None, helpers.mirrored(2)))
-    for actual, expected in zip(two, one):
-        helpers.assert_close(actual, expected, 1e-5)
+    helpers.assert_close(two, one, helpers.FLOAT32)
 
 
 @pytest.mark.short("2-UnitSteps", "3-ClipsAll")
@@ -88,5 +82,4 @@ def test_an_optimizer_that_reads_all_gradients_is_given_those_of_the_global_batc
         return unisono.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(2)])
 
     one = numbers(make, None, optimizer(0.05))
-    for actual, expected in zip(numbers(make, helpers.mirrored(replicas), optimizer(0.05)), one):
-        helpers.assert_close(actual, expected, 1e-5)
+    helpers.assert_close(numbers(make, helpers.mirrored(replicas), optimizer(0.05)), one, helpers.FLOAT32)

@@ -50,24 +50,13 @@ def train(optimizer_of, replicas, dtype="float64", sparse=False, in_graph=True, 
         strategy = sharded(strategy, level)
     with strategy.scope():
         numbers = np.random.default_rng(1)
-        variables = [
-            keras.Variable(numbers.normal(size=s), dtype=dtype, name=f"v{i}") for i, s in enumerate(SHAPES)
-        ]
+        variables = [keras.Variable(numbers.normal(size=shape), dtype=dtype) for shape in SHAPES]
         optimizer = optimizer_of()
 
-    def part(rows, replica):
-        mine = rows[replica::replicas]
-        return tf.constant(mine.sum(0) / ROWS)
-
     def replica_step(gradients):
-        if sparse:
-            half = tf.IndexedSlices(gradients[0] / 2, tf.range(4), tf.constant(SHAPES[0]))
-            gradients = [
-                tf.IndexedSlices(
-                    tf.concat([half.values] * 2, 0), tf.concat([half.indices] * 2, 0), half.dense_shape
-                ),
-                gradients[1],
-            ]
+        if sparse:  # every slice in two halves
+            halves, rows = tf.concat([gradients[0] / 2] * 2, 0), tf.concat([tf.range(4)] * 2, 0)
+            gradients = [tf.IndexedSlices(halves, rows, tf.constant(SHAPES[0])), gradients[1]]
         optimizer.apply_gradients(zip(gradients, variables))
 
     def step(gradients):
@@ -75,14 +64,13 @@ def train(optimizer_of, replicas, dtype="float64", sparse=False, in_graph=True, 
 
     function = tf.function(step) if in_graph else step
 
-    def spread(value_of):
+    def spread(rows):
         return strategy.experimental_distribute_values_from_function(
-            lambda context: value_of(context.replica_id_in_sync_group)
+            lambda context: tf.constant(rows[context.replica_id_in_sync_group :: replicas].sum(0) / ROWS)
         )
 
     for number in range(STEPS):
-        batch = row_gradients(number, dtype)
-        function([spread(lambda r, rows=rows: part(rows, r)) for rows in batch])
+        function([spread(rows) for rows in row_gradients(number, dtype)])
     assert helpers.copies_are_equal([*variables, *optimizer.variables], strategy)
     return [v.numpy() for v in [*variables, *optimizer.variables]]
 
@@ -100,44 +88,36 @@ def on_one_device():
     return result
 
 
+def adam_with(name):
+    return lambda: optimizers.Adam(**{"learning_rate": 0.05, **OPTIONS[name]})
+
+
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_option_on_replicas_equals_one_device(name, replicas, on_one_device):
-    def make():
-        return optimizers.Adam(**{"learning_rate": 0.05, **OPTIONS[name]})
-
-    found = train(make, replicas, in_graph=replicas == 2)
-    helpers.assert_close(found, on_one_device(name, make), helpers.FLOAT64, name)
+    found = train(adam_with(name), replicas, in_graph=replicas == 2)
+    helpers.assert_close(found, on_one_device(name, adam_with(name)), helpers.FLOAT64, name)
 
 
 @pytest.mark.short("accumulation", "global_clipnorm and decay", "loss scale", "aggregator")
 @pytest.mark.parametrize("number", range(len(OPTIONS)), ids=list(OPTIONS))
 def test_option_with_sharded_state_equals_one_device(number, on_one_device):
-    name = list(OPTIONS)[number]
-    cases = [
-        (3, "gradients"),
-        (2, "optimizer"),
-        (3, "weights"),
-        (2, "gradients"),
-        (3, "optimizer"),
-        (2, "weights"),
-    ]
-    replicas, level = cases[number % 6]
+    name, level = list(OPTIONS)[number], ("gradients", "optimizer", "weights")[number % 3]
+    actual = train(adam_with(name), 3 - number % 2, level=level, in_graph=name == "accumulation")
+    helpers.assert_close(actual, on_one_device(name, adam_with(name)), helpers.FLOAT64, name)
 
-    def make():
-        return optimizers.Adam(**{"learning_rate": 0.05, **OPTIONS[name]})
 
-    actual = train(make, replicas, level=level, in_graph=name == "accumulation")
-    helpers.assert_close(actual, on_one_device(name, make), helpers.FLOAT64, name)
+def rule(name):
+    """A rule, the dtype as in Keras, and the tolerance; Muon's iteration amplifies the order of summation."""
+    dtype, tolerance = ("float32", 1e-4) if name == "Muon" else ("float64", helpers.FLOAT64)
+    return getattr(optimizers, name), dtype, tolerance
 
 
 @pytest.mark.short("Adafactor", "Lamb", "Muon", "ScheduleFreeAdamW", "Adam", "SGD")
 @pytest.mark.parametrize("number", range(len(helpers.OPTIMIZERS)), ids=helpers.OPTIMIZERS)
 def test_optimizer_with_sharded_state_equals_one_device(number, on_one_device):
     name = helpers.OPTIMIZERS[number]
-    make = getattr(optimizers, name)
-    dtype = "float32" if name == "Muon" else "float64"
-    tolerance = 1e-4 if name == "Muon" else helpers.FLOAT64  # see below
+    make, dtype, tolerance = rule(name)
     level = "weights" if number % 3 else "gradients"
     actual = train(make, 3, dtype=dtype, in_graph=False, level=level, sparse=number % 2 == 1)
     helpers.assert_close(actual, on_one_device(name, make, dtype=dtype), tolerance, name)
@@ -145,9 +125,7 @@ def test_optimizer_with_sharded_state_equals_one_device(number, on_one_device):
 
 @pytest.mark.parametrize("name", helpers.OPTIMIZERS)
 def test_optimizer_on_three_replicas_equals_one_device(name, on_one_device):
-    make = getattr(optimizers, name)
-    dtype = "float32" if name == "Muon" else "float64"  # as in Keras
-    tolerance = 1e-4 if name == "Muon" else helpers.FLOAT64  # its iteration amplifies the order of summation
+    make, dtype, tolerance = rule(name)
     expected = on_one_device(name, make, dtype=dtype)
     helpers.assert_close(train(make, 3, dtype=dtype, in_graph=False), expected, tolerance, name)
 
@@ -223,12 +201,8 @@ def test_small_gradients_share_one_collective_with_the_same_bits(monkeypatch):
         def reduce(below=below):
             def on_replica():
                 r = tf.distribute.get_replica_context().replica_id_in_sync_group
-                return [
-                    g
-                    for g, _ in aggregators.all_reduce_sum_pairs(
-                        [(tf.gather(p, r), variable) for p in parts], below
-                    )
-                ]
+                mine = [(tf.gather(p, r), variable) for p in parts]
+                return [g for g, _ in aggregators.all_reduce_sum_pairs(mine, below)]
 
             return strategy.run(on_replica)
 

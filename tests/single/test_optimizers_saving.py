@@ -145,15 +145,11 @@ def test_model_saved_with_our_optimizer_opens_in_plain_keras_and_goes_on(tmp_pat
     x, y = data()
     model = model_with(optimizers.Adam(**options))
     model.fit(x, y, batch_size=8, epochs=4, verbose=0, shuffle=False)
-    state = [v.numpy() for v in model.optimizer.variables][
-        :-1
-    ]  # the last is the weight carried over: 0 between updates
+    # The last, a weight carried over, is 0 between updates.
+    *state, _ = [v.numpy() for v in model.optimizer.variables]
     model.save(tmp_path / "model.keras")
-    done = subprocess.run(
-        [sys.executable, "-c", OPEN_WITHOUT_US, str(tmp_path / "model.keras")],
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", OPEN_WITHOUT_US, str(tmp_path / "model.keras")]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     module, loaded, weights = json.loads(done.stdout.splitlines()[-1])
     assert module == "keras.src.optimizers.adam"
@@ -181,8 +177,7 @@ def test_state_in_the_middle_of_an_accumulation_makes_the_round_trip(tmp_path):
             assert optimizer.accumulated_weight.numpy() == 2.0
         model.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False)
         results.append(model.get_weights())
-    for a, b in zip(*results):
-        np.testing.assert_array_equal(a, b)
+    assert_equal(*results)
 
 
 def model_state(path):

@@ -49,9 +49,8 @@ def test_error_tells_sizes_and_what_would_help():
     with pytest.raises(tf.errors.ResourceExhaustedError) as caught:
         model.fit(X, X[:, :4], batch_size=32, epochs=2, verbose=0, callbacks=[NoMemory()])
     (note,) = [note for note in caught.value.__notes__ if "memory" in note]
-    assert (
-        "gradients 848 bytes, the optimizer state 2 KiB" in note
-    )  # 212 values; two for each, and a few counters
+    # 212 values; two for each, and a few counters.
+    assert "gradients 848 bytes, the optimizer state 2 KiB" in note
     assert "state sharded over" not in note  # with one replica
     assert "half the batch" in note and "mixed_bfloat16" in note and "Pipeline" in note
 

@@ -65,16 +65,7 @@ def test_gradient_norm_is_golden_for_all_stages_micro_batches_schedules_and_rema
         helpers.assert_close(gradients, plain, helpers.FLOAT64, str(case))
 
 
-def golden_step(
-    chain: Chain,
-    x: tf.Tensor,
-    y: tf.Tensor,
-    sizes: list[int],
-    count: int,
-    schedule: str,
-    rematerialize: bool,
-    in_graph: bool = True,
-) -> Any:
+def golden_step(chain, x, y, sizes, count, schedule, rematerialize, in_graph):
     """Loss and gradients of one pipelined step."""
     stages = chain.cut(sizes)
     for stage in stages:
@@ -96,25 +87,17 @@ def golden_step(
 
 
 def pipeline(stages: int, micro_batches: int, replicas: int = 1, **kwargs: Any) -> Pipeline:
-    return Pipeline(
-        [f"CPU:{i}" for i in range(stages * replicas)], micro_batches, replicas=replicas, **kwargs
-    )
+    devices = [f"CPU:{i}" for i in range(stages * replicas)]
+    return Pipeline(devices, micro_batches, replicas=replicas, **kwargs)
 
 
-def train(
-    build: Any,
-    compiled: Any,
-    fit: dict[str, Any],
-    on: Pipeline | None,
-    evaluate: bool = False,
-    eager: bool = False,
-) -> Any:
+def train(build: Any, compiled: Any, fit: Any, on: Any, evaluate: bool = False, eager: bool = False) -> Any:
     """All results of a training program: weights, history, evaluation, predictions."""
     keras.utils.set_random_seed(3)
     with contextlib.nullcontext() if on is None else on.scope():
         model = build()
         model.compile(**compiled(), run_eagerly=eager)
-    history = model.fit(verbose=0, **fit).history
+    history = model.fit(verbose=0, **{"batch_size": 4, "epochs": 1, **fit}).history
     shown = [model.get_weights(), [v.numpy() for v in model.optimizer.variables], history]
     if evaluate:
         x, y = fit["x"], fit["y"]
@@ -130,11 +113,8 @@ def _golden_program(batch_size: int = 16, epochs: int = 5) -> tuple[Any, Any, di
         optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.3)
         return {"optimizer": optimizer, "loss": "mse", "metrics": ["mae"]}
 
-    return (
-        lambda: golden_model(unisono.Model),
-        compiled,
-        {"x": x, "y": y, "batch_size": batch_size, "epochs": epochs},
-    )
+    fit = {"x": x, "y": y, "batch_size": batch_size, "epochs": epochs}
+    return lambda: golden_model(unisono.Model), compiled, fit
 
 
 def test_weights_after_20_steps_with_a_partial_batch_are_those_of_one_device():
@@ -154,14 +134,8 @@ def _sequence(rows: int = 11) -> tuple[np.ndarray, np.ndarray]:
 
 
 def masked_tagger() -> keras.Model:
-    return unisono.Sequential(
-        [
-            keras.Input((5,), dtype="int32"),
-            layers.Embedding(20, 4, mask_zero=True),
-            layers.Dense(4, activation="tanh"),
-            layers.Dense(CLASSES),
-        ]
-    )
+    words = keras.Input((5,), dtype="int32"), layers.Embedding(20, 4, mask_zero=True)
+    return unisono.Sequential([*words, layers.Dense(4, activation="tanh"), layers.Dense(CLASSES)])
 
 
 def branches() -> keras.Model:
@@ -215,13 +189,8 @@ def own_loss_model() -> keras.Model:
 
 
 def classifier() -> keras.Model:
-    return unisono.Sequential(
-        [
-            keras.Input((FEATURES,)),
-            layers.Dense(5, activation="tanh"),
-            layers.Dense(CLASSES, activation="softmax"),
-        ]
-    )
+    hidden, out = layers.Dense(5, activation="tanh"), layers.Dense(CLASSES, activation="softmax")
+    return unisono.Sequential([keras.Input((FEATURES,)), hidden, out])
 
 
 class Normed(layers.Dense):
@@ -251,6 +220,7 @@ def _cases() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
     weight = rng.uniform(0, 2, size=11)
     crossentropy = keras.losses.SparseCategoricalCrossentropy
     of_weights = {"reduction": "mean_with_sample_weight"}
+    data, weighted = {"x": x, "y": y}, {"x": x, "y": classes, "sample_weight": weight}
     two = {"early": y[:, :1], "late": y}
     return {
         "masks": (
@@ -260,7 +230,7 @@ def _cases() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
                 "loss": crossentropy(from_logits=True),
                 "weighted_metrics": ["accuracy"],
             },
-            {"x": words, "y": tags, "batch_size": 4, "epochs": 1},
+            {"x": words, "y": tags},
         ),
         "weights": (
             classifier,
@@ -269,15 +239,12 @@ def _cases() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
                 "loss": crossentropy(**of_weights),
                 "weighted_metrics": ["accuracy"],
             },
-            {"x": x, "y": classes, "sample_weight": weight, "batch_size": 4, "epochs": 1},
+            weighted,
         ),
         "class weights": (
             classifier,
-            lambda: {
-                "optimizer": keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.1),
-                "loss": crossentropy(),
-            },
-            {"x": x, "y": classes, "class_weight": {0: 2.0, 1: 0.5, 2: 1.0}, "batch_size": 6, "epochs": 1},
+            lambda: {"optimizer": keras.optimizers.SGD(0.1, 0.9, clipnorm=0.1), "loss": crossentropy()},
+            {"x": x, "y": classes, "class_weight": {0: 2.0, 1: 0.5, 2: 1.0}, "batch_size": 6},
         ),
         "branches": (
             branches,
@@ -287,25 +254,17 @@ def _cases() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
                 "loss_weights": {"early": 0.3, "late": 1.0},
                 "metrics": {"late": ["mae"]},
             },
-            {"x": {"left": x, "right": y[:, :2]}, "y": two, "batch_size": 4, "epochs": 1},
+            {"x": {"left": x, "right": y[:, :2]}, "y": two},
         ),
-        "blocks": (
-            blocks,
-            lambda: {"optimizer": "adam", "loss": "mse", "metrics": ["mae"]},
-            {"x": x, "y": y, "batch_size": 4, "epochs": 1},
-        ),
-        "state": (
-            normed,
-            lambda: {"optimizer": "adam", "loss": "mse"},
-            {"x": x, "y": y, "batch_size": 4, "epochs": 1},
-        ),
+        "blocks": (blocks, lambda: {"optimizer": "adam", "loss": "mse", "metrics": ["mae"]}, data),
+        "state": (normed, lambda: {"optimizer": "adam", "loss": "mse"}, data),
         "accumulation": (
             classifier,
             lambda: {
                 "optimizer": keras.optimizers.Adam(0.01, gradient_accumulation_steps=2, global_clipnorm=0.1),
                 "loss": crossentropy(**of_weights),
             },
-            {"x": x, "y": classes, "sample_weight": weight, "batch_size": 4, "epochs": 2},
+            {**weighted, "epochs": 2},
         ),
     }
 
@@ -345,7 +304,7 @@ def test_fit_evaluate_predict_are_those_of_one_device(name, schedule, replicas, 
 def test_losses_of_the_whole_batch_are_exact_under_gpipe_and_rejected_under_1f1b():
     keras.config.set_floatx("float64")
     x, y = golden_data(11)
-    fit = {"x": x, "y": np.abs(y) % 1.0, "batch_size": 5, "epochs": 1}
+    fit = {"x": x, "y": np.abs(y) % 1.0, "batch_size": 5}
     dice = (classifier, lambda: {"optimizer": "sgd", "loss": keras.losses.Dice()}, fit)
     own = (own_loss_model, lambda: {"optimizer": "sgd", "loss": "mse"}, fit)
     for case, eager in ((dice, False), (own, True)):
@@ -356,20 +315,18 @@ def test_losses_of_the_whole_batch_are_exact_under_gpipe_and_rejected_under_1f1b
 
 
 def test_statistics_of_all_samples_are_rejected_where_there_are_several_micro_batches():
-    def build() -> keras.Model:
-        model = unisono.Sequential([keras.Input((2,)), layers.BatchNormalization(synchronized=True)])
-        model.compile("sgd", "mse")
+    def build(micro_batches: int) -> keras.Model:
+        with pipeline(1, micro_batches).scope():
+            model = unisono.Sequential([keras.Input((2,)), layers.BatchNormalization(synchronized=True)])
+            model.compile("sgd", "mse")
         return model
 
-    with pipeline(1, 2).scope():
-        model = build()
-        with pytest.raises(
-            ValueError, match="micro_batches=2 and replicas=1 normalizes with the statistics of a mi"
-        ):
-            model.fit(np.ones((4, 2)), np.ones((4, 2)), verbose=0)
-        model.evaluate(np.ones((4, 2)), np.ones((4, 2)), verbose=0)  # evaluates with the trained weights
-    with pipeline(1, 1).scope():
-        build().fit(np.ones((4, 2)), np.ones((4, 2)), verbose=0)
+    model, data = build(2), (np.ones((4, 2)), np.ones((4, 2)))
+    message = "micro_batches=2 and replicas=1 normalizes with the statistics of a mi"
+    with pytest.raises(ValueError, match=message):
+        model.fit(*data, verbose=0)
+    model.evaluate(*data, verbose=0)  # evaluates with the trained weights
+    build(1).fit(*data, verbose=0)
 
 
 class Adds(layers.Layer):
@@ -383,9 +340,8 @@ class Adds(layers.Layer):
 def test_loss_that_user_code_adds_is_rejected_but_for_a_single_micro_batch():
     for on, wrong in ((pipeline(2, 2), True), (pipeline(2, 1), False)):
         with on.scope():
-            model = unisono.Sequential(
-                [keras.Input((FEATURES,)), layers.Dense(8), Adds(name="adds"), layers.Dense(CLASSES)]
-            )
+            stack = [layers.Dense(8), Adds(name="adds"), layers.Dense(CLASSES)]
+            model = unisono.Sequential([keras.Input((FEATURES,)), *stack])
             model.compile("sgd", "mse")
         x, y = golden_data(8)
         raised = pytest.raises(ValueError, match=r"'adds' adds a loss.*several micro-batches.*compute_loss")
@@ -394,15 +350,8 @@ def test_loss_that_user_code_adds_is_rejected_but_for_a_single_micro_batch():
 
 
 def normalized_model() -> keras.Model:
-    return unisono.Sequential(
-        [
-            keras.Input((FEATURES,)),
-            layers.BatchNormalization(momentum=0.7),
-            layers.Dense(8, activation="relu"),
-            layers.Dropout(0.5),
-            layers.Dense(CLASSES),
-        ]
-    )
+    first = layers.BatchNormalization(momentum=0.7), layers.Dense(8, activation="relu")
+    return unisono.Sequential([keras.Input((FEATURES,)), *first, layers.Dropout(0.5), layers.Dense(CLASSES)])
 
 
 def _normalized_program() -> tuple[Any, Any, dict[str, Any]]:
@@ -417,10 +366,8 @@ def test_batch_statistics_are_those_of_the_whole_batch_and_dropout_depends_on_th
     first = train(*_normalized_program(), on=pipeline(1, 4))
     helpers.assert_close(first[0][2:4], plain[2:4], helpers.FLOAT64, "moving mean and variance")
     # Neither on stages, nor on the schedule, rematerialization or replicas.
-    in_turn, replicated = (
-        pipeline(3, 4, schedule="1f1b", rematerialize=True),
-        pipeline(2, 2, 2, rematerialize=True),
-    )
+    in_turn = pipeline(3, 4, schedule="1f1b", rematerialize=True)
+    replicated = pipeline(2, 2, 2, rematerialize=True)
     for each, eager in ((in_turn, False), (replicated, True)):
         helpers.assert_close(train(*_normalized_program(), on=each, eager=eager), first, helpers.FLOAT64)
 
@@ -436,10 +383,9 @@ def test_dropout_draws_another_mask_for_each_micro_batch():
     keras.backend.clear_session(free_memory=False)
 
 
-@pytest.mark.parametrize("replicas", [2])
-def test_overflow_in_one_micro_batch_skips_the_step_on_all_stages(replicas):
+def test_overflow_in_one_micro_batch_skips_the_step_on_all_stages():
     unisono.mixed_precision.set_global_policy("mixed_float16")
-    with pipeline(2, 4 // replicas, replicas, schedule="1f1b").scope():
+    with pipeline(2, 2, replicas=2, schedule="1f1b").scope():
         model = unisono.Sequential([keras.Input((4,)), layers.Dense(4), layers.Dense(1, dtype="float32")])
         model.compile("adam", "mse")
     x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")

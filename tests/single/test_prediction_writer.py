@@ -34,10 +34,8 @@ def test_files_hold_what_predict_returns(kind, tmp_path):
     model = make_model(helpers.strategy(kind))
     expected = model.predict(X, batch_size=5, verbose=0)
     writer = PredictionWriter(tmp_path / "new" / "outputs")
-    for x in (
-        X,
-        tf.data.Dataset.from_tensor_slices(X).batch(5),
-    ):  # the second replaces the files of the first
+    # The second replaces the files of the first.
+    for x in (X, tf.data.Dataset.from_tensor_slices(X).batch(5)):
         found = model.predict(x, batch_size=None if x is not X else 5, callbacks=[writer], verbose=0)
         keras.tree.assert_same_structure(found, expected)
         for ours, theirs in zip(keras.tree.flatten(found), keras.tree.flatten(expected)):

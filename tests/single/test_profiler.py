@@ -204,14 +204,9 @@ def test_profile_on_demand_from_outside(tmp_path):
     trained = model()
     trained.fit(X, Y, verbose=0, callbacks=[callback])
     command = ["profile", "--service", f"localhost:{port}", "--log-dir", str(tmp_path), "--seconds", "1"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "unisono", *command],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-m", "unisono", *command], env=environment, **pipes)
     while process.poll() is None:
         trained.fit(X, Y, epochs=5, verbose=0, callbacks=[callback])
         time.sleep(0.05)  # the other process needs the processor to import TensorFlow
@@ -222,15 +217,13 @@ def test_profile_on_demand_from_outside(tmp_path):
 
 
 def test_port_that_is_taken_is_rejected_before_the_first_step(tmp_path):
-    model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+    made = model()
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
         callback = unisono.callbacks.Profiler(tmp_path / "logs", port=port)
-        with pytest.raises(
-            ValueError, match=f"`port` of Profiler must be free on this machine, but {port} is not"
-        ):
-            model.fit(np.zeros((4, 3)), np.zeros((4, 1)), verbose=0, callbacks=[callback])
-    assert int(model.optimizer.iterations) == 0
+        message = f"`port` of Profiler must be free on this machine, but {port} is not"
+        with pytest.raises(ValueError, match=message):
+            made.fit(X, Y, verbose=0, callbacks=[callback])
+    assert int(made.optimizer.iterations) == 0

@@ -31,9 +31,15 @@ class FakeModel:
         self.fit_state = FitState(source=Source(), **state)
 
 
-def bar_of(stream, ticks, verbose=1, steps=4, epochs=2, **state):
+def make_model(**how):
+    model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", **how)
+    return model
+
+
+def bar_of(stream, ticks, steps=4, epochs=2, **state):
     bar = ProgressBar(stream, clock=lambda: next(ticks))
-    bar.set_params({"verbose": verbose, "epochs": epochs, "steps": steps})
+    bar.set_params({"verbose": 1, "epochs": epochs, "steps": steps})
     bar.set_model(FakeModel(steps_per_epoch=steps, **state))
     bar.on_train_begin()
     return bar
@@ -70,10 +76,7 @@ def test_bar_in_a_file_is_one_plain_line_per_epoch():
 
 def test_bar_in_a_file_writes_a_line_every_30_seconds():
     out, now = io.StringIO(), [0.0]
-    bar = ProgressBar(out, clock=lambda: now[0])
-    bar.set_params({"verbose": 1, "epochs": 1, "steps": 100})
-    bar.set_model(FakeModel(steps_per_epoch=100))
-    bar.on_train_begin()
+    bar = bar_of(out, iter(lambda: now[0], None), steps=100, epochs=1)
     bar.on_epoch_begin(0)
     for step in range(61):
         now[0] = float(step)
@@ -113,17 +116,14 @@ def test_bar_in_a_narrow_terminal_shows_whole_metrics_and_how_many_more(monkeypa
 
 @pytest.mark.parametrize("kind", ["generator", "PyDataset", "dataset"])
 def test_bar_shows_samples_per_second_where_sizes_may_differ(kind):
-    x = np.zeros((4, 2), "float32")
-    model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", run_eagerly=True)
-
+    x = np.zeros((4, 3), "float32")
     data = {
         "generator": lambda: ((x, x[:, :1]) for _ in range(2)),
         "PyDataset": lambda: Batches([(x, x[:, :1])] * 2),
         "dataset": lambda: tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(3),
     }[kind]()
     out = io.StringIO()
-    model.fit(data, callbacks=[ProgressBar(out)])
+    make_model(run_eagerly=True).fit(data, callbacks=[ProgressBar(out)])
     assert " samples/s" in out.getvalue()
 
 
@@ -147,37 +147,31 @@ def test_bar_of_a_resumed_epoch_says_where_it_begins():
     assert out.getvalue() == "Epoch 2/2 (resumed after step 3)\n"
 
 
-def test_bar_where_the_encoding_has_no_line_characters_uses_plain_ones():
-    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    bar = bar_of(out, itertools.count(0, 1.0))
+def show_an_epoch(out):
+    bar = bar_of(out, itertools.count(0, 40.0))
     bar.on_epoch_begin(0)
     bar.on_train_batch_end(3, {})
     bar.on_epoch_end(0, {})
+
+
+def test_bar_where_the_encoding_has_no_line_characters_uses_plain_ones():
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    show_an_epoch(out)
     out.seek(0)
     assert "4/4 ==================== " in out.read()
 
 
 def test_bar_on_a_worker_that_is_not_the_chief_prints_nothing(monkeypatch):
-    monkeypatch.setenv(
-        "TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
-    )
+    cluster = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
+    monkeypatch.setenv("TF_CONFIG", cluster)
     out = io.StringIO()
-    bar = bar_of(out, itertools.count(0, 40.0))
-    bar.on_epoch_begin(0)
-    bar.on_train_batch_end(3, {})
-    bar.on_epoch_end(0, {})
+    show_an_epoch(out)
     assert out.getvalue() == ""
 
 
 @pytest.mark.parametrize("phase", ["train", "test", "predict"])
 def test_bar_never_shortens_a_compiled_call(phase):
     assert steps_until_call(ProgressBar(), 0, phase) is None
-
-
-def make_model():
-    model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    return model
 
 
 def test_fit_evaluate_predict_print_with_the_bar(capsys):
@@ -193,12 +187,13 @@ def test_fit_evaluate_predict_print_with_the_bar(capsys):
 
 def test_fit_verbose_0_prints_nothing_and_2_one_line_and_3_the_epochs(capsys):
     model, x = make_model(), np.ones((8, 3), "float32")
-    model.fit(x, x[:, :1], batch_size=2, verbose=0)
-    assert capsys.readouterr().out == ""
-    model.fit(x, x[:, :1], batch_size=2, verbose=2)
-    assert len(capsys.readouterr().out.splitlines()) == 1
-    model.fit(x, x[:, :1], batch_size=2, verbose=3, epochs=2)
-    assert capsys.readouterr().out == "Epoch 1/2\nEpoch 2/2\n"
+    printed = []
+    for verbose, epochs in ((0, 1), (2, 1), (3, 2)):
+        model.fit(x, x[:, :1], batch_size=2, verbose=verbose, epochs=epochs)
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == ""
+    assert len(printed[1].splitlines()) == 1
+    assert printed[2] == "Epoch 1/2\nEpoch 2/2\n"
 
 
 def test_fast_dev_run_is_one_step_of_training_and_one_of_validation(tmp_path):
@@ -228,8 +223,7 @@ def test_fast_dev_run_is_one_step_of_training_and_one_of_validation(tmp_path):
 
 
 def test_fast_dev_run_with_steps_per_execution_is_one_step_and_leaves_the_setting():
-    model, x = make_model(), np.ones((8, 3), "float32")
-    model.compile("sgd", "mse", steps_per_execution=4)
+    model, x = make_model(steps_per_execution=4), np.ones((8, 3), "float32")
     model.fit(x, x[:, :1], batch_size=2, verbose=0, fast_dev_run=True)
     assert int(model.optimizer.iterations) == 1
     assert model.steps_per_execution == 4

@@ -47,9 +47,8 @@ def trained(scope: Any, mode: str | None, noise: bool, eager: bool) -> Any:
         inputs = keras.Input((4, 6))
         hidden = Block(6, 0.4 if noise else 0.0)(inputs)
         if noise:
-            hidden = layers.GRU(3, name="recurrent", return_sequences=True)(
-                layers.BatchNormalization()(hidden)
-            )
+            recurrent = layers.GRU(3, name="recurrent", return_sequences=True)
+            hidden = recurrent(layers.BatchNormalization()(hidden))
         hidden = layers.Dense(3, kernel_regularizer="l2", activity_regularizer="l2")(layers.Flatten()(hidden))
         model = unisono.Model(inputs, hidden)
         model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), "mse", metrics=["mae"], run_eagerly=eager)
@@ -68,9 +67,8 @@ def test_a_fit_has_the_numbers_of_one_that_keeps_everything():
 def test_so_has_one_on_replicas_that_hold_weights_sharded():
     strategy = unisono.distribute.sharded(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), level="weights")
     expected = trained(contextlib.nullcontext(), None, noise=False, eager=True)
-    helpers.assert_close(
-        trained(strategy.scope(), "full", noise=False, eager=False), expected, helpers.FLOAT64
-    )
+    found = trained(strategy.scope(), "full", noise=False, eager=False)
+    helpers.assert_close(found, expected, helpers.FLOAT64)
 
 
 def backward_reads(mode: str | None, composite: bool, gradients: int = 1) -> tuple[list[Any], Any]:
@@ -84,11 +82,8 @@ def backward_reads(mode: str | None, composite: bool, gradients: int = 1) -> tup
     @tf.function(autograph=False)
     def step(x: tf.Tensor) -> Any:
         with step_scope(StepContext(0, 1, 8, 8)), tf.GradientTape(persistent=True) as tape:
-            x = (
-                model(x, training=True)
-                if model is not None
-                else blocks[1](blocks[0](x, training=True), training=True)
-            )
+            for part in blocks if model is None else [model]:
+                x = part(x, training=True)
             loss = tf.reduce_sum(x**2)
         found = []
         for _ in range(gradients):
@@ -128,11 +123,8 @@ def test_a_second_gradient_of_the_same_pass_computes_again_too():
 def test_the_second_computation_waits_for_the_backward_pass():
     _, graph = backward_reads("full", False)
     again = [op for op in graph.get_operations() if op.name.startswith("gradient_tape/again")]
-    kept = [
-        op
-        for op in again
-        if any("gradient_tape/" not in t.op.name and t.op.type != "Const" for t in op.inputs)
-    ]
+    of_before = lambda op: "gradient_tape/" not in op.name and op.type != "Const"  # noqa: E731
+    kept = [op for op in again if any(of_before(tensor.op) for tensor in op.inputs)]
     assert kept
     for op in kept:
         assert op.type == "Identity" and op.control_inputs, op

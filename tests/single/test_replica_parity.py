@@ -14,6 +14,11 @@ import pytest
 import unisono
 
 CLASSES, FEATURES = 3, 4
+RANDOM = np.random.default_rng(0)
+X, NUMBERS = RANDOM.normal(size=(10, FEATURES)), RANDOM.normal(size=(10, 2))
+LABELS, TAGS = RANDOM.integers(0, CLASSES, 10), RANDOM.integers(0, CLASSES, (10, 5))
+TOKENS = np.where(np.arange(5) < RANDOM.integers(1, 6, (10, 1)), RANDOM.integers(1, 7, (10, 5)), 0)
+CODES, WEIGHTS = np.eye(CLASSES)[LABELS], RANDOM.uniform(0, 2, (10, 5))
 
 
 @dataclasses.dataclass
@@ -22,67 +27,41 @@ class Case:
 
     build: Callable[[], keras.Model]
     compile: Callable[[], dict[str, Any]]
-    data: Callable[[int], dict[str, Any]]
+    data: dict[str, Any]
     fit: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    def first(self, rows: int) -> dict[str, Any]:
+        """The data of the first samples."""
 
-def features(rows: int) -> np.ndarray:
-    return np.random.default_rng(0).normal(size=(rows, FEATURES)).astype(keras.config.floatx())
+        def cut(array: np.ndarray) -> np.ndarray:
+            return array[:rows].astype(keras.config.floatx() if array.dtype.kind == "f" else "int32")
 
-
-def labels(rows: int) -> np.ndarray:
-    return np.random.default_rng(1).integers(0, CLASSES, size=rows)
-
-
-def numbers(rows: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng(2).normal(size=(rows, *shape)).astype(keras.config.floatx())
-
-
-def weights(rows: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng(3).uniform(0.0, 2.0, size=(rows, *shape)).astype(keras.config.floatx())
+        return keras.tree.map_structure(cut, self.data)
 
 
 def classifier() -> keras.Model:
-    return unisono.Sequential(
-        [
-            keras.layers.Input((FEATURES,)),
-            keras.layers.Dense(6, activation="tanh"),
-            keras.layers.Dense(CLASSES),
-        ]
-    )
+    hidden = keras.layers.Dense(6, activation="tanh")
+    return unisono.Sequential([keras.Input((FEATURES,)), hidden, keras.layers.Dense(CLASSES)])
 
 
-def softmax(**kwargs: Any) -> keras.Model:
-    inputs = keras.layers.Input((FEATURES,))
-    return unisono.Model(inputs, keras.layers.Dense(CLASSES, activation="softmax", **kwargs)(inputs))
+def softmax() -> keras.Model:
+    inputs = keras.Input((FEATURES,))
+    return unisono.Model(inputs, keras.layers.Dense(CLASSES, activation="softmax")(inputs))
 
 
 def sequence_model() -> keras.Model:
     """Its mask reaches the loss; `tests/workers/programs/fit.py` has layers that compute with masks."""
-    inputs = keras.layers.Input((5,), dtype="int32")
+    inputs = keras.Input((5,), dtype="int32")
     x = keras.layers.Dense(4, activation="tanh")(keras.layers.Embedding(7, 4, mask_zero=True)(inputs))
     return unisono.Model(inputs, keras.layers.Dense(CLASSES)(x))
 
 
-def tokens(rows: int) -> np.ndarray:
-    random = np.random.default_rng(4)
-    values = random.integers(1, 7, size=(rows, 5))
-    lengths = random.integers(1, 6, size=rows)
-    return np.where(np.arange(5) < lengths[:, None], values, 0).astype("int32")
-
-
-def sequence_labels(rows: int) -> np.ndarray:
-    return np.random.default_rng(5).integers(0, CLASSES, size=(rows, 5))
-
-
-def two_outputs() -> keras.Model:
-    inputs = keras.layers.Input((FEATURES,), name="x")
+def with_outputs(**outputs: tuple) -> keras.Model:
+    """An output with each of these sizes and activations; the gradients add up in the hidden layer."""
+    inputs = keras.Input((FEATURES,), name="x")
     hidden = keras.layers.Dense(6, activation="tanh")(inputs)
-    outputs = {
-        "a": keras.layers.Dense(CLASSES, name="a")(hidden),
-        "b": keras.layers.Dense(2, name="b")(hidden),
-    }
-    return unisono.Model(inputs, outputs)
+    made = {name: keras.layers.Dense(*how, name=name)(hidden) for name, how in outputs.items()}
+    return unisono.Model(inputs, made)
 
 
 LOSSES: dict[str, Callable[[], Any]] = {
@@ -97,19 +76,6 @@ LOSSES: dict[str, Callable[[], Any]] = {
 }
 
 
-def many_losses() -> keras.Model:
-    """An output for each kind of loss; the gradients add up in the hidden layer."""
-    inputs = keras.layers.Input((FEATURES,), name="x")
-    hidden = keras.layers.Dense(6, activation="tanh")(inputs)
-    return unisono.Model(
-        inputs,
-        {
-            name: keras.layers.Dense(2, "sigmoid" if name == "dice" else None, name=name)(hidden)
-            for name in LOSSES
-        },
-    )
-
-
 class WithAddedLoss(keras.layers.Layer):
     def call(self, x):
         self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
@@ -118,23 +84,10 @@ class WithAddedLoss(keras.layers.Layer):
 
 def penalized() -> keras.Model:
     """Regularizers of every kind, and a loss that a layer adds."""
-    inputs = keras.layers.Input((FEATURES,))
-    x = keras.layers.Dense(
-        6, "tanh", kernel_regularizer="l2", bias_regularizer="l1", activity_regularizer="l2"
-    )(inputs)
+    inputs = keras.Input((FEATURES,))
+    regularizers = {"kernel_regularizer": "l2", "bias_regularizer": "l1", "activity_regularizer": "l2"}
+    x = keras.layers.Dense(6, "tanh", **regularizers)(inputs)
     return unisono.Model(inputs, keras.layers.Dense(2)(WithAddedLoss()(x)))
-
-
-class Subclassed(unisono.Model):
-    """Built at the first batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden = keras.layers.Dense(6, activation="tanh")
-        self.out = keras.layers.Dense(2)
-
-    def call(self, x, training=False):
-        return self.out(self.hidden(x))
 
 
 class OwnLoss(keras.losses.Loss):
@@ -186,67 +139,67 @@ CASES: dict[str, Case] = {
     "plain": Case(
         classifier,
         lambda: {"loss": sparse_ce(), "metrics": ["accuracy"], "optimizer": "adam"},
-        lambda n: {"x": features(n), "y": labels(n)},
+        {"x": X, "y": LABELS},
     ),
     "sample_weight": Case(
         classifier,
         lambda: {"loss": sparse_ce(), "metrics": ["accuracy"], "weighted_metrics": ["accuracy"]},
-        lambda n: {"x": features(n), "y": labels(n), "sample_weight": weights(n)},
+        {"x": X, "y": LABELS, "sample_weight": WEIGHTS[:, 0]},
     ),
     "class_weight": Case(
         classifier,
         lambda: {"loss": sparse_ce(), "weighted_metrics": ["accuracy"]},
-        lambda n: {"x": features(n), "y": labels(n)},
+        {"x": X, "y": LABELS},
         fit={"class_weight": {0: 0.5, 1: 1.0, 2: 3.0}},
     ),
     "masked": Case(
         sequence_model,
         lambda: {"loss": sparse_ce(), "metrics": ["accuracy"]},
-        lambda n: {"x": tokens(n), "y": sequence_labels(n)},
+        {"x": TOKENS, "y": TAGS},
     ),
     "masked_temporal_weights": Case(
         sequence_model,
         lambda: {"loss": sparse_ce(reduction="mean_with_sample_weight"), "weighted_metrics": ["accuracy"]},
-        lambda n: {"x": tokens(n), "y": sequence_labels(n), "sample_weight": weights(n, 5)},
+        {"x": TOKENS, "y": TAGS, "sample_weight": WEIGHTS},
     ),
     "two_outputs": Case(
-        two_outputs,
+        lambda: with_outputs(a=(CLASSES,), b=(2,)),
         lambda: {
             "loss": {"a": sparse_ce(), "b": "mse"},
             "loss_weights": {"a": 0.3, "b": 2.0},
             "metrics": {"a": ["accuracy"], "b": ["mae"]},
         },
-        lambda n: {"x": features(n), "y": {"a": labels(n), "b": numbers(n, 2)}},
+        {"x": X, "y": {"a": LABELS, "b": NUMBERS}},
     ),
     "many_losses": Case(
-        many_losses,
+        lambda: with_outputs(**{name: (2, "sigmoid" if name == "dice" else None) for name in LOSSES}),
         lambda: {
             "loss": {name: loss() for name, loss in LOSSES.items()},
             "loss_weights": {name: 0.1 if "sum" in name else 1.0 for name in LOSSES},
             "metrics": {"mean": ["mae"]},
             "optimizer": keras.optimizers.SGD(0.01, momentum=0.9),
         },
-        lambda n: {
-            "x": features(n),
-            "y": {name: np.abs(numbers(n, 2)) % 1.0 if name == "dice" else numbers(n, 2) for name in LOSSES},
-            "sample_weight": {name: weights(n) for name in LOSSES},
+        {
+            "x": X,
+            "y": {name: np.abs(NUMBERS) % 1.0 if name == "dice" else NUMBERS for name in LOSSES},
+            "sample_weight": dict.fromkeys(LOSSES, WEIGHTS[:, 0]),
         },
     ),
     "none": Case(
-        lambda: softmax(),
+        softmax,
         lambda: {"loss": keras.losses.CategoricalCrossentropy(reduction=None), "optimizer": "adam"},
-        lambda n: {"x": features(n), "y": keras.utils.to_categorical(labels(n), CLASSES)},
+        {"x": X, "y": CODES},
     ),
-    "penalties": Case(penalized, lambda: {"loss": "mse"}, lambda n: {"x": features(n), "y": numbers(n, 2)}),
+    "penalties": Case(penalized, lambda: {"loss": "mse"}, {"x": X, "y": NUMBERS}),
     "own_loss": Case(
-        lambda: softmax(),
+        softmax,
         lambda: {"loss": OwnLoss(), "metrics": ["mae"], "optimizer": "adam"},
-        lambda n: {"x": features(n), "y": keras.utils.to_categorical(labels(n), CLASSES)},
+        {"x": X, "y": CODES},
     ),
-    "subclassed": Case(
-        Subclassed,
+    "subclassed": Case(  # built at the first batch
+        helpers.TwoLayers,
         lambda: {"loss": "huber", "metrics": [LargestError(), own_metric]},
-        lambda n: {"x": features(n), "y": numbers(n, 2)},
+        {"x": X, "y": NUMBERS},
     ),
     "stock_metrics": Case(
         softmax,
@@ -263,30 +216,25 @@ CASES: dict[str, Case] = {
                 keras.metrics.R2Score(),
             ],
         },
-        lambda n: {"x": features(n), "y": keras.utils.to_categorical(labels(n), CLASSES)},
+        {"x": X, "y": CODES},
     ),
 }
 
 
-def run(
-    case: Case, strategy: Any, rows: int, batch: int, eager: bool = False, whole: bool = True
-) -> dict[str, Any]:
+def run(case: Case, strategy: Any, rows: int, batch: int = 4, eager: bool = False, whole: bool = True) -> Any:
     """All results that parity covers; without `whole` only those of `fit`."""
     keras.utils.set_random_seed(7)
     with helpers.scope(strategy):
         model = case.build()
         arguments = {"optimizer": keras.optimizers.SGD(0.1, momentum=0.9), **case.compile()}
         model.compile(run_eagerly=eager, **arguments)
-    data = case.data(rows)
-    batches: list[Any] = []
+    data, batches = case.first(rows), []
     record = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: batches.append((batch, logs))
     )
-    history = model.fit(
-        **data, batch_size=batch, epochs=2, shuffle=False, verbose=0, callbacks=[record], **case.fit
-    )
+    options = {"batch_size": batch, "epochs": 2, "shuffle": False, "verbose": 0, **case.fit}
     result = {
-        "history": history.history,
+        "history": model.fit(**data, **options, callbacks=[record]).history,
         "batches": batches,
         "weights": model.get_weights(),
         "slots": [v.numpy() for v in model.optimizer.variables],
@@ -305,7 +253,7 @@ def one_device():
     """The reference of each case, computed once and eagerly; graphs are compared with it."""
     kept: dict[Any, Any] = {}
 
-    def reference(name: str, rows: int, batch: int) -> Any:
+    def reference(name: str, rows: int, batch: int = 4) -> Any:
         key = (name, rows, batch, keras.config.floatx())
         if key not in kept:
             kept[key] = run(CASES[name], None, rows, batch, eager=True)
@@ -314,7 +262,7 @@ def one_device():
     return reference
 
 
-def check(actual: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
+def check(actual: dict[str, Any], expected: dict[str, Any], tolerance: float = helpers.FLOAT32) -> None:
     for what, value in actual.items():
         helpers.assert_close(value, expected[what], tolerance, what)
 
@@ -336,8 +284,8 @@ WHOLE = ("plain", "sample_weight", "masked", "two_outputs", "many_losses", "pena
 def test_fit_on_three_replicas_uneven_equals_one_device(name, one_device):
     eager = name == "many_losses"  # other tests run each kind in a graph; tracing all of them is slow
     rows = rows_of(name)
-    found = run(CASES[name], helpers.mirrored(3), rows, 4, eager, whole=name in WHOLE)
-    check(found, one_device(name, rows, 4), helpers.FLOAT32)
+    found = run(CASES[name], helpers.mirrored(3), rows, eager=eager, whole=name in WHOLE)
+    check(found, one_device(name, rows))
 
 
 # 9 samples in batches of 4: the last batch has one sample.
@@ -347,36 +295,29 @@ def test_fit_on_two_replicas_in_float64_equals_one_device(name, one_device):
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     eager = name != "two_outputs"  # the same operations in the same order, without tracing
-    check(run(CASES[name], helpers.mirrored(2), 9, 4, eager), one_device(name, 9, 4), helpers.FLOAT64)
+    check(run(CASES[name], helpers.mirrored(2), 9, eager=eager), one_device(name, 9), helpers.FLOAT64)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "name", "whole"),
+    ("strategy", "name", "options"),
     [
-        ("one", "subclassed", True),
-        ("mirrored1", "masked", True),
-        ("mirrored4", "masked", False),
-        ("central2", "stock_metrics", True),
-        ("central2", "subclassed", False),
+        ("one", "subclassed", {}),
+        ("mirrored1", "masked", {}),
+        ("mirrored4", "masked", {"whole": False}),
+        ("central2", "stock_metrics", {}),
+        ("central2", "subclassed", {"whole": False}),
+        *(("mirrored2", name, {"eager": True}) for name in ("plain", "masked", "own_loss")),
     ],
 )
-def test_fit_under_each_strategy_equals_one_device(name, strategy, whole, one_device):
+def test_fit_under_each_strategy_equals_one_device(name, strategy, options, one_device):
     rows = rows_of(name)
-    found = run(CASES[name], helpers.strategy(strategy), rows, 4, whole=whole)
-    check(found, one_device(name, rows, 4), helpers.FLOAT32)
+    check(run(CASES[name], helpers.strategy(strategy), rows, **options), one_device(name, rows))
 
 
 # 3 samples in one batch: fewer than the replicas.
 @pytest.mark.parametrize(("name", "eager"), [("plain", False), ("many_losses", True), ("penalties", True)])
 def test_fit_with_fewer_samples_than_replicas_equals_one_device(name, eager, one_device):
-    check(run(CASES[name], helpers.mirrored(4), 3, 8, eager), one_device(name, 3, 8), helpers.FLOAT32)
-
-
-@pytest.mark.parametrize("name", ["plain", "masked", "own_loss"])
-def test_fit_eagerly_equals_one_device(name, one_device):
-    rows = rows_of(name)
-    found = run(CASES[name], helpers.mirrored(2), rows, 4, eager=True)
-    check(found, one_device(name, rows, 4), helpers.FLOAT32)
+    check(run(CASES[name], helpers.mirrored(4), 3, 8, eager), one_device(name, 3, 8))
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
@@ -386,23 +327,16 @@ def test_batches_of_a_loss_without_reduction_count_with_their_samples_as_in_kera
 
     def losses(cls, strategy):
         with helpers.scope(strategy):
-            inputs = keras.Input((2,))
-            model = cls(
-                inputs,
-                [
-                    keras.layers.Dense(1, kernel_initializer="ones", name=f"out{i}")(inputs)
-                    for i in range(outputs)
-                ],
-            )
+            inputs, names = keras.Input((2,)), [f"out{i}" for i in range(outputs)]
+            made = [keras.layers.Dense(1, kernel_initializer="ones", name=name)(inputs) for name in names]
+            model = cls(inputs, made)
             loss = ["mse"] * (outputs - 1) + [keras.losses.MeanSquaredError(reduction="none")]
             model.compile(keras.optimizers.SGD(0.0), loss, run_eagerly=True)
         x = np.arange(10.0).reshape(5, 2)
         y = [x[:, :1] ** (power + 2) for power in range(outputs)]
         history = model.fit(x, y, batch_size=4, shuffle=False, verbose=0).history
-        return [
-            *(history[name] for name in sorted(history)),
-            *model.evaluate(x, y, batch_size=4, verbose=0, return_dict=True).values(),
-        ]
+        scores = model.evaluate(x, y, batch_size=4, verbose=0, return_dict=True)
+        return [*(history[name] for name in sorted(history)), *scores.values()]
 
     expected = losses(keras.Model, None)
     helpers.assert_close(losses(unisono.Model, helpers.strategy(replicas)), expected, helpers.FLOAT32)

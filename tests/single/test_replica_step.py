@@ -80,10 +80,8 @@ class Loop:
     def train(self, x, y, weight):
         with tf.GradientTape() as tape:
             logits = self.model(x, training=True)
-            loss = self.loss_fn(y, logits, sample_weight=weight)
-            loss += self.weighted(weight[:, None], logits[:, :1], sample_weight=weight) + Contrast()(
-                y, logits
-            )
+            loss = self.loss_fn(y, logits, sample_weight=weight) + Contrast()(y, logits)
+            loss += self.weighted(weight[:, None], logits[:, :1], sample_weight=weight)
             loss += global_mean(tf.math.reduce_std(gather(logits)))
             loss += tf.add_n(self.model.losses) / self.strategy.num_replicas_in_sync
         gradients = tape.gradient(loss, self.model.trainable_variables)
@@ -173,9 +171,8 @@ def test_noise_differs_between_replicas_and_steps_and_depends_on_the_seed(name):
 def test_a_skipped_step_leaves_no_trace_in_eager_mode_too(name):
     strategy = helpers.strategy(name) or tf.distribute.get_strategy()
     with helpers.scope(strategy):
-        model = keras.Sequential(
-            [keras.Input((2,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-        )
+        layers = [keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((2,)), *layers])
         optimizer = unisono.mixed_precision.LossScaleOptimizer(unisono.optimizers.SGD(0.1))
         count = keras.metrics.Mean()
 

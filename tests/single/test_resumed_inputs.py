@@ -1,5 +1,6 @@
 """Fits whose input draws from generators of layers, callbacks and the program, stopped and resumed in this process."""
 
+import functools
 import time
 
 import keras
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import resumed_inputs
 import tensorflow as tf
-from helpers import Stop, StopAt
+from helpers import resumed
 
 import unisono
 from unisono import callbacks
@@ -44,11 +45,9 @@ def trained(make, *extra, validation=None, steps=None):
     ],
 )
 def test_resumed_fit_ends_with_the_same_bits(make, validation, steps, tmp_path, recwarn):
-    data = {"validation": validation, "steps": steps}
-    expected = trained(make, **data)
-    with pytest.raises(Stop):
-        trained(make, callbacks.BackupAndRestore(tmp_path, save_freq=1), StopAt(14), **data)
-    assert trained(make, callbacks.BackupAndRestore(tmp_path, save_freq=1), **data) == expected
+    train = functools.partial(trained, make, validation=validation, steps=steps)
+    expected = train()
+    assert resumed(train, tmp_path, 14) == expected
     assert not [warning for warning in recwarn if "cannot be exact" in str(warning.message)]
 
 
@@ -80,40 +79,38 @@ def test_ragged_and_sparse_elements_resume_with_the_same_bits(tmp_path):
         return [weight.tobytes() for weight in model.get_weights()]
 
     expected = trained()
-    with pytest.raises(Stop):
-        trained(callbacks.BackupAndRestore(tmp_path, save_freq=1), StopAt(4))
-    assert trained(callbacks.BackupAndRestore(tmp_path, save_freq=1)) == expected
+    assert resumed(trained, tmp_path, 4) == expected
 
 
 def test_generator_that_input_and_callback_draw_from_is_named(tmp_path):
     shared = np.random.default_rng(1)
     x = resumed_inputs.ready(resumed_inputs.called(lambda row: row + shared.normal()))
     model = resumed_inputs.drawing_model()
-    given = [Sharing(shared), callbacks.BackupAndRestore(tmp_path)]
-    with pytest.warns(
-        UserWarning, match=r"x and a callback draw from the same random numbers .* cannot be exact"
-    ):
-        model.fit(x, verbose=0, callbacks=given)
     validation = resumed_inputs.ready(
         resumed_inputs.slices().shuffle(9).map(tf.identity, num_parallel_calls=2)
     )
     options = tf.data.Options()
     options.deterministic = False
-    with pytest.warns(UserWarning, match="validation_data is a tf.data pipeline with deterministic=False"):
-        model.fit(
+    in_any_order = {"validation_data": validation.with_options(options)}
+    ends_early = {"validation_data": resumed_inputs.numpy_in_py_function(), "validation_steps": 3}
+    for data, others, given, message in (
+        (x, [Sharing(shared)], {}, r"x and a callback draw from the same random numbers .* cannot be exact"),
+        (
             resumed_inputs.shuffled(),
-            validation_data=validation.with_options(options),
-            verbose=0,
-            callbacks=[callbacks.BackupAndRestore(tmp_path)],
-        )
-    with pytest.warns(UserWarning, match=r"validation_steps \(3\) ends each pass while it is read ahead"):
-        model.fit(
+            [],
+            in_any_order,
+            "validation_data is a tf.data pipeline with deterministic=False",
+        ),
+        (
             resumed_inputs.shuffled(),
-            validation_data=resumed_inputs.numpy_in_py_function(),
-            validation_steps=3,
-            verbose=0,
-            callbacks=[callbacks.BackupAndRestore(tmp_path)],
-        )
+            [],
+            ends_early,
+            r"validation_steps \(3\) ends each pass while it is read ahead",
+        ),
+    ):
+        with pytest.warns(UserWarning, match=message):
+            backup = callbacks.BackupAndRestore(tmp_path)
+            model.fit(data, **given, verbose=0, callbacks=[*others, backup])
 
 
 class Sharing(keras.callbacks.Callback):
@@ -123,12 +120,8 @@ class Sharing(keras.callbacks.Callback):
 
 
 def test_operation_whose_state_cannot_be_saved_is_named(tmp_path):
-    layers = [
-        keras.Input((3,)),
-        keras.layers.Lambda(lambda x: x + tf.random.uniform([])),
-        keras.layers.Dense(1),
-    ]
-    model = unisono.Sequential(layers)
+    drawing = keras.layers.Lambda(lambda x: x + tf.random.uniform([]))
+    model = unisono.Sequential([keras.Input((3,)), drawing, keras.layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=False)
     x = np.ones((8, 3), "float32")
     with pytest.warns(UserWarning, match=r"resumed run cannot be exact.*random_uniform/RandomUniform\)"):

@@ -1,5 +1,7 @@
 """`fit(validation_sanity_steps=n)` finds mistakes before the first epoch, and changes no bit of the training run."""
 
+import functools
+
 import helpers
 import keras
 import numpy as np
@@ -28,16 +30,8 @@ def trained(kind, steps, *extra, strategy=None):
         on_test_batch_end=lambda batch, logs: log.append(("test", batch)),
         on_train_batch_end=lambda batch, logs: log.append(("train", batch)),
     )
-    history = model.fit(
-        X,
-        Y,
-        batch_size=5,
-        epochs=2,
-        verbose=0,
-        callbacks=[note, *extra],
-        validation_sanity_steps=steps,
-        **data,
-    )
+    data |= {"callbacks": [note, *extra], "validation_sanity_steps": steps}
+    history = model.fit(X, Y, batch_size=5, epochs=2, verbose=0, **data)
     values = [np.asarray(tf.convert_to_tensor(v.value)).tobytes() for v in model.variables]
     count = int(model.layers[2].count.numpy())
     return values, count, history.history, drawn(), log
@@ -55,9 +49,7 @@ def test_what_follows_has_the_same_bits_on_two_replicas_and_with_backups(tmp_pat
     board = [callbacks.TensorBoard(tmp_path / "board", update_freq=1) for _ in range(2)]
     assert trained("dataset", 2, board[0]) == trained("dataset", 0, board[1])
     assert board[0]._global_test_batch == board[1]._global_test_batch > 0
-    with pytest.raises(helpers.Stop):
-        trained("dataset", 2, callbacks.BackupAndRestore(tmp_path / "b", save_freq=1), helpers.StopAt(4))
-    resumed = trained("dataset", 2, callbacks.BackupAndRestore(tmp_path / "b", save_freq=1))
+    resumed = helpers.resumed(functools.partial(trained, "dataset", 2), tmp_path / "b", 4)
     alone = trained("dataset", 0)
     assert resumed[:4] == alone[:4] and len(resumed[4]) < len(alone[4])
 

@@ -39,9 +39,8 @@ class Registered(keras.Model):
 
 
 def sequential() -> Any:
-    return unisono.Sequential(
-        [keras.Input((3,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(2, name="last")]
-    )
+    hidden, last = keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(2, name="last")
+    return unisono.Sequential([keras.Input((3,)), hidden, last])
 
 
 def functional() -> Any:
@@ -119,18 +118,15 @@ def test_models_open_in_plain_keras_that_has_never_heard_of_us(tmp_path):
     command = [sys.executable, "-c", PLAIN_KERAS, str(tmp_path / "data.npz"), *paths.values()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    said = json.loads(
-        next(line for line in done.stdout.splitlines() if line.startswith("RESULT")).split(" ", 1)[1]
-    )
+    said = json.loads(done.stdout.partition("RESULT ")[2].splitlines()[0])
     assert said["unisono"] == []
     for name, path in paths.items():
         got = said["models"][path]
         assert not got["module"].startswith("unisono")
         helpers.assert_close(np.asarray(got["outputs"]), expected[name], helpers.FLOAT32, name)
         if name != "mobilenet":
-            helpers.assert_close(
-                got["trains"], models[name].train_on_batch(X, Y), helpers.FLOAT32, f"{name} goes on training"
-            )
+            trained = models[name].train_on_batch(X, Y)
+            helpers.assert_close(got["trains"], trained, helpers.FLOAT32, f"{name} goes on training")
 
 
 @pytest.mark.short("registered")
@@ -144,13 +140,10 @@ def test_loaded_model_goes_on_with_the_same_numbers(build, tmp_path):
     loaded = unisono.load_model(tmp_path / "model.keras")
     assert isinstance(loaded, unisono.Model)
     expected = fit(model, epochs=2)
-    helpers.assert_close(fit(loaded, epochs=2), expected, helpers.FLOAT32, "history")
-    helpers.assert_close(loaded.get_weights(), model.get_weights(), helpers.FLOAT32, "weights")
-    if build is not functional:  # its BatchNormalization is not synchronized
-        helpers.assert_close(fit(moved, epochs=2), expected, helpers.FLOAT32, "history on 3 replicas")
-        helpers.assert_close(
-            moved.get_weights(), model.get_weights(), helpers.FLOAT32, "weights on 3 replicas"
-        )
+    # The BatchNormalization of the functional model is not synchronized.
+    for other in (loaded,) if build is functional else (loaded, moved):
+        helpers.assert_close(fit(other, epochs=2), expected, helpers.FLOAT32, "history")
+        helpers.assert_close(other.get_weights(), model.get_weights(), helpers.FLOAT32, "weights")
 
 
 def test_compile_arguments_survive(tmp_path):
@@ -239,9 +232,7 @@ def test_adopted_model_trains_as_itself_and_keeps_what_it_was():
     weights = theirs.get_weights()
     expected = fit(theirs, epochs=2)
     keras.utils.set_random_seed(4)
-    ours = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(2)]
-    )
+    ours = keras.Sequential([keras.Input((3,)), *sequential().layers])
     ours.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
     assert unisono.adopt(ours) is ours and unisono.adopt(ours) is ours
     ours.set_weights(weights)

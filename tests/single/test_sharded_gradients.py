@@ -36,21 +36,15 @@ def with_two_optimizers(model, x, y):
 def with_two_tapes(model, x, y):
     """Two gradients in sequence; the second sees the update of the first."""
     for factor in (1.0, 0.5):
-        with tf.GradientTape() as tape:
-            loss = factor * model.compute_loss(x, y, model(x, training=True))
-        model.optimizer.apply_gradients(
-            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-        )
+        loss_of = lambda factor=factor: factor * model.compute_loss(x, y, model(x, training=True))  # noqa: E731
+        loss = helpers.descend(loss_of, model.optimizer, model.trainable_variables)
     return {"loss": loss}
 
 
 def against_the_order(model, x, y):
     """The gradients of the first layers are computed last, and sent first."""
-    with tf.GradientTape() as tape:
-        loss = model.compute_loss(x, y, model(x, training=True))
-    variables = model.trainable_variables[::-1]
-    model.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
-    return {"loss": loss}
+    loss_of = lambda: model.compute_loss(x, y, model(x, training=True))  # noqa: E731
+    return {"loss": helpers.descend(loss_of, model.optimizer, model.trainable_variables[::-1])}
 
 
 def trained(strategy, step=None, **options):

@@ -22,15 +22,6 @@ X = random.normal(size=(10, 4))
 Y = random.normal(size=(10, 2))
 
 
-class TwoLayers(unisono.Model):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = layers.Dense(5, "tanh"), layers.Dense(2)
-
-    def call(self, x):
-        return self.last(self.first(x))
-
-
 class Tied(unisono.Model):
     """Reads the weight of a layer that it has called."""
 
@@ -43,12 +34,12 @@ class Tied(unisono.Model):
         return keras.ops.mean(keras.ops.matmul(hidden, keras.ops.transpose(self.table.embeddings)), 1)[:, :2]
 
 
-class InNestedGraphs(TwoLayers):
+class InNestedGraphs(helpers.TwoLayers):
     """Reads weights in a function, a branch and a loop in the graph."""
 
     def __init__(self):
         super().__init__()
-        self.square = layers.Dense(5, "tanh")
+        self.square = layers.Dense(6, "tanh")
         self.function = tf.function(self.square.__call__)
 
     def call(self, x):
@@ -58,7 +49,7 @@ class InNestedGraphs(TwoLayers):
         return self.last(hidden)
 
 
-class MovesWeights(TwoLayers):
+class MovesWeights(helpers.TwoLayers):
     """Sharpness-aware minimization: the gradient at weights that the step has perturbed."""
 
     def gradients(self, x, y):
@@ -80,7 +71,7 @@ class MovesWeights(TwoLayers):
         return {"loss": loss}
 
 
-class PenalizesSlopes(helpers.GradientsOfItsOwn, TwoLayers):
+class PenalizesSlopes(helpers.GradientsOfItsOwn, helpers.TwoLayers):
     """A gradient of a gradient, in a custom step."""
 
     def loss_of(self, x, y):
@@ -92,11 +83,9 @@ class PenalizesSlopes(helpers.GradientsOfItsOwn, TwoLayers):
 
 
 def recurrent():
-    model = unisono.Sequential([keras.Input((4,), dtype="int64"), layers.Embedding(7, 3)])
-    for layer in (layers.Bidirectional(layers.LSTM(2, return_sequences=True)), layers.GRU(3)):
-        model.add(layer)
-    model.add(layers.Dense(2, kernel_regularizer="l2"))
-    return model
+    both, one = layers.Bidirectional(layers.LSTM(2, return_sequences=True)), layers.GRU(3)
+    tokens = keras.Input((4,), dtype="int64"), layers.Embedding(7, 3)
+    return unisono.Sequential([*tokens, both, one, layers.Dense(2, kernel_regularizer="l2")])
 
 
 def adapted():
@@ -108,9 +97,8 @@ def adapted():
 
 
 def normalized():
-    model = unisono.Sequential([keras.Input((4,)), layers.SpectralNormalization(layers.Dense(5, "tanh"))])
-    model.add(layers.Dense(2, kernel_constraint="max_norm"))
-    return model
+    hidden = layers.SpectralNormalization(layers.Dense(5, "tanh"))
+    return unisono.Sequential([keras.Input((4,)), hidden, layers.Dense(2, kernel_constraint="max_norm")])
 
 
 PROGRAMS = {
@@ -138,9 +126,7 @@ def trained(strategy, make, x, **options):
 def test_user_code_sees_whole_weights_and_gets_the_results_of_one_device(name, recwarn):
     make, x = PROGRAMS[name]
     model = trained(sharded(helpers.mirrored(2), "weights"), make, x)
-    assert {isinstance(v.value, ShardedWeight) for v in model.trainable_variables if v.shape.rank > 1} == {
-        True
-    }
+    assert all(isinstance(v.value, ShardedWeight) for v in model.trainable_variables if v.shape.rank > 1)
     expected = trained(None, make, x, run_eagerly="graphs" not in name)
     exact = helpers.FLOAT64 if name != "adapted" else helpers.FLOAT32  # LoRA's weights are float32
     helpers.assert_close(model.get_weights(), expected.get_weights(), exact, name)
@@ -153,17 +139,13 @@ def test_user_code_sees_whole_weights_and_gets_the_results_of_one_device(name, r
 def test_no_weight_stays_whole_from_the_forward_to_the_backward_pass(policy):
     keras.config.set_dtype_policy(policy)
 
-    def stack():
-        return unisono.Sequential([keras.Input((4,)), *[layers.Dense(4, use_bias=False) for _ in range(5)]])
-
-    strategy = sharded(helpers.mirrored(2), "weights")
-    with strategy.scope():
-        model = stack()
+    with sharded(helpers.mirrored(2), "weights").scope():
+        stack = [layers.Dense(4, use_bias=False) for _ in range(5)]
+        model = unisono.Sequential([keras.Input((4,)), *stack])
         model.compile(optimizers.SGD(0.05), "mse", steps_per_execution=1)
     model.fit(X, X, batch_size=5, verbose=0)
-    found = [
-        each for graph in helpers.graphs_of(model.train_function.graph()) for each in every_gather(graph)
-    ]
+    graphs = helpers.graphs_of(model.train_function.graph())
+    found = [each for graph in graphs for each in every_gather(graph)]
     assert len(found) == 10  # five weights on two replicas
     for gathers in (found[:5], found[5:]):
         used = [users(gather.whole) for gather in gathers]
@@ -191,11 +173,8 @@ def users(tensor):
 def is_second(op, gathers):
     """Whether it is the shard of a weight that is gathered again during the backward pass."""
     shards = {gather.shard.ref() for gather in gathers}
-    return (
-        op.type == "Identity"
-        and op.inputs[0].ref() in shards
-        and any(map(is_of_a_gradient, op.control_inputs))
-    )
+    of_a_shard = op.type == "Identity" and op.inputs[0].ref() in shards
+    return of_a_shard and any(map(is_of_a_gradient, op.control_inputs))
 
 
 @pytest.mark.short("mixed_float16")

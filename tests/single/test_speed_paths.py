@@ -13,10 +13,8 @@ from unisono.trainer.run.xla import xla_loops
 from unisono.trainer.run.xla.batch_stacks import Stacks
 from unisono.trainer.step import xla_random
 
-ROWS, BATCH = (
-    70,
-    8,
-)  # nine steps; the last batch has six samples and needs its own graph, which not every test needs
+# Nine steps; the last batch has six samples and needs its own graph, which not every test needs.
+ROWS, BATCH = 70, 8
 FULL = slice(64)
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(ROWS, 4)).astype("float32")
@@ -100,6 +98,15 @@ def fit(model, x, y, *callbacks, **options):
     return history, [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
 
 
+def with_table(rows, optimizer, jit):
+    """A compiled model of words, and its table."""
+    words, rest = keras.layers.Embedding(rows, 4), [keras.layers.Flatten(), keras.layers.Dense(3)]
+    model = unisono.Sequential([keras.Input((6,), dtype="int32"), words, *rest])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, jit_compile=jit)
+    return model, words
+
+
 RULES = {
     "adam": lambda: unisono.optimizers.Adam(0.01),
     "samples only": lambda: unisono.optimizers.SGD(0.1),
@@ -113,11 +120,7 @@ def test_rows_of_a_table_under_xla(rule, table):
     found = {}
     for jit in (False, True):
         keras.utils.set_random_seed(5)
-        words = keras.layers.Embedding(table, 4)
-        model = unisono.Sequential([keras.Input((6,), dtype="int32"), words, keras.layers.Flatten()])
-        model.add(keras.layers.Dense(3))
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(RULES[rule](), loss, jit_compile=jit)
+        model, words = with_table(table, RULES[rule](), jit)
         before = words.embeddings.numpy()
         found[jit] = fit(model, WORDS[FULL], LABELS[FULL])
         graph = model.train_function.graph().as_graph_def()
@@ -143,12 +146,7 @@ class Lazy(keras.optimizers.SGD):
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_rule_that_updates_named_rows_alone_is_given_rows(jit):
-    words = keras.layers.Embedding(9, 4)
-    model = unisono.Sequential(
-        [keras.Input((6,), dtype="int32"), words, keras.layers.Flatten(), keras.layers.Dense(3)]
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(Lazy(0.1), loss, jit_compile=jit)
+    model, words = with_table(9, Lazy(0.1), jit)
     before = words.embeddings.numpy()
     model.fit(WORDS[:BATCH] % 5, LABELS[:BATCH], batch_size=BATCH, verbose=0)
     after = words.embeddings.numpy()

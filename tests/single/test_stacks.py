@@ -68,15 +68,8 @@ def trained(pipeline, way, strategy, monkeypatch, own=False, **options):
     keras.utils.set_random_seed(1)
     with scope(strategy):
         layers = keras.layers
-        model = unisono.Sequential(
-            [
-                keras.Input((3,)),
-                layers.Dense(8, activation="relu"),
-                layers.BatchNormalization(),
-                layers.Dropout(0.3),
-                layers.Dense(3),
-            ]
-        )
+        hidden, normal = layers.Dense(8, activation="relu"), layers.BatchNormalization()
+        model = unisono.Sequential([keras.Input((3,)), hidden, normal, layers.Dropout(0.3), layers.Dense(3)])
         model = CustomStep(model) if own else model
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, metrics=["accuracy"], **options)

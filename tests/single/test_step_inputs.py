@@ -82,6 +82,10 @@ def generator(make):
     return (batch for batch in batches(make))
 
 
+def mapped(function):
+    return {"x": dataset(X, Y).map(function)}
+
+
 def arrays(x, y=None, sample_weight=None):
     return {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": BATCH}
 
@@ -104,14 +108,10 @@ CASES = {
     "dataset of dicts": lambda: {"x": dataset({"x": X, "y": Y})},
     "dataset of named tuples": lambda: {"x": dataset(Pair(X, Y))},
     "dataset with named tuples": lambda: {"x": dataset(Pair(X, Y), Y)},
-    "dataset with a scalar": lambda: {
-        "x": dataset(X, Y).map(lambda x, y: (x, {"y": y, "k": tf.constant(3)}))
-    },
-    "dataset with nothing": lambda: {"x": dataset(X, Y).map(lambda x, y: (x, None, y))},
-    "dataset with optionals": lambda: {
-        "x": dataset(X, Y).map(lambda x, y: (x, tf.experimental.Optional.from_value(y)))
-    },
-    "dataset with sparse": lambda: {"x": dataset(X, Y).map(lambda x, y: (tf.sparse.from_dense(x), y))},
+    "dataset with a scalar": lambda: mapped(lambda x, y: (x, {"y": y, "k": tf.constant(3)})),
+    "dataset with nothing": lambda: mapped(lambda x, y: (x, None, y)),
+    "dataset with optionals": lambda: mapped(lambda x, y: (x, tf.experimental.Optional.from_value(y))),
+    "dataset with sparse": lambda: mapped(lambda x, y: (tf.sparse.from_dense(x), y)),
     "PyDataset": lambda: {"x": helpers.Batches(batches(lambda rows: X[rows]))},
     "PyDataset of one": lambda: {"x": helpers.Batches(batches(lambda rows: (X[rows],)))},
     "PyDataset of lists": lambda: {"x": helpers.Batches(batches(lambda rows: [X[rows], Y[rows]]))},
@@ -137,10 +137,8 @@ def used(model, name):
     fit, evaluate, predict = (CASES[name]() for _ in range(3))
     if "batch_size" in predict:
         predict = {"x": predict["x"], "batch_size": BATCH}
-    found = [
-        model.fit(**fit, shuffle=False, verbose=0).history["sum"][-1],
-        model.predict(**predict, verbose=0),
-    ]
+    last = model.fit(**fit, shuffle=False, verbose=0).history["sum"][-1]
+    found = [last, model.predict(**predict, verbose=0)]
     if name in GRAPH:
         found.append(model.evaluate(**evaluate, verbose=0, return_dict=True)["sum"])
     return found, model.seen
@@ -236,10 +234,9 @@ def test_keras_steps_take_what_keras_takes_apart(name):
             model.compile(
                 keras.optimizers.SGD(1e-3), "mse" if targets else None, jit_compile=False, run_eagerly=True
             )
-        history = model.fit(STANDARD[name], epochs=2, verbose=0).history["loss"]
-        results.append(
-            [history, model.evaluate(STANDARD[name], verbose=0), model.predict(STANDARD[name], verbose=0)]
-        )
+        data = STANDARD[name]
+        history = model.fit(data, epochs=2, verbose=0).history["loss"]
+        results.append([history, model.evaluate(data, verbose=0), model.predict(data, verbose=0)])
     helpers.assert_close(results[1], results[0], helpers.FLOAT32)
 
 
@@ -260,14 +257,7 @@ def test_structure_that_keras_step_cannot_take_apart_is_rejected_before_the_firs
 
 
 def test_optimizer_of_a_model_that_its_custom_step_builds_makes_each_slot_once():
-    class OfInputs(unisono.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(2)
-
-        def call(self, x):
-            return self.dense(x)
-
+    class OfInputs(unisono.Sequential):
         def train_step(self, x):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(self(x, training=True) ** 2)
@@ -275,7 +265,7 @@ def test_optimizer_of_a_model_that_its_custom_step_builds_makes_each_slot_once()
             self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
             return {"loss": loss}
 
-    model = OfInputs()
+    model = OfInputs([keras.layers.Dense(2)])
     model.compile(unisono.optimizers.SGD(0.1, use_ema=True, gradient_accumulation_steps=2), run_eagerly=True)
     model.fit(X, batch_size=BATCH, verbose=0)
     slots = [variable.path for variable in model.optimizer.variables]

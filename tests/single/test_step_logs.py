@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import GradientsOfItsOwn, assert_equal, mirrored
+from helpers import GradientsOfItsOwn, Stop, assert_equal, mirrored
 
 import unisono
 
@@ -62,22 +62,16 @@ def data(kind="arrays", bad_row=None, steps=STEPS):
     return {"x": tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(ROWS)}
 
 
-def trained(
-    callbacks, fit_arguments, strategy=None, optimizer=None, model_class=unisono.Model, epochs=2, **how
-):
+def trained(callbacks, fit_arguments, strategy=None, optimizer=None, cls=unisono.Model, epochs=2, **how):
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
     how = {"jit_compile": False, "metrics": ["mae"], **how}
     with (strategy or tf.distribute.get_strategy()).scope():
         inputs = keras.Input((4,))
-        model = model_class(inputs, keras.layers.Dense(1)(keras.layers.Dense(3, "tanh")(inputs)))
+        model = cls(inputs, keras.layers.Dense(1)(keras.layers.Dense(3, "tanh")(inputs)))
         model.compile(optimizer or unisono.optimizers.Adam(0.01), "mse", **how)
     model.fit(**fit_arguments, epochs=epochs, verbose=0, callbacks=callbacks)
     return model
-
-
-def assert_same_weights(one, other):
-    assert_equal(one.get_weights(), other.get_weights())
 
 
 @pytest.mark.short("arrays-*", "dataset-how1")
@@ -92,7 +86,7 @@ def test_many_steps_at_once_have_the_logs_of_each(kind, how):
     assert len(woken.seen) == 2 * steps
     if not how.get("run_eagerly"):  # on a busy machine an eager step takes as long as a compiled call should
         assert vectors.calls < 2 * steps
-    assert_same_weights(plain, model)
+    assert_equal(plain.get_weights(), model.get_weights())
 
 
 class Overwriting(Vectors):
@@ -130,8 +124,8 @@ class OwnLogsOfUnknownShape(OwnLogs):
 
 def test_logs_of_a_custom_step_are_reported_with_their_shapes():
     woken, told, vectors = Woken(), Told(), Vectors()
-    trained([woken], data(), model_class=OwnLogs)
-    trained([told, vectors], data(), model_class=OwnLogs)
+    trained([woken], data(), cls=OwnLogs)
+    trained([told, vectors], data(), cls=OwnLogs)
     assert told.seen == vectors.seen == woken.seen
     assert np.shape(told.seen[0][1]["columns"]) == (4,)
     assert vectors.calls < 2 * STEPS
@@ -139,8 +133,8 @@ def test_logs_of_a_custom_step_are_reported_with_their_shapes():
 
 def test_logs_of_unknown_shape_are_reported_step_by_step():
     woken, told, vectors = Woken(), Told(), Vectors()
-    trained([woken], data(steps=6), model_class=OwnLogsOfUnknownShape, epochs=1, run_eagerly=True)
-    trained([told, vectors], data(steps=6), model_class=OwnLogsOfUnknownShape, epochs=1, run_eagerly=True)
+    for callbacks in ([woken], [told, vectors]):
+        trained(callbacks, data(steps=6), cls=OwnLogsOfUnknownShape, epochs=1, run_eagerly=True)
     assert told.seen == vectors.seen == woken.seen
     assert vectors.calls == 6
 
@@ -179,22 +173,16 @@ def test_steps_before_an_error_are_reported(kind):
         tf.debugging.assert_all_finite(x, "bad sample")
         return x, y
 
-    told, vectors = Told(), Vectors()
-    arguments = data("dataset", bad_row=ROWS * 21)
-    arguments["x"] = arguments["x"].map(failing)
-    if kind == "arrays":
+    class Failing(unisono.Model):
+        def compute_loss(self, x, *others, **more):
+            with tf.control_dependencies([tf.debugging.assert_all_finite(x, "bad sample")]):
+                return tf.identity(super().compute_loss(x, *others, **more))
 
-        class Failing(unisono.Model):
-            def compute_loss(self, x, *others, **more):
-                with tf.control_dependencies([tf.debugging.assert_all_finite(x, "bad sample")]):
-                    return tf.identity(super().compute_loss(x, *others, **more))
-
-        arguments = data(bad_row=ROWS * 21)
-        with pytest.raises(tf.errors.InvalidArgumentError, match="bad sample"):
-            trained([told, vectors], arguments, model_class=Failing)
-    else:
-        with pytest.raises(tf.errors.InvalidArgumentError, match="bad sample"):
-            trained([told, vectors], arguments)
+    told, vectors, arguments = Told(), Vectors(), data(kind, bad_row=ROWS * 21)
+    if kind == "dataset":
+        arguments["x"] = arguments["x"].map(failing)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="bad sample"):
+        trained([told, vectors], arguments, cls=Failing if kind == "arrays" else unisono.Model)
     assert [step for step, _ in told.seen] == list(range(21))
     assert told.seen == vectors.seen
     assert vectors.calls < 21
@@ -222,12 +210,11 @@ def test_terminate_on_nan_ends_at_the_step_of_the_bad_loss(kind, how):
         given = {name: value() if callable(value) else value for name, value in how.items()}
         vectors = Vectors()
         model = trained([callback, vectors], data(kind, bad_row=ROWS * 33 + 1), **given)
-        found.append(
-            (vectors.seen[-1][0], repr(model.history.history), int(model.optimizer.iterations), model)
-        )
+        iterations = int(model.optimizer.iterations)
+        found.append((vectors.seen[-1][0], repr(model.history.history), iterations, model.get_weights()))
     assert found[0][:3] == found[1][:3]
     assert found[1][0] == 33
-    assert_same_weights(found[0][3], found[1][3])
+    assert_equal(found[0][3], found[1][3])
     assert vectors.calls < 20
 
 
@@ -250,10 +237,7 @@ def test_terminate_on_nan_lets_no_batch_be_drawn_after_the_bad_one():
 
 
 def test_resumed_training_has_the_logs_of_the_one_that_was_never_stopped(tmp_path):
-    class Stop(Exception):
-        pass
-
-    class StopAt(keras.callbacks.Callback):
+    class StopInTheSecondEpoch(keras.callbacks.Callback):
         def steps_until_call(self, step):
             return 26 - step if step < 26 and self.model.fit_state.epoch else None
 
@@ -267,7 +251,7 @@ def test_resumed_training_has_the_logs_of_the_one_that_was_never_stopped(tmp_pat
     reference, stopped, resumed = Vectors(), Vectors(), Vectors()
     trained([reference], data())
     with pytest.raises(Stop):
-        trained([stopped, StopAt(), backup()], data())
+        trained([stopped, StopInTheSecondEpoch(), backup()], data())
     trained([resumed, backup()], data())
     assert resumed.seen == reference.seen
 

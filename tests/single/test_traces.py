@@ -101,15 +101,11 @@ def test_layers_of_a_known_graph_are_called_once_on_any_number_of_replicas(repli
 
     monkeypatch.setattr(keras.layers.Dense, "call", counted)
     with mirrored(replicas).scope() if replicas > 1 else contextlib.nullcontext():
+        dense = keras.layers.Dense
         inputs = {"a": keras.Input((3,), name="a"), "b": keras.Input((3,), dtype="int32", name="b")}
-        both = (
-            keras.layers.Dense(1)(inputs["a"]),
-            keras.layers.Dense(1)(keras.ops.cast(inputs["b"], "float32")),
-        )
-        named = unisono.Model(inputs, list(both))
-        sequential = unisono.Sequential(
-            [keras.Input((3,)), keras.layers.Dense(2, "relu"), keras.layers.Dense(1)]
-        )
+        both = [dense(1)(inputs["a"]), dense(1)(keras.ops.cast(inputs["b"], "float32"))]
+        named = unisono.Model(inputs, both)
+        sequential = unisono.Sequential([keras.Input((3,)), dense(2, "relu"), dense(1)])
     y = np.stack([Y, Y], 0)
     for model, x, targets in ((named, {"a": X, "b": X}, list(y)), (sequential, X, Y)):
         model.compile("sgd", "mse", metrics=["mae"] if model is sequential else [["mae"], ["mae"]])

@@ -10,7 +10,8 @@ import tensorflow as tf
 from keras import ops
 
 import unisono
-from tests.helpers import mirrored, scope
+from tests.helpers import GradientsOfItsOwn, assert_equal, copies_are_equal, mirrored, resumed, scope
+from tests.helpers import TwoLayers as Net
 from unisono.distribute import gather
 from unisono.trainer.partition.steps import traced_step
 
@@ -31,29 +32,16 @@ def squares(y, p):
     return tf.reduce_sum((y - p) ** 2)
 
 
-class Net(unisono.Model):
-    """Two layers, with a custom layer between them."""
-
-    def __init__(self, between=L.Identity):
-        super().__init__()
-        self.first, self.between, self.last = L.Dense(6, activation="tanh"), between(), L.Dense(2)
-
-    def call(self, x, training=False):
-        return self.last(self.between(self.first(x), training=training))
-
-
-def custom_step(loss_of):
-    class Stepping(Net):
+def custom_step(loss):
+    class Stepping(GradientsOfItsOwn, Net):
         def __init__(self, between=L.Identity):
             super().__init__(between)
             self.mine = keras.metrics.Mean(name="mine")
 
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = loss_of(self, y, self(x, training=True))
-            gradients = tape.gradient(loss, self.trainable_variables)
-            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        def loss_of(self, x, y):
+            return loss(self, y, self(x, training=True))
+
+        def logs_of(self, loss, x):
             total = tf.reduce_sum(loss)
             self.mine.update_state(total)
             return {"loss": total, "mine": self.mine.result()}
@@ -274,7 +262,7 @@ def rank_one():
 
 
 def accumulating():
-    return unisono.optimizers.SGD(0.05, gradient_accumulation_steps=2)
+    return sgd(gradient_accumulation_steps=2)
 
 
 def scaled_by_batch(model, y, p):
@@ -338,26 +326,31 @@ LOSSES = {  # functions that create the losses, because a loss uses the current 
 }
 
 
-def on_replicas(replicas):
-    """The scope of one or several replicas, with the same seeds each time."""
-    keras.utils.set_random_seed(3)
-    return scope(mirrored(replicas) if replicas > 1 else None)
+def sgd(**options):
+    return unisono.optimizers.SGD(0.05, **options)
 
 
-def trained(make, replicas, y=Y, loss=None, optimizer=None, between=None, weighted=True):
+def on_one_and_three(make, **compiled):
+    """Models on one replica and on three, with the same seeds; one replica steps eagerly, the cheapest mode there."""
+    for replicas in (1, 3):
+        keras.utils.set_random_seed(3)
+        with scope(mirrored(3) if replicas == 3 else None):
+            model = make()
+            model.compile(sgd(), **{"run_eagerly": replicas == 1, **compiled})
+        yield model
+
+
+def trained(make, replicas, y=Y, loss=None, optimizer=lambda: sgd(momentum=0.5), between=None, weighted=True):
     """History, weights and evaluation of three steps on one or several replicas."""
-    with on_replicas(replicas):
-        strategy = tf.distribute.get_strategy() if replicas > 1 else None
+    keras.utils.set_random_seed(3)
+    strategy = mirrored(replicas) if replicas > 1 else None
+    with scope(strategy):
         model = make() if between is None else make(between)
-        optimizer = (optimizer or (lambda: unisono.optimizers.SGD(0.05, momentum=0.5)))()
-        model.compile(optimizer, loss and loss(), run_eagerly=replicas == 1)  # the cheapest mode there
+        model.compile(optimizer(), loss and loss(), run_eagerly=replicas == 1)
     given = {"sample_weight": W} if weighted and not isinstance(y, list) else {}
     history = model.fit(X, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0, **given).history
     scores = model.evaluate(X, y, batch_size=BATCH, verbose=0, return_dict=True) if weighted else {}
-    if strategy:
-        for variable in model.variables:
-            first, *others = [copy.numpy() for copy in strategy.experimental_local_results(variable.value)]
-            assert all(np.array_equal(first, other) for other in others), variable.path
+    assert strategy is None or copies_are_equal(model.variables, strategy)
     return {**history, **{f"val_{name}": value for name, value in scores.items()}}, model.get_weights()
 
 
@@ -388,26 +381,23 @@ def test_own_losses_and_states_give_the_results_of_one_device(name):
     assert_same(trained(make, 1, **arguments), trained(make, 3, **arguments))
 
 
-class Logs(Net):
+class Logs(GradientsOfItsOwn, Net):
     """Logs a mean over samples, two values that are neither a mean nor a sum, and a function of a metric's result."""
 
     def __init__(self):
         super().__init__()
         self.mine, self.tracked = keras.metrics.Mean(name="mine"), keras.metrics.Mean(name="tracked")
 
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            errors = tf.reduce_mean((y - self(x, training=True)) ** 2, 1)
-            loss = tf.reduce_mean(errors)
-        self.optimizer.apply_gradients(
-            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        )
+    def loss_of(self, x, y):
+        self.errors = tf.reduce_mean((y - self(x, training=True)) ** 2, 1)
+        return tf.reduce_mean(self.errors)
+
+    def logs_of(self, loss, x):
         self.mine.update_state(loss)
-        median = ops.median(errors)
+        median = ops.median(self.errors)
         self.tracked.update_state(median)
         logs = {"error": loss, "median": median, "known": ops.exp(self.mine.result())}
-        return {**logs, "inner": {"spread": ops.std(errors)}}
+        return {**logs, "inner": {"spread": ops.std(self.errors)}}
 
 
 def test_logs_of_any_kind_are_those_of_one_device():
@@ -466,10 +456,7 @@ class TracksItsStep(Net):
 @pytest.mark.parametrize("eager", [False, True])
 def test_metrics_fed_with_gathered_samples_or_without_samples_count_once(eager):
     results = []
-    for replicas in (1, 3):
-        with on_replicas(replicas):
-            model = TracksItsStep()
-            model.compile(keras.optimizers.SGD(0.05), run_eagerly=eager or replicas == 1)
+    for model in on_one_and_three(TracksItsStep, **({"run_eagerly": True} if eager else {})):
         history = model.fit(X[:17], Y[:17], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
         results.append((history, model.get_weights()))  # the last batch has one sample
     assert_same(*results)
@@ -491,10 +478,7 @@ class Scores(Net):
 
 def test_metrics_that_are_built_late_have_their_value_of_one_device_before_any_fit():
     scores = []
-    for replicas in (1, 3):
-        with on_replicas(replicas):
-            model = Scores()
-            model.compile()
+    for model in on_one_and_three(Scores, run_eagerly=False):
         model(X[:1])
         scores.append(model.evaluate(X, Y, batch_size=BATCH, verbose=0, return_dict=True))
     assert_same(*((each, []) for each in scores))
@@ -555,11 +539,8 @@ def test_no_batch_of_a_generator_is_lost_or_seen_twice():
         specs = (tf.TensorSpec([None, 5], tf.float64), tf.TensorSpec([None, 2], tf.float64))
         return tf.data.Dataset.from_generator(batches, output_signature=specs)
 
-    make, results = custom_step(STEPS["a sum"]), []
-    for replicas in (1, 3):
-        with on_replicas(replicas):
-            model = make()
-            model.compile(unisono.optimizers.SGD(0.05))
+    results = []
+    for model in on_one_and_three(custom_step(STEPS["a sum"]), run_eagerly=False):
         results.append((model.fit(data(), verbose=0).history, model.get_weights()))
         assert drawn == [0, 1, 2, 3] and int(model.optimizer.iterations) == 4
         drawn.clear()
@@ -574,34 +555,12 @@ def test_resumed_run_with_user_code_has_the_same_bits(tmp_path):
         keras.utils.set_random_seed(3)
         with mirrored(2).scope():
             model = make(Counts)
-            model.compile(unisono.optimizers.SGD(0.05, momentum=0.5))
+            model.compile(sgd(momentum=0.5))
         history = model.fit(X, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
         return [*model.get_weights(), *map(np.array, history.history.values())]
 
     left_alone = fit()
-    stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: 1 / epoch)
-    with pytest.raises(ZeroDivisionError):
-        fit(unisono.callbacks.BackupAndRestore(tmp_path, save_freq=1), stop)
-    for one, other in zip(left_alone, fit(unisono.callbacks.BackupAndRestore(tmp_path, save_freq=1))):
-        assert np.array_equal(one, other)
-
-
-def test_integers_that_are_written_in_predictions_are_equal_on_all_replicas():
-    class Seen(L.Layer):
-        def build(self, shape):
-            self.rows = self.add_weight((), "zeros", "int32", trainable=False)
-
-        def call(self, x):
-            self.rows.assign_add(ops.shape(x)[0])
-            return x
-
-    strategy = mirrored(3)
-    with strategy.scope():
-        model = Net(Seen)
-        model.compile("sgd", "mse")
-    model.predict(X, batch_size=BATCH, verbose=0)
-    copies = strategy.experimental_local_results(model.between.rows.value)
-    assert [int(copy) for copy in copies] == [len(X)] * 3
+    assert_equal(resumed(fit, tmp_path, 4), left_alone)
 
 
 class Windows(Net):
@@ -666,10 +625,7 @@ def test_losses_of_outputs_without_one_sample_for_each_input_are_those_of_one_de
             return loss_of(y, y_pred)
 
     trained = []
-    for replicas in (1, 3):
-        with on_replicas(replicas):
-            model = Model()
-            model.compile(unisono.optimizers.SGD(0.05))
+    for model in on_one_and_three(Model, run_eagerly=False):
         history = model.fit(X[:rows], Y[:rows], batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
         trained.append([history["loss"], *model.get_weights()])
     for one, several in zip(*trained):
@@ -679,9 +635,9 @@ def test_losses_of_outputs_without_one_sample_for_each_input_are_those_of_one_de
 @pytest.mark.parametrize("rows", [10, 9])
 def test_predictions_with_several_samples_for_each_input_are_those_of_one_device(rows):
     predicted = []
-    for replicas in (1, 3):  # the last of three has no sample of the last batch
-        with on_replicas(replicas):
-            model = Windows()
+    for model in on_one_and_three(
+        Windows, run_eagerly=False
+    ):  # the last of three has no sample of the last batch
         dataset = tf.data.Dataset.from_tensor_slices(X[:rows]).batch(BATCH)
         predicted += [model.predict(X[:rows], batch_size=BATCH, verbose=0), model.predict(dataset, verbose=0)]
     assert predicted[0].shape == (2 * rows, 2)
@@ -694,29 +650,34 @@ def test_sums_and_counts_that_are_written_in_predictions_are_those_of_one_device
         def build(self, shape):
             self.total = self.add_weight((6,), "zeros", trainable=False, name="total")
             self.calls = self.add_weight((), "zeros", "int64", trainable=False, name="calls")
+            self.rows = self.add_weight((), "zeros", "int32", trainable=False, name="rows")
 
         def call(self, x):
             outputs = x + 0.001 * self.total
             self.total.assign_add(ops.sum(x, 0))
             self.calls.assign_add(1)
+            self.rows.assign_add(ops.shape(x)[0])
             return outputs
 
     found = []
-    for replicas in (1, 3):
-        with on_replicas(replicas):
-            model = Net(Adds)
-            model.compile("sgd", "mse")
+    for model in on_one_and_three(lambda: Net(Adds), run_eagerly=False):
         outputs = model.predict(X[:14], batch_size=BATCH - 1, verbose=0)
         found.append(({"outputs": outputs}, model.get_weights()))
     assert_same(*found)
+    assert copies_are_equal(model.between.variables, model.distribute_strategy)
+    assert int(model.between.rows.numpy()) == 14
 
 
-class Declared(L.Layer):
-    """Declares how its state is reduced, except for state that is equal on all micro-batches."""
+class Totals(L.Layer):
+    """May declare how its state is reduced, except for state that is equal on all micro-batches."""
+
+    def __init__(self, declared):
+        super().__init__()
+        self.declared = [{"aggregation": kind} if declared else {} for kind in ("sum", "mean")]
 
     def build(self, shape):
-        self.total = self.add_weight((6,), "zeros", trainable=False, aggregation="sum", name="total")
-        self.mean = self.add_weight((6,), "zeros", trainable=False, aggregation="mean", name="mean")
+        self.total = self.add_weight((6,), "zeros", trainable=False, name="total", **self.declared[0])
+        self.mean = self.add_weight((6,), "zeros", trainable=False, name="mean", **self.declared[1])
         self.steps = self.add_weight((), "zeros", "int64", trainable=False, name="steps")
 
     def call(self, x, training=False):
@@ -727,21 +688,12 @@ class Declared(L.Layer):
         return x
 
 
-class Undeclared(L.Layer):
-    def build(self, shape):
-        self.total = self.add_weight((6,), "zeros", trainable=False, name="total")
-
-    def call(self, x):
-        self.total.assign_add(ops.sum(x, 0))
-        return x
-
-
 def state_in(scope, layer):
     keras.utils.set_random_seed(3)
     with scope:
         hidden = layer(L.Dense(6, activation="tanh")(inputs := keras.Input((5,))))
         model = unisono.Model(inputs, L.Dense(2)(hidden))
-        model.compile(unisono.optimizers.SGD(0.05), "mse")
+        model.compile(sgd(), "mse")
     model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
     return [variable.numpy() for variable in layer.variables]
 
@@ -751,27 +703,24 @@ def three_micro_batches():
 
 
 def test_declared_state_of_layers_in_a_pipeline_is_that_of_one_device():
-    one, several = state_in(contextlib.nullcontext(), Declared()), state_in(three_micro_batches(), Declared())
-    for a, b in zip(one, several, strict=True):
+    scopes = contextlib.nullcontext(), three_micro_batches()
+    for a, b in zip(*(state_in(each, Totals(declared=True)) for each in scopes), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-13)
 
 
 def test_undeclared_state_that_differs_between_micro_batches_is_rejected():
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"undeclared/total.*declares no reduction.*aggregation="
-    ):
-        state_in(three_micro_batches(), Undeclared())
+    message = r"totals/total.*declares no reduction.*aggregation="
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        state_in(three_micro_batches(), Totals(declared=False))
 
 
 def test_tracing_a_step_has_no_side_effects():
-    class Drawing(Net):
-        def train_step(self, data):
+    class Drawing(GradientsOfItsOwn, Net):
+        def loss_of(self, x, y):
             seen.append(tf.inside_function())
-            x, y = data
-            with tf.GradientTape() as tape:
-                loss = squares(y, self(x, training=True))
-            gradients = tape.gradient(loss, self.trainable_variables)
-            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+            return squares(y, self(x, training=True))
+
+        def logs_of(self, loss, x):
             self.counter.assign_add(1)
             self.draws.assign(keras.random.uniform((), seed=self.seeds))
             return {"loss": loss}

@@ -68,7 +68,7 @@ NEIGHBOURS = {
         "trainer/partition/steps/step_partition.py _trace",
         "trainer/partition/steps/step_partition.py _warn",
     ],
-    "one process, devices of one kind": [
+    "one process with devices of one kind": [
         "callbacks/output_paths.py check_launched_alone",
         "distribute/automatic.py _warn_of_mixed_models",
         "mixed_precision/policy.py _explain",
@@ -121,6 +121,15 @@ def test_each_warning_has_a_right_program_next_to_it():
     assert set(listed) == warning_functions()
 
 
+PROGRAMS = {}
+
+
+def program(function):
+    PROGRAMS[function.__name__.replace("_", " ")] = function
+    return function
+
+
+@program
 def fit_to_every_limit(tmp_path, monkeypatch):
     """As many batches as steps, the last step profiled, the last epoch averaged, as many compilations as allowed."""
     model = one_output(metrics={"only": "mae"})
@@ -152,6 +161,7 @@ def fit_to_every_limit(tmp_path, monkeypatch):
     datasets._wait_for_ends()
 
 
+@program
 def workers_at_the_limits_of_the_diagnosis(tmp_path, monkeypatch):
     """A share equal to the limit does not exceed it."""
     worker = {"input": 1.0, "compute": 3.0, "callbacks": 0.0, "host": "a"}
@@ -160,6 +170,7 @@ def workers_at_the_limits_of_the_diagnosis(tmp_path, monkeypatch):
     assert straggler_text([worker, late], 0.25) == ""
 
 
+@program
 def resumed_fit(tmp_path, monkeypatch):
     """A seeded pipeline and a seeded model, interrupted in the second epoch."""
 
@@ -178,6 +189,7 @@ def resumed_fit(tmp_path, monkeypatch):
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 3
 
 
+@program
 def inputs_at_the_position_they_are_at(tmp_path, monkeypatch):
     """Before the first batch: nothing is drawn, and nothing is dropped."""
     stream = [tuple(each) for each in batches().as_numpy_iterator()]
@@ -188,6 +200,7 @@ def inputs_at_the_position_they_are_at(tmp_path, monkeypatch):
         source.close()
 
 
+@program
 def one_input_made_by_two_workers(tmp_path, monkeypatch):
     monkeypatch.setattr(identity, "spans_workers", lambda strategy: True)
     sent = []
@@ -218,18 +231,8 @@ class RowByRow(keras.layers.Layer):
         return x / (1 + keras.ops.sum(x**2, axis=-1, keepdims=True))
 
 
-class Contrasting(unisono.Model):
+class Contrasting(unisono.Sequential):
     """Compares the samples of all replicas."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = keras.Sequential(
-            [RowByRow(), keras.layers.Dense(3), keras.layers.BatchNormalization(synchronized=True)]
-        )
-        self.mean = keras.metrics.Mean("tracked")
-
-    def call(self, x, training=False):
-        return self.body(x, training=training)
 
     def train_step(self, data):
         x, y = data
@@ -247,15 +250,19 @@ class Contrasting(unisono.Model):
         return {"error": keras.ops.mean((self(data[0]) - data[1]) ** 2)}
 
 
+@program
 def custom_step_on_two_replicas(tmp_path, monkeypatch):
     x, y = arrays()
     with mirrored(2).scope():
-        model = Contrasting()
+        normal = keras.layers.BatchNormalization(synchronized=True)
+        model = Contrasting([RowByRow(), keras.layers.Dense(3), normal])
+        model.mean = keras.metrics.Mean("tracked")
         model.compile("sgd")
     model.fit(x, y, batch_size=4, shuffle=False, epochs=2, verbose=0)
     model.evaluate(x, y, batch_size=4, verbose=0)
 
 
+@program
 def one_process_with_devices_of_one_kind(tmp_path, monkeypatch):
     """Also in a batch script, which has the variables of a multi-task job but starts one process."""
     monkeypatch.setenv("SLURM_NTASKS", "2")
@@ -277,6 +284,7 @@ def one_process_with_devices_of_one_kind(tmp_path, monkeypatch):
         keras.config.set_dtype_policy(before)
 
 
+@program
 def gradients_for_all_that_is_trained(tmp_path, monkeypatch):
     """A frozen layer has no gradients; zero gradients count."""
     model = one_output()
@@ -285,18 +293,6 @@ def gradients_for_all_that_is_trained(tmp_path, monkeypatch):
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(frozen(np.zeros((2, 3), "float32")))
     frozen.optimizer.minimize(loss, frozen.trainable_variables, tape=tape)
-
-
-PROGRAMS = {
-    "fit to every limit": fit_to_every_limit,
-    "workers at the limits of the diagnosis": workers_at_the_limits_of_the_diagnosis,
-    "resumed fit": resumed_fit,
-    "inputs at the position they are at": inputs_at_the_position_they_are_at,
-    "one input made by two workers": one_input_made_by_two_workers,
-    "custom step on two replicas": custom_step_on_two_replicas,
-    "one process, devices of one kind": one_process_with_devices_of_one_kind,
-    "gradients for all that is trained": gradients_for_all_that_is_trained,
-}
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)

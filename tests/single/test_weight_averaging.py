@@ -52,10 +52,7 @@ def means(of):
 def test_weights_are_the_mean_of_those_that_count(every, chosen):
     watch = Watch()
     model = trained(callbacks.StochasticWeightAveraging(1, every), watch)
-    for ours, expected in zip(
-        model.trainable_variables, means([watch.steps[i] for i in chosen]), strict=True
-    ):
-        np.testing.assert_array_equal(ours.numpy(), expected)
+    helpers.assert_equal(model.trainable_variables, means([watch.steps[i] for i in chosen]))
 
 
 def test_statistics_are_the_mean_over_the_batches_of_one_more_epoch():
@@ -91,9 +88,8 @@ def test_resumed_training_ends_with_the_same_bits(every, tmp_path):
 
 def test_what_cannot_be_averaged_is_rejected():
     generator = ((X, Y) for _ in range(9))
-    with pytest.raises(
-        ValueError, match="`x` is a generator, which cannot be read again: give `steps_per_ep"
-    ):
+    message = "`x` is a generator, which cannot be read again: give `steps_per_ep"
+    with pytest.raises(ValueError, match=message):
         trained(callbacks.StochasticWeightAveraging(1), x=(generator,))
     with pytest.warns(UserWarning, match=r"before its `start_from_epoch` \(9\)"):
         trained(callbacks.StochasticWeightAveraging(9), epochs=1)

@@ -56,11 +56,6 @@ def choices(plan):
     return {name: value for name, value in plan.items() if name != "open rows"}
 
 
-def forced(way, monkeypatch):
-    """Every fit runs its steps on the backend `way`."""
-    monkeypatch.setattr(XlaChoice, "_first_backend", lambda self: (way, "the test says so"))
-
-
 # The chosen backend.
 
 
@@ -105,18 +100,6 @@ def test_choice_does_not_try_steps_that_xla_would_change(eager_to_try, layer, re
     fit(model, plan)
     (measured,) = model.train_function.measured.values()
     assert plan.plan["settled"] and plan.plan["switches"] == [] and reason in measured.reason
-
-
-def test_choice_stays_in_the_graph_where_xla_cannot_compile(eager_to_try, monkeypatch):
-    def fails(self, chunk):
-        raise tf.errors.InvalidArgumentError(None, None, "no kernel")
-
-    monkeypatch.setattr("unisono.trainer.run.xla.xla_loops.compile_only", fails)
-    model, plan = compiled(), Plan()
-    found = fit(model, plan)
-    assert plan.plan["way"] == model.train_function.backend == GRAPH and plan.plan["settled"]
-    expected = fit(compiled(jit_compile=False))
-    assert all(np.array_equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
 
 
 def test_what_xla_cannot_compile_stays_in_the_graph_on_replicas(eager_to_try):
@@ -202,36 +185,18 @@ def test_operations_are_deterministic_where_they_were_asked_to_be():
 # Side effects.
 
 
-def test_choice_runs_no_step_that_does_not_count(eager_to_try):
-    class Counting(keras.layers.Layer):
-        def build(self, shape):
-            self.calls = tf.Variable(0, trainable=False)
-
-        def call(self, x):
-            self.calls.assign_add(1)
-            return x
-
-    counting = Counting()
-    model = compiled(lambda: counting)
-    fit(model)
-    assert model.train_function.backend == XLA and int(counting.calls) == STEPS
-
-
 @pytest.mark.parametrize("kind", ["known", "open"])
 def test_choice_draws_every_batch_of_a_pipeline_once(eager_to_try, kind):
     drawn = []
     data = tf.data.Dataset.from_tensor_slices((X, LABELS)).enumerate()
     note = lambda i: np.int64(drawn.append(int(i)) or 0)  # noqa: E731
-    data = data.map(
-        lambda i, row: (row[0], row[1] + tf.ensure_shape(tf.numpy_function(note, [i], tf.int64), []))
-    )
-    data = data.batch(BATCH, drop_remainder=kind == "known")
+    zero = lambda i: tf.ensure_shape(tf.numpy_function(note, [i], tf.int64), [])  # noqa: E731
+    data = data.map(lambda i, row: (row[0], row[1] + zero(i))).batch(BATCH, drop_remainder=kind == "known")
     model = compiled()
     model.fit(data, epochs=EPOCHS, verbose=0)
     assert model.train_function.backend == XLA
-    in_batches = (
-        ROWS // BATCH * BATCH if kind == "known" else ROWS
-    )  # samples that are dropped may be read ahead, or not
+    # Samples that are dropped may be read ahead, or not.
+    in_batches = ROWS // BATCH * BATCH if kind == "known" else ROWS
     assert sorted(i for i in drawn if i < in_batches) == sorted([*range(in_batches)] * EPOCHS)
     assert all(drawn.count(i) <= EPOCHS for i in range(in_batches, ROWS))
 
@@ -254,26 +219,6 @@ def test_printing_step_prints_once_for_each_step(eager_to_try, capfd):
 
 
 # The stored choice.
-
-
-@pytest.mark.parametrize("way", [GRAPH, XLA])
-def test_resumed_run_repeats_the_way_bit_for_bit(tmp_path, monkeypatch, way):
-    def run(folder, stop=None):
-        model = compiled()
-        backup = unisono.callbacks.BackupAndRestore(tmp_path / folder)
-        found = fit(model, backup, *([] if stop is None else [StopAt(stop)]), epochs=3)
-        return found, model.train_function.backend
-
-    forced(way, monkeypatch)
-    (history, values), used = run("whole")
-    assert used == way
-    with pytest.raises(Stop):
-        run("killed", stop=2)
-    forced(XLA if way == GRAPH else GRAPH, monkeypatch)
-    (resumed_history, resumed), used = run("killed")
-    assert used == way
-    assert resumed_history == history
-    assert all(np.array_equal(a, b) for a, b in zip(values, resumed, strict=True))
 
 
 def test_choice_that_was_not_settled_goes_on_after_a_resume(tmp_path, eager_to_try, monkeypatch):

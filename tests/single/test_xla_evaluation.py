@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import FLOAT32, assert_close, mirrored
+from helpers import FLOAT32, assert_close, assert_equal, mirrored
 from xla_trials import Plan, Stop, StopAt, try_eagerly
 
 import unisono
@@ -126,15 +126,7 @@ def test_user_who_asks_for_xla_has_all_of_a_pass_compiled():
 
 
 def test_step_of_the_users_own_is_compiled_with_its_logs(eager_to_try):
-    class Own(unisono.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(3)
-            self.error = keras.metrics.Mean(name="error")
-
-        def call(self, x):
-            return self.dense(x)
-
+    class Own(unisono.Sequential):
         def test_step(self, data):
             x, y = data
             error = keras.ops.mean(keras.ops.square(self(x) - keras.ops.one_hot(y, 3)), axis=-1)
@@ -143,7 +135,8 @@ def test_step_of_the_users_own_is_compiled_with_its_logs(eager_to_try):
 
     def made(**options):
         keras.utils.set_random_seed(5)
-        model = Own()
+        model = Own([keras.layers.Dense(3)])
+        model.error = keras.metrics.Mean(name="error")
         model.compile(**options)
         return model
 
@@ -177,26 +170,28 @@ def test_validation_chooses_for_itself_from_what_is_ahead(eager_to_try):
     assert way == XLA and 2 <= epoch <= 8
 
 
-@pytest.mark.short("graph")
 @pytest.mark.parametrize("way", [GRAPH, XLA])
-def test_resumed_run_repeats_the_way_of_its_validation_bit_for_bit(tmp_path, monkeypatch, way):
-    def run(folder, stop=None):
+def test_resumed_run_repeats_the_way_of_its_steps_and_of_its_validation_bit_for_bit(
+    tmp_path, monkeypatch, way
+):
+    def run(folder, *callbacks):
         model = compiled()
         backup = unisono.callbacks.BackupAndRestore(tmp_path / folder)
-        return fit(model, backup, *([] if stop is None else [StopAt(stop)]), epochs=3), model
+        history = fit(model, backup, *callbacks, epochs=3)
+        assert model.test_function.backend == model.train_function.backend == way
+        return history, [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
 
     def forced(way):
         monkeypatch.setattr(XlaChoice, "_first_backend", lambda self: (way, "the test says so"))
 
     forced(way)
-    history, model = run("whole")
-    assert model.test_function.backend == way
+    history, values = run("whole")
     with pytest.raises(Stop):
-        run("killed", stop=2)
+        run("killed", StopAt(2))
     forced(XLA if way == GRAPH else GRAPH)
-    resumed, model = run("killed")
-    assert model.test_function.backend == model.train_function.backend == way
+    resumed, found = run("killed")
     assert resumed == history
+    assert_equal(found, values)
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate"])

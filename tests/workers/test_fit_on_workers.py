@@ -55,8 +55,7 @@ def test_two_workers_of_two_replicas_give_the_results_of_one_device(start_worker
 def test_three_workers_and_a_ring_give_the_results_of_one_device(start_workers, one_device):
     run = start_workers("fit", count=3, arguments=["RING", *PARTS[3]])
     run.succeed()
-    found = results(run)
-    check_numbers(found, one_device)
+    check_numbers(results(run), one_device)
 
 
 def results(run):
@@ -79,10 +78,8 @@ def check_numbers(found, one_device):
             else:
                 relative = HALF if "float16" in name else RELATIVE
                 np.testing.assert_allclose(got, expected, relative, ABSOLUTE, err_msg=name)
-        assert one.get("own stop", np.array([1, 3])).tolist() == [
-            1,
-            3,
-        ]  # one worker decided, all stopped there
+        stopped = one.get("own stop", np.array([1, 3]))  # one worker decided, all stopped there
+        assert stopped.tolist() == [1, 3]
 
 
 def check_own_rows(found, replicas):
@@ -122,9 +119,5 @@ def check_files(run):
     assert "Epoch 1/3" in run.printed(0)
     assert all("Epoch" not in run.printed(i) for i in range(1, len(run.processes)))
     for index in range(len(run.processes)):
-        lines = [
-            line
-            for line in run.printed(index, "err").splitlines()
-            if "Warning" in line or "WARNING:tensor" in line
-        ]
-        assert not lines, lines
+        lines = run.printed(index, "err").splitlines()
+        assert not [line for line in lines if "Warning" in line or "WARNING:tensor" in line]

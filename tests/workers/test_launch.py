@@ -43,10 +43,22 @@ def test_failure_is_named_and_all_are_started_again(launch, tmp_path):
     wait_for_end((tmp_path / "pid-0-0").read_text())
 
 
-def test_failure_without_restarts_gives_its_status(launch, tmp_path):
-    process = launch("--workers", 2, OBEY, tmp_path, "fail once")
-    process.communicate()
-    assert process.returncode == 7
+REPORTS = {  # what the workers do, how many there are, the status of the launcher, and what it prints
+    "fail once": (2, 7, "worker-1 failed first: it exited with status 7"),
+    "port": (1, 0, "starting again with other ports"),
+    "lost": (2, 1, "worker-1 failed first: it hangs or is too slow, as worker-0 found, in <module> ("),
+    "early": (2, 1, "worker-1 failed first: it ended early, with status 0, while worker-0 still needed it"),
+}
+
+
+@pytest.mark.parametrize("order", REPORTS)
+def test_what_went_wrong_without_restarts_is_named_and_gives_the_status(order, launch, tmp_path):
+    workers, status, said = REPORTS[order]
+    process = launch("--workers", workers, OBEY, tmp_path, order)
+    _, err = process.communicate()
+    assert process.returncode == status
+    assert said in err
+    assert order != "lost" or "the last lines of worker-1:\n[launch]     worker 1 restart 0" in err
 
 
 def test_killed_worker_ends_the_others_and_is_named(launch, tmp_path):
@@ -58,13 +70,6 @@ def test_killed_worker_ends_the_others_and_is_named(launch, tmp_path):
     assert process.returncode == 128 + 9
     assert "worker-0 failed first: it was killed by SIGKILL" in err
     wait_for_end((tmp_path / "pid-1-0").read_text())
-
-
-def test_port_that_was_taken_is_not_a_restart(launch, tmp_path):
-    process = launch("--workers", 1, OBEY, tmp_path, "port")
-    _, err = process.communicate()
-    assert process.returncode == 0
-    assert "starting again with other ports" in err
 
 
 def test_nothing_is_left_when_the_launcher_is_asked_to_end_not_even_daemons(launch, tmp_path):
@@ -84,21 +89,6 @@ def test_workers_end_when_the_launcher_is_killed(launch, tmp_path):
     process.kill()
     for pid in pids:
         wait_for_end(pid)
-
-
-def test_worker_that_hangs_is_named_by_the_record_of_the_one_that_noticed(launch, tmp_path):
-    process = launch("--workers", 2, OBEY, tmp_path, "lost")
-    _, err = process.communicate()
-    assert process.returncode == 1
-    assert "worker-1 failed first: it hangs or is too slow, as worker-0 found, in <module> (" in err
-    assert "the last lines of worker-1:\n[launch]     worker 1 restart 0" in err
-
-
-def test_worker_that_ends_early_is_named_and_its_status_is_not_taken_for_a_good_end(launch, tmp_path):
-    process = launch("--workers", 2, OBEY, tmp_path, "early")
-    _, err = process.communicate()
-    assert process.returncode == 1
-    assert "worker-1 failed first: it ended early, with status 0, while worker-0 still needed it" in err
 
 
 def test_worker_that_is_stopped_for_the_timeout_is_named_and_ended(launch, tmp_path):

@@ -34,9 +34,8 @@ class StopOnOneWorker(keras.callbacks.Callback):
 
 def classifier(strategy):
     with strategy.scope():
-        model = unisono.Sequential(
-            [keras.Input((5,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(3)]
-        )
+        hidden = keras.layers.Dense(8, activation="tanh")
+        model = unisono.Sequential([keras.Input((5,)), hidden, keras.layers.Dense(3)])
         model.compile(
             unisono.optimizers.Adam(0.01, global_clipnorm=0.3),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -45,6 +44,10 @@ def classifier(strategy):
             run_eagerly=EAGER,
         )
     return model
+
+
+def flat(model):
+    return np.concatenate([np.ravel(w) for w in model.get_weights()])
 
 
 def arrays(strategy, out, found):
@@ -60,17 +63,9 @@ def arrays(strategy, out, found):
     ]
     if is_chief():  # as in many programs: the other workers do not have this callback
         callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None))
-    history = model.fit(
-        X,
-        Y,
-        batch_size=15,  # neither 15 nor the last 10 samples divide by 4
-        epochs=3,
-        validation_split=0.2,
-        sample_weight=WEIGHT,
-        verbose=2,
-        callbacks=callbacks,
-        validation_sanity_steps=1,
-    )
+    options = {"validation_split": 0.2, "validation_sanity_steps": 1, "callbacks": callbacks}
+    # Neither 15 nor the last 10 samples divide by 4.
+    history = model.fit(X, Y, sample_weight=WEIGHT, batch_size=15, epochs=3, verbose=2, **options)
     found.update({f"arrays {name}": values for name, values in history.history.items()})
     found["evaluate"] = model.evaluate(X, Y, sample_weight=WEIGHT, batch_size=16, verbose=0)
     found["predict"] = model.predict(X, batch_size=16, verbose=0)
@@ -94,22 +89,16 @@ def always(x, y):
 
 
 def datasets(strategy, out, found):
+    how = {"steps_per_execution": 1 if EAGER else 3, "run_eagerly": EAGER}
     with strategy.scope():
-        model = unisono.Sequential(
-            [keras.Input((4, 2)), keras.layers.Masking(), keras.layers.SimpleRNN(3, return_sequences=True)]
-        )
-        model.compile(
-            unisono.optimizers.SGD(0.1, momentum=0.9),
-            "mse",
-            metrics=["mae"],
-            steps_per_execution=1 if EAGER else 3,
-            run_eagerly=EAGER,
-        )
+        layers = keras.layers.Masking(), keras.layers.SimpleRNN(3, return_sequences=True)
+        model = unisono.Sequential([keras.Input((4, 2)), *layers])
+        model.compile(unisono.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"], **how)
     data = tf.data.Dataset.from_tensor_slices((STEPS, np.cumsum(STEPS, 1)[..., :1] * np.ones(3, "float32")))
     open_ended = data.batch(8).filter(always)  # of unknown length, the last batch of 5
     history = model.fit(open_ended, epochs=2, verbose=0, shuffle=False, validation_data=data.batch(4).take(3))
     found.update({f"dataset {name}": values for name, values in history.history.items()})
-    found["dataset weights"] = np.concatenate([np.ravel(w) for w in model.get_weights()])
+    found["dataset weights"] = flat(model)
 
 
 def generators(strategy, out, found):
@@ -121,7 +110,7 @@ def generators(strategy, out, found):
 
     history = model.fit(batches(), epochs=1, verbose=0, shuffle=False)
     found["generator loss"] = history.history["loss"]
-    found["generator weights"] = np.concatenate([np.ravel(w) for w in model.get_weights()])
+    found["generator weights"] = flat(model)
 
 
 def own_rows(strategy, out, found):
@@ -141,7 +130,7 @@ def own_rows(strategy, out, found):
     found["own part loss"] = history.history["loss"]
     found["own part val_loss"] = history.history["val_loss"]
     found["own part predict"] = model.predict(inputs_of_worker, verbose=0)
-    found["own part weights"] = np.concatenate([np.ravel(w) for w in model.get_weights()])
+    found["own part weights"] = flat(model)
 
 
 def rows_of_steps(parts, replicas):
@@ -149,10 +138,8 @@ def rows_of_steps(parts, replicas):
     size = 6 * replicas
     edges = (np.linspace(0, 1, parts + 1) ** 1.5 * ROWS).astype(int)
     pieces = [list(range(edges[i], edges[i + 1])) for i in range(parts)]
-    steps = max(-(-len(piece) // size) for piece in pieces)
-    return [
-        [row for piece in pieces for row in piece[size * step : size * (step + 1)]] for step in range(steps)
-    ]
+    firsts = range(0, max(map(len, pieces)), size)
+    return [[row for piece in pieces for row in piece[first : first + size]] for first in firsts]
 
 
 def outputs_of_all_kinds(strategy, out, found):
@@ -171,37 +158,27 @@ def outputs_of_all_kinds(strategy, out, found):
         model.compile()
     answer = model.predict(np.arange(7.0, dtype="float32")[:, None], batch_size=3, verbose=0)
     found["bool"], found["byte"], found["text"] = answer["bool"], answer["byte"], answer["text"].astype("S")
-    found["ragged"], found["lengths"] = (
-        answer["ragged"].flat_values.numpy(),
-        answer["ragged"].row_lengths().numpy(),
-    )
+    found["ragged"] = answer["ragged"].flat_values.numpy()
+    found["lengths"] = answer["ragged"].row_lengths().numpy()
 
 
 def precision(strategy, out, found):
     with strategy.scope():
         model = unisono.Sequential([keras.Input((5,)), keras.layers.Dense(3, dtype="mixed_float16")])
-        model.compile(
-            unisono.optimizers.SGD(0.1, gradient_accumulation_steps=2),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            run_eagerly=EAGER,
-        )
+        optimizer = unisono.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss, run_eagerly=EAGER)
     found["float16 loss"] = model.fit(X, Y, batch_size=10, epochs=2, verbose=0).history["loss"]
 
 
 def state_of_replicas(strategy, out, found):
     with strategy.scope():
-        model = unisono.Sequential(
-            [
-                keras.Input((5,)),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dropout(0.5),
-                keras.layers.Dense(3),
-            ]
-        )
+        layers = keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), keras.layers.Dense(3)
+        model = unisono.Sequential([keras.Input((5,)), *layers])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("sgd", loss, run_eagerly=EAGER)
     model.fit(X, Y, batch_size=16, epochs=1, verbose=0)
-    found["own weights"] = np.concatenate([np.ravel(w) for w in model.get_weights()])
+    found["own weights"] = flat(model)
     found["copies"] = [
         np.concatenate([np.ravel(strategy.experimental_local_results(w.value)[i]) for w in model.weights])
         for i in range(len(strategy.experimental_local_results(model.weights[0].value)))
@@ -214,19 +191,9 @@ def stop_together(strategy, out, found):
     found["own stop"] = [len(history.history["loss"]), int(model.optimizer.iterations.numpy())]
 
 
-PARTS = {
-    part.__name__: part
-    for part in (
-        arrays,
-        datasets,
-        generators,
-        outputs_of_all_kinds,
-        precision,
-        state_of_replicas,
-        stop_together,
-        own_rows,
-    )
-}
+TRAINING = arrays, datasets, generators, outputs_of_all_kinds
+REPLICAS = precision, state_of_replicas, stop_together, own_rows
+PARTS = {part.__name__: part for part in (*TRAINING, *REPLICAS)}
 
 
 def run(strategy, out, parts=(), eager=False):

@@ -10,10 +10,8 @@ import tensorflow as tf
 import unisono
 from unisono.distribute import auto_strategy, worker_index
 
-ROWS, BATCH = (
-    24,
-    8,
-)  # a smaller last batch is another graph: see `fit.py` and `tests/single/test_input_kinds.py`
+# A smaller last batch is another graph: see `fit.py` and `tests/single/test_input_kinds.py`.
+ROWS, BATCH = 24, 8
 random = np.random.default_rng(0)
 X = random.normal(size=(ROWS, 4)).astype("float32")
 Y = random.normal(size=(ROWS, 1)).astype("float32")
@@ -72,12 +70,9 @@ def dict_model():
 
 
 def embedding_model():
-    return keras.Input((4,)), [
-        keras.layers.Lambda(lambda x: tf.cast(x * 10, tf.int32) % 50),
-        keras.layers.Embedding(50, 2),  # its gradient has as many slices as the batch has numbers
-        keras.layers.Flatten(),
-        keras.layers.Dense(1),
-    ]
+    tokens = keras.layers.Lambda(lambda x: tf.cast(x * 10, tf.int32) % 50)
+    table = keras.layers.Embedding(50, 2)  # its gradient has as many slices as the batch has numbers
+    return keras.Input((4,)), [tokens, table, keras.layers.Flatten(), keras.layers.Dense(1)]
 
 
 def centered(x):
@@ -117,17 +112,20 @@ def dataset(arrays):
     return tf.data.Dataset.from_tensor_slices(tuple(arrays)).batch(BATCH)
 
 
-def of_several_sizes(arrays):
-    """The samples in batches of 8, 6, 4, 2 and 4."""
+def of_pieces(arrays, pieces):
+    """The samples in batches with these indices."""
 
     def batches():
-        first = 0
-        for size in (8, 6, 4, 2, 4):
-            yield tuple(array[first : first + size] for array in arrays)
-            first += size
+        for piece in pieces:
+            yield tuple(tf.gather(array, np.array(piece, "int64")) for array in arrays)
 
     spec = tuple(tf.TensorSpec([None, *array.shape[1:]], array.dtype) for array in arrays)
     return tf.data.Dataset.from_generator(batches, output_signature=spec)
+
+
+def of_several_sizes(arrays):
+    """The samples in batches of 8, 6, 4, 2 and 4."""
+    return of_pieces(arrays, [range(0, 8), range(8, 14), range(14, 18), range(18, 20), range(20, 24)])
 
 
 def generator(arrays):
@@ -147,14 +145,7 @@ def sharded(arrays):
                 count = context.num_replicas_in_sync
                 first, last = replica * rows // count, (replica + 1) * rows // count
                 pieces.append(range(start + first, start + last))
-        pieces = [np.array(piece, "int64") for piece in pieces if len(piece)]
-
-        def elements():
-            for piece in pieces:
-                yield tuple(tf.gather(array, piece) for array in arrays)
-
-        spec = tuple(tf.TensorSpec([None, *array.shape[1:]], array.dtype) for array in arrays)
-        return tf.data.Dataset.from_generator(elements, output_signature=spec)
+        return of_pieces(arrays, [piece for piece in pieces if len(piece)])
 
     return make
 
@@ -243,11 +234,9 @@ MORE_CASES = [("dense", "arrays"), *(("dense", kind) for kind in READ_AS_OTHERS)
 
 # Where replicas share one copy of the weights, inputs work as for any single-process strategy. Different are reads
 # and writes of weights, and how each kind distributes batches.
+SHARED_KINDS = "arrays", "generator", "function of the context", "batches of several sizes"
 SHARED_CASES = [
-    *(
-        ("dense", kind)
-        for kind in ("arrays", "generator", "function of the context", "batches of several sizes")
-    ),
+    *(("dense", kind) for kind in SHARED_KINDS),
     ("mixed", "dataset of unknown length"),
     ("embedding", "batches of several sizes"),
     ("whole batch", "batches of several sizes"),

@@ -28,24 +28,13 @@ keras.utils.set_random_seed(5)
 random = np.random.default_rng(0)
 x, y = random.normal(size=(44, 6)).astype("float32"), random.integers(0, 3, size=44)
 with auto_strategy().scope():
+    hidden, normal = keras.layers.Dense(16, activation="relu"), keras.layers.BatchNormalization()
     model = unisono.Sequential(
-        [
-            keras.Input((6,)),
-            keras.layers.Dense(16, activation="relu"),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.2),
-            keras.layers.Dense(3),
-        ]
+        [keras.Input((6,)), hidden, normal, keras.layers.Dropout(0.2), keras.layers.Dense(3)]
     )
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
-history = model.fit(
-    x,
-    y,
-    batch_size=10,
-    epochs=3,
-    verbose=2,
-    callbacks=[Killed(), unisono.callbacks.BackupAndRestore(backup, save_freq=2)],
-)
+callbacks = [Killed(), unisono.callbacks.BackupAndRestore(backup, save_freq=2)]
+history = model.fit(x, y, batch_size=10, epochs=3, verbose=2, callbacks=callbacks)
 bits = [w.numpy().tobytes() for w in [*model.variables, *model.optimizer.variables]]
 if is_chief():
     print("loss", history.history["loss"])

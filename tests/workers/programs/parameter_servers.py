@@ -66,14 +66,7 @@ class Cluster:
 
 
 SCENARIO, OUT = sys.argv[1:3]
-SIZES = {
-    "alone": (1, 2),
-    "together": (2, 1),
-    "killed": (2, 1),
-    "resumed": (2, 1),
-    "watched": (2, 1),
-}
-cluster = Cluster(*SIZES[SCENARIO])
+cluster = Cluster(workers=1, servers=2) if SCENARIO == "alone" else Cluster(workers=2, servers=1)
 
 import keras
 import numpy as np
@@ -91,16 +84,11 @@ Y = (X[:, 0] > 0).astype("int64") + (X[:, 1] > 0)
 IDS = RNG.integers(0, 50, size=(230, 5))
 
 
-def classifier(optimizer, **compile_arguments):
+def classifier(optimizer):
     keras.utils.set_random_seed(1)
-    layers = [
-        keras.Input((12,)),
-        keras.layers.Dense(8, "relu"),
-        keras.layers.BatchNormalization(),
-        keras.layers.Dropout(0.2),
-        keras.layers.Dense(3, activation="softmax"),
-    ]
-    model = unisono.Sequential(layers)
+    normal, dropout = keras.layers.BatchNormalization(), keras.layers.Dropout(0.2)
+    hidden, out = keras.layers.Dense(8, "relu"), keras.layers.Dense(3, activation="softmax")
+    model = unisono.Sequential([keras.Input((12,)), hidden, normal, dropout, out])
     loss = "sparse_categorical_crossentropy"
     model.compile(optimizer, loss, metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)])
     return model
@@ -108,13 +96,8 @@ def classifier(optimizer, **compile_arguments):
 
 def embedder(optimizer):
     keras.utils.set_random_seed(1)
-    layers = [
-        keras.Input((5,), dtype="int64"),
-        keras.layers.Embedding(50, 4),
-        keras.layers.GlobalAveragePooling1D(),
-        keras.layers.Dense(1),
-    ]
-    model = unisono.Sequential(layers)
+    table, pooling = keras.layers.Embedding(50, 4), keras.layers.GlobalAveragePooling1D()
+    model = unisono.Sequential([keras.Input((5,), dtype="int64"), table, pooling, keras.layers.Dense(1)])
     model.compile(optimizer, "mse", metrics=["mae"])
     return model
 
@@ -133,22 +116,16 @@ def counter(momentum=0.0, **compile_arguments):
 
 
 def distance(model, other):
-    pairs = zip(
-        model.get_weights() + model.optimizer.get_weights(),
-        other.get_weights() + other.optimizer.get_weights(),
-    )
+    pairs = zip(*(each.get_weights() + each.optimizer.get_weights() for each in (model, other)))
     return max(float(np.max(np.abs(np.float64(a) - np.float64(b)), initial=0.0)) for a, b in pairs)
 
 
-class AddsUp(unisono.Model):
+class AddsUp(unisono.Sequential):
     """Custom steps for any batch, and a metric whose result is its variable."""
 
     def __init__(self):
-        super().__init__()
-        self.out, self.rows = keras.layers.Dense(1, kernel_initializer="ones"), Rows()
-
-    def call(self, x):
-        return self.out(x)
+        super().__init__([keras.layers.Dense(1, kernel_initializer="ones")])
+        self.rows = Rows()
 
     def train_step(self, data):
         x = data[0] if isinstance(data, tuple) else data
@@ -224,7 +201,7 @@ def alone():
     )
     model.save(f"{OUT}/split.keras")
     on_one = unisono.load_model(f"{OUT}/split.keras")
-    with ParameterServerStrategy_with_halves(strategy):
+    with scope_of_halves(strategy):
         in_halves = unisono.load_model(f"{OUT}/split.keras")
     FOUND["loaded_shards"] = len(in_halves.layers[0].embeddings.value.variables)
     FOUND["loaded_distance"] = max(distance(model, on_one), distance(model, in_halves))
@@ -262,11 +239,10 @@ def alone():
     FOUND["custom_loop"] = [*weight.numpy().tolist(), int(optimizer.iterations.numpy())]
 
 
-def ParameterServerStrategy_with_halves(strategy):
+def scope_of_halves(strategy):
     """The scope of the same cluster with another partitioner."""
-    strategy.extended._variable_partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(
-        2
-    )
+    halves = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+    strategy.extended._variable_partitioner = halves
     return strategy.scope()
 
 
@@ -281,10 +257,8 @@ def together():
     FOUND["counts"] = [count, float(model.get_weights()[0][0, 0]), float(model._loss_tracker.count.numpy())]
     FOUND["loss"] = history.history["loss"][0]
 
-    with strategy.scope():
-        model = counter(
-            momentum=0.5, steps_per_execution=8
-        )  # more than max_staleness allows a worker at once
+    with strategy.scope():  # more steps per call than max_staleness allows a worker at once
+        model = counter(momentum=0.5, steps_per_execution=8)
     model.fit(ones[:300], ones[:300], batch_size=1, epochs=1, verbose=0)
     velocity = weight = 0.0
     for _ in range(300):
@@ -297,38 +271,29 @@ def together():
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype("float32")
 
-    def digits():
-        keras.utils.set_random_seed(1)
-        layers = [keras.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)]
-        model = unisono.Sequential(layers)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(unisono.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
-        return model
-
     accuracies = []
     for scope in (strategy.scope, tf.init_scope):
+        keras.utils.set_random_seed(1)
         with scope():
-            model = digits()
+            layers = [keras.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)]
+            model = unisono.Sequential(layers)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(unisono.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
         model.fit(images[:1400], labels[:1400], batch_size=32, epochs=6, verbose=0)
         accuracies.append(model.evaluate(images[1400:], labels[1400:], verbose=0)[1])
     FOUND["accuracy"] = accuracies
 
     with strategy.scope():
-        optimizer = unisono.mixed_precision.LossScaleOptimizer(
-            unisono.optimizers.SGD(0.0), initial_scale=2.0**15
-        )
+        inner = unisono.optimizers.SGD(0.0)
+        optimizer = unisono.mixed_precision.LossScaleOptimizer(inner, initial_scale=2.0**15)
         kernel = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
         model = unisono.Sequential([keras.Input((1,)), kernel])
         model.compile(optimizer, mean_output, auto_scale_loss=False)
     rows = ones[:40].copy()
     rows[::10] = np.inf
     model.fit(rows, rows, batch_size=1, epochs=1, verbose=0, shuffle=False)
-    inner = optimizer.inner_optimizer.iterations
-    FOUND["overflow"] = [
-        int(inner.numpy()),
-        int(optimizer.skipped_steps.numpy()),
-        float(optimizer.dynamic_scale.numpy()),
-    ]
+    numbers = inner.iterations, optimizer.skipped_steps, optimizer.dynamic_scale
+    FOUND["overflow"] = [float(number.numpy()) for number in numbers]
 
     class Picky(keras.layers.Layer):
         def call(self, x):
@@ -358,7 +323,7 @@ def together():
 
 def loop_of_their_own(strategy):
     """200 scheduled steps on two workers: a partitioned table, `tape.gradient`, a metric, a state, random numbers."""
-    with ParameterServerStrategy_with_halves(strategy):
+    with scope_of_halves(strategy):
         table = keras.layers.Embedding(10, 3, embeddings_initializer="zeros")
         table.build()
         optimizer, seen = unisono.optimizers.SGD(1.0), keras.metrics.Mean()
@@ -449,10 +414,8 @@ def killed():
     found = model.evaluate(data, data, batch_size=8, verbose=0, callbacks=[KillInTheMiddle()])
     thread.join()
     FOUND["evaluate"] = [expected, found]
-    predicted = model.predict(data, batch_size=8, verbose=0)
-    FOUND["predict_error"] = float(
-        np.abs(predicted - data * model.get_weights()[0][0, 0]).max() / abs(model.get_weights()[0]).max()
-    )
+    predicted, weight = model.predict(data, batch_size=8, verbose=0), model.get_weights()[0][0, 0]
+    FOUND["predict_error"] = float(np.abs(predicted - data * weight).max() / abs(weight))
 
     cluster.kill("worker-1")
     before = int(model.optimizer.iterations.numpy())
@@ -530,14 +493,10 @@ def watched():
     ]
     unisono.mixed_precision.set_global_policy("float32")
 
-    class Own(unisono.Model):
+    class Own(unisono.Sequential):
         def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+            super().__init__([keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
             self.total = keras.metrics.Sum(name="total")
-
-        def call(self, x):
-            return self.dense(x)
 
         def train_step(self, data):
             x, _ = data

@@ -28,16 +28,10 @@ def train(pipeline, epochs=5, **fit):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(ROWS, FEATURES)), rng.normal(size=(ROWS, 2))
     with contextlib.nullcontext() if pipeline is None else pipeline.scope():
-        model = unisono.Sequential(
-            [
-                keras.Input((FEATURES,)),
-                keras.layers.Dense(8, activation="tanh"),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dense(8, activation="tanh", kernel_regularizer="l2"),
-                keras.layers.Dropout(0.3),
-                keras.layers.Dense(2),
-            ]
-        )
+        layers = keras.layers
+        first = layers.Dense(8, activation="tanh"), layers.BatchNormalization()
+        second = layers.Dense(8, activation="tanh", kernel_regularizer="l2"), layers.Dropout(0.3)
+        model = unisono.Sequential([keras.Input((FEATURES,)), *first, *second, layers.Dense(2)])
         model.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.5), "mse", metrics=["mae"])
     history = model.fit(x, y, batch_size=8, epochs=epochs, verbose=0, **fit).history
     return model, history, model.predict(x, verbose=0)

@@ -45,9 +45,8 @@ def train(strategy, backup=None, obedient=False):
     x = rng.normal(size=(40, 5)).astype("float32")
     y = (x @ rng.normal(size=(5, 3))).argmax(1)
     with strategy.scope():
-        model = unisono.Sequential(
-            [keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.3), keras.layers.Dense(3)]
-        )
+        hidden, dropout = keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.3)
+        model = unisono.Sequential([hidden, dropout, keras.layers.Dense(3)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         aggregator = unisono.optimizers.HalfPrecisionAggregation("bfloat16", carry_error=True)
         model.compile(unisono.optimizers.Adam(gradient_aggregator=aggregator), loss, metrics=["accuracy"])
@@ -57,12 +56,10 @@ def train(strategy, backup=None, obedient=False):
         callbacks.append(unisono.callbacks.BackupAndRestore(backup, save_freq=2))
     if obedient:
         callbacks.append(Obedient())
-    history = model.fit(
-        x, y, batch_size=12, epochs=3, validation_data=(x[:20], y[:20]), callbacks=callbacks, verbose=0
-    )
-    values = [
-        np.asarray(tf.convert_to_tensor(v.value)) for v in [*model.variables, *model.optimizer.variables]
-    ]
+    options = {"validation_data": (x[:20], y[:20]), "callbacks": callbacks}
+    history = model.fit(x, y, batch_size=12, epochs=3, verbose=0, **options)
+    variables = [*model.variables, *model.optimizer.variables]
+    values = [np.asarray(tf.convert_to_tensor(v.value)) for v in variables]
     return values, history.history, logs.logs
 
 
@@ -79,16 +76,9 @@ def main():
     info = unisono.callbacks.latest_backup(out / "backup")
     print("left with", status, "at", info.epoch, info.step, info.status, flush=True)
     resumed = train(strategy, out / "backup")
-    same = [a.tobytes() == b.tobytes() for a, b in zip(resumed[0], expected[0], strict=True)]
-    print(
-        "variables",
-        all(same),
-        "history",
-        resumed[1] == expected[1],
-        "logs",
-        resumed[2] == expected[2],
-        flush=True,
-    )
+    same = all(a.tobytes() == b.tobytes() for a, b in zip(resumed[0], expected[0], strict=True))
+    history, logs = (resumed[part] == expected[part] for part in (1, 2))
+    print("variables", same, "history", history, "logs", logs, flush=True)
     with contextlib.suppress(OSError):
         print("files", os.listdir(out / "backup"), flush=True)
 

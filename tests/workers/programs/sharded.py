@@ -21,15 +21,10 @@ TARGETS = random.normal(size=(20, 2))
 def model_with(strategy, optimizer):
     keras.utils.set_random_seed(1)
     with strategy.scope():
-        model = unisono.Sequential(
-            [
-                keras.Input((3,), dtype="int64"),
-                keras.layers.Embedding(7, 3, dtype="float64"),
-                keras.layers.Flatten(),
-                keras.layers.Dense(5, "tanh", dtype="float64"),
-                keras.layers.Dense(2, dtype="float64", kernel_constraint="max_norm"),
-            ]
-        )
+        layers, double = keras.layers, {"dtype": "float64"}
+        table, hidden = layers.Embedding(7, 3, **double), layers.Dense(5, "tanh", **double)
+        last = layers.Dense(2, kernel_constraint="max_norm", **double)
+        model = unisono.Sequential([keras.Input((3,), dtype="int64"), table, layers.Flatten(), hidden, last])
         model.compile(optimizer(), "mse", run_eagerly=strategy.num_replicas_in_sync == 1)
     return model
 
@@ -142,16 +137,10 @@ def resumed(strategy, out, found):
         keras.backend.clear_session()
         model = model_with(strategy, accumulating)
         callbacks = [unisono.callbacks.BackupAndRestore(f"{out}/backup", save_freq=1, keep=1)]
+        callbacks += [StopAtThird()] if stop else []
         with contextlib.suppress(Stopped):
-            model.fit(
-                TOKENS,
-                TARGETS,
-                batch_size=5,
-                epochs=2,
-                shuffle=False,
-                verbose=0,
-                callbacks=[StopAtThird(), *callbacks] if stop else callbacks,
-            )
+            options = {"batch_size": 5, "epochs": 2, "shuffle": False, "verbose": 0}
+            model.fit(TOKENS, TARGETS, callbacks=callbacks, **options)
         if stop:
             found["parts"] = num_workers() - 1
             if is_chief():  # another worker may be ahead of the chief
