@@ -136,10 +136,6 @@ def run(length: CallLength, seconds_a_step: float, executions: int) -> list[int]
     return taken
 
 
-def test_compiled_calls_grow_eightfold_until_they_last_the_target():
-    assert run(length_of(target=0.1), 0.001, 6) == [1, 8, 64, 100, 100, 100]
-
-
 class Compiled:
     """A step function; `fresh` if its last call compiled."""
 
@@ -166,30 +162,28 @@ def test_size_is_kept_from_epoch_to_epoch():
     assert run(length_of(function=function, target=0.1), 0.001, 1) == [100]
 
 
-def test_compiled_calls_shrink_when_steps_become_slow():
-    length = length_of(target=0.1)
-    run(length, 0.001, 5)
-    assert run(length, 0.05, 2) == [100, 2]
+PACES = {  # steps, callbacks and target of the calls; the seconds a step takes, and the steps of the calls
+    "grow eightfold until they last the target": ((None, (), 0.1), (0.001, [1, 8, 64, 100, 100, 100])),
+    "shrink when steps become slow": ((None, (), 0.1), (0.001, [1, 8, 64, 100, 100]), (0.05, [100, 2])),
+    "have one step if steps are slow": ((None, (), 0.1), (3.0, [1, 1, 1, 1])),
+    "end where a callback calls": ((None, (At(None), At(7), At(5)), 1.0), (0.0001, [1, 4, 2, 3, 4, 1])),
+    "have a fixed length whatever callbacks want": ((3, [At(1)], 0.1), (1.0, [3, 3, 3])),
+}
 
 
-def test_slow_steps_are_taken_one_at_a_time():
-    assert run(length_of(target=0.1), 3.0, 4) == [1, 1, 1, 1]
-
-
-def test_compiled_calls_end_where_a_callback_calls():
-    length = length_of(None, [At(None), At(7), At(5)], target=1.0)
-    assert run(length, 0.0001, 6) == [1, 4, 2, 3, 4, 1]
-    assert length.step == 15
+@pytest.mark.parametrize("case", PACES)
+def test_compiled_calls(case):
+    (steps, callbacks, target), *paces = PACES[case]
+    length = length_of(steps, callbacks, target=target)
+    for seconds_a_step, expected in paces:
+        assert run(length, seconds_a_step, len(expected)) == expected
+    assert length.step == sum(sum(expected) for _, expected in paces)
 
 
 def test_step_at_which_a_resumed_epoch_stands_is_respected():
     length = length_of(None, [At(5)], step=3)
     length._steps = 50
     assert length.next() == 2
-
-
-def test_fixed_steps_hold_whatever_callbacks_want():
-    assert run(length_of(3, [At(1)]), 1.0, 3) == [3, 3, 3]
 
 
 def test_last_batch_is_numbered_as_in_keras():

@@ -91,17 +91,13 @@ def test_model_that_says_float32_itself_is_not_rejected(tmp_path):
     policy.check_policy_order(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, dtype="float32")]))
 
 
-def test_mixed_model_is_not_rejected_once_the_policy_is_float32_again():
-    mixed_precision.set_global_policy("mixed_float16")
-    model = dense()
-    mixed_precision.set_global_policy("float32")
-    policy.check_policy_order(model)
-
-
-def test_backbone_built_before_and_head_after_is_not_rejected():
+def test_model_of_an_earlier_policy_and_a_head_of_a_later_one_are_not_rejected():
     backbone = dense()
     mixed_precision.set_global_policy("mixed_float16")
     policy.check_policy_order(keras.Sequential([backbone, keras.layers.Dense(1)]))
+    model = dense()
+    mixed_precision.set_global_policy("float32")
+    policy.check_policy_order(model)
 
 
 def test_tensor_float_32_is_switched():

@@ -31,6 +31,10 @@ def arguments_of(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in inspect.signature(function).parameters.values() if p.kind not in kinds]
 
 
+def of(call: Callable[..., Any], right: dict[str, Any] | None = None, **takes: str) -> Subject:
+    return Subject(call, takes, right or {})
+
+
 def _same(kind: str, *names: str) -> dict[str, str]:
     return dict.fromkeys(names, kind)
 
@@ -148,7 +152,7 @@ def subjects(bench: Bench) -> dict[str, Subject]:
     }
     for name in ("all_reduce_sum_pairs", "centralize", "no_aggregation"):
         right = {"grads_and_vars": pair}
-        found[name] = Subject(getattr(optimizers, name), {"grads_and_vars": "pairs"}, right)
+        found[name] = of(getattr(optimizers, name), right, grads_and_vars="pairs")
     found["all_reduce_sum_pairs"].takes["pack_below"] = "count"
     scale = {
         "initial_scale": "positive",
@@ -161,126 +165,113 @@ def subjects(bench: Bench) -> dict[str, Subject]:
     loop = {"verbose": "verbose", "callbacks": "callbacks"}
     sizes = _same("count from 1 or none", "batch_size", "per_replica_batch_size")
     return found | {
-        "latest_backup": Subject(callbacks.latest_backup, {"directory": "path"}),
-        "list_backups": Subject(callbacks.list_backups, {"directory": "path"}),
-        "read_backup": Subject(callbacks.read_backup, {"path": "nothing"}),
-        "verify_checkpoint": Subject(callbacks.verify_checkpoint, {"path": "nothing"}),
+        "latest_backup": of(callbacks.latest_backup, directory="path"),
+        "list_backups": of(callbacks.list_backups, directory="path"),
+        "read_backup": of(callbacks.read_backup, path="nothing"),
+        "verify_checkpoint": of(callbacks.verify_checkpoint, path="nothing"),
         "LossScaleOptimizer": Subject(
             optimizers.LossScaleOptimizer, scale, {"inner_optimizer": optimizers.SGD()}
         ),
-        "MultiOptimizer": Subject(
+        "MultiOptimizer": of(
             optimizers.MultiOptimizer,
-            {"optimizer_map": "nothing"},
             {"optimizer_map": optimizers.OptimizerMap(optimizers.SGD())},
+            optimizer_map="nothing",
         ),
         "get": Subject(optimizers.get, {"identifier": "none"}, {}, keras.optimizers.get),
-        "scaled": Subject(
+        "scaled": of(
             schedules.scaled,
-            {
-                "learning_rate": "not negative",
-                **_same("count from 1", "reference_batch_size", "global_batch_size"),
-                "rule": "nothing",
-                "warmup_steps": "count",
-            },
             {"learning_rate": 0.1, "reference_batch_size": 2, "global_batch_size": 4},
+            learning_rate="not negative",
+            **_same("count from 1", "reference_batch_size", "global_batch_size"),
+            rule="nothing",
+            warmup_steps="count",
         ),
-        "ScaledSchedule": Subject(
+        "ScaledSchedule": of(
             schedules.ScaledSchedule,
-            {"learning_rate": "not negative", "factor": "positive", "warmup_steps": "count"},
             {"learning_rate": 0.1, "factor": 2.0},
+            learning_rate="not negative",
+            factor="positive",
+            warmup_steps="count",
         ),
-        "diagnose": Subject(
-            precision.diagnose,
-            {"model": "nothing", "loss_scale": "positive"},
-            {"model": model, "batch": (X, Y)},
+        "diagnose": of(
+            precision.diagnose, {"model": model, "batch": (X, Y)}, model="nothing", loss_scale="positive"
         ),
-        "enable_tensor_float_32": Subject(precision.enable_tensor_float_32, {"enabled": "true"}),
-        "set_global_policy": Subject(precision.set_global_policy, {"name": "nothing"}, {}),
-        "ModelMemory": Subject(
+        "enable_tensor_float_32": of(precision.enable_tensor_float_32, enabled="true"),
+        "set_global_policy": of(precision.set_global_policy, name="nothing"),
+        "ModelMemory": of(
             distribute.ModelMemory,
-            {
-                **_same("not negative", "weights", "trained", "optimizer_state", "activations", "always"),
-                **_same("not negative", "largest_layer", "vectors"),
-                "half_precision": "flag",
-            },
             {"weights": 10, "trained": 10, "optimizer_state": 10, "activations": 1.0},
+            **_same("not negative", "weights", "trained", "optimizer_state", "activations", "always"),
+            **_same("not negative", "largest_layer", "vectors"),
+            half_precision="flag",
         ),
-        "memory_plans": Subject(
+        "memory_plans": of(
             distribute.memory_plans,
-            {
-                "model": "nothing",
-                "memory_bytes": "positive",
-                **_same("count from 1", "global_batch_size", "replicas"),
-            },
             {"model": memory, "memory_bytes": 1e9, "global_batch_size": 4},
+            model="nothing",
+            memory_bytes="positive",
+            **_same("count from 1", "global_batch_size", "replicas"),
         ),
-        "Pipeline": Subject(
+        "Pipeline": of(
             distribute.Pipeline,
-            {
-                **_same("nothing", "devices", "schedule", "cost"),
-                "micro_batches": "count from 1",
-                "rematerialize": "flag",
-                "memory_limit": "positive or infinite or none",
-                "replicas": "count below 64",
-                "partition": "counts of layers",
-            },
             {"devices": devices, "micro_batches": 2},
+            **_same("nothing", "devices", "schedule", "cost"),
+            micro_batches="count from 1",
+            rematerialize="flag",
+            memory_limit="positive or infinite or none",
+            replicas="count below 64",
+            partition="counts of layers",
         ),
-        "auto_strategy": Subject(distribute.auto_strategy, {"communication_options": "none"}),
-        "global_batch_size": Subject(
-            distribute.global_batch_size,
-            {"per_replica": "count from 1", "strategy": "none"},
-            {"per_replica": 2},
+        "auto_strategy": of(distribute.auto_strategy, communication_options="none"),
+        "global_batch_size": of(
+            distribute.global_batch_size, {"per_replica": 2}, per_replica="count from 1", strategy="none"
         ),
-        "keep_data_on": Subject(distribute.keep_data_on, _same("nothing", "place", "memory_share")),
-        "sharded": Subject(distribute.sharded, _same("nothing", "strategy", "level"), {"strategy": strategy}),
-        "simulate_devices": Subject(distribute.simulate_devices, {"count": "nothing"}),
-        "adopt": Subject(unisono.adopt, {"model": "nothing"}),
-        "clone_model": Subject(unisono.clone_model, {"model": "nothing"}),
-        "load_model": Subject(unisono.load_model, {"filepath": "nothing"}),
-        "model_memory": Subject(unisono.model_memory, {"model": "nothing"}),
-        "replica_step": Subject(unisono.replica_step, {"fn": "function"}),
-        "rowwise": Subject(unisono.rowwise, {"fn": "function"}),
-        "fit": Subject(
+        "keep_data_on": of(distribute.keep_data_on, **_same("nothing", "place", "memory_share")),
+        "sharded": of(distribute.sharded, {"strategy": strategy}, **_same("nothing", "strategy", "level")),
+        "simulate_devices": of(distribute.simulate_devices, count="nothing"),
+        "adopt": of(unisono.adopt, model="nothing"),
+        "clone_model": of(unisono.clone_model, model="nothing"),
+        "load_model": of(unisono.load_model, filepath="nothing"),
+        "model_memory": of(unisono.model_memory, model="nothing"),
+        "replica_step": of(unisono.replica_step, fn="function"),
+        "rowwise": of(unisono.rowwise, fn="function"),
+        "fit": of(
             model.fit,
-            {
-                **data,
-                **weights,
-                **loop,
-                **sizes,
-                "class_weight": "dict or none",
-                "epochs": "epochs",
-                "initial_epoch": "count",
-                "shuffle": "shuffle",
-                "validation_data": "none",
-                "validation_split": "split",
-                **_same(
-                    "count from 1 or none", "steps_per_epoch", "validation_steps", "validation_batch_size"
-                ),
-                "validation_freq": "epochs to validate",
-                "fast_dev_run": "flag",
-                "overfit_batches": "count from 1 or none",
-                "validation_sanity_steps": "small number",
-            },
             {**on_batch, "verbose": 0},
+            **data,
+            **weights,
+            **loop,
+            **sizes,
+            class_weight="dict or none",
+            epochs="epochs",
+            initial_epoch="count",
+            shuffle="shuffle",
+            validation_data="none",
+            validation_split="split",
+            **_same("count from 1 or none", "steps_per_epoch", "validation_steps", "validation_batch_size"),
+            validation_freq="epochs to validate",
+            fast_dev_run="flag",
+            overfit_batches="count from 1 or none",
+            validation_sanity_steps="small number",
         ),
-        "evaluate": Subject(
+        "evaluate": of(
             model.evaluate,
-            {**data, **weights, **loop, **sizes, "steps": "count from 1 or none", "return_dict": TRUTH},
             {**on_batch, "verbose": 0},
+            **data,
+            **weights,
+            **loop,
+            **sizes,
+            steps="count from 1 or none",
+            return_dict=TRUTH,
         ),
-        "predict": Subject(
-            model.predict,
-            {"x": "nothing", **loop, **sizes, "steps": "count from 1 or none"},
-            {"x": X, "verbose": 0},
+        "predict": of(
+            model.predict, {"x": X, "verbose": 0}, x="nothing", **loop, **sizes, steps="count from 1 or none"
         ),
-        "train_on_batch": Subject(
-            model.train_on_batch,
-            {**data, **weights, "class_weight": "dict or none", "return_dict": TRUTH},
-            on_batch,
+        "train_on_batch": of(
+            model.train_on_batch, on_batch, **data, **weights, class_weight="dict or none", return_dict=TRUTH
         ),
-        "test_on_batch": Subject(model.test_on_batch, {**data, **weights, "return_dict": TRUTH}, on_batch),
-        "predict_on_batch": Subject(model.predict_on_batch, {"x": "nothing"}, {"x": X}),
+        "test_on_batch": of(model.test_on_batch, on_batch, **data, **weights, return_dict=TRUTH),
+        "predict_on_batch": of(model.predict_on_batch, {"x": X}, x="nothing"),
     }
 
 

@@ -8,12 +8,11 @@ from typing import Any
 from helpers import Batches
 
 from uses.bench import COLUMN, NAN, Bench, Use, X, Y, keras, np, rows, tf
+from uses.wrong_fit import BATCHES, fit
 
 CLASSES = "sparse_categorical_crossentropy"
 NAMES = ["a"] * 6
 TEXT = ("`y` holds strings", "StringLookup")
-V = (X, Y)
-BATCHES = rows(X, Y).batch(2)
 
 
 def fitted(y: Any, *words: str, loss: Any = CLASSES, as_dataset: bool = False, **arguments: Any) -> Use:
@@ -29,10 +28,6 @@ def fitted(y: Any, *words: str, loss: Any = CLASSES, as_dataset: bool = False, *
 def labels(label: float, as_dataset: bool = False) -> Use:
     y = np.array([label, 1, 0, 0, 1, 1])  # in the first batch
     return fitted(y, "`y`", f"the label {label}", "from 0 to 1", as_dataset=as_dataset)
-
-
-def fit(*words: str, **arguments: Any) -> Use:
-    return lambda bench: bench.fit(**arguments), words
 
 
 def validated(data: Any, *words: str, **arguments: Any) -> Use:
