@@ -26,14 +26,12 @@ def normalized_model(**kwargs: Any) -> Any:
     return unisono.Model(inputs, keras.layers.Dense(2)(keras.layers.Activation("tanh")(x)))
 
 
-def train(
-    strategy: Any, build: Any, x: np.ndarray, y: np.ndarray, batch: int, eager: bool = False
-) -> dict[str, Any]:
+def train(strategy: Any, batch: int, **kwargs: Any) -> dict[str, Any]:
     keras.utils.set_random_seed(2)
+    x, y = rows(10, 3), rows(10, 2)
     with helpers.scope(strategy):
-        model = build()
-        optimizer = keras.optimizers.SGD(0.05)
-        model.compile(optimizer, "mse", metrics=["mae"], run_eagerly=eager or strategy is None)
+        model = normalized_model(**kwargs)
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"], run_eagerly=strategy is None)
     history = model.fit(x, y, batch_size=batch, epochs=2, shuffle=False, verbose=0)
     if strategy is not None:
         assert helpers.copies_are_equal(model.weights, strategy)
@@ -45,46 +43,11 @@ def train(
     }
 
 
-class CustomStep(helpers.GradientsOfItsOwn, unisono.Model):
-    """Takes the gradient of the replica's own loss."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__()
-        self.inner = normalized_model(**kwargs)
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        return self.inner(x, training=training)
-
-
-def test_synchronized_in_a_custom_step_equals_one_device():
-    x, y = rows(10, 3), rows(10, 2)
-    expected = train(None, CustomStep, x, y, 5)
-    actual = train(helpers.strategy("mirrored3"), lambda: CustomStep(synchronized=True), x, y, 5, eager=True)
-    helpers.assert_close(actual, expected, helpers.FLOAT32)
-
-
 # 10 samples in batches of 4: uneven on 3 replicas, and one replica has no samples in the last batch.
-@pytest.mark.short("central2-5")
 @pytest.mark.parametrize("name, batch", [("mirrored3", 4), ("central2", 5)])
 def test_synchronized_equals_one_device(name, batch):
-    x, y = rows(10, 3), rows(10, 2)
-    expected = train(None, normalized_model, x, y, batch)
-    actual = train(helpers.strategy(name), lambda: normalized_model(synchronized=True), x, y, batch)
-    helpers.assert_close(actual, expected, helpers.FLOAT32)
-
-
-def test_synchronized_over_images_equals_one_device():
-    x, y = rows(6, 4, 4, 2), rows(6, 1)
-
-    def build(**kwargs: Any) -> Any:
-        inputs = keras.Input((4, 4, 2))
-        h = keras.layers.Conv2D(3, 3, use_bias=False)(inputs)
-        h = keras.layers.BatchNormalization(momentum=MOMENTUM, **kwargs)(h)
-        return unisono.Model(inputs, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling2D()(h)))
-
-    expected = train(None, build, x, y, 3)
-    actual = train(helpers.mirrored(4), lambda: build(synchronized=True), x, y, 3, eager=True)
-    helpers.assert_close(actual, expected, helpers.FLOAT32)
+    actual = train(helpers.strategy(name), batch, synchronized=True)
+    helpers.assert_close(actual, train(None, batch), helpers.FLOAT32)
 
 
 def only_normalization(strategy: Any) -> Any:
