@@ -18,7 +18,7 @@ def half_supervised(package, reduce):
 
     class HalfSupervised(GradientsOfItsOwn, package.Sequential):
         def __init__(self):
-            super().__init__([keras.layers.Dense(2)])
+            super().__init__([keras.Input((5,)), keras.layers.Dense(2)])
             self.error = keras.metrics.Mean(name="error")
 
         def loss_of(self, labelled, many):
