@@ -58,12 +58,6 @@ def test_model_checkpoint_is_woken_at_its_next_save():
     assert steps_until_call(checkpoint, 3) == 2
 
 
-def test_hook_set_on_the_instance_is_seen():
-    callback = keras.callbacks.Callback()
-    callback.on_train_batch_end = lambda batch, logs=None: None
-    assert steps_until_call(callback, 0) == 1
-
-
 @pytest.mark.parametrize(
     ("callback", "phase", "expected"),
     [
