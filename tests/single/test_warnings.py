@@ -156,8 +156,8 @@ def fit_to_every_limit(tmp_path, monkeypatch):
         keras.config.set_max_steps_per_epoch(None)
     assert len(found.epoch) == 2 and len(list((tmp_path / "profile").rglob("*.xplane.pb"))) == 1
     # Earlier tests have such threads, too. On a busy machine they take longer than a program waits for them.
-    for thread in list(datasets._ending):
-        thread.join(600)
+    while ending := list(datasets._ending):
+        ending[0].join(600)
     datasets._wait_for_ends()
 
 
