@@ -1,4 +1,4 @@
-"""A plugin for pytest: strategies of tests compute on four parts of one GPU, in place of four logical CPU devices.
+"""A plugin for pytest: strategies of tests compute on four parts of one GPU, instead of four logical CPU devices.
 
     PYTHONPATH=tests UNISONO_TEST_GPUS=1 NVIDIA_TF32_OVERRIDE=0 TF_FORCE_GPU_ALLOW_GROWTH=true \
         python -m pytest -p gpu_parts -n 8 -m "not long and not process" -o filterwarnings=default tests/single
