@@ -11,6 +11,7 @@ from helpers import Batches, mirrored, open_files, scope, threads_since
 from tensorflow.python.eager import context
 
 import unisono
+from unisono.trainer.inputs import Chunk
 
 ROWS, BATCH = 19, 8  # two full batches and one of three samples
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
@@ -129,6 +130,17 @@ def test_fifty_short_fits_of_every_kind_leave_no_thread_iterator_graph_or_file(t
     assert after[1][0] >= after[-1][0]
     assert after[1][1] == after[-1][1] == 0
     assert after[-1][2][0] - after[1][2][0] < FEW and after[-1][2][1] <= after[1][2][1]
+
+
+@pytest.mark.parametrize("jit_compile", ["auto", True])
+@pytest.mark.parametrize("kind", ["arrays", "dataset", "two replicas", "interrupted"])
+def test_compiled_functions_do_not_hold_the_data_of_a_fit(tmp_path, kind, jit_compile):
+    replicas, fit = FITS[kind]
+    model = model_under(mirrored(replicas) if replicas > 1 else None, jit_compile=jit_compile)
+    fit(model, tmp_path)
+    gc.collect()
+    assert not [o for o in gc.get_objects() if isinstance(o, Chunk) and o.inputs is not None]
+    assert not iterators()
 
 
 def test_fifty_evaluations_and_predictions_trace_once_and_leave_no_object():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -64,6 +65,7 @@ def _or_graph(function: StepFunction, loop: Compiled, chunk: Chunk) -> Compiled:
     XLA compiles its steps at the first call. Only then an unsupported step is known.
     """
     chosen: list[Any] = []
+    layout = dataclasses.replace(chunk, inputs=None)  # the function outlives the data
 
     def run(*arguments: Any) -> Any:
         if not chosen:
@@ -74,7 +76,7 @@ def _or_graph(function: StepFunction, loop: Compiled, chunk: Chunk) -> Compiled:
                 if function.reached() != 0:
                     raise
             function.backend = GRAPH
-            chosen[0] = function.compiled_for(chunk)[0].function
+            chosen[0] = function.compiled_for(dataclasses.replace(layout, inputs=arguments[0]))[0].function
         return chosen[0](*arguments)
 
     return loop._replace(function=run)

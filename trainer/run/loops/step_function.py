@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -163,6 +164,7 @@ class StepFunction:
         """
         reader, samples, eager = chunk.reader, chunk.batch_size, self.model.run_eagerly
         parts = None if in_xla or eager else chunk.part_reader
+        layout = dataclasses.replace(chunk, inputs=None)  # the function outlives the data
 
         def run(inputs: Any, steps: Any, first: Any = 0) -> tuple[tf.Tensor, dict[str, Any]]:
             def body(i: tf.Tensor) -> tuple[tf.Tensor]:
@@ -176,8 +178,8 @@ class StepFunction:
 
             if not (in_xla or eager):
                 self._calls.begin()
-            if chunk.open_ended:
-                done = self._until_the_end(step, chunk, functools.partial(reader, inputs), steps)
+            if layout.open_ended:
+                done = self._until_the_end(step, layout, functools.partial(reader, inputs), steps)
             else:
                 start = (tf.convert_to_tensor(first),)
                 (done,) = tf.while_loop(lambda i: self.goes_on(i < steps), body, start)
@@ -186,10 +188,10 @@ class StepFunction:
         return run
 
     def _until_the_end(
-        self, step: Callable[..., Any], chunk: Chunk, read: Callable[[Any], Any], steps: Any
+        self, step: Callable[..., Any], layout: Chunk, read: Callable[[Any], Any], steps: Any
     ) -> tf.Tensor:
         """The number of steps on batches that may end, each of which is read after the step before."""
-        batches, first = batches_of(chunk, self.model.distribute_strategy), read(tf.constant(0))
+        batches, first = batches_of(layout, self.model.distribute_strategy), read(tf.constant(0))
         empty = tf.experimental.Optional.empty(first.element_spec)
 
         def body(i: tf.Tensor, drawn: Any) -> Any:
