@@ -21,17 +21,41 @@ def some_of(*options: Any, most: int = 2, least: int = 0, plain: float = 0.5) ->
 
 
 VALUE_LOSSES = (
-    "mse", "mae", "huber", "log_cosh", "cosine_similarity", "MeanSquaredError",
-    "CosineSimilarity over samples", "rows", "scalar mean", "scalar sum", "scalar across", "Loss.call",
-    "Loss.call across", "Loss.__call__ mean", "Loss.__call__ sum", "Loss.__call__ across",
-)  # fmt: skip
+    "mse",
+    "mae",
+    "huber",
+    "log_cosh",
+    "cosine_similarity",
+    "MeanSquaredError",
+    "CosineSimilarity over samples",
+    "rows",
+    "scalar mean",
+    "scalar sum",
+    "scalar across",
+    "Loss.call",
+    "Loss.call across",
+    "Loss.__call__ mean",
+    "Loss.__call__ sum",
+    "Loss.__call__ across",
+)
 CLASS_LOSSES = ("SparseCategoricalCrossentropy", "samples of classes")
 BINARY_LOSSES = ("binary_crossentropy", "BinaryCrossentropy", "BinaryFocalCrossentropy", "Dice")
 VALUE_METRICS = (
-    "mae", "RootMeanSquaredError", "R2Score", "CosineSimilarity", "CosineSimilarity over samples",
-    "PearsonCorrelation over samples", "ConcordanceCorrelation over samples", "Loss object",
-    "Loss object sum", "rows", "scalar", "own Metric", "own maximum", "own Metric with a loss",
-)  # fmt: skip
+    "mae",
+    "RootMeanSquaredError",
+    "R2Score",
+    "CosineSimilarity",
+    "CosineSimilarity over samples",
+    "PearsonCorrelation over samples",
+    "ConcordanceCorrelation over samples",
+    "Loss object",
+    "Loss object sum",
+    "rows",
+    "scalar",
+    "own Metric",
+    "own maximum",
+    "own Metric with a loss",
+)
 CLASS_METRICS = ("accuracy", "SparseCategoricalCrossentropy", "SparseTopKCategoricalAccuracy")
 BINARY_METRICS = ("accuracy", "AUC", "Precision", "Recall", "BinaryIoU")
 
@@ -55,10 +79,17 @@ class Case:
     seed: int = 0  # for weights and data
 
     strategy: str = one_of(
-        "mirrored 2", "mirrored 3", "mirrored 4", "central 2", "pipeline 2", "pipeline 4", "workers 2",
-        "sharded 2", "sharded 3",
+        "mirrored 2",
+        "mirrored 3",
+        "mirrored 4",
+        "central 2",
+        "pipeline 2",
+        "pipeline 4",
+        "workers 2",
+        "sharded 2",
+        "sharded 3",
         plain=0.3,
-    )  # fmt: skip
+    )
     # Interrupt the run, and resume it on this many replicas; 0: do not.
     resume: int = one_of(0, 1, 2, 3, plain=0.85)
     way: str = one_of("graph", "eager", "xla", "auto", plain=0.7)
@@ -71,31 +102,67 @@ class Case:
     masked: bool = one_of(False, True, plain=0.4)
     pool: str = one_of("average", "recurrent", "none", "gated", "attention", "convolution", plain=0.3)
     body: tuple[str, ...] = some_of(
-        "dense", "shared", "regularized", "activity regularizer", "layer normalization",
-        "frozen batch normalization", "synchronized batch normalization", "group normalization",
-        "adapted normalization", "frozen", "nested model", "spectral normalization", "adds a mean",
-        "adds a sum", "adds a sum in training", "adds a sum of negative parts", "counts samples",
-        "counts calls", "sums", "maximum", "moving average", "moving average of counts", "declared sum",
-        "declared mean", "declared first",
+        "dense",
+        "shared",
+        "regularized",
+        "activity regularizer",
+        "layer normalization",
+        "frozen batch normalization",
+        "synchronized batch normalization",
+        "group normalization",
+        "adapted normalization",
+        "frozen",
+        "nested model",
+        "spectral normalization",
+        "adds a mean",
+        "adds a sum",
+        "adds a sum in training",
+        "adds a sum of negative parts",
+        "counts samples",
+        "counts calls",
+        "sums",
+        "maximum",
+        "moving average",
+        "moving average of counts",
+        "declared sum",
+        "declared mean",
+        "declared first",
         most=3,
         plain=0.4,
-    )  # fmt: skip
+    )
     outputs: tuple[Output, ...] = dataclasses.field(
         default=(Output(),), metadata={"options": (Output,), "plain": 0.7, "least": 1, "most": 2}
     )
     outputs_as: str = one_of("single", "list", "dict", plain=0.6)
 
     step: str = one_of(
-        "keras", "compute_loss adds a mean", "compute_loss mean", "compute_loss sum",
-        "compute_loss across", "compute_loss by global batch", "train_step compute_loss",
-        "train_step mean", "train_step sum", "train_step samples", "train_step by global batch",
-        "train_step by replicas", "train_step average loss", "train_step Loss object",
-        "train_step Loss object sum", "train_step Loss object none", "train_step gathered",
-        "train_step clips", "train_step clips its own", "train_step masked", "train_step compares samples",
-        "train_step two optimizers", "train_step tracks a mean", "train_step tracks a sum",
+        "keras",
+        "compute_loss adds a mean",
+        "compute_loss mean",
+        "compute_loss sum",
+        "compute_loss across",
+        "compute_loss by global batch",
+        "train_step compute_loss",
+        "train_step mean",
+        "train_step sum",
+        "train_step samples",
+        "train_step by global batch",
+        "train_step by replicas",
+        "train_step average loss",
+        "train_step Loss object",
+        "train_step Loss object sum",
+        "train_step Loss object none",
+        "train_step gathered",
+        "train_step clips",
+        "train_step clips its own",
+        "train_step masked",
+        "train_step compares samples",
+        "train_step two optimizers",
+        "train_step tracks a mean",
+        "train_step tracks a sum",
         "train_step of x alone",
         plain=0.65,
-    )  # fmt: skip
+    )
     own_test_step: bool = one_of(False, True)
 
     optimizer: str = one_of(

@@ -186,8 +186,9 @@ def test_more_and_fewer_variables_are_listed():
     known = prints()["variables"]
     more = known | {"model": [*known["model"], ["dense/bias", [3], "float32"]]}
     assert fingerprint.differences(prints(), prints(variables=more)) == [
-        "1 model variables in the backup, 2 now", "model variable dense/bias float32[3] only now",
-    ]  # fmt: skip
+        "1 model variables in the backup, 2 now",
+        "model variable dense/bias float32[3] only now",
+    ]
 
 
 def test_long_lists_are_cut():

@@ -91,10 +91,13 @@ def refusals(first, second, programs=("", "")):
     return [call._failure for call in calls]
 
 
-@pytest.mark.parametrize(("workers", "programs", "said"), [
-    ((2, 3), ("", ""), "with other workers"),
-    ((2, 2), ("a", "b"), "runs another script"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("workers", "programs", "said"),
+    [
+        ((2, 3), ("", ""), "with other workers"),
+        ((2, 2), ("a", "b"), "runs another script"),
+    ],
+)
 def test_rendezvous_rejects_a_peer_with_another_cluster_or_script_and_reports_both(workers, programs, said):
     known = addresses(3)
     told = refusals(*(worker(known[:count], index) for index, count in enumerate(workers)), programs)

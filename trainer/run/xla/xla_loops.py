@@ -54,7 +54,7 @@ def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
     For batches that a GPU receives from the host it is slow: they would be copied and computed in turn. In a loop over
     steps that are compiled one by one, TensorFlow copies the next batch while the GPU computes.
     """
-    if _is_far(chunk, function.device()):
+    if chunk.signature is None or _is_far(chunk, function.device()):
         return None
     if chunk.usual_batch_size is not None:
         if function.recorder is not None and function.recorder.halts:
