@@ -405,7 +405,7 @@ COMMUNICATED = {
     "linear in a sum": (0, 0, 0, 1), "cast": (0, 1, 0, 1), "chosen by a condition": (0, 1, 0, 1),
     "l2 loss": (0, 0, 0, 1), "argmax": (1, 0, 0, 1), "experts": (1, 2, 0, 2), "gradient penalty": (0, 0, 0, 2),
     "batch jacobian": (0, 0, 0, 2), "convolution": (0, 0, 1, 2), "resized": (0, 0, 0, 1),
-    "squeezed without axes": (0, 0, 0, 1), "mean of integers": (2, 0, 0, 0),
+    "squeezed without axes": (1, 0, 0, 0), "mean of integers": (2, 0, 0, 0),
     "one matrix for all samples": (2, 0, 0, 0), "positions of chosen samples": (0, 0, 3, 0),
     "positions of chosen entries": (0, 4, 0, 2), "positions along another axis": (2, 0, 0, 0),
     "sorted positions": (2, 1, 0, 0), "counted positions": (5, 1, 0, 0), "positions from a branch": (1, 1, 0, 0),
@@ -415,6 +415,6 @@ COMMUNICATED = {
     "functions of two numbers": (0, 4, 95, 49), "complex numbers": (0, 3, 11, 1), "integers": (1, 7, 22, 2),
     "booleans": (3, 4, 4, 5), "strings": (0, 0, 7, 0), "written numbers": (0, 1, 1, 0), "images": (0, 0, 20, 0),
     "gradients of images": (0, 0, 7, 2), "volumes": (0, 0, 2, 2), "matrices": (5, 1, 12, 4),
-    "other operations": (3, 5, 29, 19), "draws": (10, 6, 14, 1), "lists of tensors": (10, 0, 13, 4),
+    "other operations": (3, 5, 29, 19), "draws": (10, 6, 14, 1), "lists of tensors": (8, 0, 12, 4),
 }  # fmt: skip
 """How many tensors each program gathers and reduces inside, and how many of its results are gathered, and reduced."""

@@ -7,9 +7,10 @@ import tensorflow as tf
 from partition_in_parts import Parts
 from partition_programs import COMMUNICATED, PROGRAMS, SINGLE, S, X
 
-from unisono.trainer.partition.program import PROBES, Program, Value
+from unisono.trainer.partition.program import Program, Value
 from unisono.trainer.partition.rebuild import whole_shape
 from unisono.trainer.partition.rules import RULES
+from unisono.trainer.partition.sizes import Samples, Size
 
 FLOAT64, FLOAT32 = 1e-12, 1e-5  # another summation order
 
@@ -45,21 +46,10 @@ def test_array_that_is_not_read_does_not_open_the_size_of_the_others():
     assert not Parts(lambda x, s: of_pairs(x, s) + tf.reduce_mean(s), X, S).program.one_size
 
 
-P, Q = PROBES
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [
-        ((P, 2), (Q, 2), [6, None]),
-        ((2 * P, P), (2 * Q, Q), [12, 6]),
-        ((3, P - 1), (3, Q - 1), [None, None]),  # `x[:3]` and `x[1:]`
-        ((P * P, None), (Q * Q, None), [None, None]),
-    ],
-)
-def test_static_shape_of_a_whole_value_is_known_along_multiples_of_the_batch(one, other, expected):
-    program = Program([Value(tf.float32, (list(one), list(other)))])
-    assert whole_shape(program, 0, 6) == expected
+def test_static_shape_of_a_whole_value_is_known_for_a_known_batch():
+    n = Size.of(Samples())
+    program = Program([Value(tf.float32, [2 * n, 3, n - 1, n * n, None])])
+    assert whole_shape(program, 0, 6) == [12, 3, 5, 36, None]
     assert whole_shape(program, 0, tf.constant(6)) is None
     program.one_size = False
     assert whole_shape(program, 0, 6) is None

@@ -6,32 +6,30 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph
 from . import control_flow
-from .constants import constant, depends_on_sizes, holds_for_all_sizes, rounds_sizes
+from .extents import find_shapes, shape_of
 from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, are_together, is_sharded
 from .operation_labels import has_effects, labels_of, settled
 from .program import (
     BRANCHES,
     LOOPS,
-    PROBES,
     Apply,
     Copy,
     NeedsCollective,
     NotPartitioned,
     Program,
     Read,
-    Shape,
     Value,
-    shape_of,
+    has_parts,
 )
-from .rules import RULES, View
+from .rules import View
 from .rules.lists import listed
 from .rules.rewritten import rewritten
-from .static_shapes import StaticShapes
+from .size_values import find_value
+from .sizes import extents_of
 from .values import Values
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -47,7 +45,6 @@ class Builder(Values):
 
     def walk(self, graph: Any, inputs: Sequence[int]) -> list[int]:
         """Adds the operations of a graph, called with these values; returns the numbers of its outputs."""
-        shapes = StaticShapes(graph, [self.program.values[number] for number in inputs])
         known = {id(tensor): number for tensor, number in zip(graph.inputs, inputs)}
         done: set[str] = set()
 
@@ -58,7 +55,7 @@ class Builder(Values):
             for tensor in op.inputs:  # loops get lists for their backward pass after their creation
                 if id(tensor) not in known:
                     visit(tensor.op)
-            self._operation(op, known, shapes)
+            self._operation(op, known)
 
         needed = needed_operations(graph)
         for op in graph.get_operations():
@@ -66,7 +63,7 @@ class Builder(Values):
                 visit(op)
         return [known[id(tensor)] for tensor in graph.outputs]
 
-    def _operation(self, op: tf.Operation, known: dict[int, int], shapes: StaticShapes) -> None:
+    def _operation(self, op: tf.Operation, known: dict[int, int]) -> None:
         name = op.name.rpartition("/")[2]
         if op.type == "Placeholder" and name.startswith(READ) and id(op.outputs[0]) not in known:
             known[id(op.outputs[0])] = self._read_weight(op)
@@ -87,51 +84,37 @@ class Builder(Values):
             work = control_flow.loop if op.type in LOOPS else control_flow.branch
             work = control_flow.call if op.type in CALLS else work
             outputs = control_flow.without_collectives(self, op, inputs, work)
-            shapes.say(op, [self.program.values[number] for number in outputs])
         else:
-            outputs = self._unchanged(op, inputs, shapes) or self._rewritten(op, inputs)
-            outputs = outputs or self._ruled(op, inputs, shapes, known)
+            outputs = self._unchanged(op, inputs) or self._rewritten(op, inputs)
+            outputs = outputs or self._ruled(op, inputs, known)
         for tensor, number in zip(op.outputs, outputs):
             known[id(tensor)] = number
             if tensor.dtype == tf.variant:
                 self.producers.setdefault(number, op.name)
 
-    def _output(self, op: tf.Operation, number: int, inputs: Sequence[int], shapes: StaticShapes) -> int:
-        tensor = op.outputs[number]
-        if tensor.dtype == tf.variant:
-            return self.add(listed(op, [self.program.values[each] for each in inputs], shapes.of(tensor)))
-        traced = shape_of(tensor.shape)
-        static: list[Shape] = [
-            None if shape is None else [b if a is None else a for a, b in zip(shape, traced or shape)]
-            for shape in shapes.of(tensor)
-        ]
-        begin = self.program.values[inputs[1]].constant if op.type == "StridedSlice" else None
-        if clamped := _clamped(op, begin, traced, static):
-            static = [[None if axis in clamped else n for axis, n in enumerate(s or ())] for s in static]
-            shapes.set(tensor, static)
-        values = self.program.values
-        given = [values[each].constant for each in inputs]
-        both = constant(op, number, given, [values[each].shapes for each in inputs])
-        if op.type == "TensorListPopBack":
-            both = values[inputs[0]].elements
-        if (
-            depends_on_sizes(given) and not holds_for_all_sizes(op.type, given, self.program.one_size)
-        ) or rounds_sizes(op):
-            both = None
-            shapes.set(tensor, shapes.of(tensor))
-        both_shapes = (static[0] or traced, static[1] or traced)
-        return self.add(Value(tensor.dtype, both_shapes, constant=both))
+    def _outputs(self, op: tf.Operation, inputs: Sequence[int]) -> list[int]:
+        given = [self.program.values[number] for number in inputs]
+        shapes = find_shapes(op, given)
+        outputs = []
+        for number, (tensor, shape) in enumerate(zip(op.outputs, shapes)):
+            if tensor.dtype == tf.variant:
+                outputs.append(self.add(listed(op, given)))
+                continue
+            value = given[0].elements if op.type == "TensorListPopBack" else find_value(op, number, given)
+            outputs.append(self.add(Value(tensor.dtype, shape, constant=value)))
+        return outputs
 
-    def _unchanged(self, op: tf.Operation, inputs: list[int], shapes: StaticShapes) -> list[int]:
+    def _unchanged(self, op: tf.Operation, inputs: list[int]) -> list[int]:
         """The input of a reshape to the shape that it has, or of a sum over no axes; backward passes have many."""
         values = [self.program.values[number] for number in inputs]
         if op.type == "Reshape":
-            have = values[0].shapes
-            same = [*have] == shapes.of(op.outputs[0]) and all(shape and None not in shape for shape in have)
+            shape = values[0].shape
+            same = shape is not None and None not in shape and shape == extents_of(values[1].constant)
             if same:
                 op.inputs[0].set_shape(op.outputs[0].shape)
         else:
-            same = op.type == "Sum" and values[1].constant is not None and not values[1].constant[0].size
+            axes = values[1].constant if op.type == "Sum" else None
+            same = axes is not None and not axes.size
         return inputs[:1] if same and id(op.inputs[0]) not in self.states else []
 
     def _rewritten(self, op: tf.Operation, inputs: list[int]) -> list[int]:
@@ -140,23 +123,23 @@ class Builder(Values):
         graph = rewritten(op, [self.program.values[number] for number in inputs])
         return [] if graph is None else self.walk(graph, inputs)
 
-    def _ruled(
-        self, op: tf.Operation, inputs: list[int], shapes: StaticShapes, known: Mapping[int, int]
-    ) -> list[int]:
+    def _ruled(self, op: tf.Operation, inputs: list[int], known: Mapping[int, int]) -> list[int]:
         if self.states and not self.is_local(op):
             inputs = [self.read(tensor, number, op) for tensor, number in zip(op.inputs, inputs)]
-        outputs = [self._output(op, number, inputs, shapes) for number in range(len(op.outputs))]
+        outputs = self._outputs(op, inputs)
         values = self.program.values
         view = View(
             op,
             [values[number] for number in inputs],
-            [values[number].shapes for number in outputs],
+            [values[number].shape for number in outputs],
             lambda tensor: values[known[id(tensor)]] if id(tensor) in known else None,
         )
         if self.inside and has_effects(op):
             raise NotPartitioned(f"{op.type} ({op.name}) has effects in a branch or a loop")
         replicated = self.replicated or op.name in self.whole_ops
         wants, made = labels_of(op, view, replicated, self.is_local(op))
+        if not all(map(has_parts, made, (values[number] for number in outputs))):
+            wants, made = view.gathered()
         given = [self.converted(number, want, op) for number, want in zip(inputs, wants)]
         if self.inside and any(label.counts for label in made):
             raise NeedsCollective(op.name)
@@ -172,7 +155,7 @@ class Builder(Values):
         if free and len(made) == 1 and is_sharded(made[0]) and not op.op_def.is_stateful:
             self.again[outputs[0]] = dataclasses.replace(copy, inputs=inputs)
             values[outputs[0]].free = True
-        shape = values[inputs[0]].shapes[0] if inputs else None
+        shape = values[inputs[0]].shape if inputs else None
         if op.type == "Squeeze" and not op.get_attr("squeeze_dims") and shape is not None:
             copy.attributes["squeeze_dims"] = [axis for axis, extent in enumerate(shape) if extent == 1]
         return outputs
@@ -200,7 +183,7 @@ class Builder(Values):
     def _read_weight(self, op: tf.Operation) -> int:
         tensor = op.outputs[0]
         shape = shape_of(tensor.shape)
-        target = self.add(Value(tensor.dtype, (shape, shape), REPLICATED))
+        target = self.add(Value(tensor.dtype, shape, REPLICATED))
         self.program.nodes.append(Read([], [target], _number_in(op, READ)))
         return target
 
@@ -229,28 +212,6 @@ class Builder(Values):
 
 def _number_in(op: tf.Operation, prefix: str) -> int:
     return int(op.name.rpartition("/")[2].removeprefix(prefix).partition("_")[0])
-
-
-_CLAMPING = ("StridedSlice", "MatrixDiagPartV3", "Qr")
-"""The operations with a rule whose results have the smaller of a size of the batch and another number."""
-
-
-def _clamped(op: tf.Operation, begin: Any, traced: Shape, static: Sequence[Shape]) -> list[int]:
-    """The axes that may be shorter for a small batch: `x[:3]` of two samples has two, `x[::2]` of five has three.
-
-    The first and the last sample, `x[:1]` and `x[-1:]`, are in every batch. An operation without a rule may do the same.
-    """
-    if (op.type in RULES and op.type not in _CLAMPING) or traced is None or None in static:
-        return []
-    is_end = begin is not None and bool(np.all(np.isin(begin[0], (0, -1))))
-
-    def certain(one: int | None, other: int | None) -> bool:
-        if one is None or other is None or one == other:
-            return one is None or other is None or one == 0 or (one == 1 and is_end)
-        return (other - one) % (PROBES[1] - PROBES[0]) == 0
-
-    extents = zip(traced, *(shape or () for shape in static))
-    return [axis for axis, (size, *each) in enumerate(extents) if size is None and not certain(*each)]
 
 
 def needed_operations(graph: Any) -> set[str]:

@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from ...compat.tensorflow_graphs.one_device import inner_graph, subgraphs
 from .labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, needs_collective
-from .program import Copy, NeedsCollective, NotPartitioned, Program, Shape, Value
+from .program import Copy, NeedsCollective, NotPartitioned, Program, Value, has_parts
 from .rules.lists import EMPTY
+from .sizes import merge_shapes
 from .values import Values
 
 _MOST_ROUNDS = 6
@@ -28,7 +29,7 @@ def without_collectives(
     """Partitions the bodies of a branch or a loop; bodies that need a collective get whole inputs."""
     for place, number in enumerate(inputs):
         if outer.label(number).counts:
-            inputs[place] = outer.converted(number, outer.label(number)._replace(counts=False), op)
+            inputs[place] = outer.converted(number, outer.label(number)._replace(counts=None), op)
     nodes, made = len(outer.program.nodes), dict(outer.made)
     if op.name not in outer.whole_ops:
         try:
@@ -71,7 +72,7 @@ def branch(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     values = []
     for numbers in zip(*(outputs for _, _, outputs in found)):
         value = functools.reduce(_merged, map(_without_counts, (outer.program.values[n] for n in numbers)))
-        values.append(Value(value.dtype, value.shapes, value.label))
+        values.append(Value(value.dtype, value.shape, value.label))
     for _, builder, outputs in found:
         wanted = zip(outputs, values)
         builder.program.outputs = [builder.converted(n, value.label, op) for n, value in wanted]
@@ -125,27 +126,24 @@ def _is_same(given: Any, returned: Any) -> bool:
 
 
 def _without_counts(value: Value) -> Value:
-    return dataclasses.replace(value, label=value.label._replace(counts=False))
+    return dataclasses.replace(value, label=value.label._replace(counts=None))
 
 
 def _merged(before: Value, after: Value) -> Value:
     """Return a value that stands for two: of a loop variable before and after an iteration, or of two branches."""
-    label = _merged_label(before.label, after.label._replace(counts=False), before)
+    label = _merged_label(before.label, after.label._replace(counts=None), before)
     if before.label == EMPTY:
-        return dataclasses.replace(before, label=label, shapes=after.shapes, elements=after.elements)
-    one, other = (_merged_shape(a, b) for a, b in zip(before.shapes, after.shapes))
-    alike = before.elements is not None and after.elements is not None
-    alike = alike and all(map(np.array_equal, before.elements, after.elements))  # type: ignore[arg-type]
-    return dataclasses.replace(
-        before, label=label, shapes=(one, other), elements=before.elements if alike else None
-    )
-
-
-def _merged_shape(before: Shape, after: Shape) -> Shape:
-    """Return a shape without the extents that differ."""
-    if before is None or after is None or len(before) != len(after):
+        return dataclasses.replace(before, label=label, shape=after.shape, elements=after.elements)
+    if after.label == EMPTY:
         return before
-    return [None if b is not None and a != b else a for a, b in zip(before, after)]
+    alike = before.elements is not None and np.array_equal(before.elements, after.elements)  # type: ignore[arg-type]
+    shape = merge_shapes(before.shape, after.shape)
+    merged = dataclasses.replace(
+        before, label=label, shape=shape, elements=before.elements if alike else None
+    )
+    if not has_parts(label, merged):
+        raise NeedsCollective("a loop or a branch")
+    return merged
 
 
 def _merged_label(before: Label, after: Label, value: Value) -> Label:

@@ -22,8 +22,8 @@ from .labels import (
     Label,
     is_sharded,
 )
-from .program import PROBES
 from .rules import PARTIAL_MEAN
+from .sizes import per_sample
 
 
 @dataclasses.dataclass
@@ -82,7 +82,8 @@ def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.T
     if want == OWN:
         return _own_key(tensor, replica)
     if is_sharded(want) and have == REPLICATED:
-        return _sliced(tensor, want, replica)
+        part = _sliced(tensor, want, replica)
+        return _from_own_first(part, want, replica) if want.counts else part
     if want.kind == "sizes":
         return _local_sizes(tensor, want, replica)
     if is_sharded(have) and is_sharded(want):
@@ -249,8 +250,7 @@ def _in_the_batch(positions: tf.Tensor, have: Label, replica: Replica) -> tf.Ten
 
 def _from_own_first(positions: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
     """Positions in the batch, converted to positions relative to this replica's first held sample."""
-    assert isinstance(want.counts, tuple)
-    first = tf.cast(_start_held(replica) * (want.counts[0] // PROBES[0]), positions.dtype)
+    first = tf.cast(_start_held(replica) * per_sample(want.counts), positions.dtype)
     if want.column:
         first *= tf.one_hot(0, positions.shape[-1], dtype=positions.dtype)
     return positions - first

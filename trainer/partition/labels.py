@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from .sizes import Extent
+
 
 class Label(NamedTuple):
     """How one tensor is distributed.
@@ -25,8 +27,8 @@ class Label(NamedTuple):
         blocks: int; how many copies of the batch follow one another along the axis: two where both views of a batch
             were concatenated.
         chosen: None, or an id of the data-dependent choice (a mask) by which samples of the batch remain.
-        counts: False, or, where the values are positions along an axis with samples, relative to this replica's first
-            sample, the extents of that axis for each of `PROBES`.
+        counts: None, or, where the values are positions along an axis with samples, relative to this replica's first
+            sample, the extent of that axis.
         column: whether only the first number along the last axis is such a position.
     """
 
@@ -34,7 +36,7 @@ class Label(NamedTuple):
     axis: int = 0
     blocks: int = 1
     chosen: Any = None
-    counts: tuple[int, int] | bool = False
+    counts: Extent = None
     column: bool = False
 
     def __str__(self) -> str:
@@ -65,7 +67,7 @@ LOGS = Label("logs")
 
 
 def sharded(
-    axis: int, blocks: int = 1, chosen: Any = None, counts: Any = False, column: bool = False
+    axis: int, blocks: int = 1, chosen: Any = None, counts: Extent = None, column: bool = False
 ) -> Label:
     """The label of a tensor whose axis has the samples of the batch."""
     return Label("sharded", axis, blocks, chosen, counts, column)

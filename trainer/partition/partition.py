@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from .builder import Builder, needed_operations
+from .extents import shape_of
 from .labels import MEAN_OF_STATISTICS, REPLICATED, Label, sharded
-from .program import PROBES, ListIsGathered, NotPartitioned, Program, Value, shape_of
-
-_MULTIPLES = (1, 11, 13, 17, 19, 23, 29, 31)
+from .program import ListIsGathered, NotPartitioned, Program, Value
+from .sizes import Samples, Size
 
 
 def partitioned(
@@ -30,31 +30,25 @@ def partitioned(
     indices. `is_local` tells whether an operation is declared to compute statistics of a replica's own samples.
     """
     leaves = [n for n in read_inputs(graph, batch) if graph.inputs[n].shape.rank]
-
-    def labelled(multiples: Mapping[int, int], one_size: bool) -> Program:
-        """Repeats the pass, with whole inputs for producers of lists that would have to be gathered."""
-        whole: set[str] = set()
-        while True:
-            builder = Builder(Program([], one_size=one_size), slices, is_local, whole_ops=whole)
-            try:
-                return _one_pass(builder, graph, batch, outputs, sums_on_read, multiples)
-            except ListIsGathered as found:
-                if found.producer in whole:
-                    raise NotPartitioned(
-                        f"{found.producer} makes a list of tensors that would have to be gathered"
-                    ) from None
-                whole.add(found.producer)
-
-    try:  # without the same static size in all leaves, their sizes may differ
-        multiples = dict(zip(leaves, _MULTIPLES)) if len(leaves) > 1 else {}
-        return labelled(multiples, not multiples)
-    except ValueError:
-        pass
-    try:  # two leaves whose sizes cannot differ have one; of three, one may still have another
-        sizes = {graph.inputs[leaf].shape[0] for leaf in leaves}
-        return labelled({}, len(sizes) == 1 and (len(leaves) <= 2 or None not in sizes))
-    except ValueError as error:
-        raise NotPartitioned(f"its shapes fit one size of the batch alone: {error}") from error
+    samples = {number: Samples() for number in leaves}
+    whole: set[str] = set()
+    while True:
+        joined = len({each.find() for each in samples.values()})
+        builder = Builder(Program([], one_size=joined == 1), slices, is_local, whole_ops=whole)
+        try:
+            program = _one_pass(builder, graph, batch, outputs, sums_on_read, samples)
+        except ListIsGathered as found:
+            if found.producer in whole:
+                reason = f"{found.producer} makes a list of tensors that would have to be gathered"
+                raise NotPartitioned(reason) from None
+            whole.add(found.producer)
+            continue
+        groups: dict[Samples, list[int]] = {}
+        for number, each in samples.items():
+            groups.setdefault(each.find(), []).append(number)
+        if len(groups) == joined:  # else what the pass has learnt may save collectives
+            program.equal = [group for group in groups.values() if len(group) > 1]
+            return program
 
 
 def read_inputs(graph: Any, batch: int) -> list[int]:
@@ -69,15 +63,13 @@ def _one_pass(
     batch: int,
     outputs: Sequence[Label | None],
     sums_on_read: Callable[[Any], bool],
-    multiples: Mapping[int, int],
+    samples: Mapping[int, Samples],
 ) -> Program:
     for number, tensor in enumerate(graph.inputs):
         shape = shape_of(tensor.shape)
-        both = shape, shape
-        if number < batch and shape:
-            each = [size * multiples.get(number, 1) for size in PROBES]
-            both = [each[0], *shape[1:]], [each[1], *shape[1:]]
-        builder.add(Value(tensor.dtype, both, sharded(0) if number < batch and shape else REPLICATED))
+        if shape and number < batch:
+            shape[0] = Size.of(samples[number]) if number in samples else None
+        builder.add(Value(tensor.dtype, shape, sharded(0) if number < batch and shape else REPLICATED))
     program = builder.program
     program.inputs = list(range(batch))
     for number, (outer, _) in enumerate(graph.captures, start=len(graph.inputs) - len(graph.captures)):

@@ -6,22 +6,16 @@ Built by `partition.py`, copied into the graph of each replica by `rebuild.py`, 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from .labels import REPLICATED, Label, needs_collective
-
-PROBES = 20160, 30240
-"""Two batch sizes that many numbers divide: a value that differs between them depends on the batch."""
+from .labels import REPLICATED, Label, is_sharded, needs_collective
+from .sizes import Shape, is_divided, is_open, per_sample, plain
 
 LOOPS = ("While", "StatelessWhile")
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-
-Shape = list[int | None] | None
 
 
 class NotPartitioned(Exception):
@@ -45,20 +39,19 @@ class Value:
     """One tensor of the step.
 
     Attributes:
-        shapes: the single-device shape for each of `PROBES`; None where the rank is not known. That of a list of tensors
-            is the shape of its elements.
+        shape: the single-device shape for every batch. That of a list of tensors is the shape of its elements.
         label: how it is distributed.
-        constant: None, or the value of a small integer tensor for each of `PROBES`.
+        constant: None, or the value of a small integer tensor for every batch, an array of sizes.
         elements: None, or the constant value of each element of a list.
         free: whether it depends on replicated inputs alone, so that any label of it needs no collective.
         shared: whether it is the resource of a variable whose value is the sum of the copies of all replicas.
     """
 
     dtype: tf.DType
-    shapes: tuple[Shape, Shape]
+    shape: Shape
     label: Label = REPLICATED
-    constant: tuple[np.ndarray, np.ndarray] | None = None
-    elements: tuple[np.ndarray, np.ndarray] | None = None
+    constant: np.ndarray | None = None
+    elements: np.ndarray | None = None
     free: bool = False
     shared: bool = False
 
@@ -139,7 +132,8 @@ class Program:
     Attributes:
         values: all of them; shared with nested bodies.
         nodes: in an order in which they can run.
-        one_size: whether all inputs that it reads certainly have the same number of samples.
+        equal: groups of inputs that the program takes to have the same number of samples, which the step checks.
+        one_size: whether all inputs that it reads have the same number of samples.
     """
 
     values: list[Value]
@@ -147,6 +141,7 @@ class Program:
     inputs: list[int] = dataclasses.field(default_factory=list)
     captures: list[tuple[Any, int]] = dataclasses.field(default_factory=list)
     outputs: list[int] = dataclasses.field(default_factory=list)
+    equal: list[list[int]] = dataclasses.field(default_factory=list)
     one_size: bool = True
 
     def communicates(self, node: Node) -> bool:
@@ -159,9 +154,8 @@ class Program:
         """The outputs of an operation on sizes that does not depend on the batch."""
         if not isinstance(node, Copy) or node.op.op_def.is_stateful:
             return None
-        pairs = [pair for number in node.outputs if (pair := self.values[number].constant)]
-        known = len(pairs) == len(node.outputs) and all(itertools.starmap(np.array_equal, pairs))
-        return [pair[0] for pair in pairs] if known else None
+        found = [plain(self.values[number].constant) for number in node.outputs]
+        return None if any(value is None for value in found) else found  # type: ignore[return-value]
 
     def drop_unread(self) -> None:
         """Drops nodes without effects whose outputs nothing reads; a fixed output needs no inputs."""
@@ -223,32 +217,23 @@ def received(program: Program) -> set[int]:
     return found
 
 
-def multiple_of_batch(extents: Sequence[Any]) -> int | None:
-    """Return the entries for each sample along an axis, from its extents for `PROBES`; None where it is no multiple."""
-    one, other = extents
-    if one is None or other is None or one % PROBES[0] or one * PROBES[1] != other * PROBES[0]:
-        return None
-    return int(one) // PROBES[0]
-
-
-def of_one_sample(sizes: tuple[np.ndarray, np.ndarray] | None, axis: int) -> tuple[int, ...] | None:
+def of_one_sample(sizes: np.ndarray | None, axis: int) -> tuple[int, ...] | None:
     """Return a vector of sizes for one sample; None where that of `axis` is no multiple of the batch, or others vary."""
-    if sizes is None or sizes[0].ndim != 1:
+    if sizes is None or sizes.ndim != 1:
         return None
-    each = multiple_of_batch([size[axis] for size in sizes])
-    if each is None or np.any(np.delete(sizes[0] != sizes[1], axis)):
-        return None
-    return tuple(each if n == axis else int(size) for n, size in enumerate(sizes[0]))
+    found = [
+        per_sample(size) if n == axis else None if is_open(size) else size for n, size in enumerate(sizes)
+    ]
+    return None if None in found else tuple(map(int, found))  # type: ignore[arg-type]
 
 
-def shape_of(shape: Any) -> Shape:
-    """A `TensorShape` as a list."""
-    return None if shape.rank is None else shape.as_list()
-
-
-def varying_axes(shapes: Sequence[Shape]) -> list[int] | None:
+def varying_axes(shape: Shape) -> list[int] | None:
     """The axes whose extents depend on the size of the batch or are not known; None where the rank is not known."""
-    one, other = shapes
-    if one is None or other is None:
-        return None
-    return [axis for axis, (a, b) in enumerate(zip(one, other)) if a is None or a != b]
+    return None if shape is None else [axis for axis, extent in enumerate(shape) if is_open(extent)]
+
+
+def has_parts(label: Label, value: Value) -> bool:
+    """Whether a value can have this label: the extent of a sharded axis is known as a multiple of the samples."""
+    if not is_sharded(label) or label.chosen or value.dtype == tf.variant:
+        return True
+    return value.shape is not None and is_divided(value.shape[label.axis], label.blocks)

@@ -30,8 +30,8 @@ from .program import (
     Node,
     Program,
     Read,
-    multiple_of_batch,
 )
+from .sizes import at
 
 
 def rebuilt(
@@ -67,14 +67,11 @@ def rebuilt(
 
 
 def whole_shape(program: Program, number: int, samples: Any) -> list[int | None] | None:
-    """The static shape of a whole value for a global batch; open along axes that are not multiples of it.
-
-    A fixed extent may be that of a slice, such as the first three samples, which a small batch does not have.
-    """
-    one, other = program.values[number].shapes
-    if one is None or other is None or not program.one_size or not isinstance(samples, int):
-        return None
-    return [m * samples if (m := multiple_of_batch(extents)) else None for extents in zip(one, other)]
+    """The static shape of a whole value for a global batch."""
+    shape = program.values[number].shape
+    return (
+        None if shape is None or not program.one_size or not isinstance(samples, int) else at(shape, samples)
+    )
 
 
 _WITHOUT_EFFECTS = ("VariableShape", *LOOPS, *BRANCHES)  # no body of a program has side effects

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
+from ..extents import SHAPES, broadcast
 from ..labels import (
     PARTIAL_MAX,
     PARTIAL_MIN,
@@ -16,7 +17,6 @@ from ..labels import (
     is_sharded,
     sharded,
 )
-from ..program import varying_axes
 from .view import Gather, Ruling, View, rule
 
 LINEAR = "linear"  # in all inputs together: a sum
@@ -43,8 +43,10 @@ def elementwise(
     before = {number: view.out_rank() - view.rank(number) for number in every}  # axes that an input lacks
     _, axis, first = min((view.values[n].free, before[n] + view.labels[n].axis, n) for n in samples)
     lead = view.labels[first]
-    axes = {n: axis - lacks for n, lacks in before.items()}
-    axes = {n: own if own in (varying_axes(view.shapes(n)) or ()) else -1 for n, own in axes.items()}
+    axes = {
+        n: axis - lacks if axis >= lacks and view.shape(n)[axis - lacks] != 1 else -1
+        for n, lacks in before.items()
+    }
     return view.aligned(lead, axes), [sharded(axis, lead.blocks, lead.chosen)] * len(view.op.outputs)
 
 
@@ -96,7 +98,7 @@ def _select(view: View) -> Ruling:
 @rule("ZerosLike", "OnesLike")
 def _filled_like(view: View) -> Ruling:
     label = view.labels[0]
-    return [None], [label._replace(counts=False) if is_sharded(label) else REPLICATED]
+    return [None], [label._replace(counts=None) if is_sharded(label) else REPLICATED]
 
 
 NOT_LINEAR = """
@@ -133,3 +135,7 @@ def _ensure_shape(view: View) -> Ruling:
     if is_sharded(label) and tf.TensorShape(view.op.get_attr("shape"))[label.axis] is not None:
         return [REPLICATED], [REPLICATED]
     return [None], [label]
+
+
+for _types in (_SUMS, "SelectV2 Mul MulNoNan RealDiv DivNoNan Div", NOT_LINEAR, " ".join(GRADIENTS)):
+    SHAPES.update({name: broadcast for name in _types.split() if name not in SHAPES})

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ..labels import (
     PARTIAL_MAX,
     PARTIAL_MIN,
@@ -20,29 +18,29 @@ from ..labels import (
     sharded,
     sizes,
 )
-from ..program import multiple_of_batch
-from .view import Gather, Ruling, View, extents_of, rule
+from ..sizes import Extent, per_sample
+from .view import Gather, Ruling, View, known, rule
 
 
 def _chooses_samples(view: View, axis: int) -> bool:
     """Whether the second input has positions of samples along the sharded axis of the first one."""
     params, indices = view.labels[:2]
     plain = is_sharded(params) and params.axis == axis and params.blocks == 1 and not params.chosen
-    return plain and is_sharded(indices) and extents_of(view.shapes(0), axis) == indices.counts
+    return plain and is_sharded(indices) and view.shape(0)[axis] == indices.counts
 
 
 @rule("GatherV2")
 def _gather(view: View) -> Ruling:
     params, indices = view.labels[:2]
     (axis,), rank, batch = view.axes(2), view.rank(1), view.attr("batch_dims")
-    extents = extents_of(view.shapes(0), axis)
+    extent = view.shape(0)[axis]
     if (
         is_sharded(params)
         and params.axis == axis
         and rank == 1
-        and _counts_samples(view, view.op.inputs[1], extents)
+        and _counts_samples(view, view.op.inputs[1], extent)
     ):
-        return [None, sharded(0, counts=extents), REPLICATED], [params]  # all of them, in order
+        return [None, sharded(0, counts=extent), REPLICATED], [params]  # all of them, in order
     if batch:
         if are_together(params, indices) and params.axis < batch and not indices.counts:
             return [None, None, REPLICATED], [params]
@@ -72,9 +70,9 @@ def _gather_nd(view: View) -> Ruling:
     params, indices = view.labels
     if _chooses_samples(view, 0):
         return [None, None], [sharded(0, chosen=indices.chosen)]
-    extents = extents_of(view.shapes(0), 0)
-    if params == indices == sharded(0) and _first_column_counts_samples(view, 1, extents):
-        return [None, sharded(0, counts=extents, column=True)], [sharded(0)]
+    extent = view.shape(0)[0]
+    if params == indices == sharded(0) and _first_column_counts_samples(view, 1, extent):
+        return [None, sharded(0, counts=extent, column=True)], [sharded(0)]
     if is_sharded(indices) and not indices.counts and indices.axis < view.rank(1) - 1:
         return [REPLICATED, None], [indices]
     raise Gather
@@ -85,9 +83,9 @@ def _scatter(view: View) -> Ruling:
     indices, updates = view.labels[:2]
     if are_together(indices, updates) and indices.axis == 0 and not view.depends_on_batch():
         return [None, None, REPLICATED], [PARTIAL_SUM]
-    extents = extents_of(view.out_shapes[0], 0)
-    if indices == updates == sharded(0) and _first_column_counts_samples(view, 0, extents):
-        return [sharded(0, counts=extents, column=True), None, sizes(0)], [sharded(0)]
+    extent = view.out_shape()[0]
+    if indices == updates == sharded(0) and _first_column_counts_samples(view, 0, extent):
+        return [sharded(0, counts=extent, column=True), None, sizes(0)], [sharded(0)]
     raise Gather
 
 
@@ -118,12 +116,12 @@ def _segments(view: View) -> Ruling:
     together = are_together(data, ids)
     if together and data.axis < rank and not ids.counts and not view.depends_on_batch():
         return [None, None, REPLICATED], [_SEGMENTS[view.type]]
-    extents = extents_of(view.out_shapes[0], 0)
-    if together and rank == 1 and data.blocks == 1:
-        if ids.counts == extents:  # the backward pass of a choice of samples
+    extent = view.out_shape()[0]
+    if together and rank == 1 and data.blocks == 1 and extent is not None:
+        if ids.counts == extent:  # the backward pass of a choice of samples
             return [None, None, sizes(0)], [sharded(0)]
-        if not ids.counts and not data.chosen and _are_in_parts_of_samples(view, 1, extents):
-            return [None, sharded(0, counts=extents), sizes(0)], [sharded(0)]
+        if not ids.counts and not data.chosen and _are_in_parts_of_samples(view, 1, extent):
+            return [None, sharded(0, counts=extent), sizes(0)], [sharded(0)]
     raise Gather
 
 
@@ -142,11 +140,9 @@ def _bin_count(view: View) -> Ruling:
 def _positions_of_true(view: View) -> Ruling:
     if view.samples() != sharded(0) or view.rank(0) != 1:
         raise Gather
-    extents = extents_of(view.shapes(0), 0)
-    if None in extents:
-        raise Gather
-    chosen = f"{id(view.value_of(_origin(view.op.inputs[0])))} {extents}"  # where the same is true
-    return [None], [sharded(0, chosen=chosen, counts=extents)]  # type: ignore[arg-type]
+    extent = known(view.shape(0)[0])
+    chosen = id(view.value_of(_origin(view.op.inputs[0]))), extent  # where the same is true
+    return [None], [sharded(0, chosen=chosen, counts=extent)]
 
 
 @rule("LookupTableFindV2")
@@ -165,33 +161,32 @@ def _origin(tensor: Any) -> Any:
     return tensor
 
 
-def _multiple(view: View, tensor: Any) -> tuple[int, int] | None:
-    """For a tensor `step * [0, 1, ..., n - 1]`, n a multiple of the batch: n of the first of `PROBES`, and the step."""
+def _multiple(view: View, tensor: Any) -> tuple[Extent, int] | None:
+    """For a tensor `step * [0, 1, ..., n - 1]`, n a multiple of the batch: n and the step."""
     tensor = _origin(tensor)
     step = 1
     if tensor.op.type == "Mul":
         for factor, counted in (tensor.op.inputs, reversed(tensor.op.inputs)):
             value = view.constant_of(factor)
-            if value is None or value[0].ndim:
+            if value is None or value.ndim or not isinstance(value.item(), int):
                 continue
-            if value[0] == value[1] and _origin(counted).op.type == "Range":
-                step, tensor = int(value[0]), _origin(counted)
+            if _origin(counted).op.type == "Range":
+                step, tensor = value.item(), _origin(counted)
                 break
     if tensor.op.type != "Range":
         return None
     first, limit, delta = (view.constant_of(each) for each in tensor.op.inputs)
     if first is None or limit is None or delta is None:
         return None
-    counts = not np.any(first) and np.all(np.equal(delta, 1))
-    return (int(limit[0]), step) if counts and multiple_of_batch(limit) is not None else None
+    return (limit.item(), step) if first == 0 and delta == 1 and per_sample(limit.item()) else None
 
 
-def _counts_samples(view: View, tensor: Any, extents: tuple[Any, ...]) -> bool:
-    """Whether a tensor is `[0, 1, ..., n - 1]`, n being these extents of an axis with samples."""
-    return _multiple(view, tensor) == (extents[0], 1) and multiple_of_batch(extents) is not None
+def _counts_samples(view: View, tensor: Any, extent: Extent) -> bool:
+    """Whether a tensor is `[0, 1, ..., n - 1]`, n being this extent of an axis with samples."""
+    return _multiple(view, tensor) == (extent, 1)
 
 
-def _first_column_counts_samples(view: View, number: int, extents: tuple[Any, ...]) -> bool:
+def _first_column_counts_samples(view: View, number: int, extent: Extent) -> bool:
     """Whether the first column of an input, a matrix, is `[0, 1, ..., n - 1]`."""
     packed = view.op.inputs[number]
     while packed.op.type in ("Identity", "Cast"):
@@ -200,19 +195,19 @@ def _first_column_counts_samples(view: View, number: int, extents: tuple[Any, ..
     if view.rank(number) != 2 or op.type not in ("Pack", "ConcatV2"):
         return False
     columns = view.value_of(op.inputs[0])
-    if columns is None or columns.shapes[0] is None or columns.shapes[0][0] != extents[0]:
+    if columns is None or columns.shape is None or columns.shape[0] != extent:
         return False
     if op.type == "ConcatV2":
         axis = view.constant_of(op.inputs[len(op.inputs) - 1])
-        if axis is None or int(axis[0]) % 2 != 1 or columns.shapes[0][1:] != [1]:
+        if axis is None or axis.item() % 2 != 1 or columns.shape[1:] != [1]:
             return False
     elif op.get_attr("axis") % 2 != 1:
         return False
-    return _counts_samples(view, op.inputs[0], extents)
+    return _counts_samples(view, op.inputs[0], extent)
 
 
-def _are_in_parts_of_samples(view: View, number: int, extents: tuple[Any, ...]) -> bool:
-    """Whether each sample has a part of these extents that contains the positions of its own entries.
+def _are_in_parts_of_samples(view: View, number: int, extent: Extent) -> bool:
+    """Whether each sample has a part of this extent that contains the positions of its own entries.
 
     This holds in the backward pass of a gather with `batch_dims`: `k * [0, ..., n - 1]` is added to positions in `range(k)`.
     """
@@ -221,7 +216,7 @@ def _are_in_parts_of_samples(view: View, number: int, extents: tuple[Any, ...]) 
         return False
     for offset, within in (added.op.inputs, reversed(added.op.inputs)):
         found = _multiple(view, offset)
-        if found is None or found[0] * found[1] != extents[0] or multiple_of_batch(extents) is None:
+        if found is None or found[0] is None or found[0] * found[1] != extent:
             continue
         if any(use.type == "GatherV2" and use.get_attr("batch_dims") and use.inputs[1] is within
                for use in within.consumers()):  # fmt: skip

@@ -8,37 +8,43 @@ import numpy as np
 import tensorflow as tf
 
 from ..labels import REPLICATED, Label, is_sharded, sizes
-from ..program import Shape, Value, of_one_sample
+from ..program import Value, of_one_sample
+from ..sizes import extents_of, is_open
 from .view import Ruling, View, Wants, rule
 
 EMPTY = Label("empty list")
 
 
-def listed(op: tf.Operation, inputs: Sequence[Value], inferred: Sequence[Shape]) -> Value:
-    """Return the known properties of the elements of a list after an operation; `inferred` is TensorFlow's shape."""
+def listed(op: tf.Operation, inputs: Sequence[Value]) -> Value:
+    """Return the known properties of the elements of a list after an operation."""
     held = inputs[0] if inputs and inputs[0].dtype == tf.variant else None
-    shapes, elements = inferred if held is None else held.shapes, None if held is None else held.elements
+    shape, elements = (None, None) if held is None else (held.shape, held.elements)
     if op.type in ("TensorListSetItem", "TensorListPushBack"):
         item = inputs[1 if op.type == "TensorListPushBack" else 2]
-        shapes, elements = item.shapes, item.constant if _holds_only(held, item.constant) else None
+        shape, elements = item.shape, item.constant if _holds_only(held, item.constant) else None
     elif op.type == "TensorListFromTensor":
-        shapes = [None if shape is None else shape[1:] for shape in inputs[0].shapes]
-    return Value(tf.variant, (shapes[0], shapes[1]), elements=elements)
+        shape = inputs[0].shape and inputs[0].shape[1:]
+    elif op.type == "OptionalFromValue":
+        shape = inputs[0].shape if len(inputs) == 1 else None
+    elif op.type in ("TensorListReserve", "EmptyTensorList"):
+        shape = extents_of(inputs[0].constant)
+    return Value(tf.variant, shape, elements=elements)
 
 
-def _holds_only(held: Value | None, constant: tuple[np.ndarray, np.ndarray] | None) -> bool:
+def _holds_only(held: Value | None, constant: np.ndarray | None) -> bool:
     """Whether a list only holds one constant."""
     if held is None or held.label == EMPTY or constant is None or held.elements is None:
         return held is not None and held.label == EMPTY
-    return all(np.array_equal(one, other) for one, other in zip(held.elements, constant))
+    return np.array_equal(held.elements, constant)
 
 
 @rule("TensorListReserve", "EmptyTensorList")
 def _new(view: View) -> Ruling:
     wants: Wants = [None] * len(view.labels)
     extents = view.values[0].constant
-    if extents is not None and not np.array_equal(*extents):
-        wants[0] = _open(int(np.argmax(extents[0] != extents[1])))
+    varying = [] if extents is None else [n for n, extent in enumerate(extents.ravel()) if is_open(extent)]
+    if varying:
+        wants[0] = _open(varying[0])
     return wants, [EMPTY]
 
 
@@ -56,7 +62,7 @@ def _none(view: View) -> Ruling:
 def _optional(view: View) -> Ruling:
     if len(view.labels) > 1 or len(view.op.outputs) > 1:
         return view.gathered()
-    label = REPLICATED if view.labels[0].kind == "sizes" else view.labels[0]._replace(counts=False)
+    label = REPLICATED if view.labels[0].kind == "sizes" else view.labels[0]._replace(counts=None)
     return [None if label == view.labels[0] else label], [label]
 
 
@@ -72,7 +78,7 @@ def _from_tensor(view: View) -> Ruling:
 def _put(view: View) -> Ruling:
     item = 1 if view.type == "TensorListPushBack" else 2
     held, label = view.labels[0], view.labels[item]
-    goal = label._replace(counts=False) if held == EMPTY else held
+    goal = label._replace(counts=None) if held == EMPTY else held
     if goal.kind == "sizes":
         goal = REPLICATED
     wants: Wants = [None] * len(view.labels)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ..extents import product_terms
 from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, sizes
+from ..sizes import is_open
 from .view import Gather, Ruling, View, Wants, rule
 
 
@@ -25,34 +27,22 @@ def contraction(view: View, terms: list[str], result: str) -> Ruling:
 
 @rule("MatMul")
 def _matrix_product(view: View) -> Ruling:
-    one = "ki" if view.attr("transpose_a") else "ik"
-    other = "jk" if view.attr("transpose_b") else "kj"
-    return contraction(view, [one, other], "ij")
+    return contraction(view, *product_terms(view.op, [2, 2]))
 
 
 @rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def _batched_product(view: View) -> Ruling:
-    shapes = view.shape(0), view.shape(1)
-    most = max(len(shapes[0]), len(shapes[1])) - 2
-    letters = "abcdefgh"[:most]
-    ends = ["ki" if view.attr("adj_x") else "ik", "jk" if view.attr("adj_y") else "kj"]
-    terms = []
-    for shape, end in zip(shapes, ends):
-        own = letters[most - len(shape) + 2 :]
-        terms.append("".join(c.upper() if d == 1 else c for c, d in zip(own, shape)) + end)
+    terms, result = product_terms(view.op, [view.rank(0), view.rank(1)])
+    for number, term in enumerate(terms):  # axes of extent 1 are broadcast
+        own = zip(term[:-2], view.shape(number))
+        terms[number] = "".join(c.upper() if d == 1 else c for c, d in own) + term[-2:]
     used = terms[0][:-2] + terms[1][:-2]
-    return contraction(view, terms, "".join(c if c in used else c.upper() for c in letters) + "ij")
+    return contraction(view, terms, "".join(c if c in used else c.upper() for c in result[:-2]) + "ij")
 
 
 @rule("Einsum")
 def _einsum(view: View) -> Ruling:
-    left, _, result = view.attr("equation").replace(" ", "").partition("->")
-    terms = left.split(",")
-    if "..." in left:
-        hidden = [view.rank(n) - len(term) + 3 if "..." in term else 0 for n, term in enumerate(terms)]
-        names = "αβγδεζηθ"[: max(hidden)]
-        terms = [term.replace("...", names[len(names) - count :]) for term, count in zip(terms, hidden)]
-        result = result.replace("...", names)
+    terms, result = product_terms(view.op, [view.rank(n) for n in range(len(view.labels))])
     if any(len(set(term)) < len(term) for term in [*terms, result]):
         raise Gather
     return contraction(view, terms, result)
@@ -79,7 +69,7 @@ def samples_together(view: View, batched: tuple[int, ...], outputs: list[Label] 
     if not leads or any(label._replace(axis=0) != leads[0] for label in leads):
         raise Gather
     wants = view.aligned(leads[0], {n: 0 if n in batched else -1 for n in range(len(view.labels))})
-    return wants, outputs or [leads[0] if shapes[0] != [] else REPLICATED for shapes in view.out_shapes]
+    return wants, outputs or [leads[0] if shape != [] else REPLICATED for shape in view.out_shapes]
 
 
 EACH_SAMPLE = {  # numbers of the inputs that have samples along axis 0
@@ -109,8 +99,7 @@ def _each_sample(view: View) -> Ruling:
 
 @rule("ImageProjectiveTransformV3")
 def _projected(view: View) -> Ruling:
-    one, other = view.shapes(1)  # a transform for each sample, or one for all
-    of_each = one is None or other is None or one[0] != other[0]
+    of_each = is_open(view.shape(1)[0])  # a transform for each sample, or one for all
     return samples_together(view, (0, 1) if of_each else (0,))
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from ....compat.tensorflow_graphs.one_device import graph_of
 from ..labels import REPLICATED, is_sharded
 from ..program import Value
+from ..sizes import plain
 
 
 def rewritten(op: tf.Operation, values: Sequence[Value]) -> Any:
@@ -22,9 +23,10 @@ def rewritten(op: tf.Operation, values: Sequence[Value]) -> Any:
 def _mean(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
     """A mean over data-dependent samples, as a sum and a count, because no replica knows the count."""
     (value, axes), rank = values, op.inputs[0].shape.rank
-    if not rank or axes.constant is None or not value.label.chosen or not value.dtype.is_floating:
+    fixed = plain(axes.constant)
+    if not rank or fixed is None or not value.label.chosen or not value.dtype.is_floating:
         return None
-    reduced = sorted({int(axis) % rank for axis in axes.constant[0].ravel()})
+    reduced = sorted({int(axis) % rank for axis in fixed.ravel()})
     if not is_sharded(value.label) or value.label.axis not in reduced:
         return None
     dtype = tf.float64 if value.dtype == tf.float64 else tf.float32

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
+from ..extents import squeezed_axes
 from ..labels import PARTIAL_SUM, REPLICATED, Label, is_partial, is_sharded, sharded, sizes
-from ..program import PROBES
+from ..sizes import Extent, is_divided, is_open, product, quotient
 from .elementwise import LINEAR, elementwise
-from .view import Gather, Ruling, View, Wants, extents_of, known, rule
+from .view import Gather, Ruling, View, Wants, known, rule
 
 
 @rule("Shape", "ShapeN", "Size", "Rank")
@@ -23,23 +22,24 @@ def _sizes(view: View) -> Ruling:
     return [None] * len(view.labels), made
 
 
-def _reshaped(label: Label, old: list[int | None], new: list[int | None], batch: int) -> Label | None:
+def _reshaped(label: Label, old: list[Extent], new: list[Extent]) -> Label | None:
     """Return the label of a SHARDED tensor after a reshape; None where its samples do not stay together."""
-    if None not in old and None not in new and not label.chosen:
-        blocks = label.blocks * math.prod(old[: label.axis])  # type: ignore[arg-type]
+    if not label.chosen and None not in old and None not in new:
+        outer: Extent = 1
         for axis, extent in enumerate(new):
-            outer = math.prod(new[:axis])  # type: ignore[arg-type]
-            if outer and blocks % outer == 0 and extent and extent % (blocks // outer * batch) == 0:
-                return label._replace(axis=axis, blocks=blocks // outer)
+            blocks = quotient(product([label.blocks, *old[: label.axis]]), outer)
+            if isinstance(blocks, int) and blocks and is_divided(extent, blocks):
+                return label._replace(axis=axis, blocks=blocks)
+            outer = product([outer, extent])
         return None
-    if label.axis != 0 or not new or (label.blocks > 1 and new[0] != old[0]):
+    if label.axis != 0 or not new or label.blocks > 1:
         return None
-    if new[0] is not None and new[0] % batch == 0 and not label.chosen:
-        return label
-    inner = math.prod(extent for extent in old[1:] if extent is not None)
-    if None in new[1:]:
-        return label if old[1:] == new[1:] and label.chosen else None
-    return label if inner % max(1, math.prod(new[1:])) == 0 else None  # type: ignore[arg-type]
+    if not label.chosen:
+        return label if is_divided(new[0]) else None
+    if any(map(is_open, new[1:])):
+        return label if None not in new[1:] and old[1:] == new[1:] else None
+    inner = product(extent for extent in old[1:] if not is_open(extent))
+    return label if quotient(inner, product(new[1:]) or 1) is not None else None
 
 
 @rule("Reshape", linear_in=0)
@@ -49,10 +49,7 @@ def _reshape(view: View) -> Ruling:
         return [None, sizes(0, label.chosen)], [label]
     if label.counts:
         raise Gather
-    shapes = zip(view.shapes(0), view.out_shapes[0], PROBES)
-    found, other = (_reshaped(label, known(old), known(new), batch) for old, new, batch in shapes)
-    if found is None or found != other:
-        raise Gather
+    found = known(_reshaped(label, view.shape(0), view.out_shape()))
     return [None, sizes(found.axis, found.chosen)], [found]
 
 
@@ -65,11 +62,8 @@ def _expand(view: View) -> Ruling:
 
 @rule("Squeeze", linear_in=0)
 def _squeeze(view: View) -> Ruling:
-    shape = view.shape(0)
-    dims = [dim % len(shape) for dim in view.attr("squeeze_dims")]
-    if not dims and None in shape:
-        raise Gather
-    return view.without_axes(dims or [axis for axis, extent in enumerate(shape) if extent == 1])
+    view.out_shape()
+    return view.without_axes(squeezed_axes(view.op, view.shape(0)))
 
 
 @rule("Transpose", linear_in=0)
@@ -81,8 +75,7 @@ def _transpose(view: View) -> Ruling:
 @rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def _pad(view: View) -> Ruling:
     label = view.samples()
-    before, after = (extents_of(shapes, label.axis) for shapes in (view.shapes(0), view.out_shapes[0]))
-    if (None in before or before != after) and view.fixed(1)[label.axis].any():
+    if any(more != 0 for more in view.constant(1)[label.axis]):
         raise Gather
     return view.kept(label)
 
@@ -94,8 +87,8 @@ def _tile(view: View) -> Ruling:
         return view.kept(label)
     if not is_sharded(label):
         return broadcast(view, 0, 1)
-    count = int(view.fixed(1)[label.axis])
-    if count != 1 and (label.blocks > 1 or label.chosen):
+    count = view.constant(1)[label.axis]
+    if is_open(count) or (count != 1 and (label.blocks > 1 or label.chosen)):
         raise Gather
     return view.kept(label._replace(blocks=label.blocks * count))
 
@@ -121,13 +114,13 @@ def broadcast(view: View, data: int, shape: int) -> Ruling:
     """
     label = view.labels[shape]
     wants: Wants = [REPLICATED] * len(view.labels)
-    given = view.shapes(data)[0]
+    given = view.values[data].shape
     ones = view.type != "Tile" or (given is not None and given[label.axis : label.axis + 1] == [1])
     if label.kind == "sizes" and label.chosen and ones:
         wants[shape] = None
         return wants, [sharded(label.axis, chosen=label.chosen)]
     axis = view.samples_axis()
-    if axis is not None and given is not None and None not in (view.out_shapes[0][0] or ()):
+    if axis is not None and given is not None and None not in view.out_shape():
         inner = axis - (view.out_rank() - len(given))
         if inner < 0 or given[inner] == 1:
             wants[shape] = sizes(axis)

@@ -10,7 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from ..labels import REPLICATED, Label, are_together, is_partial, is_sharded, sharded
-from ..program import PROBES, Shape, Value, varying_axes
+from ..program import Value, varying_axes
+from ..size_values import Unknown
+from ..sizes import Extent, Shape, is_divided, plain
 
 Wants = list[Label | None]
 Ruling = tuple[Wants, list[Label]]
@@ -43,7 +45,7 @@ def rule(*types: str, linear_in: int | None = None) -> Callable[[Rule], Rule]:
                         return view.kept(view.labels[linear_in], linear_in)
                     view.samples(linear_in)
                 return function(view)
-            except Gather:
+            except (Gather, Unknown):
                 return view.gathered()
 
         for name in types:
@@ -64,25 +66,16 @@ def known(value: Known | None) -> Known:
     return value
 
 
-Extents = tuple[int | None, int | None]
-
-
-def extents_of(shapes: tuple[Shape, Shape], axis: int) -> Extents:
-    """The extent of an axis for each of `PROBES`; None where it is not known."""
-    one, other = (None if shape is None else shape[axis] for shape in shapes)
-    return one, other
-
-
 @dataclasses.dataclass
 class View:
     """An operation, the labels of its inputs, and its known sizes. Methods raise `Gather` for what is not known.
 
-    `out_shapes` has the shapes of each output for each of `PROBES`; `value_of` knows any tensor of the graph.
+    `out_shapes` has the shape of each output; `value_of` knows any tensor of the graph.
     """
 
     op: tf.Operation
     values: Sequence[Value]
-    out_shapes: Sequence[tuple[Shape, Shape]]
+    out_shapes: Sequence[Shape]
     value_of: Callable[[tf.Tensor], Value | None]
 
     def __post_init__(self) -> None:
@@ -105,9 +98,9 @@ class View:
             raise Gather
         return label
 
-    def shape(self, number: int) -> list[int | None]:
-        """The shape of an input, for the first of `PROBES`."""
-        return known(self.values[number].shapes[0])
+    def shape(self, number: int) -> list[Extent]:
+        """The shape of an input."""
+        return known(self.values[number].shape)
 
     def rank(self, number: int) -> int:
         """The rank of an input."""
@@ -115,22 +108,19 @@ class View:
 
     def out_rank(self) -> int:
         """The rank of the first output."""
-        return len(known(self.out_shapes[0][0]))
+        return len(self.out_shape())
 
-    def shapes(self, number: int) -> tuple[Shape, Shape]:
-        """The shapes of an input, for each of `PROBES`."""
-        return self.values[number].shapes
+    def out_shape(self, number: int = 0) -> list[Extent]:
+        """The shape of an output."""
+        return known(self.out_shapes[number])
 
-    def constant(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """The value of an input for each of `PROBES`."""
+    def constant(self, number: int) -> np.ndarray:
+        """The value of an input, as sizes."""
         return known(self.values[number].constant)
 
     def fixed(self, number: int) -> np.ndarray:
         """The value of an input that does not depend on the size of the batch."""
-        one, other = self.constant(number)
-        if not np.array_equal(one, other):
-            raise Gather
-        return one
+        return known(plain(self.values[number].constant))
 
     def axes(self, number: int, data: int = 0) -> list[int]:
         """The axes of the input `data` from an axis input, counted from 0."""
@@ -142,15 +132,11 @@ class View:
 
     def samples_axis(self) -> int | None:
         """Return the axis of the first output that has the samples; None where it has none, or it is not known."""
-        axes, (one, other) = self.depends_on_batch(), self.out_shapes[0]
-        if len(axes) != 1 or one is None or other is None:
-            return None
-        extents = one[axes[0]], other[axes[0]]
-        exact = all(extent is not None and extent % batch == 0 for extent, batch in zip(extents, PROBES))
-        return axes[0] if exact else None
+        axes = self.depends_on_batch()
+        return axes[0] if len(axes) == 1 and is_divided(self.out_shape()[axes[0]]) else None
 
-    def constant_of(self, tensor: tf.Tensor) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the value of any tensor of the graph for each of `PROBES`; None where it is not known."""
+    def constant_of(self, tensor: tf.Tensor) -> np.ndarray | None:
+        """Return the value of any tensor of the graph, as sizes; None where it is not known."""
         value = self.value_of(tensor)
         return None if value is None else value.constant
 
@@ -161,7 +147,7 @@ class View:
             if axis < 0:
                 wants[number] = REPLICATED
             elif not are_together(self.labels[number], lead._replace(axis=axis)):
-                if lead.chosen or axis not in (varying_axes(self.shapes(number)) or ()):
+                if lead.chosen or not is_divided(self.shape(number)[axis], lead.blocks):
                     raise Gather
                 wants[number] = sharded(axis, lead.blocks)
         return wants

@@ -20,7 +20,8 @@ from ..labels import (
     Label,
     is_sharded,
 )
-from ..program import PROBES, Apply, Convert, Program, Read, Value
+from ..program import Apply, Convert, Program, Read, Value
+from ..sizes import at
 
 _COMPARES = "MatMul BatchMatMulV2 Einsum Sub SquaredDifference AddV2 Mul Equal NotEqual"
 _SORTS = "TopKV2 Sort UniqueV2 Unique RandomShuffle Roll Cumsum ReverseV2"
@@ -148,21 +149,12 @@ def _exit(program: Program, number: int) -> str:
     return str(label)
 
 
-def _extents(value: Value, samples: int) -> list[int | None]:
-    """The shape for a batch, from those for two others: extents are linear in the size."""
-    (one, other), (low, high) = value.shapes, PROBES
-    return [
-        None if a is None or b is None else a + (b - a) * (samples - low) // (high - low)
-        for a, b in zip(one or (), other or ())
-    ]
-
-
 def _shape(value: Value, samples: int) -> str:
-    extents = _extents(value, samples)
+    extents = at(value.shape or (), samples)
     shape = "x".join("?" if extent is None else str(extent) for extent in extents)
     return f"{shape} {value.dtype.name}" if shape else f"a {value.dtype.name} scalar"
 
 
 def _bytes(value: Value, samples: int) -> int:
-    known = [extent for extent in _extents(value, samples) if extent is not None]
+    known = [extent for extent in at(value.shape or (), samples) if extent is not None]
     return math.prod(known) * max(value.dtype.size or 0, 0)
