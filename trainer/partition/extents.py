@@ -403,12 +403,14 @@ def _blocks_of_batch(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
 
 def _element(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
     """The elements of a list, which is the first input."""
-    shape = inputs[0].shape
+    if inputs[0].dtype != tf.variant or inputs[0].label.kind == "empty list":
+        raise Unknown
+    shape = _known(inputs[0].shape)
     if op.type == "TensorListPopBack":
-        return [None, shape]
-    if op.type in ("TensorListGetItem", "OptionalGetValue"):
-        return [shape]
-    return [[_known(_traced(op, inputs))[0], *_known(shape)[op.type != "TensorListStack" :]]]
+        return [None, shape[1:]]
+    if op.type == "TensorListGetItem":
+        return [shape[1:]]
+    return [[None, *shape[2:]] if op.type == "TensorListConcatV2" else shape]
 
 
 _RULES: dict[str, Callable[..., Shapes]] = {
@@ -418,6 +420,7 @@ _RULES: dict[str, Callable[..., Shapes]] = {
         0
     ),
     "Select LookupTableFindV2": _as(1),
+    "OptionalGetValue": _as(0),
     "IdentityN": lambda op, inputs: [value.shape for value in inputs],
     "Shape ShapeN": lambda op, inputs: [[None if v.shape is None else len(v.shape)] for v in inputs],
     "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum": _contraction,
@@ -449,7 +452,7 @@ _RULES: dict[str, Callable[..., Shapes]] = {
     "Pad PadV2 MirrorPad MirrorPadGrad": _pad,
     "Tile": _tile,
     "BroadcastTo": _from_value(1),
-    "Fill StridedSliceGrad Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2 AvgPoolGrad "
+    "Fill Empty StridedSliceGrad Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2 AvgPoolGrad "
     "AvgPool3DGrad StatelessRandomNormalV2 StatelessRandomUniformV2 "
     "StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2 RandomStandardNormal "
     "RandomUniform RandomUniformInt TruncatedNormal": _from_value(0),
@@ -462,7 +465,7 @@ _RULES: dict[str, Callable[..., Shapes]] = {
     "Slice": _slice,
     "Range": _range,
     "SpaceToBatchND BatchToSpaceND": _blocks_of_batch,
-    "OptionalGetValue TensorListPopBack TensorListGetItem TensorListStack TensorListConcatV2": _element,
+    "TensorListPopBack TensorListGetItem TensorListStack TensorListConcatV2": _element,
 }
 SHAPES = {name: rule for names, rule in _RULES.items() for name in names.split()}
 """By the type of an operation: `fn(op, inputs)`, the shapes of its outputs; the others are TensorFlow's."""

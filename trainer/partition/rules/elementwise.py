@@ -70,7 +70,7 @@ def _linear(view: View) -> Ruling:
     if view.type == "Neg" and view.labels[0] in (PARTIAL_MAX, PARTIAL_MIN):
         return [None], [PARTIAL_MIN if view.labels[0] == PARTIAL_MAX else PARTIAL_MAX]
     label = view.labels[0]
-    passes = is_partial(label) or label.kind == "sizes" or label.counts
+    passes = is_partial(label) or label.kind == "sizes" or label.counts or view.values[0].dtype == tf.variant
     if len(view.labels) == 1 and passes and view.type != "Real":
         return [None], [label]
     return elementwise(view, LINEAR)

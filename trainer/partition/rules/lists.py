@@ -9,25 +9,33 @@ import tensorflow as tf
 
 from ..labels import REPLICATED, Label, is_sharded, sizes
 from ..program import Value, of_one_sample
-from ..sizes import extents_of, is_open
+from ..sizes import extents_of, is_open, merge_shapes
 from .view import Ruling, View, Wants, rule
 
 EMPTY = Label("empty list")
 
 
 def listed(op: tf.Operation, inputs: Sequence[Value]) -> Value:
-    """Return the known properties of the elements of a list after an operation."""
+    """Return the known properties of the elements of a list after an operation; its shape begins with their number."""
     held = inputs[0] if inputs and inputs[0].dtype == tf.variant else None
     shape, elements = (None, None) if held is None else (held.shape, held.elements)
     if op.type in ("TensorListSetItem", "TensorListPushBack"):
         item = inputs[1 if op.type == "TensorListPushBack" else 2]
-        shape, elements = item.shape, item.constant if _holds_only(held, item.constant) else None
+        elements = item.constant if _holds_only(held, item.constant) else None
+        count, before = (shape[0], shape[1:]) if shape else (None, None)
+        element = item.shape if held is None or held.label == EMPTY else merge_shapes(before, item.shape)
+        pushed = op.type == "TensorListPushBack" and count is not None
+        shape = None if element is None else [count + 1 if pushed else count, *element]  # type: ignore[operator]
     elif op.type == "TensorListFromTensor":
-        shape = inputs[0].shape and inputs[0].shape[1:]
+        shape = inputs[0].shape
     elif op.type == "OptionalFromValue":
         shape = inputs[0].shape if len(inputs) == 1 else None
     elif op.type in ("TensorListReserve", "EmptyTensorList"):
-        shape = extents_of(inputs[0].constant)
+        element, count = extents_of(inputs[0].constant), inputs[1].constant
+        length = 0 if op.type == "EmptyTensorList" else None if count is None else count.item()
+        shape = [length, *(element or ())]
+    elif shape is not None and op.type not in ("Identity", "ZerosLike", "AddN"):
+        shape = [None, *shape[1:]]
     return Value(tf.variant, shape, elements=elements)
 
 

@@ -22,7 +22,7 @@ def contraction(view: View, terms: list[str], result: str) -> Ruling:
         return wants, [PARTIAL_SUM if sums else REPLICATED]
     lead = view.labels[next(number for number in order if at[number] == kept)]
     made = lead._replace(axis=result.index(kept)) if kept in result else PARTIAL_SUM
-    return view.aligned(lead, {n: term.find(kept) for n, term in enumerate(terms)}), [made]
+    return view.aligned(lead, {n: term.find(kept) for n, term in enumerate(terms)}, equal=True), [made]
 
 
 @rule("MatMul")
@@ -68,7 +68,7 @@ def samples_together(view: View, batched: tuple[int, ...], outputs: list[Label] 
         leads = [view.labels[n] for n in batched if is_sharded(view.labels[n]) and not view.values[n].free]
     if not leads or any(label._replace(axis=0) != leads[0] for label in leads):
         raise Gather
-    wants = view.aligned(leads[0], {n: 0 if n in batched else -1 for n in range(len(view.labels))})
+    wants = view.aligned(leads[0], {n: 0 if n in batched else -1 for n in range(len(view.labels))}, True)
     return wants, outputs or [leads[0] if shape != [] else REPLICATED for shape in view.out_shapes]
 
 

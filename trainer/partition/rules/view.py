@@ -140,14 +140,18 @@ class View:
         value = self.value_of(tensor)
         return None if value is None else value.constant
 
-    def aligned(self, lead: Label, axes: Mapping[int, int]) -> Wants:
-        """Request the samples of `lead` along an axis of each of these inputs; an input with axis -1 is used whole."""
+    def aligned(self, lead: Label, axes: Mapping[int, int], equal: bool = False) -> Wants:
+        """Request the samples of `lead` along an axis of each of these inputs; an input with axis -1 is used whole.
+
+        `equal`: whether the operation needs these axes to have one extent, so that one which is not known has it, too.
+        """
         wants: Wants = [None] * len(self.labels)
         for number, axis in axes.items():
             if axis < 0:
                 wants[number] = REPLICATED
             elif not are_together(self.labels[number], lead._replace(axis=axis)):
-                if lead.chosen or not is_divided(self.shape(number)[axis], lead.blocks):
+                extent = self.shape(number)[axis]
+                if lead.chosen or not (is_divided(extent, lead.blocks) or (equal and extent is None)):
                     raise Gather
                 wants[number] = sharded(axis, lead.blocks)
         return wants
