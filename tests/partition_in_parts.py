@@ -9,18 +9,24 @@ from unisono.compat.tensorflow_graphs.one_device import subgraphs, traced_on_one
 from unisono.trainer.partition.conversions import Replica, Request
 from unisono.trainer.partition.labels import REPLICATED, is_sharded
 from unisono.trainer.partition.partition import partitioned
+from unisono.trainer.partition.program import NotPartitioned
 from unisono.trainer.partition.rebuild import rebuilt
+
+__all__ = ["UNEVEN", "NotPartitioned", "Parts", "types_of"]
 
 UNEVEN = ((3, 4), (5, 2), (2, 3, 2), (6, 0, 1))
 
 
 class Parts:
-    """Args: `fn(*tensors)`, returns a nest of tensors; `batch`: arrays with samples along axis 0."""
+    """Args: `fn(*tensors)`, returns a nest of tensors; `batch`: arrays with samples along axis 0.
+
+    Arrays can have several times as many samples as the first: its samples are the units that replicas share.
+    """
 
     def __init__(self, fn, *batch):
         self.batch = [np.asarray(each) for each in batch]
         self.fn, self.structure = fn, None
-        specs = [
+        self.specs = [
             tf.TensorSpec([None, *each.shape[1:]] if each.ndim else [], each.dtype) for each in self.batch
         ]
 
@@ -29,7 +35,7 @@ class Parts:
             self.structure = found
             return [tf.convert_to_tensor(t) for t in tf.nest.flatten(found)]
 
-        self.graph = traced_on_one_device(flat, specs)
+        self.graph = traced_on_one_device(flat, self.specs)
         self.partition()
 
     def partition(self):
@@ -44,25 +50,41 @@ class Parts:
         ]
 
     def on_replicas(self, samples, known=True):
-        """The outputs of replicas with so many samples each; `known`: whether these numbers are static while tracing."""
-        total, starts = sum(samples), np.cumsum([0, *samples])
+        """The outputs of replicas with so many units each; `known`: whether these numbers are static while tracing."""
 
         @tf.function(autograph=False)
         def run(*tensors):
-            replicas, runs = [], []
-            for number, count in enumerate(samples):
-                held, start = max(1, count), int(starts[number])
-                numbers = count, total, start
-                if not known:
-                    numbers = [tf.raw_ops.PlaceholderWithDefault(input=each, shape=[]) for each in numbers]
-                replica = Replica(number, len(samples), *numbers)
-                begin = min(start, total - held)
-                mine = [t[begin : begin + held] if t.shape.rank else t for t in tensors]
-                replicas.append(replica)
-                runs.append(rebuilt(self.program, mine, replica))
-            return _together(runs)
+            counts = samples
+            if not known:
+                counts = [tf.raw_ops.PlaceholderWithDefault(input=each, shape=[]) for each in samples]
+            return self._run_parts(tensors, counts)
 
         return [[t.numpy() for t in each] for each in run(*map(tf.constant, self.batch))]
+
+    def traced_for(self, replicas):
+        """A function of the samples of each replica and of a batch of any size, traced once; returns as `on_replicas`."""
+        specs = [tf.TensorSpec([replicas], tf.int32), *self.specs]
+
+        @tf.function(autograph=False, input_signature=specs)
+        def run(samples, *tensors):
+            return self._run_parts(tensors, tf.unstack(samples))
+
+        return run.get_concrete_function()
+
+    def _run_parts(self, tensors, samples):
+        runs, start = [], 0
+        total = sum(samples) if isinstance(samples[0], int) else tf.add_n(samples)
+        for number, count in enumerate(samples):
+            replica = Replica(number, len(samples), count, total, start)
+            least = min if isinstance(total, int) else tf.minimum
+            begin = least(start, total - replica.held)
+            mine = []
+            for tensor in tensors:
+                each = _extent(tensor) // total if tensor.shape.rank else None
+                mine.append(tensor if each is None else tensor[begin * each : (begin + replica.held) * each])
+            runs.append(rebuilt(self.program, mine, replica))
+            start += count
+        return _together(runs)
 
     def check(self, parts=UNEVEN, tolerance=1e-12, whole=None):
         """Asserts that replicas match one device (`whole`, where it is known), and each other bit for bit."""
@@ -96,6 +118,10 @@ def types_of(graph):
         yield op.type
         for _, inner in subgraphs(op):
             yield from types_of(inner)
+
+
+def _extent(tensor):
+    return tf.shape(tensor)[0] if tensor.shape[0] is None else tensor.shape[0]
 
 
 def _together(runs):

@@ -26,6 +26,10 @@ def test_changed_attributes_of_keras_and_tensorflow_are_within_the_limits():
     assert names["import"] and len(names["trace"]) > len(names["fit"]), "changes are no longer detected"
 
 
+def test_lines_of_tests_have_no_limit():
+    assert set(LIMITS["lines"]) == set(budget.sizes()["lines"]) == set(budget.PACKAGES)
+
+
 def test_sizes_above_a_limit_are_named():
     assert above({"a": 2, "b": 2}, {"a": 2, "b": 3}) == ["b: 3 is above the limit of 2"]
 
