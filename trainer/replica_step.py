@@ -187,7 +187,7 @@ def _for_arguments(
         given = [[_tensor(each[r if len(each) > 1 else 0]) for each in tensors] for r in range(count)]
         counts = [_samples_in(each) for each in given]
         thread_state()  # before the trace, in which the global seed generator could not be created
-        step = partition.whole() if tf.executing_eagerly() else partition.of(_spec(given))
+        step = partition.whole() if tf.executing_eagerly() else partition.of(_spec(given), batches=given)
 
         def data_of() -> tuple[Any, ReplicaSamples]:
             part, own = _samples_of_replica(strategy, counts), given[local_replica_index()]
@@ -200,7 +200,8 @@ def _for_arguments(
                 own = [_with_a_sample(tensor, part.samples) for tensor in own]
             return own, part
 
-        return strategy.run(replica_function(strategy, step, data_of, Tracing()))
+        checks = [check for each in given for check in step.check_samples(each)]
+        return strategy.run(replica_function(strategy, step, data_of, Tracing(after=checks)))
 
     return run
 

@@ -11,9 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context, execute
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import OptionalXlaContext
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 from tensorflow.python.ops import control_flow_util_v2
@@ -213,32 +211,6 @@ def line_of_user(op: tf.Operation) -> tuple[str, str]:
         if not any(part in frame.filename for part in _LIBRARIES) and not frame.filename.startswith(_OURS):
             return f"{os.path.basename(frame.filename)}:{frame.lineno}", (frame.line or "").strip()
     return "", ""
-
-
-def evaluated(op: tf.Operation, inputs: Sequence[np.ndarray]) -> list[np.ndarray] | None:
-    """Runs an operation eagerly on integers and booleans instead of its inputs; None where it does not allow them.
-
-    Integers have 64 bits, regardless of the operation's own, so that the number of elements of a large tensor fits.
-    """
-    attributes: list[Any] = []
-    for name in op.node_def.attr:
-        if not name.startswith("_"):
-            value = op.get_attr(name)
-            if isinstance(value, tf.DType):
-                value = (tf.int64 if value.is_integer else value).as_datatype_enum
-            attributes += [name, value]
-    types = [argument.type for argument in op.op_def.input_arg]  # 0: an attribute has it
-    try:
-        with context.eager_mode(), tf.device("CPU:0"):
-            given = []
-            for n, value in enumerate(inputs):
-                wide = tf.int64 if value.dtype != bool else tf.bool
-                given.append(tf.constant(value, types[min(n, len(types) - 1)] or wide))
-            kind = op.type.encode()
-            found = execute.execute(kind, len(op.outputs), given, tuple(attributes), context.context())
-    except tf.errors.OpError:
-        return None
-    return [np.asarray(each) for each in found]
 
 
 def subgraphs(op: tf.Operation) -> Iterator[tuple[str, Any]]:

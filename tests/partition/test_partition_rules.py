@@ -10,7 +10,7 @@ from partition_programs import COMMUNICATED, PROGRAMS, SINGLE, S, X
 from unisono.trainer.partition.program import Program, Value
 from unisono.trainer.partition.rebuild import whole_shape
 from unisono.trainer.partition.rules import RULES
-from unisono.trainer.partition.sizes import Samples, Size
+from unisono.trainer.partition.sizes.size import Samples, Size
 
 FLOAT64, FLOAT32 = 1e-12, 1e-5  # another summation order
 

@@ -112,6 +112,15 @@ def check_equal_samples(batch: Any) -> list[Any]:
     return _check_equal(named_arrays(batch), sentence)
 
 
+def check_combined_samples(arrays: list[tuple[str, Any]]) -> list[Any]:
+    """As `check_samples` for arrays, with their paths, whose samples a custom step combines one by one."""
+    sentence = (
+        "`{}` must have as many samples as `{}`, because the step combines them sample by sample on several replicas: "
+        "repeat a single sample for each of the others. Received"
+    )
+    return _check_equal(arrays, sentence)
+
+
 def _check_equal(arrays: list[tuple[str, Any]], sentence: str) -> list[Any]:
     (name, first), *others = arrays
     checks, expected = [], sample_count(first)

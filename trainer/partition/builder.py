@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph
 from . import control_flow
-from .extents import find_shapes, shape_of
 from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, are_together, is_sharded
 from .operation_labels import has_effects, labels_of, settled
 from .program import (
@@ -28,8 +27,11 @@ from .program import (
 from .rules import View
 from .rules.lists import listed
 from .rules.rewritten import rewritten
-from .size_values import find_value
-from .sizes import extents_of
+from .sizes.extents import find_shapes
+from .sizes.intervals import ANY, find_interval
+from .sizes.known_inputs import shape_of
+from .sizes.size_arrays import extents_of
+from .sizes.size_values import find_value
 from .values import Values
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -101,7 +103,8 @@ class Builder(Values):
                 outputs.append(self.add(listed(op, given)))
                 continue
             value = given[0].elements if op.type == "TensorListPopBack" else find_value(op, number, given)
-            outputs.append(self.add(Value(tensor.dtype, shape, constant=value)))
+            bounds = find_interval(op, number, given, value)
+            outputs.append(self.add(Value(tensor.dtype, shape, constant=value, interval=bounds)))
         return outputs
 
     def _unchanged(self, op: tf.Operation, inputs: list[int]) -> list[int]:
@@ -156,7 +159,12 @@ class Builder(Values):
             self.again[outputs[0]] = dataclasses.replace(copy, inputs=inputs)
             values[outputs[0]].free = True
         shape = values[inputs[0]].shape if inputs else None
-        if op.type == "Squeeze" and not op.get_attr("squeeze_dims") and shape is not None:
+        if (
+            op.type == "Squeeze"
+            and not op.get_attr("squeeze_dims")
+            and shape
+            and values[outputs[0]].shape is not None
+        ):
             copy.attributes["squeeze_dims"] = [axis for axis, extent in enumerate(shape) if extent == 1]
         return outputs
 
@@ -204,8 +212,8 @@ class Builder(Values):
         own: list[int] = []
         for number, given in enumerate(inputs):
             value = values[given]
-            constants = None if number in changed else value.constant
-            own.append(builder.add(dataclasses.replace(value, constant=constants)))
+            value = dataclasses.replace(value, constant=None, interval=ANY) if number in changed else value
+            own.append(builder.add(dataclasses.replace(value)))
         builder.program.inputs = own
         return builder, builder.walk(graph, own)
 

@@ -14,7 +14,8 @@ from ...compat.tensorflow_graphs.one_device import inner_graph, subgraphs
 from .labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, needs_collective
 from .program import Copy, NeedsCollective, NotPartitioned, Program, Value, has_parts
 from .rules.lists import EMPTY
-from .sizes import merge_shapes
+from .sizes.intervals import ANY
+from .sizes.size_arrays import merge_shapes
 from .values import Values
 
 _MOST_ROUNDS = 6
@@ -108,7 +109,7 @@ def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     given = [outer.converted(number, label, op) for number, label in zip(inputs, labels)]
     bodies = {op.get_attr("body").name: builder.program, op.get_attr("cond").name: again.program}
     values = [
-        dataclasses.replace(value, constant=None) if n in changed else value
+        dataclasses.replace(value, constant=None, interval=ANY) if n in changed else value
         for n, value in enumerate(carried)
     ]
     return _added(outer, op, given, values, bodies)

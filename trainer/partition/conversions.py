@@ -23,7 +23,7 @@ from .labels import (
     is_sharded,
 )
 from .rules import PARTIAL_MEAN
-from .sizes import per_sample
+from .sizes.size import per_sample
 
 
 @dataclasses.dataclass
@@ -129,10 +129,12 @@ def _answered(tensor: tf.Tensor, have: Label, given: list[tf.Tensor]) -> tf.Tens
 
 
 def where(condition: Any, tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor, or zeros."""
-    if isinstance(condition, bool):
-        return tensor if condition else tf.zeros_like(tensor)
-    return tf.where(condition, tensor, tf.zeros_like(tensor))
+    """The tensor, or zeros: negative ones, which alone leave the sign of every other number."""
+    if condition is True:
+        return tensor
+    zeros = tf.zeros_like(tensor)
+    zeros = -zeros if zeros.dtype.is_floating else zeros
+    return zeros if condition is False else tf.where(condition, tensor, zeros)
 
 
 def _times_share(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .sizes import Extent
+from .sizes.size import Extent
 
 
 class Label(NamedTuple):

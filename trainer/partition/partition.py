@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from .builder import Builder, needed_operations
-from .extents import shape_of
 from .labels import MEAN_OF_STATISTICS, REPLICATED, Label, sharded
 from .program import ListIsGathered, NotPartitioned, Program, Value
-from .sizes import Samples, Size
+from .sizes.known_inputs import shape_of
+from .sizes.size import Samples, Size
 
 
 def partitioned(

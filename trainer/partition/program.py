@@ -12,7 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from .labels import REPLICATED, Label, is_sharded, needs_collective
-from .sizes import Shape, is_divided, is_open, per_sample, plain
+from .sizes.intervals import ANY, Interval
+from .sizes.size import Shape, is_divided, is_open, per_sample
+from .sizes.size_arrays import plain
 
 LOOPS = ("While", "StatelessWhile")
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
@@ -43,6 +45,7 @@ class Value:
         label: how it is distributed.
         constant: None, or the value of a small integer tensor for every batch, an array of sizes.
         elements: None, or the constant value of each element of a list.
+        interval: bounds of its numbers.
         free: whether it depends on replicated inputs alone, so that any label of it needs no collective.
         shared: whether it is the resource of a variable whose value is the sum of the copies of all replicas.
     """
@@ -52,6 +55,7 @@ class Value:
     label: Label = REPLICATED
     constant: np.ndarray | None = None
     elements: np.ndarray | None = None
+    interval: Interval = ANY
     free: bool = False
     shared: bool = False
 

@@ -31,7 +31,7 @@ from .program import (
     Program,
     Read,
 )
-from .sizes import at
+from .sizes.size_arrays import at
 
 
 def rebuilt(
@@ -198,7 +198,8 @@ class _Copier:
         return True
 
     def _is_size(self, number: int) -> bool:
-        return self._program.values[number].constant is not None
+        found = self._program.values[number].constant
+        return found is not None and None not in found.ravel().tolist()
 
     def _copy(self, node: Copy) -> None:
         values = self._program.values

@@ -97,7 +97,7 @@ class Values:
         key = (number, want) if numbers is None else (value.dtype, numbers, want)
         if key in self.made:
             return self.made[key]
-        target = self.add(Value(value.dtype, value.shape, want, value.constant))
+        target = self.add(dataclasses.replace(value, label=want, free=False))
         node = Extents([], [target], numbers, want.axis) if numbers else Convert([number], [target], cause)
         self.program.nodes.append(node)
         self.made[key] = target
@@ -113,7 +113,7 @@ class Values:
         """The whole of a value made of replicated inputs alone: its operations run once more, on whole inputs."""
         copy = self.again[number]
         value = self.program.values[number]
-        target = self.add(Value(value.dtype, value.shape, REPLICATED, value.constant))
+        target = self.add(dataclasses.replace(value, label=REPLICATED, free=False))
         inputs = [self.converted(each, REPLICATED, copy.op) for each in copy.inputs]
         again = dataclasses.replace(
             copy, inputs=inputs, outputs=[target], made=[REPLICATED], of_samples=False

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import tensorflow as tf
 
-from ..extents import SHAPES, broadcast
 from ..labels import (
     PARTIAL_MAX,
     PARTIAL_MIN,
@@ -17,6 +16,9 @@ from ..labels import (
     is_sharded,
     sharded,
 )
+from ..program import Value
+from ..sizes.extents import SHAPES, broadcast
+from ..sizes.intervals import is_finite, is_not_zero
 from .view import Gather, Ruling, View, rule
 
 LINEAR = "linear"  # in all inputs together: a sum
@@ -27,6 +29,28 @@ _SUMS = "AddV2 Add Sub AddN Neg Identity StopGradient PreventGradient Snapshot R
 _EXTREMES = {
     "Maximum": PARTIAL_MAX, "LogicalOr": PARTIAL_MAX, "Minimum": PARTIAL_MIN, "LogicalAnd": PARTIAL_MIN,
 }  # fmt: skip
+
+
+def is_factor(value: Value) -> bool:
+    """Whether parts of a sum times a number are parts of the product: it is not infinite. Integers wrap around in both."""
+    return value.dtype.is_integer or is_finite(value)
+
+
+def _is_any(value: Value) -> bool:
+    return True
+
+
+_CAN_SCALE: dict[str, Callable[[Value], bool]] = {
+    "RealDiv": is_not_zero,
+    "DivNoNan": _is_any,
+    "ReluGrad": _is_any,
+    "Relu6Grad": _is_any,
+    **dict.fromkeys(
+        ("SqrtGrad", "RsqrtGrad", "ReciprocalGrad", "InvGrad"),
+        lambda value: is_finite(value) and is_not_zero(value),
+    ),
+}
+"""By the type of an operation, whether a number can scale partial sums; `is_factor` for other types."""
 
 
 def elementwise(
@@ -41,6 +65,8 @@ def elementwise(
     if not samples:
         return _without_samples(view, kind, every, fixed)
     before = {number: view.out_rank() - view.rank(number) for number in every}  # axes that an input lacks
+    if min(before.values()) < 0:
+        raise Gather  # numbers of other shapes, compared as a whole
     _, axis, first = min((view.values[n].free, before[n] + view.labels[n].axis, n) for n in samples)
     lead = view.labels[first]
     axes = {
@@ -56,7 +82,9 @@ def _without_samples(view: View, kind: str, every: Sequence[int], fixed: Collect
     if extreme in labels and all(labels[number] in (extreme, REPLICATED) for number in every):
         return [extreme if number in every else None for number in range(len(labels))], [extreme]  # type: ignore[list-item]
     sums = [number for number in every if labels[number] == PARTIAL_SUM and number not in fixed]
-    if kind == OTHER or not sums or (kind == QUOTIENT and sums[0] != every[0]):
+    others = [view.values[number] for number in {*every, *fixed} - {*sums[:1]}]
+    exact = kind == LINEAR or all(map(_CAN_SCALE.get(view.type, is_factor), others))
+    if kind == OTHER or not sums or not exact or (kind == QUOTIENT and sums[0] != every[0]):
         return [REPLICATED if n in every else None for n in range(len(labels))], [REPLICATED] * outputs
     kept = [number for number in every if number not in fixed] if kind == LINEAR else sums[:1]
     wants = [PARTIAL_SUM if n in kept else REPLICATED if n in every else None for n in range(len(labels))]
@@ -80,8 +108,10 @@ def _linear(view: View) -> Ruling:
 def _cast(view: View) -> Ruling:
     label = view.labels[0]
     source, target = view.op.inputs[0].dtype, view.op.outputs[0].dtype
-    exact = target.is_floating or (source.is_integer and target.is_integer)
-    if label == PARTIAL_SUM and exact and source.name != "bool" and target.size >= source.size:
+    exact = (
+        is_finite(view.values[0]) if source.is_integer else source.is_floating and target.size >= source.size
+    )
+    if label == PARTIAL_SUM and exact and (target.is_floating or target.is_integer):
         return [None], [label]
     if label.kind == "sizes" or label.counts:
         return [None], [label]
@@ -102,7 +132,7 @@ def _filled_like(view: View) -> Ruling:
 
 
 NOT_LINEAR = """
-    Exp Log Log1p Expm1 Tanh Sigmoid Relu Relu6 Elu Selu Softplus Softsign LeakyRelu Abs Sign Sin Cos Tan Asin
+    Div Exp Log Log1p Expm1 Tanh Sigmoid Relu Relu6 Elu Selu Softplus Softsign LeakyRelu Abs Sign Sin Cos Tan Asin
     Acos Atan Erf Erfc Floor Ceil Round Rint IsNan IsInf IsFinite LogicalNot Cosh Sinh Asinh Acosh Atanh
     Lgamma Digamma Erfinv Ndtri Bitcast Angle ComplexAbs Invert Sqrt Square Rsqrt Reciprocal Inv Maximum
     Minimum Greater GreaterEqual Less LessEqual Equal NotEqual Pow SquaredDifference FloorMod FloorDiv Mod
@@ -113,7 +143,7 @@ NOT_LINEAR = """
 """
 
 
-for _kind, _types in ((PRODUCT, "Mul MulNoNan"), (QUOTIENT, "RealDiv DivNoNan Div"), (OTHER, NOT_LINEAR)):
+for _kind, _types in ((PRODUCT, "Mul MulNoNan"), (QUOTIENT, "RealDiv DivNoNan"), (OTHER, NOT_LINEAR)):
     rule(*_types.split())(functools.partial(elementwise, kind=_kind))
 
 

@@ -18,7 +18,7 @@ from ..labels import (
     sharded,
     sizes,
 )
-from ..sizes import Extent, per_sample
+from ..sizes.size import Extent, per_sample
 from .view import Gather, Ruling, View, known, rule
 
 
@@ -37,7 +37,7 @@ def _gather(view: View) -> Ruling:
     if (
         is_sharded(params)
         and params.axis == axis
-        and rank == 1
+        and (rank, batch) == (1, 0)
         and _counts_samples(view, view.op.inputs[1], extent)
     ):
         return [None, sharded(0, counts=extent), REPLICATED], [params]  # all of them, in order

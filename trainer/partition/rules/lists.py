@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from ..labels import REPLICATED, Label, is_sharded, sizes
 from ..program import Value, of_one_sample
-from ..sizes import extents_of, is_open, merge_shapes
+from ..sizes.size import is_open
+from ..sizes.size_arrays import extents_of, merge_shapes
 from .view import Ruling, View, Wants, rule
 
 EMPTY = Label("empty list")
@@ -26,8 +27,10 @@ def listed(op: tf.Operation, inputs: Sequence[Value]) -> Value:
         element = item.shape if held is None or held.label == EMPTY else merge_shapes(before, item.shape)
         pushed = op.type == "TensorListPushBack" and count is not None
         shape = None if element is None else [count + 1 if pushed else count, *element]  # type: ignore[operator]
-    elif op.type == "TensorListFromTensor":
+    elif op.type in _FROM_TENSOR:
         shape = inputs[0].shape
+        if shape and op.type != "TensorListFromTensor":
+            shape = [None, *shape[1:]] if op.type == "TensorListScatterV2" else [None, None, *shape[1:]]
     elif op.type == "OptionalFromValue":
         shape = inputs[0].shape if len(inputs) == 1 else None
     elif op.type in ("TensorListReserve", "EmptyTensorList"):
@@ -74,12 +77,23 @@ def _optional(view: View) -> Ruling:
     return [None if label == view.labels[0] else label], [label]
 
 
-@rule("TensorListFromTensor")
+_FROM_TENSOR = {"TensorListFromTensor": 1, "TensorListScatterV2": 2, "TensorListSplit": 1}
+"""The number of the input that is the shape of an element."""
+
+
+@rule(*_FROM_TENSOR)
 def _from_tensor(view: View) -> Ruling:
     label = view.labels[0]
+    wants: Wants = [REPLICATED] * len(view.labels)
+    wants[0] = None
     if not is_sharded(label):
-        return [None, None], [label]
-    return view.gathered() if label.axis == 0 else ([None, None], [label._replace(axis=label.axis - 1)])
+        return wants, [label]
+    if label.axis == 0 or label.counts:
+        return view.gathered()
+    axis = label.axis - (view.type != "TensorListSplit")
+    shape = _FROM_TENSOR[view.type]
+    wants[shape] = _open(axis) if view.rank(shape) == 1 else None
+    return wants, [label._replace(axis=axis)]
 
 
 @rule("TensorListSetItem", "TensorListPushBack")
@@ -94,7 +108,12 @@ def _put(view: View) -> Ruling:
     return wants, [goal]
 
 
-_SHAPED = ("TensorListPopBack", "TensorListGetItem", "TensorListStack")  # the last input: an element's shape
+_SHAPED = (
+    "TensorListPopBack",
+    "TensorListGetItem",
+    "TensorListStack",
+    "TensorListGather",
+)  # the last input: an element's shape
 
 
 @rule(*_SHAPED, "TensorListResize", "TensorListLength", "TensorListElementShape")
@@ -108,9 +127,10 @@ def _take(view: View) -> Ruling:
     made = {
         "TensorListPopBack": [held, element],
         "TensorListGetItem": [element],
-        "TensorListStack": [element._replace(axis=element.axis + 1) if is_sharded(element) else element],
         "TensorListResize": [held],
     }
+    stacked = element._replace(axis=element.axis + 1) if is_sharded(element) else element
+    made |= {kind: [stacked] for kind in ("TensorListStack", "TensorListGather")}
     return wants, made.get(view.type, [REPLICATED])
 
 

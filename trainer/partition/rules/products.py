@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ..extents import product_terms
 from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, sizes
-from ..sizes import is_open
+from ..sizes.extents import product_terms
+from ..sizes.size import is_open
+from .elementwise import is_factor
 from .view import Gather, Ruling, View, Wants, rule
 
 
@@ -18,6 +19,8 @@ def contraction(view: View, terms: list[str], result: str) -> Ruling:
     kept = next((at[number] for number in order if at[number]), "")
     if not kept:
         sums = [n for n, label in enumerate(view.labels) if label == PARTIAL_SUM]
+        if not all(is_factor(value) for n, value in enumerate(view.values) if n not in sums[:1]):
+            raise Gather
         wants: Wants = [PARTIAL_SUM if n in sums[:1] else REPLICATED for n in range(len(terms))]
         return wants, [PARTIAL_SUM if sums else REPLICATED]
     lead = view.labels[next(number for number in order if at[number] == kept)]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from ....compat.tensorflow_graphs.one_device import graph_of
 from ..labels import REPLICATED, is_sharded
 from ..program import Value
-from ..sizes import plain
+from ..sizes.size_arrays import plain
 
 
 def rewritten(op: tf.Operation, values: Sequence[Value]) -> Any:
@@ -51,8 +51,8 @@ def _entropy_of_columns(op: tf.Operation, values: Sequence[Value]) -> Callable[.
         shifted = logits - tf.reduce_max(logits, 1, keepdims=True)
         powers = tf.exp(shifted)
         sums = tf.reduce_sum(powers, 1, keepdims=True)
-        chosen = tf.one_hot(labels, tf.shape(logits)[1], dtype=logits.dtype)
-        loss = tf.math.log(sums[:, 0]) - tf.reduce_sum(chosen * shifted, 1)
-        return [loss, powers / sums - chosen]
+        chosen = tf.one_hot(labels, tf.shape(logits)[1], True, False)
+        loss = tf.math.log(sums[:, 0]) - tf.reduce_sum(tf.where(chosen, shifted, 0), 1)
+        return [loss, powers / sums - tf.cast(chosen, logits.dtype)]
 
     return entropy

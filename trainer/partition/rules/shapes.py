@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ..extents import squeezed_axes
 from ..labels import PARTIAL_SUM, REPLICATED, Label, is_partial, is_sharded, sharded, sizes
-from ..sizes import Extent, is_divided, is_open, product, quotient
+from ..sizes.moved_extents import squeezed_axes
+from ..sizes.size import Extent, is_divided, is_open, quotient
+from ..sizes.size_arrays import product
 from .elementwise import LINEAR, elementwise
 from .view import Gather, Ruling, View, Wants, known, rule
 

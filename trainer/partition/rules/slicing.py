@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ..extents import named_axes, slice_ends
 from ..labels import PARTIAL_SUM, REPLICATED, Label, is_partial, sizes
-from ..sizes import Extent, product, quotient
-from .view import Gather, Ruling, View, known, rule
+from ..sizes.moved_extents import named_axes, slice_ends
+from ..sizes.size import Extent, quotient
+from ..sizes.size_arrays import product
+from .view import Gather, Ruling, View, rule
 
 
 def _named_axes(view: View, rank: int) -> tuple[list[int | None], dict[int, int]]:
@@ -40,8 +41,8 @@ def _strided_blocks(view: View, label: Label, entry: int | None, whole: Extent, 
 def _strided_slice(view: View) -> Ruling:
     label = view.labels[0]
     if label.kind == "sizes" and label.chosen:
-        length = known(view.shape(0)[0])
-        if not view.op.get_attr("shrink_axis_mask") & 1:
+        length = view.shape(0)[0]
+        if not isinstance(length, int) or not view.op.get_attr("shrink_axis_mask") & 1:
             raise Gather
         return view.kept(PARTIAL_SUM if int(view.fixed(1)[0]) % length == label.axis else REPLICATED)
     if is_partial(label):

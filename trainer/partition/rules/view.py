@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from ..labels import REPLICATED, Label, are_together, is_partial, is_sharded, sharded
 from ..program import Value, varying_axes
-from ..size_values import Unknown
-from ..sizes import Extent, Shape, is_divided, plain
+from ..sizes.size import Extent, Shape, is_divided
+from ..sizes.size_arrays import Unknown, plain
 
 Wants = list[Label | None]
 Ruling = tuple[Wants, list[Label]]

@@ -21,7 +21,7 @@ from ..labels import (
     is_sharded,
 )
 from ..program import Apply, Convert, Program, Read, Value
-from ..sizes import at
+from ..sizes.size_arrays import at
 
 _COMPARES = "MatMul BatchMatMulV2 Einsum Sub SquaredDifference AddV2 Mul Equal NotEqual"
 _SORTS = "TopKV2 Sort UniqueV2 Unique RandomShuffle Roll Cumsum ReverseV2"

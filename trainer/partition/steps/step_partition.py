@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -37,13 +37,20 @@ class StepPartition:
         self._step, self._said = step, said
         self._traced: dict[str, TracedStep | None] = {}
 
-    def of(self, spec: Any, compiles: bool = False) -> TracedStep | WholeStep:
-        """The step for batches of a spec, for XLA if it `compiles`. Context: cross-replica."""
+    def of(self, spec: Any, compiles: bool = False, batches: Sequence[Any] = ()) -> TracedStep | WholeStep:
+        """The step for these batches of a spec, for XLA if it `compiles`. Context: cross-replica."""
         leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
         key = str((tf.nest.map_structure(lambda leaf: leaf is None, spec), [*map(_layout, leaves)], compiles))
         if key not in self._traced:
             self._traced[key] = self._trace(spec, compiles)
-        return self._traced[key] or self.whole()
+        step = self._traced[key] or self.whole()
+        try:
+            for batch in batches:
+                step.check_samples(batch)
+        except NotPartitioned as error:
+            self._warn(error)
+            return self.whole()
+        return step
 
     def explained(self, spec: Any, samples: int) -> StepExplanation:
         """The collectives of a step on a batch of so many samples. Context: cross-replica."""
@@ -103,7 +110,7 @@ class ModelPartition:
             return None
         if self._model.run_eagerly:
             return self._partition.whole()
-        return self._partition.of(batch_spec(batch), compiles)
+        return self._partition.of(batch_spec(batch), compiles, [batch])
 
     def explained(self, spec: Any, samples: int) -> StepExplanation:
         """The collectives of a step on such a batch. Context: cross-replica, on several replicas."""

@@ -19,7 +19,8 @@ from ....distribute.replicas import all_reduce_sum_packed, local_replica_index, 
 from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, seen_through
 from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
 from ....optimizers.building import ensure_built, run_in_thread
-from ...inputs.batch import sample_count
+from ...inputs.batch import all_leaves, sample_count
+from ...inputs.checks import check_combined_samples
 from ...step.collected_writes import CollectedWrites
 from ..builder import APPLY, READ
 from ..conversions import Exchange, Replica, Request
@@ -120,6 +121,23 @@ class TracedStep:
         names = [name or "result" for name in results][: self._results] + [v.path for v in self._variables]
         counts = [len(call.pairs) for call in self._calls]
         return explained(self.program, samples, self._step.strategy.num_replicas_in_sync, names, counts)
+
+    def check_samples(self, batch: Any) -> list[Any]:
+        """Return checks that arrays whose samples the step combines one by one have the same number of them.
+
+        Raises `NotPartitioned` where they certainly have not, or one of them has a single sample.
+        """
+        paths = {id(leaf): path for path, leaf in all_leaves(batch)}
+        leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+        checks = []
+        for group in self.program.equal:
+            arrays = [(paths[id(leaves[number])], leaves[number]) for number in group]
+            static = {leaf.shape[0] for _, leaf in arrays}
+            if len(static - {None}) > 1 or static == {None, 1}:
+                names = " and ".join(f"`{path}`" for path, _ in arrays)
+                raise NotPartitioned(f"it combines {names}, which have other numbers of samples")
+            checks += check_combined_samples(arrays)
+        return checks
 
     def read_part(self, batch: Any) -> Any:
         """The batch with None instead of the arrays that the step does not read: their sizes do not matter."""

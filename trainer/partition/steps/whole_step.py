@@ -64,6 +64,10 @@ class WholeStep:
             leaves = [leaf[:0] if leaf.shape.rank else tf.zeros_like(leaf) for leaf in leaves]
         return with_numbers(self._result, leaves)
 
+    def check_samples(self, batch: Any) -> list[Any]:
+        """Return no checks: the first replica has the whole batch."""
+        return []
+
     @property
     def sums(self) -> list[bool]:
         """For each result whether it is a partial sum: none is, of a step of `fit`."""

@@ -136,6 +136,8 @@ class PredictFunction:
             after = check_samples(batch, strategy.num_replicas_in_sync, inputs_alone=True)
         own = self._partition.of(batch)
         whole, predict_step = isinstance(own, WholeStep), own or self._predict_step
+        if own is not None and samples is None and part is None:
+            after = [*after, *own.check_samples(batch)]
         slices = ReplicaSlices(strategy, batch, samples, worker_samples, part, in_units=custom, whole=whole)
         several_workers = spans_workers(strategy)
 

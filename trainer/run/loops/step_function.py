@@ -23,6 +23,7 @@ from ....optimizers.stages.accumulation import CallsOnHost
 from ...inputs.checks import check_equal_samples, check_samples
 from ...inputs.sources.source import Chunk
 from ...partition.steps.step_partition import ModelPartition
+from ...partition.steps.traced_step import TracedStep
 from ...partition.steps.whole_step import WholeStep
 from ...step.global_metrics import losses_count_samples
 from ...step.replica_slices import ReplicaSlices
@@ -256,9 +257,13 @@ class StepFunction:
         elif worker_samples is not None:
             after = [*after, *check_equal_samples(batch)]
         own = self._partition.of(batch, compiles)
-        on_one = isinstance(own, WholeStep)
-        batch = batch if own is None or on_one else own.read_part(batch)
-        slices = ReplicaSlices(strategy, batch, samples, worker_samples, part, in_units=custom, whole=on_one)
+        on_one, in_units = isinstance(own, WholeStep), custom
+        if isinstance(own, TracedStep):
+            after = [*after, *(own.check_samples(batch) if samples is None and part is None else ())]
+            batch, in_units = own.read_part(batch), custom and not own.program.one_size
+        slices = ReplicaSlices(
+            strategy, batch, samples, worker_samples, part, in_units=in_units, whole=on_one
+        )
         tracing = Tracing(self.training and accumulates(model.optimizer), in_xla, after)
         tracing.calls = {} if in_xla else self._calls.next()
         run = replica_function(strategy, own or self._step_fn, slices.of_this_replica, tracing)

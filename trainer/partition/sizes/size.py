@@ -6,10 +6,8 @@ What is true of a size is proved for every number of samples, which is at least 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
-
-import numpy as np
 
 
 class Samples:
@@ -162,20 +160,18 @@ def equal(one: Known, other: Known) -> bool | None:
 @if_known
 def largest(one: Known, other: Known) -> Extent:
     """Return the larger of two sizes."""
-    less = at_most(one, other)
-    return None if less is None else other if less else one
+    return other if at_most(one, other) else one if at_most(other, one) else None
 
 
 @if_known
 def smallest(one: Known, other: Known) -> Extent:
     """Return the smaller of two sizes."""
-    less = at_most(one, other)
-    return None if less is None else one if less else other
+    return one if at_most(one, other) else other if at_most(other, one) else None
 
 
 def divide(size: Extent, by: Extent) -> tuple[Extent, Extent]:
     """Return the quotient, rounded down, and the remainder."""
-    if size is None or by is None or by == 0:
+    if size is None or by is None or not (never_negative(by - 1) or never_negative(-by - 1)):
         return None, None
     if isinstance(size, int) and isinstance(by, int):
         return divmod(size, by)
@@ -255,54 +251,3 @@ def _join(one: Size, other: Size) -> bool:
         first.join(second)
         return True
     return False
-
-
-def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
-    """Return the shape of tensors that are broadcast against each other."""
-    known = [shape for shape in shapes if shape is not None]
-    if len(known) < len(shapes):
-        return None
-    rank = max(map(len, known))
-    padded = [[1] * (rank - len(shape)) + shape for shape in known]
-    return [functools.reduce(broadcast_extent, extents) for extents in zip(*padded)]
-
-
-def product(sizes: Iterable[Extent]) -> Extent:
-    """Return the product of sizes; of no sizes 1."""
-    found: Extent = 1
-    for size in sizes:
-        found = 0 if size == 0 or found == 0 else None if size is None or found is None else found * size
-    return found
-
-
-def plain(values: np.ndarray | None) -> np.ndarray | None:
-    """Return known integers as an array of them; None where one depends on the batch, or is not known."""
-    if values is None or any(is_open(value) for value in values.flat):
-        return None
-    return values.astype(bool if values.size and all(isinstance(v, bool) for v in values.flat) else np.int64)
-
-
-def as_sizes(values: Any) -> np.ndarray:
-    """Return an array of sizes, as objects."""
-    found = np.empty(np.shape(values), object)
-    found[...] = values
-    return found
-
-
-def extents_of(values: np.ndarray | None) -> Shape:
-    """Return the shape that a vector of sizes stands for; -1 and what is not known are None."""
-    if values is None or values.ndim != 1:
-        return None
-    return [None if value == -1 else value for value in values.tolist()]
-
-
-def merge_shapes(one: Shape, other: Shape) -> Shape:
-    """Return a shape without the extents in which two differ; None where their ranks do."""
-    if one is None or other is None or len(one) != len(other):
-        return None
-    return [a if a is not None and b is not None and a == b else None for a, b in zip(one, other)]
-
-
-def at(shape: Sequence[Extent], samples: int) -> list[int | None]:
-    """Return a shape for arrays with so many samples each."""
-    return [extent.at(samples) if isinstance(extent, Size) else extent for extent in shape]

@@ -10,34 +10,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .sizes import (
-    Size,
-    as_sizes,
-    at_most,
-    divide,
-    equal,
-    if_known,
-    largest,
-    never_negative,
-    plain,
-    product,
-    smallest,
-)
+from .size import Size, at_most, divide, equal, if_known, largest, never_negative, smallest
+from .size_arrays import Unknown, as_sizes, broadcast_axes, plain, product
 
 MOST_ELEMENTS = 64
 _TRACKED = (tf.int32, tf.int64, tf.bool)  # other integers may wrap around
 Values = list[np.ndarray | None]
 
 
-class Unknown(Exception):
-    """A value depends on the batch in a manner without a rule."""
-
-
 def find_value(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray | None:
     """Return the value of output `number` of an operation, for every batch; None where it is not known, or it is large.
 
-    Args:
-        inputs: the `Value` of each input; the shapes and values of all tensors are those of a single device.
+    `inputs` has the `Value` of each input. The shapes and values of all tensors are those of a single device.
     """
     tensor = op.outputs[number]
     if tensor.dtype not in _TRACKED or op.type not in VALUES:
@@ -48,7 +32,13 @@ def find_value(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarr
         found = VALUES[op.type](op, number, inputs)
     except (Unknown, IndexError, ValueError):  # NumPy's errors of what fails on a single device, too
         return None
-    if found is None or found.size > MOST_ELEMENTS or not _fits(found, tensor.dtype):
+    if (
+        found is None
+        or found.size > MOST_ELEMENTS
+        or (found.size and all(each is None for each in found.flat))
+    ):
+        return None
+    if not _fits(found, tensor.dtype):
         return None
     return found
 
@@ -64,10 +54,10 @@ def _value(value: Any) -> np.ndarray:
     """The value of an input; one that is not known has unknown elements where its shape is."""
     if value.constant is not None:
         return value.constant
-    size = product(value.shape) if value.shape is not None else None
+    size = None if value.shape is None else product(value.shape)
     if not isinstance(size, int) or size > MOST_ELEMENTS or not value.dtype.is_integer:
         raise Unknown
-    return as_sizes(np.full(value.shape, None))
+    return as_sizes(np.full(value.shape or [], None))
 
 
 def _fixed(value: Any) -> np.ndarray:
@@ -99,8 +89,7 @@ def _moved(fn: Callable[..., Any], data: int = 1) -> Callable[..., np.ndarray]:
 def _constant(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray | None:
     if (op.outputs[0].shape.num_elements() or 0) > MOST_ELEMENTS:
         return None
-    found = tf.make_ndarray(op.get_attr("value"))
-    return as_sizes(found.tolist() if found.ndim else found.item())
+    return as_sizes(tf.make_ndarray(op.get_attr("value")))
 
 
 def _shape(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray | None:
@@ -219,26 +208,6 @@ def _stitch(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
              for n, v in zip(_fixed(at).ravel(), _value(values).ravel())]  # fmt: skip
     found = dict(parts)
     return as_sizes([found[n] for n in range(len(found))])
-
-
-def broadcast_axes(shapes: Sequence[Sequence[Any]]) -> tuple[list[int], list[int]]:
-    """Return the axes of a result over which a gradient is summed for each of two inputs that were broadcast.
-
-    An extent that depends on the batch counts as broadcast against 1: where it is 1, the sum is over one element.
-    """
-    rank = max(map(len, shapes))
-    padded = [[1] * (rank - len(shape)) + [*shape] for shape in shapes]
-    found: tuple[list[int], list[int]] = [], []
-    for axis, (one, other) in enumerate(zip(*padded)):
-        if one == other == 1 or (one is not None and one == other):
-            is_summed = one == 1, one == 1
-        elif 1 in (one, other) and None not in (one, other):
-            is_summed = one == 1, other == 1
-        else:
-            raise Unknown
-        for axes, summed in zip(found, is_summed):
-            axes += [axis] * summed
-    return found
 
 
 def _gradient_axes(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:

@@ -1,0 +1,84 @@
+"""Sizes as symbols: arithmetic, what is proved of them, values and shapes by operation against TensorFlow at several batch sizes."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from partition_in_parts import Parts
+
+from unisono.trainer.partition.sizes.size import (
+    Samples,
+    Size,
+    at_most,
+    broadcast_extent,
+    divide,
+    equal,
+    is_divided,
+    largest,
+    per_sample,
+    quotient,
+    smallest,
+)
+from unisono.trainer.partition.sizes.size_arrays import broadcast_axes
+
+BATCHES = (1, 2, 3, 4, 5, 7, 8, 64)
+n, m = (Size.of(Samples()) for _ in range(2))
+SIZES = (0, 1, 3, -2, n, 2 * n, n - 1, 3 - n, n * n, n * n + n, 4 * n + 6, n - n + 2)
+
+
+def _at(size, samples):
+    return size.at(samples) if isinstance(size, Size) else size
+
+
+@pytest.mark.parametrize(("one", "other"), itertools.product(SIZES, SIZES))
+def test_what_is_known_of_two_sizes_holds_for_every_batch(one, other):
+    found = {
+        "sum": (one + other, lambda a, b: a + b),
+        "difference": (one - other, lambda a, b: a - b),
+        "product": (one * other, lambda a, b: a * b),
+        "largest": (largest(one, other), max),
+        "smallest": (smallest(one, other), min),
+        "at most": (at_most(one, other), lambda a, b: a <= b),
+        "equal": (equal(one, other), lambda a, b: a == b),
+        "quotient": (divide(one, other)[0], lambda a, b: a // b),
+        "rest": (divide(one, other)[1], lambda a, b: a % b),
+        "exact quotient": (quotient(one, other), lambda a, b: a / b),
+    }
+    for name, (size, expected) in found.items():
+        for batch in BATCHES if size is not None else ():
+            assert _at(size, batch) == expected(_at(one, batch), _at(other, batch)), name
+
+
+def test_sizes_are_known_where_they_can_be():
+    assert at_most(1, n) and at_most(n, 2 * n) and at_most(n - 1, n) and at_most(0, n - 1)
+    assert at_most(n, 3) is None and equal(n, 3) is None and largest(n, 3) is None
+    assert largest(n, 1) == n and smallest(n, 1) == 1 and quotient(2 * n * n, 2 * n) == n
+    assert divide(4 * n + 3, 4) == (n, 3) and divide(n, 2) == (None, None)
+    assert per_sample(3 * n) == 3 and per_sample(n + 1) is None and per_sample(n * n) is None
+    assert is_divided(2 * n, 2) and is_divided(n * n) and not is_divided(n, 2) and not is_divided(n + 1)
+    assert equal(n, m) is None and not is_divided(n + m)
+
+
+def test_numbers_of_samples_that_are_combined_become_one():
+    one, other = (Size.of(Samples()) for _ in range(2))
+    sizes = {one + other: "sum"}
+    assert broadcast_extent(2 * one, 3 * other) is None and one != other
+    assert broadcast_extent(one, other) == one == other
+    assert sizes[2 * one] == "sum" and str(one + other) == "2*n"
+
+
+@pytest.mark.parametrize("shapes", [((1, 3), (4, 3)), ((3,), (2, 3)), ((1, 1), (1, 1)), ((2, 1, 5), (4, 1))])
+def test_axes_of_a_broadcast_gradient_are_those_of_tensorflow(shapes):
+    expected = tf.raw_ops.BroadcastGradientArgs(s0=shapes[0], s1=shapes[1])
+    assert [*map(list, broadcast_axes(shapes))] == [axes.numpy().tolist() for axes in expected]
+
+
+def test_mask_of_a_similarity_matrix_is_labelled_without_its_size():
+    def fn(x):
+        similarity = tf.matmul(x, x, transpose_b=True)
+        return tf.reduce_mean(tf.boolean_mask(similarity, ~tf.cast(tf.eye(tf.shape(x)[0]), tf.bool)) ** 2)
+
+    Parts(fn, np.random.default_rng(0).normal(size=(7, 4))).check()

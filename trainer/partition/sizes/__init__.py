@@ -1,0 +1,1 @@
+"""Sizes, shapes and bounds of a step's tensors, for every batch."""

@@ -1,0 +1,88 @@
+"""Shapes and arrays of sizes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .size import Extent, Shape, Size, broadcast_extent, is_open
+
+
+class Unknown(Exception):
+    """A value depends on the batch in a manner without a rule."""
+
+
+def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
+    """Return the shape of tensors that are broadcast against each other."""
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes):
+        return None
+    rank = max(map(len, known))
+    padded = [[1] * (rank - len(shape)) + shape for shape in known]
+    return [functools.reduce(broadcast_extent, extents) for extents in zip(*padded)]
+
+
+def product(sizes: Iterable[Extent]) -> Extent:
+    """Return the product of sizes; of no sizes 1."""
+    found: Extent = 1
+    for size in sizes:
+        found = 0 if size == 0 or found == 0 else None if size is None or found is None else found * size
+    return found
+
+
+def plain(values: np.ndarray | None) -> np.ndarray | None:
+    """Return known integers as an array of them; None where one depends on the batch, or is not known."""
+    if values is None or any(is_open(value) for value in values.flat):
+        return None
+    return values.astype(bool if values.size and all(isinstance(v, bool) for v in values.flat) else np.int64)
+
+
+def as_sizes(values: Any) -> np.ndarray:
+    """Return an array of sizes, as objects."""
+    found = np.empty(np.shape(values), object)
+    found[...] = values
+    return found
+
+
+def extents_of(values: np.ndarray | None) -> Shape:
+    """Return the shape that a vector of sizes stands for; -1 and what is not known are None."""
+    if values is None or values.ndim != 1:
+        return None
+    return [None if value == -1 else value for value in values.tolist()]
+
+
+def merge_shapes(one: Shape, other: Shape) -> Shape:
+    """Return a shape without the extents in which two differ; None where their ranks do."""
+    if one is None or other is None or len(one) != len(other):
+        return None
+    return [a if a is not None and b is not None and a == b else None for a, b in zip(one, other)]
+
+
+def at(shape: Sequence[Extent], samples: int) -> list[int | None]:
+    """Return a shape for arrays with so many samples each."""
+    return [extent.at(samples) if isinstance(extent, Size) else extent for extent in shape]
+
+
+def broadcast_axes(shapes: Sequence[Sequence[Any]]) -> tuple[list[int], list[int]]:
+    """Return the axes of a result over which a gradient is summed for each of two inputs that were broadcast.
+
+    An extent that depends on the batch counts as broadcast against 1: where it is 1, the sum is over one element.
+    """
+    rank = max(map(len, shapes))
+    padded = [[1] * (rank - len(shape)) + [*shape] for shape in shapes]
+    found: tuple[list[int], list[int]] = [], []
+    if None not in padded[0] and padded[0] == padded[1]:
+        return found
+    for axis, (one, other) in enumerate(zip(*padded)):
+        if one == other == 1 or (one is not None and one == other):
+            is_summed = one == 1, one == 1
+        elif 1 in (one, other) and None not in (one, other):
+            is_summed = one == 1, other == 1
+        else:
+            raise Unknown
+        for axes, summed in zip(found, is_summed):
+            axes += [axis] * summed
+    return found
