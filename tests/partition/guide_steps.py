@@ -240,7 +240,7 @@ class MoCo(Net):
         return {}
 
 
-@step(X, X2, reduced=14)
+@step(X, X2, reduced=12)
 class VICReg(Net):
     def loss_of(self, x, x2):
         one, other = self.net(x), self.net(x2)
@@ -253,7 +253,7 @@ class VICReg(Net):
         return loss
 
 
-@step(X, X2, reduced=4)
+@step(X, X2, reduced=3)
 class DINO(Net):
     def set_up(self):
         self.teacher = frozen(4, 3)
@@ -310,7 +310,7 @@ class SharpnessAware(Net):
         return {"loss": loss}
 
 
-@step(X, T, X2, reduced=6)
+@step(X, T, X2, reduced=4)
 class GradNorm(Net):
     def set_up(self):
         self.weighting = self.add_weight(shape=(2,), initializer="ones")
@@ -351,7 +351,7 @@ class MetaLearning(Net):
         return {"support": support, "query": query}
 
 
-@step(X, T, gathered=2, reduced=2)
+@step(X, T, gathered=2, reduced=4)
 class PerSampleGradients(Net):
     def train_step(self, data):
         x, t = data
@@ -386,7 +386,7 @@ class Accumulation(Net):
         return {"loss": loss}
 
 
-@step(X, X2, Y, gathered=3, reduced=8)
+@step(X, X2, Y, gathered=3, reduced=9)
 class DomainAdaptation(Net):
     def loss_of(self, x, x2, y):
         f, g = self.net(x), self.net(x2)
@@ -439,7 +439,7 @@ class DeepQ(Net):
         return {"value": self.values}
 
 
-@step(X, ACTIONS, REWARDS, reduced=3)
+@step(X, ACTIONS, REWARDS, gathered=3, reduced=3)
 class ActorCritic(Net):
     def set_up(self):
         self.critic = mlp(4, 1)
@@ -458,7 +458,7 @@ class ActorCritic(Net):
 # losses with counts, margins and states
 
 
-@step(TOKENS, MASK, reduced=4)
+@step(TOKENS, MASK, reduced=5)
 class MaskedTokens(Net):
     def set_up(self):
         self.embedding = layers.Embedding(8, 4)
@@ -529,7 +529,7 @@ class PhysicsInformed(Net):
         return mean((total(second, [1, 2]) + first[:, 0, 1]) ** 2) + mean((u - t) ** 2)
 
 
-@step(X, T)
+@step(X, T, gathered=2)
 class Squeezed(Net):
     def loss_of(self, x, t):
         return mean((tf.squeeze(self.net(x)[:, :1]) - t[:, 0]) ** 2)

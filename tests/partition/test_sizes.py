@@ -1,4 +1,4 @@
-"""Sizes as symbols: arithmetic, what is proved of them, values and shapes by operation against TensorFlow at several batch sizes."""
+"""Sizes as symbols: their arithmetic, and that what is proved of them holds at several batch sizes."""
 
 from __future__ import annotations
 

@@ -170,6 +170,7 @@ _RULES: dict[str, Callable[..., Shapes]] = {
     "ZerosLike OnesLike MatrixInverse Cholesky FFT IFFT FFT2D IFFT2D MaxPoolGrad MaxPool3DGrad LRN LRNGrad EnsureShape "
     "MatrixSetDiagV3 TensorScatterUpdate TensorScatterMax TensorScatterMin CumulativeLogsumexp "
     "AdjustContrastv2 AdjustHue AdjustSaturation RGBToHSV HSVToRGB FusedBatchNormV3 RandomShuffle InvertPermutation "
+    "OptionalGetValue": _as(0),
     "Select LookupTableFindV2": _as(1),
     "IdentityN": lambda op, inputs: [value.shape for value in inputs],
     "Shape ShapeN": lambda op, inputs: [[None if v.shape is None else len(v.shape)] for v in inputs],

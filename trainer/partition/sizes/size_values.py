@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from .known_inputs import fixed_value
 from .size import Size, at_most, divide, equal, if_known, largest, never_negative, smallest
-from .size_arrays import Unknown, as_sizes, broadcast_axes, plain, product
+from .size_arrays import Unknown, as_sizes, broadcast_axes, product
 
 MOST_ELEMENTS = 64
 _TRACKED = (tf.int32, tf.int64, tf.bool)  # other integers may wrap around
@@ -60,13 +61,6 @@ def _value(value: Any) -> np.ndarray:
     return as_sizes(np.full(value.shape or [], None))
 
 
-def _fixed(value: Any) -> np.ndarray:
-    found = plain(value.constant)
-    if found is None:
-        raise Unknown
-    return found
-
-
 def _each(fn: Callable[..., Any]) -> Callable[..., np.ndarray]:
     """A rule for an operation on each element."""
     numpy = np.frompyfunc(fn, fn.__code__.co_argcount if hasattr(fn, "__code__") else 2, 1)
@@ -81,7 +75,7 @@ def _moved(fn: Callable[..., Any], data: int = 1) -> Callable[..., np.ndarray]:
     """A rule for an operation that moves elements of its first `data` inputs; the others are fixed."""
 
     def rule(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
-        return as_sizes(fn(op, *map(_value, inputs[:data]), *map(_fixed, inputs[data:])))
+        return as_sizes(fn(op, *map(_value, inputs[:data]), *map(fixed_value, inputs[data:])))
 
     return rule
 
@@ -176,18 +170,18 @@ def _reduced(fn: Callable[[Any, Any], Any], start: Any) -> Callable[..., np.ndar
 
 
 def _range(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
-    return as_sizes(np.arange(*(int(_fixed(value)) for value in inputs)).tolist())
+    return as_sizes(np.arange(*(int(fixed_value(value)) for value in inputs)).tolist())
 
 
 def _fill(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
-    extents = _fixed(inputs[0])
+    extents = fixed_value(inputs[0])
     if np.prod(extents) > MOST_ELEMENTS:
         raise Unknown
     return as_sizes(np.full(extents, _value(inputs[1]).item()))
 
 
 def _concat_offset(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
-    axis, found = int(_fixed(inputs[0])), as_sizes(np.zeros(inputs[1].constant.shape, int).tolist())
+    axis, found = int(fixed_value(inputs[0])), as_sizes(np.zeros(inputs[1].constant.shape, int).tolist())
     for value in inputs[1 : number + 1]:
         found[axis] = _add(found[axis], _value(value)[axis])
     return found
@@ -195,17 +189,17 @@ def _concat_offset(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.n
 
 def _split(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
     if op.type == "Split":
-        return as_sizes(np.split(_value(inputs[1]), len(op.outputs), int(_fixed(inputs[0])))[number])
-    ends = np.cumsum(_fixed(inputs[1]))
-    if np.any(_fixed(inputs[1]) < 0):
+        return as_sizes(np.split(_value(inputs[1]), len(op.outputs), int(fixed_value(inputs[0])))[number])
+    ends = np.cumsum(fixed_value(inputs[1]))
+    if np.any(fixed_value(inputs[1]) < 0):
         raise Unknown
-    return as_sizes(np.split(_value(inputs[0]), ends[:-1], int(_fixed(inputs[2])))[number])
+    return as_sizes(np.split(_value(inputs[0]), ends[:-1], int(fixed_value(inputs[2])))[number])
 
 
 def _stitch(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
     half = len(inputs) // 2
     parts = [(int(n), v) for at, values in zip(inputs[:half], inputs[half:])
-             for n, v in zip(_fixed(at).ravel(), _value(values).ravel())]  # fmt: skip
+             for n, v in zip(fixed_value(at).ravel(), _value(values).ravel())]  # fmt: skip
     found = dict(parts)
     return as_sizes([found[n] for n in range(len(found))])
 
@@ -260,7 +254,7 @@ _RULES: dict[str, Callable[..., Any]] = {
     "Fill": _fill,
     "Pack": lambda op, number, inputs: as_sizes(np.stack([*map(_value, inputs)], op.get_attr("axis"))),
     "ConcatV2": lambda op, number, inputs: as_sizes(
-        np.concatenate([*map(_value, inputs[:-1])], int(_fixed(inputs[-1])))
+        np.concatenate([*map(_value, inputs[:-1])], int(fixed_value(inputs[-1])))
     ),
     "Unpack": lambda op, number, inputs: as_sizes(
         np.moveaxis(_value(inputs[0]), op.get_attr("axis"), 0)[number]
