@@ -365,9 +365,16 @@ PROGRAMS = {
         lambda s: (
             times := tf.transpose(s, [1, 0, 2]),
             some := tf.TensorArray(s.dtype, 5).unstack(times).gather([3, 1]),
+            of_some := tf.gradients(mean(some**2), s)[0],
             parts := tf.TensorArray(s.dtype, 2, infer_shape=False).split(times, [2, 3]),
             placed := tf.TensorArray(s.dtype, 5).scatter([4, 2, 0, 1, 3], times),
-            [mean(some**2), some, mean(parts.concat() ** 2), placed.stack()[0]],
+            raw := tf.raw_ops.TensorListScatterV2(
+                tensor=times, indices=[4, 2, 0, 1, 3], element_shape=[-1, 3], num_elements=5
+            ),
+            taken := tf.raw_ops.TensorListGetItem(
+                input_handle=raw, index=1, element_shape=[-1, 3], element_dtype=s.dtype
+            ),
+            [taken, mean(some**2), some, of_some, mean(parts.concat() ** 2), placed.stack()[0]],
         )[-1],
         S,
     ),
@@ -420,7 +427,7 @@ COMMUNICATED = {
     "positions of chosen entries": (0, 5, 0, 1), "positions along another axis": (2, 0, 0, 0),
     "sorted positions": (2, 1, 0, 0), "counted positions": (5, 1, 0, 0), "positions from a branch": (1, 1, 0, 0),
     "number of chosen samples": (0, 0, 0, 3), "compared sizes": (0, 0, 0, 2), "sizes in quotients": (0, 0, 1, 0),
-    "sizes that are no multiple of the batch": (2, 1, 0, 0), "gathered and split lists": (0, 0, 2, 2), "band": (0, 0, 1, 0), "tables": (0, 0, 2, 1),
+    "sizes that are no multiple of the batch": (2, 1, 0, 0), "gathered and split lists": (0, 0, 4, 2), "band": (0, 0, 1, 0), "tables": (0, 0, 2, 1),
     "inference of batch normalization": (0, 0, 1, 0), "functions of one number": (0, 53, 53, 10),
     "functions of two numbers": (0, 4, 95, 31), "complex numbers": (0, 3, 11, 1), "integers": (1, 6, 22, 3),
     "booleans": (3, 4, 4, 5), "strings": (0, 0, 7, 0), "written numbers": (0, 1, 1, 0), "images": (0, 0, 20, 0),

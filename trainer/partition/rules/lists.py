@@ -27,6 +27,9 @@ def listed(op: tf.Operation, inputs: Sequence[Value]) -> Value:
         element = item.shape if held is None or held.label == EMPTY else merge_shapes(before, item.shape)
         pushed = op.type == "TensorListPushBack" and count is not None
         shape = None if element is None else [count + 1 if pushed else count, *element]  # type: ignore[operator]
+    elif op.type == "TensorListScatterIntoExistingList":
+        rows = inputs[1].shape and [None, *inputs[1].shape[1:]]
+        shape, elements = rows if held is None or held.label == EMPTY else merge_shapes(shape, rows), None
     elif op.type in _FROM_TENSOR:
         shape = inputs[0].shape
         if shape and op.type != "TensorListFromTensor":
@@ -108,6 +111,15 @@ def _put(view: View) -> Ruling:
     return wants, [goal]
 
 
+@rule("TensorListScatterIntoExistingList")
+def _scatter(view: View) -> Ruling:
+    held, label = view.labels[:2]
+    if is_sharded(label) and (label.axis == 0 or label.counts):
+        return view.gathered()
+    goal = label._replace(axis=label.axis - is_sharded(label)) if held == EMPTY else held
+    return [None, goal._replace(axis=goal.axis + is_sharded(goal)), REPLICATED], [goal]
+
+
 _SHAPED = (
     "TensorListPopBack",
     "TensorListGetItem",
@@ -139,5 +151,5 @@ def _joined(view: View) -> Ruling:
     label = view.labels[0]
     if is_sharded(label) and label.axis == 0:
         return view.gathered()
-    wants: Wants = [None, _open(label.axis) if is_sharded(label) else None, None]
-    return wants, [label, REPLICATED]
+    has_shape = is_sharded(label) and view.rank(1) == 1
+    return [None, _open(label.axis) if has_shape else None, None], [label, REPLICATED]
