@@ -68,6 +68,7 @@ NUMBERS = {
     "sum times inf": lambda x: total(x) * INF,
     "sum with a zero part times inf": lambda zero: [total(zero) * INF, (total(zero) + 1) * INF],
     "sum of positive numbers times inf": lambda x: total(x**2) * INF,
+    "inverse of a sum times 0": lambda x: 1 / (total(x, 0) * 0.0),
     "sum times nan": lambda x: total(x) * NAN,
     "sum over inf": lambda x: total(x) / INF,
     "sum over 0": lambda x: [total(x) / 0.0, total(x**2, 0) / 0.0],
@@ -271,7 +272,7 @@ NUMBERS = {
     "split strings": lambda t: tf.strings.split(t, "-").to_tensor(),
     "hash of strings": lambda t: tf.strings.to_hash_bucket_fast(t, 7),
     "unique strings": lambda t: tf.unique(t),
-    "strings of numbers": lambda x: tf.strings.as_string(total(x) * 0),
+    "strings of numbers": lambda x: tf.strings.as_string(tf.round(total(x))),
     "strings of samples": lambda y: tf.strings.as_string(y),
     "formatted": lambda y: tf.strings.format("{}", [total(y)]),
     "regular expressions": lambda t: [
