@@ -56,10 +56,10 @@ class NoCall(Exception):
 
 
 @functools.cache
-def templates() -> dict[str, list[list[str]]]:
-    """The lines of `operation_calls.txt`, split into words, by operation."""
+def read_templates(file: str) -> dict[str, list[list[str]]]:
+    """The lines of a file such as `operation_calls.txt`, split into words, by operation."""
     found = collections.defaultdict(list)
-    for line in Path(__file__).with_name("operation_calls.txt").read_text(encoding="utf-8").splitlines():
+    for line in Path(__file__).with_name(file).read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
             operation, *words = line.split()
             found[operation].append(words)
@@ -84,17 +84,17 @@ def public_names(operation: str) -> dict[str, str]:
 class Drawing:
     """One call that is being drawn. `stream`: where choices come from; `attrs`: the attributes of the operation."""
 
-    def __init__(self, operation: str, stream: random.Random) -> None:
+    def __init__(self, operation: str, stream: random.Random, attrs: Any = None) -> None:
         self.operation, self.stream = operation, stream
-        self.definition = definition(operation)
-        self.attrs = {each.name: each for each in self.definition.attr}
+        self.definition = definition(operation) if attrs is None else None
+        self.attrs = {each.name: each for each in (self.definition.attr if attrs is None else attrs)}
         self.types: dict[str, str] = {}
         self.letters: dict[str, Any] = {}
         self.style = stream.choice(["plain"] * 7 + ["special", "extreme", "zeros"])
 
     def step(self) -> Step:
         """The call."""
-        lines = templates().get(self.operation) or [self._generic()]
+        lines = read_templates("operation_calls.txt").get(self.operation) or [self._generic()]
         words = self.stream.choice(lines)
         self._choose_letters(words)
         given, values = {}, {}
@@ -116,7 +116,12 @@ class Drawing:
         for name, attr in self.attrs.items():
             if name not in values and not self._is_type_of_inputs(name) and name != self._number_of(name):
                 self._choose_attribute(name, attr, values)
-        return Step(self.operation, tuple(arguments), tuple((k, _frozen(v)) for k, v in values.items()))
+        return Step(self.operation, tuple(arguments), self._frozen(values))
+
+    @staticmethod
+    def _frozen(values: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+        """Attributes that can be hashed."""
+        return tuple((name, _as_tuple(value)) for name, value in values.items())
 
     def _generic(self) -> list[str]:
         inputs = self.definition.input_arg
@@ -168,7 +173,7 @@ class Drawing:
 
     def _sizes(self, text: str, each: Any) -> Argument:
         body, dtype, shape = (*text.split(":"), "", "")[:3]
-        dtype = dtype or self._dtype(each, 0)
+        dtype = dtype or (self._dtype(each, 0) if each is not None else "int32")
         body = re.sub(r"\?", lambda _: f"({self.stream.choice(SIZES)})", body)
         body = re.sub(r"\b[a-e]\b", lambda letter: f"({self._size(letter[0])})", body)
         if text[0] == "<":
@@ -252,12 +257,12 @@ def _split(text: str) -> list[str]:
     return parts
 
 
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
+
+
 def _simple(text: str) -> Any:
     return text if "n" in text else int(eval(text))
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def draw_program(first: Step, stream: random.Random, operations: list[str]) -> Case:

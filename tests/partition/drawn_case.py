@@ -154,6 +154,8 @@ def _tensor(argument: Argument, x: Any, n: Any, made: list[list[Any]]) -> Any:
         return made[int(argument.source.split()[1])][0]
     if argument.source == "sizes":
         found = _sizes(shape, tf.as_dtype(argument.dtype), n)
+        if argument.values == "list":
+            return tf.unstack(found)
         return tf.reshape(found, [*map(int, argument.values.split())]) if argument.values else found
     if argument.source == "constant":
         values = _numbers(dataclasses.replace(argument, shape=("n", *shape)), 1)
@@ -195,13 +197,18 @@ def _called(step: Step, tensor: Any) -> list[Any]:
         name: [tensor(one) for one in each] if isinstance(each, tuple) else tensor(each)
         for name, each in step.arguments
     }
-    if step.operation.startswith("keras."):
-        operation = getattr(keras.ops, step.operation.removeprefix("keras."))
+    values = dict(step.attributes)
+    if not step.operation.startswith("keras."):
+        lists = {name: list(each) if isinstance(each, tuple) else each for name, each in values.items()}
+        found = getattr(tf.raw_ops, step.operation)(**given, **lists)
     else:
-        operation = getattr(tf.raw_ops, step.operation)
-    found = operation(
-        **given, **{name: list(v) if isinstance(v, tuple) else v for name, v in step.attributes}
-    )
+        # `einsum` and `meshgrid` take tensors by position.
+        positions = [each for name in given if name[0] == "*" for each in given[name]]
+        named = {name: each for name, each in given.items() if name[0] != "*"}
+        first = [values.pop("subscripts")] if "subscripts" in values else []
+        found = getattr(keras.ops, step.operation.removeprefix("keras."))(
+            *first, *positions, **named, **values
+        )
     return [tf.convert_to_tensor(each) for each in tf.nest.flatten(found) if each is not None]
 
 
