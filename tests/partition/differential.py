@@ -46,6 +46,13 @@ class Program:
     batches: Mapping[int, Sequence[Any]]
     whole: dict[int, list[np.ndarray]] = dataclasses.field(default_factory=dict)
 
+    @property
+    def key(self) -> tuple[int, ...] | None:
+        """Programs with the same key can share an array; None: this one cannot."""
+        arrays = next(iter(self.batches.values()))
+        is_one = len(arrays) == 1 and arrays[0].ndim == 2 and arrays[0].dtype == "float64"
+        return tuple(self.batches) if is_one and arrays[0].shape[0] == next(iter(self.batches)) else None
+
     def run_on_one_device(self) -> Outcome | None:
         """Computes the results; returns why if there are none. Batches on which it fails are left out."""
         error: Exception = ValueError("there are no batches")
@@ -60,7 +67,7 @@ class Program:
 
 
 def examine_all(programs: Sequence[Program], quick: bool = False) -> list[Outcome]:
-    """What becomes of each program; those on the same batches are in one graph, as long as they are right."""
+    """What becomes of each program; those of one array of rows are in one graph, as long as they are right."""
     found: dict[int, Outcome] = {}
     together: dict[Any, list[int]] = {}
     for number, program in enumerate(programs):
@@ -68,7 +75,7 @@ def examine_all(programs: Sequence[Program], quick: bool = False) -> list[Outcom
         if fails is not None:
             found[number] = fails
         else:
-            together.setdefault(tuple(program.batches), []).append(number)
+            together.setdefault(program.key or number, []).append(number)
     for numbers in together.values():
         outcomes = _examine_some([programs[number] for number in numbers], quick)
         found.update(zip(numbers, outcomes))
@@ -90,32 +97,34 @@ def _examine_some(programs: Sequence[Program], quick: bool) -> list[Outcome]:
 
 def _examine(programs: Sequence[Program], quick: bool) -> tuple[Outcome, list[str]]:
     """One outcome for programs in one graph, and the names of the operations for which tensors are gathered."""
-    widths = [len(next(iter(program.batches.values()))) for program in programs]
-    starts = [sum(widths[:n]) for n in range(len(widths))]
-
-    def fn(*batch: Any) -> list[Any]:
-        results = []
-        for number, (program, start, width) in enumerate(zip(programs, starts, widths)):
-            with tf.name_scope(f"program_{number}"):
-                results.append(program.fn(*batch[start : start + width]))
-        return results
-
-    batches, whole = _joined(programs)
+    fn, batches, whole = _joined(programs)
     try:
         parts = Parts(fn, *batches[max(batches)])
     except NotPartitioned as reason:
         return Outcome("refused", str(reason)), []
     except Exception as error:
         return _failed_trace(fn, batches, error), []
-    found = _of_open_sizes(parts, batches, whole, (3,) if quick else (2, 3))
+    found = _of_open_sizes(parts, batches, whole, (2,) if quick else (2, 3))
     found = found or _of_known_size(parts, batches, whole, quick)
     return found or Outcome("right"), parts.gathers
 
 
-def _joined(programs: Sequence[Program]) -> tuple[dict[int, list[Any]], dict[int, list[np.ndarray]]]:
+def _joined(programs: Sequence[Program]) -> tuple[Any, dict[int, list[Any]], dict[int, list[np.ndarray]]]:
+    """A function that runs the programs, its batches, and the results of one device."""
+    if len(programs) == 1:
+        return programs[0].fn, dict(programs[0].batches), programs[0].whole
     sizes = list(programs[0].batches)
-    batches = {n: [each for program in programs for each in program.batches[n]] for n in sizes}
-    return batches, {n: [each for program in programs for each in program.whole[n]] for n in sizes}
+    widths = [program.batches[sizes[0]][0].shape[1] for program in programs]
+
+    def fn(x: Any) -> list[Any]:
+        results = []
+        for number, (program, columns) in enumerate(zip(programs, tf.split(x, widths, 1))):
+            with tf.name_scope(f"program_{number}"):
+                results.append(program.fn(columns))
+        return results
+
+    batches = {n: [np.concatenate([program.batches[n][0] for program in programs], 1)] for n in sizes}
+    return fn, batches, {n: [each for program in programs for each in program.whole[n]] for n in sizes}
 
 
 def _failed_trace(fn: Any, batches: Mapping[int, Sequence[Any]], error: Exception) -> Outcome:

@@ -25,8 +25,19 @@ EXTREMES = {
 SPECIAL = (0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 2.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Argument:
+class _Short:
+    """Written without the fields at the end that have their defaults."""
+
+    def __repr__(self) -> str:
+        fields: Any = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
+        values = [getattr(self, field.name) for field in fields]
+        while values and values[-1] == fields[len(values) - 1].default:
+            values.pop()
+        return f"{type(self).__name__}({', '.join(map(repr, values))})"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Argument(_Short):
     """A tensor that an operation gets.
 
     Attributes:
@@ -45,8 +56,8 @@ class Argument:
     number: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Step(_Short):
     """One operation: a name of `tf.raw_ops`, or of `keras.ops` after "keras."; its tensors, or tuples of them, by name."""
 
     operation: str
@@ -54,8 +65,8 @@ class Step:
     attributes: tuple[tuple[str, Any], ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Case(_Short):
     """A program: steps, what is made of the last result, and whether gradients are returned."""
 
     steps: tuple[Step, ...]
@@ -81,7 +92,7 @@ class Case:
     def __call__(self, x: Any) -> list[Any]:
         """The results for an array of samples."""
         made: list[list[Any]] = []
-        with tf.GradientTape(persistent=True) as tape:
+        with tf.GradientTape() as tape:
             first, watched = 0, []
 
             def tensor(argument: Argument) -> Any:
@@ -101,7 +112,7 @@ class Case:
             ends = [end for name in self.endings for end in _ended(name, last[0], tf.shape(x)[0])]
             real = [each for each in last if each.dtype.is_floating or each.dtype.is_complex]
             loss = sum((_loss(each, self.gradient) for each in real), tf.constant(0.0, tf.float64))
-        given = [tape.gradient(loss, each) for each in watched] if self.gradient and real else []
+        given = tape.gradient(loss, watched) if self.gradient and real else []
         given = [tf.convert_to_tensor(each) for each in given if each is not None]
         return [*itertools.chain(*made), *ends, *given]
 
@@ -155,11 +166,16 @@ def _tensor(argument: Argument, x: Any, n: Any, made: list[list[Any]]) -> Any:
     if argument.source == "sizes":
         found = _sizes(shape, tf.as_dtype(argument.dtype), n)
         if argument.values == "list":
-            return tf.unstack(found)
-        return tf.reshape(found, [*map(int, argument.values.split())]) if argument.values else found
+            return found.tolist() if isinstance(found, np.ndarray) else tf.unstack(found)
+        if argument.values:
+            reshape = np.reshape if isinstance(found, np.ndarray) else tf.reshape
+            found = reshape(found, [*map(int, argument.values.split())])
+        return tf.convert_to_tensor(found)
     if argument.source == "constant":
         values = _numbers(dataclasses.replace(argument, shape=("n", *shape)), 1)
-        return _typed(tf.constant(values.reshape(shape)), argument)
+        with tf.init_scope():  # a constant of the graph, not an operation on constants
+            found = _typed(tf.constant(values.reshape(shape)), argument).numpy()
+        return tf.constant(found, argument.dtype)
     if argument.source in ("sum", "mean", "max"):
         found = _typed(tf.reshape(x, [-1, *shape]), argument)
         return {"sum": tf.reduce_sum, "mean": tf.reduce_mean, "max": tf.reduce_max}[argument.source](found, 0)
@@ -183,13 +199,15 @@ def _moved(tensor: Any, axes: Sequence[int]) -> Any:
 
 
 def _sizes(expressions: Any, dtype: tf.DType, n: Any) -> Any:
+    """A tensor, or an array where nothing depends on the number of samples."""
     names = {"n": n, "max": tf.maximum, "min": tf.minimum}
-    if isinstance(expressions, str):
-        return tf.cast(eval(expressions, names), dtype)
-    found = [eval(str(each), names) for each in expressions]
+    found = [
+        eval(str(each), names) for each in ([expressions] if isinstance(expressions, str) else expressions)
+    ]
     if not any(map(tf.is_tensor, found)):
-        return tf.constant(found, dtype, [len(found)])
-    return tf.cast(tf.stack(found), dtype)
+        constant = np.asarray(found, dtype.as_numpy_dtype)
+        return constant[0] if isinstance(expressions, str) else constant
+    return tf.cast(found[0] if isinstance(expressions, str) else tf.stack(found), dtype)
 
 
 def _called(step: Step, tensor: Any) -> list[Any]:
@@ -200,6 +218,8 @@ def _called(step: Step, tensor: Any) -> list[Any]:
     values = dict(step.attributes)
     if not step.operation.startswith("keras."):
         lists = {name: list(each) if isinstance(each, tuple) else each for name, each in values.items()}
+        if step.operation == "Cast":
+            given["x"] = _in_range(given["x"], tf.as_dtype(values["DstT"]))
         found = getattr(tf.raw_ops, step.operation)(**given, **lists)
     else:
         # `einsum` and `meshgrid` take tensors by position.
@@ -210,6 +230,14 @@ def _called(step: Step, tensor: Any) -> list[Any]:
             *first, *positions, **named, **values
         )
     return [tf.convert_to_tensor(each) for each in tf.nest.flatten(found) if each is not None]
+
+
+def _in_range(x: Any, dtype: tf.DType) -> Any:
+    """Numbers that an integer type has: what the others become depends on the processor's instructions."""
+    if not (dtype.is_integer and (x.dtype.is_floating or x.dtype.is_complex)):
+        return x
+    real = tf.abs(x)
+    return tf.where(real < 100, real, tf.zeros_like(real))
 
 
 def _loss(result: Any, kind: str) -> Any:
