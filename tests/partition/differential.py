@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from partition_in_parts import NotPartitioned, Parts
 
-KINDS = ("right", "gathered", "refused", "error", "wrong", "not covered")
+KINDS = ("right", "gathered", "rejected", "error", "wrong", "not covered")
 DEFECTS = ("error", "wrong")
 # Parts of a sum are added in another order: n roundings of half a bit each, times what operations amplify. A wrong rule
 # moves a result by about the share of one sample, 1e-2.
@@ -24,7 +24,7 @@ class Outcome:
     """What became of a program.
 
     Attributes:
-        kind: one of `KINDS`. Right: as on one device. Gathered: right, but tensors are gathered. Refused: the step runs on
+        kind: one of `KINDS`. Right: as on one device. Gathered: right, but tensors are gathered. Rejected: the step runs on
             one replica. Error: replicas fail where one device works. Not covered: one device fails, too.
         details: the reason, or what differs.
         samples: those of each replica at which it fails.
@@ -67,7 +67,7 @@ class Program:
 
 
 def examine_all(programs: Sequence[Program], quick: bool = False) -> list[Outcome]:
-    """What becomes of each program; those of one array of rows are in one graph, as long as they are right."""
+    """What becomes of each program; those of one matrix are in one graph, as long as they are right."""
     found: dict[int, Outcome] = {}
     together: dict[Any, list[int]] = {}
     for number, program in enumerate(programs):
@@ -101,7 +101,7 @@ def _examine(programs: Sequence[Program], quick: bool) -> tuple[Outcome, list[st
     try:
         parts = Parts(fn, *batches[max(batches)])
     except NotPartitioned as reason:
-        return Outcome("refused", str(reason)), []
+        return Outcome("rejected", str(reason)), []
     except Exception as error:
         return _failed_trace(fn, batches, error), []
     found = _of_open_sizes(parts, batches, whole, (2,) if quick else (2, 3))

@@ -275,7 +275,7 @@ def draw_program(first: Step, stream: random.Random, operations: list[str]) -> C
 
 
 def _with_result(step: Step, number: int, stream: random.Random) -> Step:
-    """The call, with the result of an earlier step in place of one of its tensors."""
+    """The call, with the result of an earlier step as one of its tensors."""
     places = [
         n
         for n, (_, each) in enumerate(step.arguments)

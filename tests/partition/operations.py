@@ -196,7 +196,7 @@ class Statement:
                 self.missed[name] = outcome.details
                 continue
             self.covered.add(name)
-            if outcome.kind == "refused":
+            if outcome.kind == "rejected":
                 self.reasons[re.sub(r"\(.*|\d+", "", outcome.details)] += 1
             if outcome.kind in DEFECTS:
                 print(f"{name} {seed}: {report(case, outcome) if report else outcome}", flush=True)
@@ -205,7 +205,7 @@ class Statement:
         missed = sorted(set(self.missed) - self.covered)
         counts = ", ".join(f"{self.counts[kind]} {kind}" for kind in KINDS if kind != "not covered")
         lines = [f"{len(self.covered)} operations of {len(self.covered) + len(missed)}: {counts}"]
-        lines += [f"refused {number} times: {reason}" for reason, number in self.reasons.most_common()]
+        lines += [f"rejected {number} times: {reason}" for reason, number in self.reasons.most_common()]
         return "\n".join([*lines, f"not covered: {' '.join(missed)}"])
 
 
