@@ -7,6 +7,7 @@ PARTIAL = "the parts of a sum are infinite or no numbers where the sum is neithe
 MASKS = "rewritten sums multiply 0 with -inf"
 WRAPS = "parts of a sum of integers are cast before they are added"
 SHAPES = "a comparison of tensors whose shapes do not match"
+EXTENT_OF_ONE = "an axis with one entry, which broadcasts, is sliced"
 
 KNOWN: dict[str, str] = {
     "size: maximum of k - n": PROBES,
@@ -67,5 +68,16 @@ KNOWN: dict[str, str] = {
 }
 """Reasons by the names of `hand_written.py`."""
 
-KNOWN_OPERATIONS: dict[str, str] = {}
+KNOWN_OPERATIONS: dict[str, str] = {
+    "Bitcast": "its last axis, the batch, is part of a number if a replica has as many samples as parts",
+    "BroadcastGradientArgs": PROBES,
+    "MatrixDiagV3": EXTENT_OF_ONE,
+    "SelectV2": SQUEEZE,
+    "SoftmaxCrossEntropyWithLogits": EXTENT_OF_ONE,
+    "SparseSegmentSqrtNWithNumSegments": PROBES,
+    "StaticRegexReplace": PROBES,
+    "keras.sparsemax": SQUEEZE,
+    "keras.squeeze": SQUEEZE,
+    "keras.view": "see Bitcast",
+}
 """Reasons by the operations whose programs of seed 0 are wrong."""
