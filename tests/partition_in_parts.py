@@ -111,6 +111,15 @@ class Parts:
             found[2 * (node.cause is None) + (not sharded)] += 1
         return tuple(found)
 
+    @property
+    def gathers(self):
+        """The names of the operations for which tensors are gathered."""
+        nodes = filter(self.program.communicates, self.program.nodes)
+        sharded = [
+            n for n in nodes if n.cause is not None and is_sharded(self.program.values[n.source].label)
+        ]
+        return [node.cause.name for node in sharded]
+
 
 def types_of(graph):
     """The types of the operations of a graph, including branches and loops."""

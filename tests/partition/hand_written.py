@@ -13,7 +13,8 @@ if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
-from partition.differential import Outcome, examine
+from cheap_graphs import as_for_users
+from partition.differential import Program, examine_all
 from partition.extent_programs import EXTENTS, VIEWS
 from partition.number_programs import NUMBERS
 from partition.size_programs import SIZES
@@ -24,7 +25,7 @@ ALL = {
     **{f"views: {name}": fn for name, fn in VIEWS.items()},
     **{f"number: {name}": fn for name, fn in NUMBERS.items()},
 }
-BATCH_SIZES = 9, 1, 2, 3, 4, 5, 7
+BATCH_SIZES = 1, 2, 3, 4, 5, 7, 9
 
 
 def _special(random, n):
@@ -55,10 +56,10 @@ def batch_of(fn, size: int) -> list[np.ndarray]:
     return [ARRAYS[name](np.random.default_rng([size, *name.encode()]), size) for name in names]
 
 
-def compare(name: str) -> Outcome:
-    """What becomes of a program."""
+def program(name: str, sizes: tuple[int, ...] = BATCH_SIZES) -> Program:
+    """A program and its batches."""
     fn = ALL[name]
-    return examine(fn, lambda size: batch_of(fn, size), BATCH_SIZES)
+    return Program(fn, {size: batch_of(fn, size) for size in sizes})
 
 
 def main(words: list[str]) -> int:
@@ -66,7 +67,7 @@ def main(words: list[str]) -> int:
     counts = collections.Counter()
     for name in ALL:
         if not words or any(word in name for word in words):
-            found = compare(name)
+            (found,) = examine_all([program(name)])
             counts[found.kind] += 1
             if found.kind != "right":
                 print(f"{found.kind:12} {name}: {found.samples or ''} {found.details}", flush=True)
@@ -75,4 +76,5 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    as_for_users(False)
     sys.exit(main(sys.argv[1:]))

@@ -1,9 +1,10 @@
 """Breaks each rule in turn and counts how many programs detect it: `python -m tests.partition.mutations [operation ...]`.
 
-A mutation changes the rule of one operation type: another label for its outputs, or a label that it accepts for its
-inputs. A program detects it if it communicates differently than expected, raises an error, or gives a different result
-for uneven shards than for the full batch. The programs are those of `test_partition_rules.py`. Mutations that change
-nothing in any program are not counted. Each rule is used by a program; `test_partition_rules.py` checks that.
+A mutation changes the rule of one operation type: another label for its outputs, a label that it accepts for its inputs, or
+another extent or size that it derives (`size_table`). A program detects it if it communicates differently than expected,
+raises an error, or gives a different result for uneven shards than for the full batch. The programs are those of
+`test_partition_rules.py`. Mutations that change nothing in any program are not counted. Each rule is used by a program;
+`test_partition_rules.py` checks that.
 The counts are in `docs/design/0026-partitioned-step.md`.
 """
 
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -107,6 +110,80 @@ EQUIVALENT = {
 """Mutations that change no number and no collective of any step, and why."""
 
 
+class Table(NamedTuple):
+    """Rules by the type of operation, and mutations of what they return: `(arguments, result)` gives another result.
+
+    A mutation that changes nothing returns the same object.
+    """
+
+    rules: dict[str, Any]
+    mutations: dict[str, Callable[[tuple[Any, ...], Any], Any]]
+
+
+class Sizes(NamedTuple):
+    """What the mutations of size rules have to know about extents and integer values that are symbols.
+
+    Attributes:
+        is_size: whether an object is one extent or value, and no list of them.
+        depends: whether it is known and depends on the number of samples.
+        plus: an extent or value and an int, added.
+        constant: the extent or value that is this int.
+        samples: the one that is the number of samples.
+        unknown: the one that nothing is known of.
+    """
+
+    is_size: Callable[[Any], bool]
+    depends: Callable[[Any], bool]
+    plus: Callable[[Any, int], Any]
+    constant: Callable[[int], Any]
+    samples: Any
+    unknown: Any
+
+
+def label_table(rules: dict[str, Any]) -> Table:
+    """The table of the rules of labels."""
+
+    def of_ruling(mutation: Any) -> Any:
+        def mutated(arguments: tuple[Any, ...], ruling: Any) -> Any:
+            before = list(ruling[0]), list(ruling[1])
+            wants, made = mutation(arguments[0], (list(ruling[0]), list(ruling[1])))
+            return ruling if (list(wants), list(made)) == before else (wants, made)
+
+        return mutated
+
+    return Table(rules, {name: of_ruling(mutation) for name, mutation in MUTATIONS.items()})
+
+
+def size_table(rules: dict[str, Any], sizes: Sizes) -> Table:
+    """A table of size rules, whose results are nested lists and tuples of extents or values."""
+    changes = {
+        "derives one more": lambda size: sizes.plus(size, 1) if sizes.depends(size) else size,
+        "derives one less": lambda size: sizes.plus(size, -1) if sizes.depends(size) else size,
+        "derives a constant": lambda size: sizes.constant(3) if sizes.depends(size) else size,
+        "derives nothing": lambda size: sizes.unknown if sizes.depends(size) else size,
+        "believes in samples": lambda size: sizes.samples if size == sizes.unknown else size,
+        "believes in a constant": lambda size: sizes.constant(3) if size == sizes.unknown else size,
+        "takes constants for samples": lambda size: (
+            size if size == sizes.unknown or sizes.depends(size) else sizes.samples
+        ),
+    }
+
+    def everywhere(change: Any) -> Any:
+        def changed(result: Any) -> Any:
+            if sizes.is_size(result):
+                return change(result)
+            if isinstance(result, list | tuple):
+                found = [changed(each) for each in result]
+                if all(one is other for one, other in zip(found, result)):
+                    return result
+                return type(result)(found)
+            return result
+
+        return lambda arguments, result: changed(result)
+
+    return Table(rules, {name: everywhere(change) for name, change in changes.items()})
+
+
 class Program:
     """A program that was traced once."""
 
@@ -151,19 +228,19 @@ def types_before(last):
                 yield from types_of(inner)
 
 
-def survivors(kind, programs):
+def survivors(table, kind, programs):
     """The mutations of an operation type's rule that have an effect, and those of them that no program detects."""
-    rule, made, left = RULES[kind], 0, []
-    for name, mutation in MUTATIONS.items():
+    rule, made, left = table.rules[kind], 0, []
+    for name, mutation in table.mutations.items():
         applied = [False]
 
-        def mutated(view, mutation=mutation, applied=applied):
-            ruling = rule(view)
-            found = mutation(view, (list(ruling[0]), list(ruling[1])))
-            applied[0] |= (list(found[0]), list(found[1])) != (list(ruling[0]), list(ruling[1]))
+        def mutated(*arguments, mutation=mutation, applied=applied):
+            result = rule(*arguments)
+            found = mutation(arguments, result)
+            applied[0] |= found is not result
             return found
 
-        RULES[kind] = mutated
+        table.rules[kind] = mutated
         changed = False
         for program in programs:
             if program.notices(kind, applied):
@@ -173,23 +250,26 @@ def survivors(kind, programs):
         else:
             made += changed
             left += [name] * changed
-    RULES[kind] = rule
+    table.rules[kind] = rule
     return made, left
 
 
-def main(wanted):
+TABLES = [label_table(RULES)]
+# Plug in tables of size rules here: `size_table(RULES_OF_EXTENTS, Sizes(...))`, one for extents and one for values.
+
+
+def main(wanted, tables=TABLES):
     programs = sorted(map(Program, PROGRAMS), key=lambda program: len(program.parts.graph.get_operations()))
     made, left = 0, []
-    for kind in wanted or sorted(RULES):
-        having = [program for program in programs if any(kind in types for types in program.types)]
-        count, names = survivors(kind, having)
-        made += count
-        left += [(kind, name) for name in names]
-        for name in names:
-            print(
-                f"not noticed: {kind} {name}: {EQUIVALENT.get((kind, name), 'no program detects it')}",
-                flush=True,
-            )
+    for table in tables:
+        for kind in sorted(table.rules.keys() & set(wanted or table.rules)):
+            having = [program for program in programs if any(kind in types for types in program.types)]
+            count, names = survivors(table, kind, having)
+            made += count
+            left += [(kind, name) for name in names]
+            for name in names:
+                reason = EQUIVALENT.get((kind, name), "no program detects it")
+                print(f"not noticed: {kind} {name}: {reason}", flush=True)
     same = sum(each in EQUIVALENT for each in left)
     print(f"{made} mutations: {made - len(left)} noticed, {same} equivalent, {len(left) - same} left")
 

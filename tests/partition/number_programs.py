@@ -6,7 +6,7 @@ The names of a function's arguments say which arrays it gets; see `hand_written.
 from __future__ import annotations
 
 import tensorflow as tf
-from partition.size_programs import gradient_of, mean, raw, real, rows, total
+from partition.size_programs import count, gradient_of, mean, raw, real, total
 
 INF, NAN = float("inf"), float("nan")
 DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "uint32", "int64", "uint64")
@@ -22,7 +22,7 @@ def _nt_xent(x):
 
 
 def _masked_logits(x, m, dense):
-    n = rows(x)
+    n = count(x)
     logits = tf.matmul(x, x, transpose_b=True)
     keep = tf.logical_or(m[None, :] & m[:, None], tf.eye(n, dtype=tf.bool))
     logits = tf.where(keep, logits, real(-INF, x))
@@ -32,7 +32,7 @@ def _masked_logits(x, m, dense):
 
 
 def _clip(x, m):
-    n = rows(x)
+    n = count(x)
     logits = tf.where(m[None, :] | tf.eye(n, dtype=tf.bool), tf.matmul(x, x, transpose_b=True), real(-INF, x))
     labels = tf.range(n)
     one = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
@@ -61,13 +61,14 @@ NUMBERS = {
     ),
     "sum over zero weights": lambda x, zero: total(x * zero, 0) / total(zero, 0),
     "sum over sums of columns": lambda x, zero: total(total(x, 0) / total(zero, 0)),
-    "quotient of rows": lambda x, zero: mean(x / zero),
+    "quotient of samples": lambda x, zero: mean(x / zero),
     "sum times the inverse of 0": lambda x, zero: total(x) * (1 / total(zero)),
     "xdivy": lambda x, zero: [tf.math.xdivy(total(x), total(zero)), tf.math.xdivy(total(zero), total(zero))],
     # partial sums times infinity
     "sum times inf": lambda x: total(x) * INF,
     "sum with a zero part times inf": lambda zero: [total(zero) * INF, (total(zero) + 1) * INF],
     "sum of positive numbers times inf": lambda x: total(x**2) * INF,
+    "inverse of a sum times 0": lambda x: 1 / (total(x, 0) * 0.0),
     "sum times nan": lambda x: total(x) * NAN,
     "sum over inf": lambda x: total(x) / INF,
     "sum over 0": lambda x: [total(x) / 0.0, total(x**2, 0) / 0.0],
@@ -243,7 +244,7 @@ NUMBERS = {
     "int8: saturating cast of a sum": lambda k: tf.saturate_cast(total(tf.cast(k, tf.int16)), tf.int8),
     # out of range, other shapes
     "one-hot out of range": lambda y: [tf.one_hot(y + 1, 3), tf.one_hot(y - 1, 3)],
-    "gather of clipped labels": lambda x, y: tf.gather(x, tf.minimum(y, rows(x) - 1)),
+    "gather of clipped labels": lambda x, y: tf.gather(x, tf.minimum(y, count(x) - 1)),
     "equal of other shapes": lambda x, y: raw.Equal(
         x=x, y=tf.cast(tf.ones([7, 3]), x.dtype), incompatible_shape_error=False
     ),
@@ -271,7 +272,7 @@ NUMBERS = {
     "split strings": lambda t: tf.strings.split(t, "-").to_tensor(),
     "hash of strings": lambda t: tf.strings.to_hash_bucket_fast(t, 7),
     "unique strings": lambda t: tf.unique(t),
-    "strings of numbers": lambda x: tf.strings.as_string(total(x) * 0),
+    "strings of numbers": lambda x: tf.strings.as_string(tf.round(total(x))),
     "strings of samples": lambda y: tf.strings.as_string(y),
     "formatted": lambda y: tf.strings.format("{}", [total(y)]),
     "regular expressions": lambda t: [
