@@ -61,7 +61,7 @@ def rebuilt(
             ]
             for node, tensor in zip(exchanges, (yield from exchanged(wanted, replica))):
                 if labels[node.target].label == REPLICATED and tensor.dtype != tf.variant:
-                    tensor.set_shape(whole_shape(program, node.target, replica.global_samples))
+                    _refine_shape(tensor, whole_shape(program, node.target, replica.global_samples))
                 values[node.target] = tensor
     return [copier.value(number) for number in program.outputs]
 
@@ -259,4 +259,10 @@ def _set_shape(tensor: tf.Tensor, traced: tf.Tensor, label: Label) -> None:
     shape = traced.shape.as_list()
     if is_sharded(label):
         shape[label.axis] = None
-    tensor.set_shape(shape)
+    _refine_shape(tensor, shape)
+
+
+def _refine_shape(tensor: tf.Tensor, shape: list[int | None] | None) -> None:
+    """Sets a static shape, unless it contradicts TensorFlow's, which is wrong for some operations that broadcast."""
+    if tensor.shape.is_compatible_with(shape):
+        tensor.set_shape(shape)

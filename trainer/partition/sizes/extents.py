@@ -75,6 +75,8 @@ def _first_axis(*numbers: int) -> Callable[..., Shapes]:
 
 def broadcast(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
     """The inputs are broadcast against each other."""
+    if op.type == "Bitcast" and op.inputs[0].dtype.size != op.outputs[0].dtype.size:
+        raise Unknown
     if op.type in ("Equal", "NotEqual") and not op.get_attr("incompatible_shape_error"):
         pairs = zip(*(reversed(require(value.shape)) for value in inputs))
         if not all(1 in pair or equal(*pair) for pair in pairs):
