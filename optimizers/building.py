@@ -53,10 +53,22 @@ def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def inner_optimizers(optimizer: Any) -> list[Any]:
-    """The optimizers that `optimizer` wraps, at any depth; it builds them."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    wrapped = wrapped_optimizers(optimizer) + ([] if inner is None else [inner])
-    return wrapped + [deeper for each in wrapped for deeper in inner_optimizers(each)]
+    """The optimizers that `optimizer` holds, at any depth; it builds and calls them."""
+    held = list(
+        {id(each): each for each in wrapped_optimizers(optimizer) + attributes_of(optimizer)}.values()
+    )
+    return held + [deeper for each in held for deeper in inner_optimizers(each)]
+
+
+def attributes_of(holder: Any) -> list[Any]:
+    """The optimizers among an object's attributes, or in its lists, tuples and dicts with public names."""
+    found: list[Any] = []
+    for name, value in getattr(holder, "__dict__", {}).items():
+        values = [value]
+        if isinstance(value, list | tuple | dict) and not name.startswith("_"):
+            values = list(value.values() if isinstance(value, dict) else value)
+        found += [each for each in values if isinstance(each, keras.optimizers.Optimizer)]
+    return found
 
 
 def move_to_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:

@@ -130,6 +130,7 @@ class Optimizer(SavedState, ReplicaRule):
         options = CallOptions(
             skip_aggregation=skip or outer.skip_aggregation,
             weight_total=outer.weight_total if weight_total is None else weight_total,
+            update=outer.update,
         )
         with call_options(options):
             self.apply([pair[0] for pair in pairs], [pair[1] for pair in pairs])
@@ -147,9 +148,13 @@ class Optimizer(SavedState, ReplicaRule):
             return
         if trainable_variables is None:
             trainable_variables = checks.built_variables(self, len(grads))
+        pairs, options = list(zip(grads, trainable_variables)), current_options()
+        if options.update is not None:
+            options.update(self, pairs)
+            return
         if gradients_are_taken(self, grads, trainable_variables):
             return
-        pairs, options = after_aggregation(self, list(zip(grads, trainable_variables)), current_options())
+        pairs, options = after_aggregation(self, pairs, options)
         run_stages(self, pairs, options=options)
 
     @tf.autograph.experimental.do_not_convert

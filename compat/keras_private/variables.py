@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -41,11 +41,30 @@ def stateless_scope() -> keras.StatelessScope | None:
     return global_state.get_global_attribute(_SCOPE)
 
 
+class _WrittenAtOnce(keras.StatelessScope):
+    """Calls `write(variable, value)` where Keras would assign a value to a variable."""
+
+    def __init__(self, write: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self._write = write
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        self._write(*update)
+
+
+def collects_writes() -> bool:
+    """Whether writes to Keras variables are collected in this thread, to be made later."""
+    return not isinstance(stateless_scope(), _WrittenAtOnce | None)
+
+
 @contextlib.contextmanager
-def direct_writes() -> Iterator[None]:
-    """Writes to Keras variables reach the variables, even where a `keras.StatelessScope` would collect them."""
+def direct_writes(write: Callable[[Any, Any], Any] | None = None) -> Iterator[None]:
+    """Writes to Keras variables reach the variables, even where a `keras.StatelessScope` would collect them.
+
+    `write(variable, value)` makes them; None: `variable.assign`, as Keras does.
+    """
     scope = stateless_scope()
-    global_state.set_global_attribute(_SCOPE, None)
+    global_state.set_global_attribute(_SCOPE, None if write is None else _WrittenAtOnce(write))
     try:
         yield
     finally:
