@@ -8,6 +8,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.keras_private.optimizers import (
+    call_count,
+    optimizer_strategy,
+    own_learning_rate,
+    own_variables,
+    set_strategy,
+)
 from ..compat.keras_private.variables import added_to, make_again, raw_value
 from ..compat.patches import wrap
 from .parameter_servers.shards import use_like_whole_ones
@@ -28,6 +35,21 @@ def move_variables(variables: Iterable[Any], strategy: tf.distribute.Strategy) -
                 make_again(variable)
                 moved = True
     return moved
+
+
+def move_to_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
+    """Moves the counters and the state of an optimizer into `strategy.scope()`. Context: in that scope."""
+    if optimizer_strategy(optimizer) is not strategy:
+        set_strategy(optimizer, strategy)
+        if tf.distribute.has_strategy():
+            variables = (*own_variables(optimizer), call_count(optimizer), own_learning_rate(optimizer))
+            move_variables(variables, strategy)
+
+
+def move_into_scope(optimizer: Any) -> None:
+    """Moves an optimizer into the scope of a strategy in which it is built, if it is."""
+    if tf.distribute.has_strategy():
+        move_to_strategy(optimizer, tf.distribute.get_strategy())
 
 
 def prepare_variables() -> None:

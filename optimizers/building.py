@@ -10,16 +10,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.keras_private.optimizers import (
-    call_count,
-    own_learning_rate,
-    own_variables,
-    set_strategy,
-    wrapped_optimizers,
-)
+from ..compat.keras_private.optimizers import wrapped_optimizers
 from ..compat.keras_private.variables import stateless_scope
 from ..compat.tensorflow_graphs.graphs import left_as_written
-from ..distribute.variables import move_variables
+from ..distribute.variables import move_to_strategy
 
 _lock = threading.RLock()
 
@@ -54,10 +48,13 @@ def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
 
 def inner_optimizers(optimizer: Any) -> list[Any]:
     """The optimizers that `optimizer` holds, at any depth; it builds and calls them."""
-    held = list(
-        {id(each): each for each in wrapped_optimizers(optimizer) + attributes_of(optimizer)}.values()
-    )
-    return held + [deeper for each in held for deeper in inner_optimizers(each)]
+    found = {id(optimizer): optimizer}
+    ahead = [optimizer]
+    for each in ahead:
+        new = [inner for inner in wrapped_optimizers(each) + attributes_of(each) if id(inner) not in found]
+        found.update({id(inner): inner for inner in new})
+        ahead += new
+    return list(found.values())[1:]
 
 
 def attributes_of(holder: Any) -> list[Any]:
@@ -69,16 +66,6 @@ def attributes_of(holder: Any) -> list[Any]:
             values = list(value.values() if isinstance(value, dict) else value)
         found += [each for each in values if isinstance(each, keras.optimizers.Optimizer)]
     return found
-
-
-def move_to_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
-    """Moves the counters of an optimizer that is not built yet into `strategy.scope()`. Context: in that scope."""
-    if not optimizer.built:
-        set_strategy(optimizer, strategy)
-        if tf.distribute.has_strategy():
-            move_variables(
-                (*own_variables(optimizer), call_count(optimizer), own_learning_rate(optimizer)), strategy
-            )
 
 
 @left_as_written

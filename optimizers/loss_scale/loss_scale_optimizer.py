@@ -93,7 +93,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
 
     def on_adopted(self) -> None:
         """Completes an instance of Keras' class (`adopt` calls this)."""
-        adopt(self.inner_optimizer)
         self._begin(make_rule(self.initial_scale, self.dynamic_growth_steps)[1])
 
     def _begin(self, rule: ScaleRule) -> None:

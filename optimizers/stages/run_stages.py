@@ -24,7 +24,7 @@ from ...distribute.sharding.collectives import if_all
 from ...distribute.step_context import current_step
 from .. import checks
 from ..adoption import adopt
-from ..building import ensure_built, inner_optimizers
+from ..building import ensure_built
 from ..rematerialization import rematerialize
 from ..update_rules.replica_rule import once_there_is_one, transform_and_apply
 from ..update_rules.sharded import (
@@ -201,11 +201,8 @@ def _write_own_copy(variable: Any, value: Any) -> None:
 def _call_apply(optimizer: Any, pairs: Pairs, weight_total: Any, sharded: bool) -> None:
     """Calls `apply` of an optimizer inside another one, as Keras does; a user's may do more than call its base class's."""
     whole = sharded and has_own_apply(optimizer)
-    if has_own_apply(optimizer):
-        for each in inner_optimizers(optimizer):
-            adopt(each)
-    if whole:
-        pairs = gather(pairs)
+    pairs = gather(pairs) if whole else pairs
+    adopt(optimizer)
 
     def update(each: Any, pairs: Pairs) -> None:
         every = [v for _, v in pairs]

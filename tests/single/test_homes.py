@@ -180,3 +180,62 @@ def test_what_was_made_outside_of_the_scope_is_moved_into_the_scope(make, name):
 def test_optimizer_made_outside_of_the_scope_is_scaled_and_moved_into_the_scope():
     make = optimizer_made_before_half_precision
     helpers.assert_close(trained(make, "mirrored2"), trained(make, "none"), 5e-3)  # float16: 11 bits
+
+
+class Around(keras.optimizers.Optimizer):
+    """Holds another optimizer, and builds it."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.base = keras.optimizers.SGD(0.1, momentum=0.5)
+
+    def build(self, variables):
+        super().build(variables)
+        self.base.build(variables)
+
+    def apply(self, grads, trainable_variables=None):
+        self.base.apply(grads, trainable_variables)
+        self._iterations.assign_add(1)
+
+
+def chosen():
+    kernels, biases = keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1, momentum=0.5)
+    return keras.optimizers.MultiOptimizer(lambda v: kernels if v.path.endswith("kernel") else biases)
+
+
+MADE_BEFORE = {
+    "keras": lambda: keras.optimizers.Adam(0.1),
+    "ours": lambda: unisono.optimizers.Adam(0.1),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1)),
+    "average": lambda: keras.optimizers.SGD(0.1, use_ema=True, gradient_accumulation_steps=2),
+    "chosen": chosen,
+    "around": Around,
+}
+
+
+def trained_by(optimizer, name, built):
+    keras.utils.set_random_seed(2)
+    model = None
+    if built == "before":
+        model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        optimizer.build(model.trainable_variables)
+    with helpers.scope(helpers.strategy(name)):
+        model = model or unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        if built == "compiled":
+            model.compile(optimizer, "mse")
+        if built == "inside":
+            unisono.optimizers.adopt(optimizer)
+        if built in ("compiled", "inside"):
+            optimizer.build(model.trainable_variables)
+        model.compile(optimizer, "mse")
+        for epochs in (2, 1):
+            model.fit(X, X[:, :1], batch_size=4, epochs=epochs, shuffle=False, verbose=0)
+    return model.get_weights(), [v.numpy() for v in optimizer.variables]
+
+
+@pytest.mark.short("inside-keras", "never-chosen", "inside-around", "compiled-ours")
+@pytest.mark.parametrize("make", MADE_BEFORE.values(), ids=MADE_BEFORE.keys())
+@pytest.mark.parametrize("built", ["inside", "compiled", "before", "never"])
+def test_optimizer_made_outside_of_the_scope_is_moved_wherever_it_is_built(make, built):
+    one, two = (trained_by(make(), name, built) for name in ("none", "mirrored2"))
+    helpers.assert_close(two, one, helpers.FLOAT32)

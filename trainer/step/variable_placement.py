@@ -31,10 +31,10 @@ def place_with_model(model: TrainedModel) -> None:
     if home is None:
         return
     for optimizer in held:
-        for part in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-            if part is not None and optimizer_strategy(part) is not home:
+        for part in (optimizer, *inner_optimizers(optimizer)):
+            if optimizer_strategy(part) is not home:
                 set_strategy(part, home)
-        move_variables(optimizer.variables, home)
+            move_variables(part.variables, home)
     for metric in metrics_of(model):
         move_variables(metric.variables, home)
 
