@@ -58,11 +58,19 @@ def prepare_variables() -> None:
     Metrics count with such variables. Keras assigns the old value plus a number: several replicas would add the old value
     several times, and a worker would overwrite another one's addition. In a step of ours writes are collected before this.
 
-    A model or an optimizer of ours calls it when it is created. It changes nothing under other strategies.
+    Under any strategy, a Keras optimizer from outside of the scope can be built in it. A model or an optimizer of ours calls
+    this when it is created. It changes nothing without a strategy.
     """
+    if tf.distribute.has_strategy():
+        wrap("add_variable_from_reference", _add_in_scope)
     if shares_variables():
         wrap("_direct_assign", _direct_assign)
     use_like_whole_ones()
+
+
+def _add_in_scope(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    move_into_scope(self)
+    return original(self, *args, **kwargs)
 
 
 def _direct_assign(original: Callable[..., Any], self: Any, value: Any) -> None:

@@ -223,8 +223,6 @@ def trained_by(optimizer, name, built):
         model = model or unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         if built == "compiled":
             model.compile(optimizer, "mse")
-        if built == "inside":
-            unisono.optimizers.adopt(optimizer)
         if built in ("compiled", "inside"):
             optimizer.build(model.trainable_variables)
         model.compile(optimizer, "mse")
