@@ -15,6 +15,7 @@ from ..compat.keras_private.variables import stateless_scope
 from ..compat.tensorflow_graphs.graphs import left_as_written
 from ..distribute.variables import move_to_strategy
 
+_HOLDING = (keras.optimizers.Optimizer, list, tuple, dict)
 _lock = threading.RLock()
 
 
@@ -61,10 +62,13 @@ def attributes_of(holder: Any) -> list[Any]:
     """The optimizers among an object's attributes, or in its lists, tuples and dicts with public names."""
     found: list[Any] = []
     for name, value in getattr(holder, "__dict__", {}).items():
-        values = [value]
-        if isinstance(value, list | tuple | dict) and not name.startswith("_"):
-            values = list(value.values() if isinstance(value, dict) else value)
-        found += [each for each in values if isinstance(each, keras.optimizers.Optimizer)]
+        if not isinstance(value, _HOLDING):
+            continue
+        if isinstance(value, keras.optimizers.Optimizer):
+            found.append(value)
+        elif not name.startswith("_"):
+            values = value.values() if isinstance(value, dict) else value
+            found += [each for each in values if isinstance(each, keras.optimizers.Optimizer)]
     return found
 
 

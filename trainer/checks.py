@@ -95,11 +95,13 @@ def check_traced_functions(model: TrainedModel, method: str) -> None:
 
     A pipeline does not train variables that a function reads by itself.
     """
+    if strategy_of(model) is None and model._pipeline is None:
+        return
     for layer in layers_of(model):
-        trained = layer.trainable_variables
-        own = {id(getattr(raw_value(v), "handle", None)) for v in trained if model._pipeline is not None}
-        captured = captured_by_functions(layer) if trained else []
-        if any(was_left(each) or id(each) in own for each in captured):
+        captured = captured_by_functions(layer)
+        trained = [raw_value(v) for v in layer.trainable_variables] if captured else []
+        own = {id(getattr(v, "handle", None)) for v in trained if model._pipeline is not None}
+        if trained and any(was_left(each) or id(each) in own for each in captured):
             raise ValueError(
                 f"`{method}()`: a function of the layer {layer.name!r} was traced before its variables got the place in "
                 "which they are trained, and does not read them there: create the layer in `strategy.scope()`, or set "

@@ -107,7 +107,9 @@ class SingleBatches:
             spec = batch_spec(inputs)
             runner.build(self, spec, step="predict_step")
             with explained(self, spec, step="predict_step"):
-                _, outputs = self.make_predict_function()(CompiledCall([Chunk(inputs, 1, None, _same)]))
+                _, outputs = runner.make_function(self, "predict")(
+                    CompiledCall([Chunk(inputs, 1, None, _same)])
+                )
         return keras.tree.map_structure(convert_to_np_if_not_ragged, outputs[0])
 
 
@@ -122,7 +124,7 @@ def _on_batch(
         runner.build(model, spec, step=step)
         check_weights(model, spec, {int(sample_count(chunk.inputs))}, step)
         model.reset_metrics()
-        function = model.make_train_function() if phase == "train" else model.make_test_function()
+        function = runner.make_function(model, phase)
         with explained(model, spec, step=step):
             _, logs = function(CompiledCall([chunk]))
         if phase == "train":
