@@ -208,7 +208,7 @@ def test_an_override_where_replicas_share_state_is_that_of_one_device(name, wrap
 
 
 def looped(cls, wrapper, make, in_graph):
-    """Three updates in a loop of one's own, of which the second overflows where the loss is scaled."""
+    """Three updates in a custom loop, of which the second overflows where the loss is scaled."""
     variables = [keras.Variable([1.0, 2.0]), keras.Variable([3.0]), keras.Variable([4.0])]
     for index, variable in enumerate(variables):
         variable._path = ["a/kernel", "b/kernel", "b/bias"][index]
@@ -231,7 +231,7 @@ def looped(cls, wrapper, make, in_graph):
 @pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_an_override_in_a_loop_of_ones_own_is_that_of_keras(name, wrapper, in_graph):
+def test_an_override_in_a_custom_loop_is_that_of_keras(name, wrapper, in_graph):
     ours, plain = (looped(module, wrapper, WEIGHTS[name], in_graph) for module in (unisono, keras))
     helpers.assert_close(ours, plain, helpers.FLOAT32)
 
