@@ -66,6 +66,7 @@ class FitState:
     chief: bool = True  # whether this process writes files
     # The current or the last compiled call, with `chunks`, each of batches of one size; None where workers run the steps.
     compiled_call: Any = None
+    function: Any = None  # the model's `train_function` with which the loop runs
     times: Times = dataclasses.field(default_factory=Times)
     save_and_exit: str | None = None  # why training saves and stops at the next step, on all workers
     asked_to_exit: str | None = None  # set by a signal handler: why this process was asked to

@@ -18,6 +18,7 @@ from keras.src.backend.tensorflow import core as backend_core
 from keras.src.backend.tensorflow import nn as backend_nn
 from keras.src.backend.tensorflow import numpy as backend_numpy
 from keras.src.backend.tensorflow import random as backend_random
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.models import cloning
 from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -166,6 +167,11 @@ WRAPPED = (
         backend_core.Variable,
         "_serialize_to_tensors",
         "a TensorFlow checkpoint stores a sharded variable as a whole one, instead of raising an error",
+    ),
+    Changed(
+        TFOptimizer,
+        "add_variable_from_reference",
+        "an optimizer from outside of a strategy's scope is built in it, instead of raising an error",
     ),
     Changed(
         backend_core,

@@ -33,7 +33,7 @@ ATTRIBUTES = {
     "keras:optimizers.Optimizer": "_accumulated_gradients _check_variables_are_known _distribution_strategy "
     "_get_variable_index _iterations _learning_rate _model_variables_moving_average _track_trackable "
     "_trainable_variables _trainable_variables_indices _use_weight_decay _var_key _variables",
-    "keras:optimizers.MultiOptimizer": "_inner_optimizers _var_to_optimizer_idx",
+    "keras:optimizers.MultiOptimizer": "_inner_optimizers _optimizer_map _var_to_optimizer_idx",
     "keras:callbacks.Callback.on_batch_end": "_is_default",
     "keras:callbacks.ModelCheckpoint": "_batches_seen_since_last_saving _get_file_path _last_batch_seen "
     "_set_monitor_op _should_save_model",

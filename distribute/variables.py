@@ -8,6 +8,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.keras_private.optimizers import (
+    call_count,
+    optimizer_strategy,
+    own_learning_rate,
+    own_variables,
+    set_strategy,
+)
 from ..compat.keras_private.variables import added_to, make_again, raw_value
 from ..compat.patches import wrap
 from .parameter_servers.shards import use_like_whole_ones
@@ -30,17 +37,40 @@ def move_variables(variables: Iterable[Any], strategy: tf.distribute.Strategy) -
     return moved
 
 
+def move_to_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
+    """Moves the counters and the state of an optimizer into `strategy.scope()`. Context: in that scope."""
+    if optimizer_strategy(optimizer) is not strategy:
+        set_strategy(optimizer, strategy)
+        if tf.distribute.has_strategy():
+            variables = (*own_variables(optimizer), call_count(optimizer), own_learning_rate(optimizer))
+            move_variables(variables, strategy)
+
+
+def move_into_scope(optimizer: Any) -> None:
+    """Moves an optimizer into the scope of a strategy in which it is built, if it is."""
+    if tf.distribute.has_strategy():
+        move_to_strategy(optimizer, tf.distribute.get_strategy())
+
+
 def prepare_variables() -> None:
     """Lets replicas that share variables, and asynchronous workers, add to variables that are declared to be sums.
 
     Metrics count with such variables. Keras assigns the old value plus a number: several replicas would add the old value
     several times, and a worker would overwrite another one's addition. In a step of ours writes are collected before this.
 
-    A model or an optimizer of ours calls it when it is created. It changes nothing under other strategies.
+    Under any strategy, a Keras optimizer from outside of the scope can be built in it. A model or an optimizer of ours calls
+    this when it is created. It changes nothing without a strategy.
     """
+    if tf.distribute.has_strategy():
+        wrap("add_variable_from_reference", _add_in_scope)
     if shares_variables():
         wrap("_direct_assign", _direct_assign)
     use_like_whole_ones()
+
+
+def _add_in_scope(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    move_into_scope(self)
+    return original(self, *args, **kwargs)
 
 
 def _direct_assign(original: Callable[..., Any], self: Any, value: Any) -> None:

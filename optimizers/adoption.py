@@ -14,6 +14,7 @@ from ..compat.keras_private.optimizers import own_variables
 from ..compat.keras_private.serialization import our_classes, save_as, unpickle
 from ..compat.keras_private.variables import as_number
 from ..distribute.variables import prepare_variables
+from .building import inner_optimizers
 from .settings import check_optimizer, with_checked_arguments
 
 _classes: dict[type, type] = {}
@@ -69,7 +70,9 @@ def publish(cls: type, module: str) -> type:
 
 
 def adopt(optimizer: Any) -> Any:
-    """Converts any Keras optimizer in place into a `unisono.optimizers.Optimizer`; its state and settings are kept.
+    """Converts any Keras optimizer in place into a `unisono.optimizers.Optimizer`, and so those that it holds.
+
+    Their state and settings are kept.
 
     Args:
         optimizer: any `keras.optimizers.Optimizer`, also user-defined or built; or what `keras.optimizers.get` takes.
@@ -88,13 +91,14 @@ def adopt(optimizer: Any) -> Any:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         with our_classes():
             optimizer = keras.optimizers.get(optimizer)
-    if optimizer is not None and type(optimizer) is not class_for(type(optimizer)):
-        check_optimizer(optimizer)
-        optimizer.__class__ = class_for(type(optimizer))
-        prepare_variables()
-        for variable in own_variables(optimizer):
-            as_number(variable)
-        optimizer.on_adopted()
+    for each in () if optimizer is None else (optimizer, *inner_optimizers(optimizer)):
+        if type(each) is not class_for(type(each)):
+            check_optimizer(each)
+            each.__class__ = class_for(type(each))
+            prepare_variables()
+            for variable in own_variables(each):
+                as_number(variable)
+            each.on_adopted()
     return optimizer
 
 

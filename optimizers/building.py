@@ -10,17 +10,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.keras_private.optimizers import (
-    call_count,
-    own_learning_rate,
-    own_variables,
-    set_strategy,
-    wrapped_optimizers,
-)
+from ..compat.keras_private.optimizers import wrapped_optimizers
 from ..compat.keras_private.variables import stateless_scope
 from ..compat.tensorflow_graphs.graphs import left_as_written
-from ..distribute.variables import move_variables
+from ..distribute.variables import move_to_strategy
 
+_HOLDING = (keras.optimizers.Optimizer, list, tuple, dict)
 _lock = threading.RLock()
 
 
@@ -53,20 +48,28 @@ def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def inner_optimizers(optimizer: Any) -> list[Any]:
-    """The optimizers that `optimizer` wraps, at any depth; it builds them."""
-    inner = getattr(optimizer, "inner_optimizer", None)
-    wrapped = wrapped_optimizers(optimizer) + ([] if inner is None else [inner])
-    return wrapped + [deeper for each in wrapped for deeper in inner_optimizers(each)]
+    """The optimizers that `optimizer` holds, at any depth; it builds and calls them."""
+    found = {id(optimizer): optimizer}
+    ahead = [optimizer]
+    for each in ahead:
+        new = [inner for inner in wrapped_optimizers(each) + attributes_of(each) if id(inner) not in found]
+        found.update({id(inner): inner for inner in new})
+        ahead += new
+    return list(found.values())[1:]
 
 
-def move_to_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
-    """Moves the counters of an optimizer that is not built yet into `strategy.scope()`. Context: in that scope."""
-    if not optimizer.built:
-        set_strategy(optimizer, strategy)
-        if tf.distribute.has_strategy():
-            move_variables(
-                (*own_variables(optimizer), call_count(optimizer), own_learning_rate(optimizer)), strategy
-            )
+def attributes_of(holder: Any) -> list[Any]:
+    """The optimizers among an object's attributes, or in its lists, tuples and dicts with public names."""
+    found: list[Any] = []
+    for name, value in getattr(holder, "__dict__", {}).items():
+        if not isinstance(value, _HOLDING):
+            continue
+        if isinstance(value, keras.optimizers.Optimizer):
+            found.append(value)
+        elif not name.startswith("_"):
+            values = value.values() if isinstance(value, dict) else value
+            found += [each for each in values if isinstance(each, keras.optimizers.Optimizer)]
+    return found
 
 
 @left_as_written

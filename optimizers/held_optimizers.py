@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from ..compat.keras_private.layers import layers_of
+from .building import attributes_of
 
 
 def optimizers_of(model: Any, of_layers: bool = False) -> list[Any]:
@@ -17,12 +16,8 @@ def optimizers_of(model: Any, of_layers: bool = False) -> list[Any]:
     """
     custom_step = getattr(model, "_overrides_step", lambda name: True)("train_step")
     holders = [model, *layers_of(model)[1:]] if custom_step or of_layers else [model]
-    found = [getattr(model, "optimizer", None)]
-    for holder in holders:
-        for name, value in vars(holder).items():
-            if isinstance(value, keras.optimizers.Optimizer):
-                found.append(value)
-            elif isinstance(value, list | tuple | dict) and not name.startswith("_"):
-                values = value.values() if isinstance(value, dict) else value
-                found += [each for each in values if isinstance(each, keras.optimizers.Optimizer)]
+    found = [
+        getattr(model, "optimizer", None),
+        *(each for holder in holders for each in attributes_of(holder)),
+    ]
     return list({id(each): each for each in found if each is not None}.values())

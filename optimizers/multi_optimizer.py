@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from ..compat.keras_private.optimizers import index_of_optimizer, wrapped_optimizers
+from ..compat.keras_private.optimizers import choosing, index_of_optimizer, wrapped_optimizers
 from ..distribute.arguments import shown, takes_arguments
 from .adoption import adopt, register_class
 from .checks import Pairs
@@ -37,17 +37,12 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
             )
         super().__init__(optimizer_map, *args, **kwargs)
         self.gradient_aggregator = gradient_aggregator
-        self.on_adopted()
-
-    def on_adopted(self) -> None:
-        """Converts the optimizers inside too."""
-        for inner in wrapped_optimizers(self):
-            adopt(inner)
+        adopt(self)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Builds each optimizer for its variables; a ValueError if one of them has an aggregator of its own."""
-        super().build(variables)
-        self.on_adopted()
+        with choosing(self, adopt):
+            super().build(variables)
         create_errors(self, variables)
         for inner in wrapped_optimizers(self):
             if inner.gradient_aggregator is not None:

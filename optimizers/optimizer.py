@@ -12,7 +12,7 @@ from ..compat.keras_private.optimizers import call_count
 from ..compat.keras_private.variables import as_number
 from ..distribute.parameter_servers.shards import created_colocated, gradient
 from ..distribute.sharding.row_sharding import created_in_rows
-from ..distribute.variables import prepare_variables
+from ..distribute.variables import move_into_scope, prepare_variables
 from . import checks
 from .adoption import register_class
 from .checks import GradsAndVars, Pairs
@@ -130,6 +130,7 @@ class Optimizer(SavedState, ReplicaRule):
         options = CallOptions(
             skip_aggregation=skip or outer.skip_aggregation,
             weight_total=outer.weight_total if weight_total is None else weight_total,
+            update=outer.update,
         )
         with call_options(options):
             self.apply([pair[0] for pair in pairs], [pair[1] for pair in pairs])
@@ -147,9 +148,13 @@ class Optimizer(SavedState, ReplicaRule):
             return
         if trainable_variables is None:
             trainable_variables = checks.built_variables(self, len(grads))
+        pairs, options = list(zip(grads, trainable_variables)), current_options()
+        if options.update is not None:
+            options.update(self, pairs)
+            return
         if gradients_are_taken(self, grads, trainable_variables):
             return
-        pairs, options = after_aggregation(self, list(zip(grads, trainable_variables)), current_options())
+        pairs, options = after_aggregation(self, pairs, options)
         run_stages(self, pairs, options=options)
 
     @tf.autograph.experimental.do_not_convert
@@ -249,7 +254,8 @@ class Optimizer(SavedState, ReplicaRule):
         return [(self, pairs)]
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates the optimizer state, as in Keras."""
+        """Creates the optimizer state, as in Keras, in the scope of the current strategy."""
+        move_into_scope(self)
         super().build(variables)
         register_shards(self, variables)
         create_errors(self, variables)
@@ -260,6 +266,7 @@ class Optimizer(SavedState, ReplicaRule):
         self, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
     ) -> Any:
         """A state variable, as in Keras; on parameter servers it is placed next to its variable, and it may be sharded."""
+        move_into_scope(self)
         shards, rows = created_as_shards(reference_variable, initializer), created_in_rows(reference_variable)
         with created_colocated(reference_variable), shards, rows:
             return super().add_variable_from_reference(reference_variable, name, initializer)

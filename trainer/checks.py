@@ -13,9 +13,9 @@ import tensorflow as tf
 from ..callbacks.keras_callbacks import check_keras_callbacks
 from ..callbacks.trained_model import TrainedModel
 from ..compat.keras_private.functional import paired_inputs
-from ..compat.keras_private.layers import layers_of
+from ..compat.keras_private.layers import captured_by_functions, layers_of
 from ..compat.keras_private.training import overrides_compute_loss, strategy_of
-from ..compat.keras_private.variables import raw_value
+from ..compat.keras_private.variables import raw_value, was_left
 from ..compat.tensorflow_private.strategies import give_collectives_a_group
 from ..distribute.arguments import number, shown, truth, whole_number
 from ..distribute.hardware.devices import check_exist
@@ -87,6 +87,25 @@ def check_home(model: TrainedModel, method: str) -> None:
             raise ValueError(
                 f"`{method}()`: the variable {variable.path!r} belongs to {_name(owner)}, but the model was built "
                 f"{_built_where(model)}: build the model and all of its layers under one `strategy.scope()`."
+            )
+
+
+def check_traced_functions(model: TrainedModel, method: str) -> None:
+    """Rejects layers with functions, such as those of a SavedModel, that read variables which are trained elsewhere.
+
+    A pipeline does not train variables that a function reads by itself.
+    """
+    if strategy_of(model) is None and model._pipeline is None:
+        return
+    for layer in layers_of(model):
+        captured = captured_by_functions(layer)
+        trained = [raw_value(v) for v in layer.trainable_variables] if captured else []
+        own = {id(getattr(v, "handle", None)) for v in trained if model._pipeline is not None}
+        if trained and any(was_left(each) or id(each) in own for each in captured):
+            raise ValueError(
+                f"`{method}()`: a function of the layer {layer.name!r} was traced before its variables got the place in "
+                "which they are trained, and does not read them there: create the layer in `strategy.scope()`, or set "
+                "`trainable=False`."
             )
 
 

@@ -81,12 +81,6 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
         Raises:
             ValueError, TypeError: an argument is invalid. The model is then unchanged.
         """
-        state = self.fit_state
-        if state is not None and state.epoch < state.epochs and not self.stop_training:
-            raise ValueError(
-                "`compile()` was called while `fit` runs: compile the model before `fit`, or end it with "
-                "`model.stop_training = True` first."
-            )
         given: dict[str, Any] = dict(
             loss=loss,
             loss_weights=loss_weights,

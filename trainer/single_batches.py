@@ -12,11 +12,12 @@ from . import checks
 from .compilation import runner_of
 from .inputs import Chunk, make_source
 from .inputs.batch import batch_spec, sample_count, unpack
+from .inputs.class_weights import class_weights
 from .inputs.sources.arrays import ArraySource
 from .inputs.sources.make_source import kind_of
 from .partition.steps.explain import StepExplanation
 from .partition.steps.step_partition import ModelPartition, shared_by_replicas
-from .run.checks.argument_errors import check_weights, explained
+from .run.checks.argument_errors import check_class_weights, check_weights, explained
 from .run.checks.overflow import check_progress
 from .run.loops.compiled_calls import CompiledCall
 from .step.variable_placement import bring_along
@@ -107,7 +108,9 @@ class SingleBatches:
             spec = batch_spec(inputs)
             runner.build(self, spec, step="predict_step")
             with explained(self, spec, step="predict_step"):
-                _, outputs = self.make_predict_function()(CompiledCall([Chunk(inputs, 1, None, _same)]))
+                _, outputs = runner.make_function(self, "predict")(
+                    CompiledCall([Chunk(inputs, 1, None, _same)])
+                )
         return keras.tree.map_structure(convert_to_np_if_not_ragged, outputs[0])
 
 
@@ -120,9 +123,10 @@ def _on_batch(
     with runner.watching(model):
         spec = batch_spec(chunk.inputs)
         runner.build(model, spec, step=step)
+        check_class_weights(model, spec, class_weights(class_weight), step)
         check_weights(model, spec, {int(sample_count(chunk.inputs))}, step)
         model.reset_metrics()
-        function = model.make_train_function() if phase == "train" else model.make_test_function()
+        function = runner.make_function(model, phase)
         with explained(model, spec, step=step):
             _, logs = function(CompiledCall([chunk]))
         if phase == "train":

@@ -12,6 +12,8 @@ import keras
 import tensorflow as tf
 from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+from tensorflow.python.saved_model.function_deserialization import RestoredFunction
 
 from ..shared_change import shared_attribute
 
@@ -38,6 +40,20 @@ def layers_within(layer: Any) -> list[Any]:
 def computes_again(layer: Any) -> bool:
     """Whether a layer was made under `keras.RematScope`."""
     return getattr(getattr(layer, "_remat_mode", None), "mode", None) is not None
+
+
+def captured_by_functions(layer: Any) -> list[Any]:
+    """What the traced functions among a layer's attributes, such as those of a SavedModel, have captured."""
+    functions = [
+        getattr(each, "concrete_functions", [each]) for each in vars(layer).values() if _is_traced(each)
+    ]
+    return [
+        captured for each in functions for function in each for captured in function.graph.external_captures
+    ]
+
+
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, ConcreteFunction | RestoredFunction)
 
 
 takes_training = attrgetter("_call_has_training_arg")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -107,3 +107,14 @@ def wrapped_optimizers(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 def index_of_optimizer(optimizer: Any, variable: Any) -> int:
     """The number, in `wrapped_optimizers`, of the optimizer with which a `MultiOptimizer` trains `variable`."""
     return optimizer._var_to_optimizer_idx[optimizer._var_key(variable)]
+
+
+@contextlib.contextmanager
+def choosing(optimizer: Any, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, a `MultiOptimizer` uses what `change` makes of the optimizer that it chooses for a variable."""
+    choose = optimizer._optimizer_map
+    optimizer.__dict__["_optimizer_map"] = lambda variable: change(choose(variable))
+    try:
+        yield
+    finally:
+        optimizer.__dict__["_optimizer_map"] = choose

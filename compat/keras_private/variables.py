@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
 from ..shared_change import shared_attributes
 
@@ -41,11 +41,30 @@ def stateless_scope() -> keras.StatelessScope | None:
     return global_state.get_global_attribute(_SCOPE)
 
 
+class _WrittenAtOnce(keras.StatelessScope):
+    """Calls `write(variable, value)` where Keras would assign a value to a variable."""
+
+    def __init__(self, write: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self._write = write
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        self._write(*update)
+
+
+def collects_writes() -> bool:
+    """Whether writes to Keras variables are collected in this thread, to be made later."""
+    return not isinstance(stateless_scope(), _WrittenAtOnce | None)
+
+
 @contextlib.contextmanager
-def direct_writes() -> Iterator[None]:
-    """Writes to Keras variables reach the variables, even where a `keras.StatelessScope` would collect them."""
+def direct_writes(write: Callable[[Any, Any], Any] | None = None) -> Iterator[None]:
+    """Writes to Keras variables reach the variables, even where a `keras.StatelessScope` would collect them.
+
+    `write(variable, value)` makes them; None: `variable.assign`, as Keras does.
+    """
     scope = stateless_scope()
-    global_state.set_global_attribute(_SCOPE, None)
+    global_state.set_global_attribute(_SCOPE, None if write is None else _WrittenAtOnce(write))
     try:
         yield
     finally:
@@ -70,10 +89,24 @@ def as_number(variable: Any) -> Any:
 
 
 def make_again(variable: keras.Variable) -> None:
-    """Recreates the TensorFlow variable inside `variable`, with its value and id, under the current strategy."""
+    """Recreates the TensorFlow variable inside `variable`, with its value and id, under the current strategy.
+
+    The old one is the new one's copy on its device, because functions that were compiled before read it.
+    """
     old, value = variable._value, variable.numpy()
+    _mark_left(old)
+
+    def create(next_creator: Callable[..., Any], **arguments: Any) -> Any:
+        copy = next_creator(**arguments)
+        if not isinstance(old, BaseResourceVariable) or old.device != copy.device:
+            return copy
+        old.assign(copy)
+        _mark_left(old, False)
+        return old
+
     variable._value = None
-    variable._initialize(tf.constant(value, variable.dtype))
+    with tf.compat.v1.get_default_graph()._variable_creator_scope(create, priority=0):  # the innermost one
+        variable._initialize(tf.constant(value, variable.dtype))
     getattr(variable._value, "_primary", variable._value)._unique_id = old._unique_id
 
 
@@ -95,6 +128,18 @@ def move_to_device(variable: Any, device: str) -> None:
             synchronization=old.synchronization,
         )
     variable._value._unique_id = old._unique_id
+    _mark_left(old)
+
+
+def _mark_left(value: Any, left: bool = True) -> None:
+    if isinstance(value, BaseResourceVariable):
+        handle: Any = value.handle
+        handle._unisono_left = left
+
+
+def was_left(captured: Any) -> bool:
+    """Whether a function has captured a TensorFlow variable that was inside a Keras variable which has another one now."""
+    return getattr(captured, "_unisono_left", False)
 
 
 @contextlib.contextmanager

@@ -93,7 +93,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
 
     def on_adopted(self) -> None:
         """Completes an instance of Keras' class (`adopt` calls this)."""
-        adopt(self.inner_optimizer)
         self._begin(make_rule(self.initial_scale, self.dynamic_growth_steps)[1])
 
     def _begin(self, rule: ScaleRule) -> None:
@@ -148,7 +147,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
             return
         inner = self.inner_optimizer
         named = trainable_variables is not None
-        variables: list[Any] = list(trainable_variables) if named else built_variables(inner, len(grads))
+        variables: list[Any] = list(trainable_variables) if named else built_variables(self, len(grads))
         ensure_built(self, variables)
         if gradients_are_taken(self, grads, variables):
             return
@@ -157,7 +156,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         scale = self._scale_of_gradients()
         accumulates = inner.gradient_accumulation_steps
         veto = _read_copy(self.overflowed) > 0 if accumulates else None
-        finite = run_stages(inner, pairs, scale=scale, check_finite=True, veto=veto, options=options)
+        finite = run_stages(
+            inner, pairs, scale=scale, check_finite=True, veto=veto, options=options, called=False
+        )
         self._write(self._close_call if accumulates else self._move, finite)
 
     def aggregate_gradients(self, grads_and_vars: GradsAndVars) -> Pairs:

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from ...compat.thread_value import ThreadValue
@@ -27,6 +28,9 @@ class CallOptions:
     # Scalar; what the loss of this micro-batch was divided by, over all replicas. None: the samples of the step, or 1 where
     # there is no step. Only ratios between the micro-batches of one update matter.
     weight_total: Any = None
+    # `update(optimizer, pairs)`: the rest of a call that began at an optimizer which holds this one: its gradients are
+    # aggregated, unscaled and checked. None: the call begins here.
+    update: Any = None
 
     def divisor(self) -> Any:
         """The divisor of this micro-batch's loss, or what is proportional to it."""
@@ -51,8 +55,8 @@ call_options = _options.set_to
 
 
 def frozen_iterations(optimizer: Any) -> contextlib.AbstractContextManager[None]:
-    """`optimizer.iterations` is a tensor inside the block: read once, not once for each variable."""
-    count = tf.identity(tf.convert_to_tensor(optimizer.iterations))
+    """The count of Keras' `iterations` is a tensor inside the block: read once, not once for each variable."""
+    count = tf.identity(tf.convert_to_tensor(keras.optimizers.Optimizer.iterations.fget(optimizer)))  # type: ignore[attr-defined]
     return _counts.set_to({**_counts.value, id(optimizer): count, 0: count})
 
 

@@ -23,16 +23,24 @@ from ...distribute.replicas import (
 from ...distribute.sharding.collectives import if_all
 from ...distribute.step_context import current_step
 from .. import checks
+from ..adoption import adopt
 from ..building import ensure_built
 from ..rematerialization import rematerialize
 from ..update_rules.replica_rule import once_there_is_one, transform_and_apply
-from ..update_rules.sharded import aggregate_shards, record_shards, shards_state, transform_and_apply_shards
+from ..update_rules.sharded import (
+    aggregate_shards,
+    cut,
+    gather,
+    record_shards,
+    shards_state,
+    transform_and_apply_shards,
+)
 from .accumulation import accumulate
 from .aggregators import aggregate
-from .call_options import CallOptions, current_options
+from .call_options import CallOptions, call_options, current_options
 from .error_feedback import with_errors
 from .sparse_gradients import Pairs, divided, map_values, values_of
-from .user_code import has_user_code, if_true, write_where
+from .user_code import has_own_apply, has_user_code, if_true, write_where
 
 
 @tf.autograph.experimental.do_not_convert
@@ -44,6 +52,7 @@ def run_stages(
     check_finite: bool = False,
     veto: Any = None,
     options: CallOptions | None = None,
+    called: bool = True,
 ) -> Any:
     """One call of an optimizer: aggregate, unscale, check, transform, apply.
 
@@ -60,7 +69,8 @@ def run_stages(
     The optimizer is built here if it is not. The gradients are this replica's: dense, `tf.IndexedSlices` or None. The loss
     was multiplied by `scale`, next to the optimizer's own `loss_scale_factor`. With `check_finite` the update is skipped,
     every bit unchanged, unless all aggregated gradients are finite; `veto`, a bool scalar that is the same on every replica,
-    skips it in any case. `options` are by default those of the call that this thread is in.
+    skips it in any case. `options` are by default those of the call that this thread is in. Not `called`: the `apply` of
+    another optimizer, which holds this one, was, so that of this one is called for the stages 4 and 5.
 
     Returns the finite check: bool scalar tensor, the same on every replica, true if the update was applied. Without
     `check_finite` it is the constant True. A tensor is also appended to `current_step().finite_checks`.
@@ -70,10 +80,19 @@ def run_stages(
     options = options or current_options()
     pairs = checks.checked_pairs(grads_and_vars)
     ensure_built(optimizer, [v for _, v in pairs])
-    with direct_writes():
-        check_known(optimizer, [v for _, v in pairs])
+    if called:
+        with direct_writes():
+            check_known(optimizer, [v for _, v in pairs])
     if tf.distribute.get_replica_context() is None:
-        return _in_every_replica(optimizer, pairs, scale, check_finite, veto, options)
+        settings = {
+            "scale": scale,
+            "check_finite": check_finite,
+            "veto": veto,
+            "options": options,
+            "called": called,
+        }
+        return _in_every_replica(optimizer, pairs, settings)
+    every = [v for _, v in pairs]
     pairs, sharded = checks.with_gradients(optimizer, pairs), shards_state(optimizer)
     rematerialize()
     watch = optimizer.__dict__.get("_gradient_watch")
@@ -94,7 +113,8 @@ def run_stages(
         step.calls = {}  # this call may be skipped without being counted, and the host cannot know
     keep_errors(finite)
     variables = [v for _, v in pairs]
-    write: Any = functools.partial(_update, optimizer, variables, _take_collected_writes(variables), sharded)
+    collected = _take_collected_writes(variables)
+    write: Any = functools.partial(_update, optimizer, variables, every, collected, sharded, called)
     gradients = send_to_servers([g for g, _ in pairs], variables)
     if not sharded:  # no other replica has the shards of this one
         write = once_per_copy(write)
@@ -131,28 +151,37 @@ def _all_finite(optimizer: Any, pairs: Pairs, options: CallOptions, sharded: boo
 def _update(
     optimizer: Any,
     variables: list[Any],
+    every: list[Any],
     collected: Sequence[tuple[keras.Variable, Any]],
     sharded: bool,
+    called: bool,
     finite: Any,
     gradients: Sequence[Any],
     weight_total: Any,
 ) -> None:
     """Stages 4 and 5, if `finite`: of the optimizer, or of each one inside for its part of the variables.
 
-    Context: where variables are written (`once_per_copy`).
+    Those of `every` variable that are not in `variables` have no gradient. Context: where variables are written
+    (`once_per_copy`).
     """
     branch, apply_to = (if_all, transform_and_apply_shards) if sharded else (if_true, transform_and_apply)
     if finite is not True:
         accepted = functools.partial(
-            _update, optimizer, variables, collected, sharded, True, gradients, weight_total
+            _update, optimizer, variables, every, collected, sharded, called, True, gradients, weight_total
         )
         write_where(finite, optimizer, variables, accepted, branch)
         return
-    with direct_writes():
+    with direct_writes(_write_own_copy if tf.distribute.has_strategy() else None):
         for variable, value in collected:
             local_copy(variable).assign(value)
-        parts = optimizer.split(list(zip(gradients, variables)))
+        found = dict(zip(map(id, variables), gradients))
+        pairs = [(found.get(id(v)), v) for v in every]
+        parts = optimizer.split(pairs) if called else [(optimizer, pairs)]
         for each, part in parts:
+            if not called or each is not optimizer:
+                _call_apply(each, part, weight_total, sharded)
+                continue
+            part = [pair for pair in part if pair[0] is not None]
             apply = functools.partial(apply_to, each)
             if each.gradient_accumulation_steps:
                 accumulate(each, part, weight_total, apply, branch)
@@ -160,8 +189,34 @@ def _update(
                 apply(part)
             with once_there_is_one(part):
                 local_copy(call_count(each)).assign_add(1)
-        if all(each is not optimizer for each, _ in parts):
+        if called and all(each is not optimizer for each, _ in parts):
             local_copy(call_count(optimizer)).assign_add(1)
+
+
+def _write_own_copy(variable: Any, value: Any) -> None:
+    copy = local_copy(variable)
+    copy.assign(tf.cast(value, copy.dtype))
+
+
+def _call_apply(optimizer: Any, pairs: Pairs, weight_total: Any, sharded: bool) -> None:
+    """Calls `apply` of an optimizer inside another one, as Keras does; a user's may do more than call its base class's."""
+    whole = sharded and has_own_apply(optimizer)
+    pairs = gather(pairs) if whole else pairs
+    adopt(optimizer)
+
+    def update(each: Any, pairs: Pairs) -> None:
+        every = [v for _, v in pairs]
+        ensure_built(each, every)
+        check_known(each, every)
+        pairs = [(g, v) for g, v in pairs if g is not None]
+        pairs = pairs if each is optimizer else unscale(each, pairs)
+        pairs = cut(pairs) if whole else pairs
+        if pairs:
+            gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
+            _update(each, variables, every, (), sharded, True, True, gradients, weight_total)
+
+    with call_options(CallOptions(update=update)):
+        optimizer.apply([g for g, _ in pairs], [v for _, v in pairs])
 
 
 def _take_collected_writes(variables: Sequence[Any]) -> list[tuple[keras.Variable, Any]]:
@@ -182,10 +237,8 @@ def _take_collected_writes(variables: Sequence[Any]) -> list[tuple[keras.Variabl
     return collected
 
 
-def _in_every_replica(
-    optimizer: Any, pairs: Pairs, scale: Any, check_finite: bool, veto: Any, options: CallOptions
-) -> Any:
-    """The stages on each replica, called from cross-replica context.
+def _in_every_replica(optimizer: Any, pairs: Pairs, settings: dict[str, Any]) -> Any:
+    """The stages on each replica, called from cross-replica context, with the `settings` of `run_stages`.
 
     A `PerReplica` gradient is each replica's own part. Any other is the total: replica 0 sends it, the others send 0.
     """
@@ -194,14 +247,12 @@ def _in_every_replica(
     whole = [g is not None and not isinstance(g, tf.distribute.DistributedValues) for g in gradients]
 
     def on_replica(gradients: list[Any]) -> Any:
-        if not options.skip_aggregation and num_replicas() > 1:
+        if not settings["options"].skip_aggregation and num_replicas() > 1:
             first = replica_id() == 0
             only_first: Callable[[Any], Any] = lambda x: tf.where(first, x, tf.zeros_like(x))  # noqa: E731
             gradients = [map_values(only_first, g) if w else g for g, w in zip(gradients, whole)]
         mine = [(g, v) for g, (_, v) in zip(gradients, pairs)]
-        return tf.convert_to_tensor(
-            run_stages(optimizer, mine, scale=scale, check_finite=check_finite, veto=veto, options=options)
-        )
+        return tf.convert_to_tensor(run_stages(optimizer, mine, **settings))
 
     finite = strategy.run(on_replica, args=(gradients,))
-    return strategy.experimental_local_results(finite)[0] if check_finite else True
+    return strategy.experimental_local_results(finite)[0] if settings["check_finite"] else True

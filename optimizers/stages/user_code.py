@@ -114,6 +114,11 @@ def apply_of(optimizer: Any) -> Callable[..., None]:
     return functools.partial(known.apply, optimizer)
 
 
+def has_own_apply(optimizer: Any) -> bool:
+    """Whether a user has written the `apply` of an optimizer."""
+    return not _is_known(optimizer.apply)
+
+
 def has_user_class(optimizer: Any) -> bool:
     """Whether a class of the optimizer is neither Keras' nor ours."""
     return not all(map(_is_known, _classes(optimizer)))

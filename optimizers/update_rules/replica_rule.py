@@ -25,7 +25,7 @@ from ...compat.keras_private.optimizers import (
     trained_variables,
     variable_key,
 )
-from ...compat.keras_private.variables import direct_writes, holding
+from ...compat.keras_private.variables import collects_writes, direct_writes, holding
 from ...compat.tensorflow_graphs.copied_operations import TracedOnce
 from ...compat.tensorflow_graphs.equal_operations import made_once
 from ...distribute.parameter_servers.shards import rows_of
@@ -45,20 +45,30 @@ from ..stages.user_code import is_elementwise, is_of_keras, needs_no_names, writ
 class ReplicaRule(keras.optimizers.Optimizer):
     """How an update rule reads and writes: assignments, clipping, weight decay, moving averages, the learning rate.
 
-    Context: its methods run where variables are written (`distribute.replicas.once_per_copy`).
+    Context: its methods run where variables are written (`distribute.replicas.once_per_copy`). Elsewhere in a step, such as
+    in a user's `apply`, an assignment is collected like any other write to a Keras variable.
     """
 
     def assign(self, variable: Any, value: Any) -> None:
         """Writes this replica's copy."""
-        super().assign(_copy(variable), value)
+        if _is_collected(variable, value):
+            variable.assign(value)
+        else:
+            super().assign(_copy(variable), value)
 
     def assign_add(self, variable: Any, value: Any) -> None:
         """Adds to this replica's copy."""
-        super().assign_add(_copy(variable), value)
+        if _is_collected(variable, value):
+            variable.assign_add(value)
+        else:
+            super().assign_add(_copy(variable), value)
 
     def assign_sub(self, variable: Any, value: Any) -> None:
         """Subtracts from this replica's copy."""
-        super().assign_sub(_copy(variable), value)
+        if _is_collected(variable, value):
+            variable.assign_sub(value)
+        else:
+            super().assign_sub(_copy(variable), value)
 
     def _backend_update_step(
         self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
@@ -83,18 +93,6 @@ class ReplicaRule(keras.optimizers.Optimizer):
         if self.clipvalue:
             return clipping.by_value(grads, self.clipvalue)
         return list(grads)
-
-    def decay_weights(self, variables: Sequence[Any]) -> None:
-        """Applies weight decay; a subclass's own rule is called as Keras calls it, and its writes are made here."""
-        if type(self)._apply_weight_decay is ReplicaRule._apply_weight_decay:
-            self._apply_weight_decay(variables)
-            return
-        with keras.StatelessScope() as scope:
-            self._apply_weight_decay(variables)
-        for variable in variables:
-            value = scope.get_current_value(variable)
-            if value is not None:
-                local_copy(variable).assign(value)
 
     def _apply_weight_decay(self, variables: Sequence[Any]) -> None:
         if self.weight_decay is None:
@@ -162,6 +160,10 @@ class ReplicaRule(keras.optimizers.Optimizer):
         ):
             return tf.identity(local_copy(rate))
         return rate
+
+
+def _is_collected(variable: Any, value: Any) -> bool:
+    return isinstance(variable, keras.Variable) and collects_writes() and not is_sparse(value)
 
 
 def _copy(variable: Any) -> Any:
@@ -244,7 +246,7 @@ def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
         if pairs:
             gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
             with once_there_is_one(pairs):
-                optimizer.decay_weights(variables)
+                optimizer._apply_weight_decay(variables)
             optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
         optimizer._update_model_variables_moving_average(trained_variables(optimizer))
         optimizer.overwrite_with_average_when_due()

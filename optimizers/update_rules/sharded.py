@@ -69,11 +69,11 @@ def aggregate_shards(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pair
     """
     if options.skip_aggregation or optimizer.gradient_aggregator is not None:
         BackwardPass().gather_until()
-        return _cut(aggregate(optimizer, pairs, options))
+        return cut(aggregate(optimizer, pairs, options))
     pairs = _reduce_scattered(optimizer, pairs, options)
     parts = [part for each, part in optimizer.split(pairs) if each.gradient_accumulation_steps]
     accumulated = {id(v) for part in parts for _, v in part}
-    return [_cut([(g, v)])[0] if is_sparse(g) and id(v) in accumulated else (g, v) for g, v in pairs]
+    return [cut([(g, v)])[0] if is_sparse(g) and id(v) in accumulated else (g, v) for g, v in pairs]
 
 
 def record_shards(watch: Any, pairs: Pairs, finite: Any) -> Any:
@@ -95,7 +95,7 @@ def transform_and_apply_shards(optimizer: Any, pairs: Pairs) -> None:
         elementwise = is_elementwise(optimizer)
         pairs = _transformed(optimizer, pairs, elementwise)
         with once_there_is_one(pairs):
-            optimizer.decay_weights([v for _, v in pairs])
+            optimizer._apply_weight_decay([v for _, v in pairs])
         shards = (_updated_shards if elementwise else _updated_by_whole)(optimizer, pairs)
         _average(optimizer, shards)
         variables = [v for v in trained_variables(optimizer) if id(v) in shards]
@@ -145,31 +145,31 @@ def _transformed(optimizer: Any, pairs: Pairs, to_shards: bool) -> Pairs:
     """Stage 4, to shards or to whole gradients."""
     own_clipping = type(optimizer)._clip_gradients is not ReplicaRule._clip_gradients
     if own_clipping or any(type(t) not in _ON_SHARDS for t in optimizer.gradient_transformers):
-        pairs = transform(optimizer, _gathered(pairs))
-        return _cut(pairs) if to_shards else pairs
-    pairs = [pair if not is_sparse(pair[0]) else _cut([pair])[0] for pair in pairs]
+        pairs = transform(optimizer, gather(pairs))
+        return cut(pairs) if to_shards else pairs
+    pairs = [pair if not is_sparse(pair[0]) else cut([pair])[0] for pair in pairs]
     with norms_over_shards():
         for transformer in optimizer.gradient_transformers:
             decays = type(transformer) is AddDecayedWeights
             pairs = transformer.decayed(pairs, own_part) if decays else transformer(pairs)
         pairs = clip(optimizer, pairs)
-    return pairs if to_shards else _gathered(pairs)
+    return pairs if to_shards else gather(pairs)
 
 
 _ON_SHARDS = (ClipByGlobalNorm, ClipByNorm, ClipByValue, AddDecayedWeights)
 """The ready pieces that need no whole gradient."""
 
 
-def _cut(pairs: Pairs) -> Pairs:
+def cut(pairs: Pairs) -> Pairs:
     """This replica's shard of each whole gradient."""
     return [(g if overwritten_by_gradient(v) else own_shard(g, list(v.shape)), v) for g, v in pairs]
 
 
-def _gathered(pairs: Pairs) -> Pairs:
-    """The whole gradients; sparse ones are whole already."""
-    dense = [(g, v) for g, v in pairs if not is_sparse(g)]
+def gather(pairs: Pairs) -> Pairs:
+    """The whole gradients; sparse ones are whole already, and None stays None."""
+    dense = [(g, v) for g, v in pairs if g is not None and not is_sparse(g)]
     whole = iter(all_gather([g for g, _ in dense], [list(v.shape) for _, v in dense]))
-    return [(g if is_sparse(g) else next(whole), v) for g, v in pairs]
+    return [(g if g is None or is_sparse(g) else next(whole), v) for g, v in pairs]
 
 
 def _updated_shards(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:

@@ -3,6 +3,7 @@
 import helpers
 import keras
 import numpy as np
+import pytest
 
 import unisono
 
@@ -29,3 +30,53 @@ def test_output_without_a_target_changes_nothing():
     expected = trained("none", absent=False, jit_compile=False)
     for replicas, jit_compile in (("none", True), ("mirrored2", False)):
         helpers.assert_close(trained(replicas, True, jit_compile), expected, helpers.FLOAT32, replicas)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("loss", [{"a": "mse", "b": None}, {"a": "mse", "b": "mse"}], ids=["metrics", "loss"])
+@pytest.mark.parametrize("outputs", ["dict", "list"])
+def test_an_output_that_needs_a_target_is_named(outputs, loss):
+    inputs = keras.Input((3,))
+    made = {name: keras.layers.Dense(1, name=name)(inputs) for name in "ab"}
+    model = unisono.Model(inputs, made if outputs == "dict" else list(made.values()))
+    model.compile("sgd", loss, metrics={"a": ["mae"], "b": ["mae"]})
+    for targets in ({"a": Y}, {"a": Y, "b": None}, [Y, None]):
+        with pytest.raises(ValueError, match="`y` has no target for the output 'b'"):
+            model.fit(X, targets, verbose=0)
+
+
+def classifier(units, loss, activation="softmax"):
+    model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(units, activation)])
+    model.compile("sgd", loss, jit_compile=False)
+    return model
+
+
+@pytest.mark.parametrize("classes", [{3: 2.0}, {-1: 2.0}, {0: 1.0, 1: 1.0, 2: 1.0, 5: 1.0}])
+@pytest.mark.parametrize("method", ["fit", "train_on_batch"])
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_class_weight_of_a_class_that_the_model_does_not_have_is_rejected(one_hot, method, classes):
+    numbers = np.arange(len(X)) % 3
+    targets = np.eye(3, dtype="float32")[numbers] if one_hot else numbers
+    model = classifier(3, "categorical_crossentropy" if one_hot else "sparse_categorical_crossentropy")
+    before = model.get_weights()
+    with pytest.raises(
+        ValueError, match=f"`class_weight` has the classes \\[{max(classes)}\\], but .* has 3"
+    ):
+        getattr(model, method)(X, targets, class_weight=classes)
+    helpers.assert_equal(model.get_weights(), before)
+    getattr(model, method)(X, targets, class_weight={0: 2.0, 2: 0.5})
+
+
+def test_class_weight_is_accepted_where_the_number_of_classes_is_not_known():
+    ignoring = keras.losses.SparseCategoricalCrossentropy(ignore_class=9)
+    classifier(3, ignoring).fit(X, np.where(X[:, 0] > 0, 9, 1), class_weight={9: 1.0, 1: 2.0}, verbose=0)
+    for loss in ("binary_crossentropy", "mse"):
+        classifier(1, loss, "sigmoid").fit(X, X[:, :1] > 0, class_weight={0: 1.0, 7: 2.0}, verbose=0)
+
+    class Own(unisono.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean(y_pred)
+
+    model = Own([keras.Input((3,)), keras.layers.Dense(3)])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.fit(X, np.zeros(len(X), int), class_weight={5: 1.0}, verbose=0)

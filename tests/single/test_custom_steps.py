@@ -335,3 +335,29 @@ def test_train_step_of_another_model_can_call_keras_own():
         model.compile("sgd", "mse")
     logs = model.train_on_batch(X, Y, return_dict=True)
     assert logs["one"] == pytest.approx(1.0)
+
+
+def test_differences_from_keras_are_those_of_the_table_in_the_guide():
+    seen = {}
+
+    def train(module):
+        class Own(module.Sequential):
+            def train_step(self, data):
+                x, y = data
+                with tf.GradientTape() as tape:
+                    loss = keras.ops.mean((self(x) - y) ** 2)
+                gradients = tape.gradient(loss, self.trainable_variables)
+                self.optimizer.apply(gradients, self.trainable_variables)
+                return {"loss": loss}
+
+        class Begin(keras.callbacks.Callback):
+            def on_train_begin(self, logs=None):
+                seen[module] = len(self.model.optimizer.variables)
+
+        model = Own([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+        x = np.ones((4, 2), "float32")
+        return model.fit(x, 2 + x[:, :1], verbose=0, callbacks=[Begin()]).history["loss"]
+
+    assert train(keras) == [0.0] and train(unisono)[0] > 0
+    assert seen == {keras: 2, unisono: 6}

@@ -4,6 +4,7 @@ import helpers
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import unisono
 
@@ -180,3 +181,119 @@ def test_what_was_made_outside_of_the_scope_is_moved_into_the_scope(make, name):
 def test_optimizer_made_outside_of_the_scope_is_scaled_and_moved_into_the_scope():
     make = optimizer_made_before_half_precision
     helpers.assert_close(trained(make, "mirrored2"), trained(make, "none"), 5e-3)  # float16: 11 bits
+
+
+class Around(keras.optimizers.Optimizer):
+    """Holds another optimizer, and builds it."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.base = keras.optimizers.SGD(0.1, momentum=0.5)
+
+    def build(self, variables):
+        super().build(variables)
+        self.base.build(variables)
+
+    def apply(self, grads, trainable_variables=None):
+        self.base.apply(grads, trainable_variables)
+        self._iterations.assign_add(1)
+
+
+def chosen():
+    kernels, biases = keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1, momentum=0.5)
+    return keras.optimizers.MultiOptimizer(lambda v: kernels if v.path.endswith("kernel") else biases)
+
+
+MADE_BEFORE = {
+    "keras": lambda: keras.optimizers.Adam(0.1),
+    "ours": lambda: unisono.optimizers.Adam(0.1),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1)),
+    "average": lambda: keras.optimizers.SGD(0.1, use_ema=True, gradient_accumulation_steps=2),
+    "chosen": chosen,
+    "around": Around,
+}
+
+
+def trained_by(optimizer, name, built):
+    keras.utils.set_random_seed(2)
+    model = None
+    if built == "before":
+        model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        optimizer.build(model.trainable_variables)
+    with helpers.scope(helpers.strategy(name)):
+        model = model or unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        if built == "compiled":
+            model.compile(optimizer, "mse")
+        if built in ("compiled", "inside"):
+            optimizer.build(model.trainable_variables)
+        model.compile(optimizer, "mse")
+        for epochs in (2, 1):
+            model.fit(X, X[:, :1], batch_size=4, epochs=epochs, shuffle=False, verbose=0)
+    return model.get_weights(), [v.numpy() for v in optimizer.variables]
+
+
+@pytest.mark.short("inside-keras", "never-chosen", "inside-around", "compiled-ours")
+@pytest.mark.parametrize("make", MADE_BEFORE.values(), ids=MADE_BEFORE.keys())
+@pytest.mark.parametrize("built", ["inside", "compiled", "before", "never"])
+def test_optimizer_made_outside_of_the_scope_is_moved_wherever_it_is_built(make, built):
+    one, two = (trained_by(make(), name, built) for name in ("none", "mirrored2"))
+    helpers.assert_close(two, one, helpers.FLOAT32)
+
+
+@pytest.fixture(scope="module")
+def saved_model(tmp_path_factory):
+    keras.utils.set_random_seed(3)
+    source = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.BatchNormalization()]
+    )
+    path = str(tmp_path_factory.mktemp("saved"))
+    source.export(path, verbose=False)
+    return path
+
+
+class Compiled(keras.layers.Layer):
+    """Has a function that is compiled before the layer is moved."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = self.add_weight(shape=(3, 4), initializer="ones")
+        spec = tf.TensorSpec([None, 3])
+        self.product = tf.function(lambda x: x @ self.kernel).get_concrete_function(spec)
+
+    def call(self, x):
+        return self.product(x)
+
+
+def fine_tuned(make, strategy, inside=False):
+    keras.utils.set_random_seed(2)
+    layer = None if inside else make()
+    with helpers.scope(strategy):
+        layer = layer or make()
+        model = unisono.Sequential([keras.Input((3,)), layer, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    history = model.fit(X, X[:, :1], batch_size=4, epochs=2, shuffle=False, verbose=0).history
+    return history["loss"], model.get_weights(), model.predict(X, verbose=0)
+
+
+@pytest.mark.short("loaded-mirrored2", "compiled-mirrored3")
+@pytest.mark.parametrize("name", ["mirrored1", "mirrored2", "mirrored3", "central2"])
+@pytest.mark.parametrize("kind", ["loaded", "compiled"])
+def test_functions_compiled_outside_of_the_scope_read_the_variables_that_are_trained(kind, name, saved_model):
+    make = Compiled if kind == "compiled" else lambda: keras.layers.TFSMLayer(saved_model, "serve")
+    one, several = (fine_tuned(make, helpers.strategy(each)) for each in ("none", name))
+    helpers.assert_close(several, one, helpers.FLOAT32)
+
+
+@pytest.mark.parametrize("place", ["one", "weights", "pipeline"])
+def test_functions_that_do_not_read_the_trained_variables_name_their_layer(place, saved_model):
+    strategies = {
+        "one": lambda: helpers.strategy("one"),
+        "weights": lambda: unisono.distribute.sharded(helpers.mirrored(2), "weights"),
+        "pipeline": lambda: unisono.distribute.Pipeline(["CPU:0", "CPU:1"], micro_batches=2),
+    }
+    loaded, strategy = keras.layers.TFSMLayer(saved_model, "serve"), strategies[place]()
+    for layer in (Compiled(), loaded, loaded):
+        with pytest.raises(ValueError, match=f"layer {layer.name!r}.* `trainable=False`"):
+            fine_tuned(lambda layer=layer: layer, strategy)
+    frozen = keras.layers.TFSMLayer(saved_model, "serve", trainable=False)
+    fine_tuned(lambda: frozen, strategy)

@@ -68,24 +68,12 @@ def with_loss(bench: Bench, loss: Any, y: Any, **arguments: Any) -> Any:
     return bench.new(loss=loss, **arguments).fit(X, y, verbose=0)
 
 
-class Within(keras.callbacks.Callback):
-    """Calls a function with the model when the epoch begins."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.function(self.model)
-
-
 __all__ = [
     "COLUMN",
     "NAN",
     "V1",
     "Bench",
     "Use",
-    "Within",
     "X",
     "Y",
     "keras",

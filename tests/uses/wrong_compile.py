@@ -108,8 +108,8 @@ COMPILE: dict[str, Use] = {
     "unknown argument": compiled("learning_rate", learning_rate=0.1),
     "y for one of two outputs": two("`y`", "structure", y=COLUMN),
     "y for three of two outputs": two("`y`", "structure", y=[COLUMN] * 3),
-    "y lacks an output": two("`y`", "structure", y={"a": COLUMN}),
-    "y names another output": two("`y`", "structure", y={"a": COLUMN, "c": COLUMN}),
+    "y lacks an output": two("`y`", "output 'b'", y={"a": COLUMN}),
+    "y names another output": two("`y`", "output 'b'", y={"a": COLUMN, "c": COLUMN}),
     "class numbers for categories": (
         lambda b: with_loss(b, "categorical_crossentropy", np.ones(6)),
         ("`y`", r"\(None,\)", "sparse_categorical_crossentropy"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from uses.bench import COLUMN, NAN, Use, Within, X, Y, keras, np, rows, tf
+from uses.bench import COLUMN, NAN, Use, X, Y, keras, np, rows, tf
 
 
 def fit(*words: str, **arguments: Any) -> Use:
@@ -244,13 +244,6 @@ ARGUMENTS: dict[str, Use] = {
     "callbacks is a generator": fit("`callbacks`", "instances", "generator", callbacks=(c for c in [])),
     "callbacks holds a metric": fit("`callbacks`", "instances", "Mean", callbacks=[keras.metrics.Mean()]),
     "unknown name batchsize": fit("batchsize", batchsize=3),
-    "compile inside of fit": fit(
-        r"`compile\(\)`",
-        "while .*fit",
-        "before",
-        callbacks=[Within(lambda m: m.compile("adam", "mse"))],
-        epochs=2,
-    ),
     "fit inside of tf.function": (
         lambda b: tf.function(b.fit, autograph=False)(),
         (r"`fit\(\)`", "tf.function", "call it outside"),

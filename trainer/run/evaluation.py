@@ -31,7 +31,7 @@ def evaluate(
         runner.build(model, source.spec, source.batch_size, "test_step")
         check_labels(model, source, "test_step")
         callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
-        model.make_test_function()
+        runner.make_function(model, "test")
         model.stop_evaluating = False
         callbacks.on_test_begin()
         model.reset_metrics()
@@ -52,7 +52,7 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
                 at_exit.callback(callback.on_predict_exit)
         writer = next((each for each in callbacks.callbacks if isinstance(each, PredictionWriter)), None)
         runner.build(model, source.spec, step="predict_step")
-        model.make_predict_function()
+        runner.make_function(model, "predict")
         model.stop_predicting = False
         callbacks.on_predict_begin()
         source.begin_epoch(0)

@@ -60,11 +60,12 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         callbacks, state = _begin(model, a, source, validation, at_exit)
         at_exit.enter_context(reporting_position(lambda: f"epoch {state.epoch + 1}, step {state.step}"))
         model.stop_training = False
-        model.make_train_function()
+        made = runner.make_function(model, "train")
         callbacks.on_train_begin()
         # A callback of Keras may set it in on_train_begin.
         state.epoch = epoch_to_begin_with(model) or state.epoch
-        runner.begin_fit(model, state)
+        state.function = None if model.train_function is made else made
+        runner.begin_steps(model, state)
         if (state.epoch, state.step, state.epoch_logs) == (a.initial_epoch, 0, {}):  # else it is resumed
             _try_validation(model, a, runner)
         logs = None
@@ -169,6 +170,7 @@ def _epoch(
     if not logs and model.stop_training:  # a resumed run may have stopped after its last step
         logs = state.step_logs
     elif not logs:
+        runner.begin_steps(model, state)
         logs = runner.train_steps(model, state, callbacks)
         if state.steps_per_epoch is None and not model.stop_training:
             state.steps_per_epoch = state.step
@@ -233,4 +235,7 @@ class LocalRunner(Runner):
             ended = done < call.steps and (done or state.source.position.is_over())
             if ended or (model.stop_training and not workers.several):
                 break
+            if model.train_function is not function:
+                self.begin_steps(model, state)
+                return self.train_steps(model, state, callbacks) or logs
         return logs

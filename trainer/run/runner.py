@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from ...callbacks.call_schedule import steps_until_call
 from ...callbacks.trained_model import FitState, TrainedModel
 from ...compat.keras_private.training import pythonify_logs
 from ...compat.patches import replaced_functions
+from ...distribute.arguments import shown
 from ...distribute.hardware.devices import wait_for_accelerators
 from ..inputs import Source
 from ..step.variable_placement import place_with_model
@@ -60,6 +62,31 @@ class Runner:
         if phase == "predict":
             return PredictFunction(model, step)
         return StepFunction(model, phase == "train", step, loop_for)
+
+    def make_function(self, model: TrainedModel, phase: str) -> Any:
+        """Calls `make_train_function`, `make_test_function` or `make_predict_function`, and returns what it made.
+
+        Raises:
+            ValueError: a user's version made something else, which calls the step for one batch of one device.
+        """
+        name = f"make_{phase}_function"
+        getattr(model, name)()
+        function = getattr(model, f"{phase}_function")
+        if inspect.isroutine(function) or hasattr(function, "get_concrete_function"):
+            raise ValueError(
+                f"`{name}` of {type(model).__name__} made `{phase}_function` itself, which does not run here: override "
+                f"`{phase}_step` instead, or call `super().{name}(force)` and keep what it makes. Made: {shown(function)}"
+            )
+        return function
+
+    def begin_steps(self, model: TrainedModel, state: FitState) -> None:
+        """Prepares the steps that come next, if they are new: a callback may compile the model, or make them again."""
+        if model.train_function is state.function:
+            return
+        if state.function is not None:
+            self.build(model, state.source.spec, state.source.batch_size)
+        state.function = self.make_function(model, "train")
+        self.begin_fit(model, state)
 
     def begin_fit(self, model: TrainedModel, state: FitState) -> None:
         """Chooses between the plain graph and XLA, or prepares a measurement."""

@@ -16,7 +16,7 @@ from ...compat.keras_private.variables import raw_value
 from ...distribute.variables import move_variables
 from ...optimizers.building import inner_optimizers
 from ...optimizers.held_optimizers import optimizers_of
-from ..checks import check_home
+from ..checks import check_home, check_traced_functions
 from .global_metrics import metrics_of
 
 
@@ -31,10 +31,10 @@ def place_with_model(model: TrainedModel) -> None:
     if home is None:
         return
     for optimizer in held:
-        for part in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-            if part is not None and optimizer_strategy(part) is not home:
+        for part in (optimizer, *inner_optimizers(optimizer)):
+            if optimizer_strategy(part) is not home:
                 set_strategy(part, home)
-        move_variables(optimizer.variables, home)
+            move_variables(part.variables, home)
     for metric in metrics_of(model):
         move_variables(metric.variables, home)
 
@@ -54,6 +54,7 @@ def bring_along(model: TrainedModel, method: str) -> None:
         for part in layers_of(model):  # their compiled functions read the earlier variables
             if isinstance(part, keras.Model):
                 part.train_function = part.test_function = part.predict_function = None
+    check_traced_functions(model, method)
 
 
 def _only_strategy(model: TrainedModel) -> tf.distribute.Strategy | None:

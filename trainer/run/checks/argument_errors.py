@@ -14,6 +14,7 @@ from ....compat.keras_private.functional import graph_of
 from ....compat.keras_private.training import losses_of_classes, overrides_compute_loss
 from ...inputs import Source
 from ...inputs.batch import is_standard, unpack
+from ...inputs.class_weights import ClassWeights
 from ...inputs.values import LabelRule, at, label_sentence, sentence_in
 from .mismatch import mismatch
 
@@ -64,28 +65,45 @@ def explained(
 
 
 def check_labels(model: TrainedModel, source: Source, step: str) -> None:
-    """Rejects class numbers for which the built model has no output, in batches as they are read, in arrays at once.
-
-    Also rejects `class_weight` for targets of several class numbers, which would be read as one-hot.
-    """
+    """Rejects class numbers for which the built model has no output, in batches as they are read, in arrays at once."""
     if model._overrides_step(step) or overrides_compute_loss(model):  # which may use targets differently
         return
+    check_class_weights(model, source.spec, source.class_weights, step)
+    check_weights(model, source.spec, {source.batch_size, source.usual_batch_size, source.held_samples}, step)
+    try:
+        source.check_values(tuple(rule for rule, _ in _label_rules(model)))
+    except ValueError as error:
+        raise ArgumentError(str(error)) from None
+
+
+def _label_rules(model: TrainedModel) -> list[tuple[LabelRule, int]]:
+    """The class numbers that each loss accepts, and the rank of its output."""
     rules = []
     for path, ignored in losses_of_classes(model):
         scores = at(path, getattr(graph_of(model), "output", None))
         if scores is not None and scores.shape[-1] is not None:
-            rules.append(LabelRule(tuple(path), scores.shape[-1], ignored))
-            shape = unpack(source.spec)[1].shape if source.class_weights else tf.TensorShape(None)
-            if 1 < (shape.rank or 0) < len(scores.shape) and shape[-1] != 1:
-                raise ArgumentError(
-                    f"`class_weight` is for one class number per sample, but `y` has the shape {tuple(shape)}: give a "
-                    "`sample_weight` of that shape."
-                )
-    check_weights(model, source.spec, {source.batch_size, source.usual_batch_size, source.held_samples}, step)
-    try:
-        source.check_values(tuple(rules))
-    except ValueError as error:
-        raise ArgumentError(str(error)) from None
+            rules.append((LabelRule(tuple(path), scores.shape[-1], ignored), len(scores.shape)))
+    return rules
+
+
+def check_class_weights(model: TrainedModel, spec: Any, weights: ClassWeights | None, step: str) -> None:
+    """Rejects `class_weight` for classes that do not exist, and for targets of several class numbers, taken for one-hot."""
+    if weights is None or model._overrides_step(step) or overrides_compute_loss(model):
+        return
+    shape, rules = unpack(spec)[1].shape, _label_rules(model)
+    columns = shape[-1] if (shape.rank or 0) > 1 and shape[-1] != 1 else None
+    if columns is not None and any(shape.rank < rank for _, rank in rules):
+        raise ArgumentError(
+            f"`class_weight` is for one class number per sample, but `y` has the shape {tuple(shape)}: give a "
+            "`sample_weight` of that shape."
+        )
+    for count, ignored in [(rule.classes, rule.ignored) for rule, _ in rules] or [(columns, None)]:
+        unknown = [number for number in weights.classes if number not in (*range(count or 0), ignored)]
+        if count is not None and unknown:
+            raise ArgumentError(
+                f"`class_weight` has the classes {unknown}, but the model has {count}, from 0 to {count - 1}: leave them "
+                "out, or give the model an output for each class."
+            )
 
 
 def check_weights(model: TrainedModel, spec: Any, sizes: set[int | None], step: str) -> None:

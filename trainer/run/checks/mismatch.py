@@ -75,6 +75,8 @@ def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) 
         made = f"targets of {_shapes(y)} and outputs of {_shapes(outputs[0])}"
         if reached[-1] == "y":
             return _about_y(model, y, outputs[0], made, reason, error)
+        if reached[-1] == "metrics" and (sentence := _about_missing(model, y, made)):
+            return sentence
         if reached[-1] == "metrics":
             line = _line_of_users(error)
             given = [f"`{name}` {shown(value)}" for name, value in given_metrics(model).items()]
@@ -130,7 +132,30 @@ def _about_y(model: TrainedModel, y: Any, outputs: Any, made: str, reason: str, 
             f"`loss` names the outputs {', '.join(map(repr, model.loss))}, but those of the model are "
             f"{', '.join(map(repr, names))}: give a loss, or None, for each ({reason})."
         )
+    if sentence := _about_missing(model, y, made):
+        return sentence
     return f"`y` does not fit {loss}: {_fix_of_y(model, y, outputs)}. Received: {made} ({reason})."
+
+
+def _about_missing(model: TrainedModel, y: Any, made: str) -> str | None:
+    """The sentence for an output with a loss or metrics that has no target, or is missing in a dict of them."""
+    names = output_names(model) or []
+    targets = y if isinstance(y, dict) else dict(zip(names, y)) if isinstance(y, list | tuple) else None
+    if targets is None or len(names) < 2:
+        return None
+
+    def concerns(argument: Any, number: int) -> bool:
+        several = isinstance(argument, list | tuple) and len(argument) == len(names)
+        one = argument.get(names[number]) if isinstance(argument, dict) else argument
+        return bool(argument[number] if several else one)
+
+    needs = [model.loss, *given_metrics(model).values()]
+    for number, name in enumerate(names):
+        used = any(concerns(argument, number) for argument in needs)
+        if name not in targets or (targets[name] is None and used):
+            fix = "give one, or leave out its loss and metrics" if used else f"add {name!r}: None"
+            return f"`y` has no target for the output {name!r}: {fix}. Received: {made}."
+    return None
 
 
 def _fix_of_y(model: TrainedModel, y: Any, outputs: Any) -> str:
