@@ -29,7 +29,7 @@ class _Short:
     """Written without the fields at the end that have their defaults."""
 
     def __repr__(self) -> str:
-        fields: Any = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
+        fields: Any = dataclasses.fields(self)
         values = [getattr(self, field.name) for field in fields]
         while values and values[-1] == fields[len(values) - 1].default:
             values.pop()

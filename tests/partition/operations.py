@@ -52,7 +52,10 @@ OTHERS = """
 UNUSABLE = {
     "LSTMBlockCellGrad": "TensorFlow ends the process where shapes are wrong",
     "MatrixLogarithm": "does not end for some matrices",
-    "keras.searchsorted": "the type of its result depends on whether the number of samples is known",
+    **dict.fromkeys(
+        ("MaxPoolGradGrad", "MaxPoolGradGradV2", "MaxPool3DGradGrad"), "undefined for outputs of other inputs"
+    ),
+    "keras.correlate": "returns memory that it did not write, as the gradient of an empty convolution",
     "BlockLSTM": "returns memory that it did not write",
     "BlockLSTMV2": "returns memory that it did not write",
 }
