@@ -420,7 +420,7 @@ COMMUNICATED = {
     "filled and compared": (0, 0, 0, 1), "tiled": (0, 1, 0, 1),
     "stacked": (0, 0, 0, 1), "split and padded": (0, 0, 0, 1), "padded samples": (1, 0, 0, 0),
     "linear in a sum": (0, 0, 0, 1), "cast": (0, 2, 0, 0), "chosen by a condition": (0, 1, 0, 1),
-    "l2 loss": (0, 0, 0, 1), "argmax": (1, 0, 0, 1), "experts": (1, 2, 0, 2), "gradient penalty": (0, 0, 0, 2),
+    "l2 loss": (0, 0, 0, 1), "argmax": (1, 0, 0, 1), "experts": (1, 3, 0, 2), "gradient penalty": (0, 0, 0, 2),
     "batch jacobian": (0, 0, 0, 2), "convolution": (0, 0, 1, 2), "resized": (0, 0, 0, 1),
     "squeezed without axes": (1, 0, 0, 0), "mean of integers": (2, 0, 0, 0),
     "one matrix for all samples": (2, 0, 0, 0), "positions of chosen samples": (0, 0, 3, 0),

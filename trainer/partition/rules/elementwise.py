@@ -36,21 +36,24 @@ def is_factor(value: Value) -> bool:
     return value.dtype.is_integer or is_finite(value)
 
 
+def _keeps_signs(value: Value) -> bool:
+    """As `is_factor`, and the sign of a zero is that of the sum: no factor is 0, and no divisor is infinite."""
+    return value.dtype.is_integer or (is_finite(value) and is_not_zero(value))
+
+
 def _is_any(value: Value) -> bool:
     return True
 
 
 _CAN_SCALE: dict[str, Callable[[Value], bool]] = {
-    "RealDiv": is_not_zero,
     "DivNoNan": _is_any,
     "ReluGrad": _is_any,
     "Relu6Grad": _is_any,
     **dict.fromkeys(
-        ("SqrtGrad", "RsqrtGrad", "ReciprocalGrad", "InvGrad"),
-        lambda value: is_finite(value) and is_not_zero(value),
+        "TanhGrad SigmoidGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad LeakyReluGrad".split(), is_factor
     ),
 }
-"""By the type of an operation, whether a number can scale partial sums; `is_factor` for other types."""
+"""By the type of an operation, whether a number can scale partial sums; `_keeps_signs` for other types."""
 
 
 def elementwise(
@@ -83,7 +86,7 @@ def _without_samples(view: View, kind: str, every: Sequence[int], fixed: Collect
         return [extreme if number in every else None for number in range(len(labels))], [extreme]  # type: ignore[list-item]
     sums = [number for number in every if labels[number] == PARTIAL_SUM and number not in fixed]
     others = [view.values[number] for number in {*every, *fixed} - {*sums[:1]}]
-    exact = kind == LINEAR or all(map(_CAN_SCALE.get(view.type, is_factor), others))
+    exact = kind == LINEAR or all(map(_CAN_SCALE.get(view.type, _keeps_signs), others))
     if kind == OTHER or not sums or not exact or (kind == QUOTIENT and sums[0] != every[0]):
         return [REPLICATED if n in every else None for n in range(len(labels))], [REPLICATED] * outputs
     kept = [number for number in every if number not in fixed] if kind == LINEAR else sums[:1]
