@@ -85,8 +85,10 @@ ATTRIBUTES = {
     "tensorflow.python.framework.type_spec:BatchableTypeSpec": "_batch",
     "tensorflow.python.framework.ops:gradient_registry": "_registry",
     "tensorflow.python.framework.ops:Graph": "_add_function_recursive _attr_scope_map _colocation_stack "
-    "_control_dependencies_stack _create_op_internal _device_function_stack _distribution_strategy_stack "
-    "_get_control_flow_context _get_function _original_op",
+    "_control_dependencies_stack _create_op_internal _default_original_op _device_function_stack "
+    "_distribution_strategy_stack _get_control_flow_context _get_function _original_op _variable_creator_scope",
+    "tensorflow.python.ops.cond_v2:_CondGradFuncGraph": "_forward_graph",
+    "tensorflow.python.ops.while_v2:_WhileBodyGradFuncGraph": "_forward_graph",
     "tensorflow.python.framework.ops:Operation": "_add_control_input _clear_attr _from_c_op _id "
     "_is_stateful _set_device _update_input",
     "tensorflow.python.ops.script_ops:EagerFunc": "_func",

@@ -15,6 +15,7 @@ from ..compat.patches import provide
 from ..compat.tensorflow_graphs.equal_operations import once_where_asked
 from ..compat.tensorflow_graphs.graphs import gradient_of_graph
 from ..compat.tensorflow_graphs.host_memory import compares_on_host, keep_sizes_on_host, widened
+from ..compat.tensorflow_graphs.made_operations import noted_where_asked
 from ..distribute.hardware.devices import computes_on_gpu, runs_on_gpu
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
 from ..distribute.replicas import once_per_copy, shares_variables
@@ -172,6 +173,7 @@ provide(
     lambda original: once_where_asked(functools.partial(_new_operation, original)),
     once_where_asked,
 )
+provide("FuncGraph._create_op_internal", noted_where_asked, noted_where_asked)
 for _key, _make in {
     "_MirroredReplicaContext._merge_call": nested_graphs.merge_call,
     "Function.__call__": nested_graphs.function_call,

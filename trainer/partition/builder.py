@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...compat.tensorflow_graphs.made_operations import stands_for
 from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph
 from . import control_flow
 from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, are_together, is_sharded
@@ -36,10 +37,8 @@ from .values import Values
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 IGNORED = ("NoOp", "Placeholder")
-APPLY = "unisono_apply_"
-"""Name prefix of an operation that stands for a call of an optimizer; its number follows."""
-READ = "unisono_read_"
-"""Name prefix of a placeholder that stands for a sharded weight; the number of the read follows."""
+APPLY, READ = "call of an optimizer", "read of a sharded weight"
+"""What an `IdentityN` and a placeholder stand for."""
 
 
 class Builder(Values):
@@ -66,14 +65,14 @@ class Builder(Values):
         return [known[id(tensor)] for tensor in graph.outputs]
 
     def _operation(self, op: tf.Operation, known: dict[int, int]) -> None:
-        name = op.name.rpartition("/")[2]
-        if op.type == "Placeholder" and name.startswith(READ) and id(op.outputs[0]) not in known:
-            known[id(op.outputs[0])] = self._read_weight(op)
+        read, call = stands_for(op, READ), stands_for(op, APPLY)
+        if read is not None and id(op.outputs[0]) not in known:
+            known[id(op.outputs[0])] = self._read_weight(op, read)
         if op.type in IGNORED:
             return
         inputs = [known[id(tensor)] for tensor in op.inputs]
-        if name.startswith(APPLY):
-            self._apply(op, inputs)
+        if call is not None:
+            self._apply(op, inputs, call)
             outputs = inputs
         elif op.type in CALLS and "_XlaMustCompile" not in op.node_def.attr:
             graph = inner_graph(op, "f")
@@ -168,11 +167,10 @@ class Builder(Values):
             copy.attributes["squeeze_dims"] = [axis for axis, extent in enumerate(shape) if extent == 1]
         return outputs
 
-    def _apply(self, op: tf.Operation, inputs: list[int]) -> None:
+    def _apply(self, op: tf.Operation, inputs: list[int], number: int) -> None:
         """The gradients for an optimizer are partial sums over the replicas."""
         if self.inside:
             raise NotPartitioned("an optimizer is called in a branch or a loop")
-        number = _number_in(op, APPLY)
         rest, given = iter(inputs), list[int]()
         for is_slices in self.slices[number]:
             values = next(rest)
@@ -188,11 +186,11 @@ class Builder(Values):
         given += [self.converted(value, REPLICATED, op) for value in rest]
         self.program.nodes.append(Apply(given, [], number))
 
-    def _read_weight(self, op: tf.Operation) -> int:
+    def _read_weight(self, op: tf.Operation, number: int) -> int:
         tensor = op.outputs[0]
         shape = shape_of(tensor.shape)
         target = self.add(Value(tensor.dtype, shape, REPLICATED))
-        self.program.nodes.append(Read([], [target], _number_in(op, READ)))
+        self.program.nodes.append(Read([], [target], number))
         return target
 
     def _summand(self, number: int, op: tf.Operation) -> int:
@@ -218,15 +216,12 @@ class Builder(Values):
         return builder, builder.walk(graph, own)
 
 
-def _number_in(op: tf.Operation, prefix: str) -> int:
-    return int(op.name.rpartition("/")[2].removeprefix(prefix).partition("_")[0])
-
-
 def needed_operations(graph: Any) -> set[str]:
     """The names of the operations that affect the results or side effects of a graph."""
     found: set[str] = set()
     ahead = [tensor.op for tensor in graph.outputs]
-    ahead += [op for op in graph.get_operations() if op.op_def.is_stateful or APPLY in op.name]
+    ops = graph.get_operations()
+    ahead += [op for op in ops if op.op_def.is_stateful or stands_for(op, APPLY) is not None]
     while ahead:
         op = ahead.pop()
         if op.name not in found:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ....compat.keras_private.variables import is_read_together, raw_value, sums_on_read
+from ....compat.tensorflow_graphs.made_operations import MadeOperations, stand_for
 from ....compat.tensorflow_graphs.one_device import distributed_variable, traced_on_one_device
 from ....compat.tensorflow_private.strategies import pretending_replicas
 from ....distribute.gathering import gather_outputs
@@ -48,6 +47,7 @@ class TracedStep:
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
             raise NotPartitioned("ragged and sparse inputs are not partitioned")
         specs = [tf.TensorSpec([None, *s.shape[1:]] if s.shape.rank else [], s.dtype) for s in leaves]
+        self._statistics = MadeOperations()
         graph = traced_on_one_device(self._trace, specs, for_xla=compiles)
         shares = shares_variables(step.strategy)
         self._wanted = [
@@ -65,7 +65,7 @@ class TracedStep:
             [step.exits] * self._results + self._wanted,
             lambda handle: not shares and _sums_on_read(handle),
             slices,
-            _statistics_of(step.layers),
+            self._statistics.__contains__,
         )
         self._received = received(self.program)
         self._read_inputs = read_inputs(graph, len(leaves)) or range(len(leaves))
@@ -81,7 +81,8 @@ class TracedStep:
         seen = functools.partial(self._seen, tf.compat.v1.get_default_graph())
         with step_scope(step), pretending_replicas(1), seen_through(seen), CollectedWrites() as writes:
             step.writes = writes
-            result = self._step.fn(batch)
+            with self._statistics.of_calls([*filter(_has_own_statistics, self._step.layers)]):
+                result = self._step.fn(batch)
             numbers = numbers_in(result)  # can be variables that the step has assigned
         self._result = result
         self._variables = [variable for variable, _ in writes.items()]
@@ -90,8 +91,8 @@ class TracedStep:
     def _seen(self, graph: Any, weight: ShardedValue) -> TensorInPlace:
         """The stand-in for a sharded weight that the step reads."""
         with graph.as_default(), tf.control_dependencies(None):
-            name = f"{READ}{len(self._reads)}"
-            whole = tf.compat.v1.placeholder(weight.dtype, weight.shape, name=name)
+            whole = tf.compat.v1.placeholder(weight.dtype, weight.shape)
+            stand_for(whole.op, READ, len(self._reads))
         self._reads.append(weight)
         return TensorInPlace(weight.key, whole, weight.name)
 
@@ -112,7 +113,7 @@ class TracedStep:
         this_step().writes.forget([variable for variable, _ in call.written])
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors if tensor is not None]
         if tensors:
-            tf.raw_ops.IdentityN(input=tensors, name=f"{APPLY}{len(self._calls)}")
+            stand_for(tf.raw_ops.IdentityN(input=tensors)[0].op, APPLY, len(self._calls))
         self._calls.append(call)
 
     def explained(self, samples: int) -> StepExplanation:
@@ -210,19 +211,9 @@ class TracedStep:
         assign(self._variables, values, shared)
 
 
-def _statistics_of(layers: Sequence[keras.layers.Layer]) -> Callable[[tf.Operation], bool]:
-    """Find operations of a `BatchNormalization` that is not synchronized, by their name scope."""
-    names = {
-        layer.name
-        for layer in layers
-        if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
-    }
-
-    def is_statistic(op: tf.Operation) -> bool:
-        scopes = op.name.split("/")[:-1]
-        return not (names.isdisjoint(scopes) and names.isdisjoint(re.sub(r"_\d+$", "", s) for s in scopes))
-
-    return is_statistic if names else lambda op: False
+def _has_own_statistics(layer: keras.layers.Layer) -> bool:
+    """Whether each replica normalizes by the statistics of its own samples."""
+    return isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
 
 
 def _aggregates_itself(optimizer: Any) -> NotPartitioned | None:

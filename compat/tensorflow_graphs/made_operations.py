@@ -1,0 +1,107 @@
+"""Which operations a piece of code makes in a trace, with those of their gradients: known by identity, not by name."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..shared_change import shared_attributes
+from ..thread_value import ThreadValue
+from .edges import OF_A_GRADIENT
+
+_recorder = ThreadValue()
+_STANDS_FOR = "_unisono_stands_for"  # attribute of an operation
+
+
+def stand_for(op: tf.Operation, what: str, number: int) -> None:
+    """Notes that an operation stands for number `number` of something that is not in its graph."""
+    setattr(op, _STANDS_FOR, (what, number))
+
+
+def stands_for(op: tf.Operation, what: str) -> int | None:
+    """The number that `stand_for` noted; None for any other operation."""
+    kind, number = getattr(op, _STANDS_FOR, ("", None))
+    return number if kind == what else None
+
+
+class MadeOperations:
+    """The operations that the calls of some layers make in a trace, and that differentiate those.
+
+    A tape tells the gradient of an operation nothing but the scope in which it was made. So the scopes of the recorded
+    operations are kept, each with its graph, in which no other scope has the same name.
+    """
+
+    def __init__(self) -> None:
+        self._operations: dict[int, tf.Operation] = {}
+        self._scopes: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+        self._inside = False
+
+    def __contains__(self, op: tf.Operation) -> bool:
+        return id(op) in self._operations
+
+    @contextlib.contextmanager
+    def of_calls(self, layers: Sequence[Any]) -> Iterator[None]:
+        """Inside, the operations that this thread makes in calls of `layers` are recorded."""
+        with _recorder.set_to(self if layers else None):
+            with shared_attributes("call", [(layer, _recorded) for layer in layers]):
+                yield
+
+    @contextlib.contextmanager
+    def block(self) -> Iterator[None]:
+        """Inside, all operations are recorded, in a scope of their own: a layer's `call` may be called without one."""
+        outer, self._inside = self._inside, True
+        try:
+            with tf.name_scope("call"):
+                yield
+        finally:
+            self._inside = outer
+
+    def note(self, op: tf.Operation) -> None:
+        """Records an operation that has just been made, if it is one of these."""
+        scope = op.name.rpartition("/")[0]
+        if self._inside or self._differentiates(op.graph, scope):
+            self._operations[id(op)] = op
+            self._scopes.setdefault(op.graph, set()).add(scope)
+
+    def _differentiates(self, graph: Any, scope: str) -> bool:
+        forward = getattr(graph, "_forward_graph", None)  # of the gradient of a branch or a loop
+        if forward is not None and id(forward._default_original_op) in self._operations:
+            return True
+        if not scope.startswith(OF_A_GRADIENT):
+            return False
+        around, scope = [graph], scope.removeprefix(OF_A_GRADIENT)
+        while (outer := getattr(around[-1], "outer_graph", None)) is not None:
+            around.append(outer)
+        known = [self._scopes[each] for each in around if each in self._scopes]
+        while scope and not any(scope in scopes for scopes in known):
+            scope = scope.rpartition("/")[0]
+        return bool(scope)
+
+
+def _recorded(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def recorded_call(*args: Any, **kwargs: Any) -> Any:
+        if _recorder.value is None:
+            return call(*args, **kwargs)
+        with _recorder.value.block():
+            return call(*args, **kwargs)
+
+    return recorded_call
+
+
+def noted_where_asked(create: Callable[..., Any]) -> Callable[..., Any]:
+    """`FuncGraph._create_op_internal` instead of `create`, which makes an operation; see `MadeOperations`."""
+
+    @functools.wraps(create)
+    def create_and_note(*args: Any, **kwargs: Any) -> Any:
+        operation = create(*args, **kwargs)
+        if _recorder.value is not None:
+            _recorder.value.note(operation)
+        return operation
+
+    return create_and_note
