@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ....distribute.replicas import of_first_replica
+from ....distribute.replicas import local_copy, of_first_replica, shares_variables
 from ....distribute.step_context import this_step
 from ....optimizers.stages.aggregated_gradients import after_aggregation
 from ....optimizers.stages.call_options import CallOptions, call_options, current_options
@@ -80,6 +80,13 @@ def assign(variables: Iterable[Any], values: Iterable[tf.Tensor], shared: Iterab
         values[number] = value
     for update in zip(variables, values):
         this_step().writes.add_update(update)
+
+
+def hand_over(variables: Iterable[Any]) -> None:
+    """Write the first replica's values of variables into the copies of all replicas. Context: replica."""
+    copies = [] if shares_variables() else [local_copy(variable) for variable in variables]
+    for copy, value in zip(copies, of_first_replica([tf.identity(copy) for copy in copies])):
+        copy.assign(value)
 
 
 def numbers_in(results: Any) -> list[tf.Tensor]:

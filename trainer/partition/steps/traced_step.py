@@ -24,11 +24,12 @@ from ...step.collected_writes import CollectedWrites
 from ..builder import APPLY, READ
 from ..conversions import Exchange, Replica, Request
 from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, Label, is_sharded
+from ..operation_labels import WRITES
 from ..partition import partitioned, read_inputs
-from ..program import NotPartitioned, Program, received
+from ..program import Copy, NotPartitioned, Program, received
 from ..rebuild import rebuilt
 from .explain import StepExplanation, explained
-from .step import OptimizerCall, Step, assign, numbers_in, with_numbers
+from .step import OptimizerCall, Step, assign, hand_over, numbers_in, with_numbers
 
 
 class TracedStep:
@@ -67,6 +68,7 @@ class TracedStep:
             _statistics_of(step.layers),
         )
         self._received = received(self.program)
+        self._written = _written_by(self.program, self._received)
         self._read_inputs = read_inputs(graph, len(leaves)) or range(len(leaves))
 
     def _trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -143,6 +145,7 @@ class TracedStep:
         read = lambda number: self._reads[number].read_value()  # noqa: E731
         run = rebuilt(self.program, leaves, replica, self._apply, read, self._compiles)
         outputs = _with_collectives(run)
+        hand_over(self._written)
         self._note_writes(outputs[self._results :])
         found = [self._exit(tensor, label, step) for tensor, label in zip(outputs, self._labels)]
         return with_numbers(self._result, found)
@@ -205,6 +208,18 @@ def _statistics_of(layers: Sequence[keras.layers.Layer]) -> Callable[[tf.Operati
         return not (names.isdisjoint(scopes) and names.isdisjoint(re.sub(r"_\d+$", "", s) for s in scopes))
 
     return is_statistic if names else lambda op: False
+
+
+def _written_by(program: Program, received: set[int]) -> list[Any]:
+    """The distributed variables that a program writes with numbers that replicas may round differently."""
+    captured = {number: distributed_variable(outer) for outer, number in program.captures}
+    found: dict[int, Any] = {}
+    for node in program.nodes:
+        if isinstance(node, Copy) and node.op.type in WRITES and not received.issuperset(node.inputs[1:]):
+            variable = captured.get(node.inputs[0])
+            if variable is not None and (variable.dtype.is_floating or variable.dtype.is_complex):
+                found[id(variable)] = variable
+    return list(found.values())
 
 
 def _aggregates_itself(optimizer: Any) -> NotPartitioned | None:
