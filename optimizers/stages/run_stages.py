@@ -94,7 +94,7 @@ def run_stages(
         step.calls = {}  # this call may be skipped without being counted, and the host cannot know
     keep_errors(finite)
     variables = [v for _, v in pairs]
-    write: Any = functools.partial(_update, optimizer, variables, _take_collected_writes(variables), sharded)
+    write: Any = functools.partial(_update, optimizer, variables, _take_collected_writes([*variables, *optimizer.variables]), sharded)
     gradients = send_to_servers([g for g, _ in pairs], variables)
     if not sharded:  # no other replica has the shards of this one
         write = once_per_copy(write)
@@ -167,8 +167,8 @@ def _update(
 def _take_collected_writes(variables: Sequence[Any]) -> list[tuple[keras.Variable, Any]]:
     """What the current `keras.StatelessScope` holds for `variables`, taken out of it, to be written before the update.
 
-    A layer may assign a trainable variable while it computes (spectral normalization does). In a step that write is
-    collected; after the update it would undo the update, so it is made first.
+    A layer may assign a trainable variable while it computes (spectral normalization does), and a step the learning rate. In
+    a step that write is collected; after the update it would undo the update, or be too late for it, so it is made first.
     """
     scope, step = stateless_scope(), current_step()
     if scope is None:

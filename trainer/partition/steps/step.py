@@ -46,7 +46,7 @@ class OptimizerCall:
 
     Attributes:
         pairs: gradients and their variables.
-        written: those of the variables that the step has assigned before, and their values.
+        written: those of the variables, and of the optimizer's own, that the step has assigned before, and their values.
         weight: the divisor of the loss, or None.
     """
 
@@ -62,7 +62,8 @@ class OptimizerCall:
         step = this_step()
         pairs, options = after_aggregation(optimizer, list(pairs), current_options())
         noted = step.writes.variables
-        written = [(v, step.writes.state_mapping[id(v)]) for _, v in pairs if id(v) in noted]
+        used = [*(v for _, v in pairs), *optimizer.variables]
+        written = [(v, step.writes.state_mapping[id(v)]) for v in used if id(v) in noted]
         options = dataclasses.replace(options, skip_aggregation=False)
         return cls(optimizer, pairs, written, step.weight_total, options)
 
