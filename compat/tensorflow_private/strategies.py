@@ -74,8 +74,12 @@ class LoneReplica(tf.distribute.ReplicaContext):
         def of_all(value: Any) -> Any:
             return PerReplica([value] * count) if isinstance(value, tf.Tensor) and count > 1 else value
 
+        def reduce_to(original: Any) -> Any:
+            return lambda op, value, *_, **__: self.strategy.experimental_local_results(value)[0]
+
         args, kwargs = tf.nest.map_structure(of_all, (args, kwargs or {}))
-        return super().merge_call(merge_fn, args, kwargs)
+        with shared_attribute(self.strategy.extended, "reduce_to", reduce_to):
+            return super().merge_call(merge_fn, args, kwargs)
 
 
 _pretended = ThreadValue()

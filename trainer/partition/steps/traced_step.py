@@ -68,7 +68,7 @@ class TracedStep:
             _statistics_of(step.layers),
         )
         self._received = received(self.program)
-        self._written = _written_by(self.program, self._received)
+        self._written = _written_by(self.program)
         self._read_inputs = read_inputs(graph, len(leaves)) or range(len(leaves))
 
     def _trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -210,14 +210,16 @@ def _statistics_of(layers: Sequence[keras.layers.Layer]) -> Callable[[tf.Operati
     return is_statistic if names else lambda op: False
 
 
-def _written_by(program: Program, received: set[int]) -> list[Any]:
+def _written_by(program: Program) -> list[Any]:
     """The distributed variables that a program writes with numbers that replicas may round differently."""
-    captured = {number: distributed_variable(outer) for outer, number in program.captures}
+    captured, equal = dict((number, outer) for outer, number in program.captures), received(program)
     found: dict[int, Any] = {}
     for node in program.nodes:
-        if isinstance(node, Copy) and node.op.type in WRITES and not received.issuperset(node.inputs[1:]):
-            variable = captured.get(node.inputs[0])
-            if variable is not None and (variable.dtype.is_floating or variable.dtype.is_complex):
+        if isinstance(node, Copy) and node.op.type in WRITES:
+            variable = distributed_variable(captured.get(node.inputs[0]))
+            if variable is None or shares_variables(variable.distribute_strategy):
+                raise NotPartitioned(f"{node.op.name} writes a `tf.Variable` of which replicas have no copies")
+            if not (variable.dtype.is_integer or variable.dtype.is_bool or equal.issuperset(node.inputs[1:])):
                 found[id(variable)] = variable
     return list(found.values())
 
