@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ....compat.keras_private.variables import raw_value, sums_on_read
+from ....compat.tensorflow_graphs.one_device import as_on_one_device
 from ....compat.tensorflow_graphs.variable_writes import noting_writes
 from ....compat.tensorflow_private.strategies import LoneReplica, pretending_replicas
 from ....distribute.replicas import (
@@ -95,7 +96,9 @@ class WholeStep:
 
         own.take_gradients, graph = take, tf.compat.v1.get_default_graph()
         step.writes.state_mapping.update(state.totals)
-        alone = LoneReplica(strategy, first_local_replica(strategy))
+        alone: Any = LoneReplica(strategy, first_local_replica(strategy))
+        if shares_variables():  # such a variable without an `aggregation` cannot be written by a replica
+            alone = as_on_one_device()
         with alone, pretending_replicas(1), seen_through(state.whole), step_scope(own):
             self._result = self._step.fn(data)
 
