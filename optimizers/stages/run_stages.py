@@ -94,7 +94,9 @@ def run_stages(
         step.calls = {}  # this call may be skipped without being counted, and the host cannot know
     keep_errors(finite)
     variables = [v for _, v in pairs]
-    write: Any = functools.partial(_update, optimizer, variables, _take_collected_writes([*variables, *optimizer.variables]), sharded)
+    write: Any = functools.partial(
+        _update, optimizer, variables, _take_collected_writes([*variables, *optimizer.variables]), sharded
+    )
     gradients = send_to_servers([g for g, _ in pairs], variables)
     if not sharded:  # no other replica has the shards of this one
         write = once_per_copy(write)

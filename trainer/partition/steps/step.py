@@ -86,6 +86,11 @@ def assign(variables: Iterable[Any], values: Iterable[tf.Tensor], shared: Iterab
 def hand_over(variables: Iterable[Any]) -> None:
     """Write the first replica's values of variables into the copies of all replicas. Context: replica."""
     copies = [] if shares_variables() else [local_copy(variable) for variable in variables]
+    if text := [copy.name for copy in copies if copy.dtype == tf.string]:
+        raise TypeError(
+            f"A step that runs on one replica writes the text variable {text[0]!r}, which replicas cannot exchange: store "
+            "numbers instead, such as positions in a vocabulary, or write it in a callback."
+        )
     for copy, value in zip(copies, of_first_replica([tf.identity(copy) for copy in copies])):
         copy.assign(value)
 

@@ -218,7 +218,9 @@ def _written_by(program: Program) -> list[Any]:
         if isinstance(node, Copy) and node.op.type in WRITES:
             variable = distributed_variable(captured.get(node.inputs[0]))
             if variable is None or shares_variables(variable.distribute_strategy):
-                raise NotPartitioned(f"{node.op.name} writes a `tf.Variable` of which replicas have no copies")
+                raise NotPartitioned(
+                    f"{node.op.name} writes a `tf.Variable` of which replicas have no copies"
+                )
             if not (variable.dtype.is_integer or variable.dtype.is_bool or equal.issuperset(node.inputs[1:])):
                 found[id(variable)] = variable
     return list(found.values())
