@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ....compat.keras_private.variables import sums_on_read
 from ....distribute.replicas import local_copy, of_first_replica, shares_variables
 from ....distribute.step_context import this_step
 from ....optimizers.stages.aggregated_gradients import after_aggregation
@@ -84,8 +85,9 @@ def assign(variables: Iterable[Any], values: Iterable[tf.Tensor], shared: Iterab
 
 
 def hand_over(variables: Iterable[Any]) -> None:
-    """Write the first replica's values of variables into the copies of all replicas. Context: replica."""
-    copies = [] if shares_variables() else [local_copy(variable) for variable in variables]
+    """Write the first replica's values into the copies of variables that are not parts of sums. Context: replica."""
+    variables = [] if shares_variables() else variables
+    copies = [local_copy(variable) for variable in variables if not sums_on_read(variable)]
     if text := [copy.name for copy in copies if copy.dtype == tf.string]:
         raise TypeError(
             f"A step that runs on one replica writes the text variable {text[0]!r}, which replicas cannot exchange: store "

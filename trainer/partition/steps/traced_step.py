@@ -221,7 +221,8 @@ def _written_by(program: Program) -> list[Any]:
                 raise NotPartitioned(
                     f"{node.op.name} writes a `tf.Variable` of which replicas have no copies"
                 )
-            if not (variable.dtype.is_integer or variable.dtype.is_bool or equal.issuperset(node.inputs[1:])):
+            rounded = variable.dtype.is_floating or variable.dtype.is_complex
+            if rounded and not equal.issuperset(node.inputs[1:]):
                 found[id(variable)] = variable
     return list(found.values())
 

@@ -55,7 +55,7 @@ class WholeStep:
         if local_replica_index() == 0:
             with noting_writes() as written:
                 self._compute(data, step, state, written)
-                self._written = _with_copies(written())
+                self._written = written()
             self._writes, self._ended = step.writes.items(), True
         else:
             number = 0  # of an exchange of the first replica of this process, in which this one takes part
@@ -89,7 +89,7 @@ class WholeStep:
             if tf.compat.v1.get_default_graph() is not graph:
                 self._apply_inside(own, optimizer, list(pairs))
                 return
-            self._calls.append((OptimizerCall.of(optimizer, pairs), _with_copies(written())))
+            self._calls.append((OptimizerCall.of(optimizer, pairs), written()))
             with context, pretending_replicas(None), seen_through(None), step_scope(step):
                 self._apply(*self._calls[-1], step, state)
             written()  # each replica has updated its own copies
@@ -97,7 +97,7 @@ class WholeStep:
         own.take_gradients, graph = take, tf.compat.v1.get_default_graph()
         step.writes.state_mapping.update(state.totals)
         alone: Any = LoneReplica(strategy, first_local_replica(strategy))
-        if shares_variables():  # such a variable without an `aggregation` cannot be written by a replica
+        if shares_variables():  # replicas may not write such a variable without an `aggregation`
             alone = as_on_one_device()
         with alone, pretending_replicas(1), seen_through(state.whole), step_scope(own):
             self._result = self._step.fn(data)
@@ -114,6 +114,11 @@ class WholeStep:
     def _apply_inside(self, own: StepContext, optimizer: Any, pairs: list[tuple[Any, Any]]) -> None:
         """Calls the optimizer on the first replica alone."""
         variables = [v for _, v in pairs]
+        if any(isinstance(raw_value(v), ShardedValue) for v in [*variables, *optimizer.variables]):
+            raise ValueError(
+                "An optimizer is called in a branch or a loop of a step, where replicas cannot update the shards of "
+                "`unisono.distribute.sharded` together: call it outside, with zero gradients where nothing is to be applied."
+            )
         take, own.take_gradients = own.take_gradients, None
         try:
             apply_of(optimizer)([g for g, _ in pairs], variables)
@@ -151,12 +156,12 @@ class _State:
 
     def whole(self, value: ShardedValue) -> Any:
         """The stand-in for a sharded weight."""
+        if id(value) not in self._whole:
+            raise ValueError(
+                f"A step that runs on one replica uses {value.name}, optimizer state of which each replica has a shard: "
+                "make the optimizer without `unisono.distribute.sharded`, or the step such that it can be partitioned."
+            )
         return self._whole[id(value)]
-
-
-def _with_copies(variables: list[Any]) -> list[Any]:
-    """Those of the variables whose copies are equal: not the parts of a sum, nor shards."""
-    return [v for v in variables if not sums_on_read(v)]
 
 
 def _no_samples(output: Any) -> Any:
