@@ -74,11 +74,18 @@ class LoneReplica(tf.distribute.ReplicaContext):
         def of_all(value: Any) -> Any:
             return PerReplica([value] * count) if isinstance(value, tf.Tensor) and count > 1 else value
 
-        def reduce_to(original: Any) -> Any:
-            return lambda op, value, *_, **__: self.strategy.experimental_local_results(value)[0]
+        def own(op: Any, value: Any, *_: Any, **__: Any) -> Any:
+            return self.strategy.experimental_local_results(value)[0]
+
+        def all_own(op: Any, pairs: Any, *_: Any) -> list[Any]:
+            return [own(op, value) for value, _ in pairs]
 
         args, kwargs = tf.nest.map_structure(of_all, (args, kwargs or {}))
-        with shared_attribute(self.strategy.extended, "reduce_to", reduce_to):
+        extended = self.strategy.extended
+        with (
+            shared_attribute(extended, "reduce_to", lambda _: own),
+            shared_attribute(extended, "batch_reduce_to", lambda _: all_own),
+        ):
             return super().merge_call(merge_fn, args, kwargs)
 
 
