@@ -139,6 +139,10 @@ REPLACED = (
         FuncGraph, "_create_op_internal", "sizes are computed on the host, which does not wait for a GPU"
     ),
     Changed(tf.RegisterGradient, "__call__", "the gradient of one graph is freed with that graph"),
+    *(
+        Changed(tf.Variable, name, "TensorFlow's variables with a copy for each replica do not have it")
+        for name in ("scatter_nd_add", "scatter_nd_sub", "scatter_nd_update", "batch_scatter_update")
+    ),
 )
 
 WRAPPED = (

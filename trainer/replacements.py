@@ -18,7 +18,7 @@ from ..compat.tensorflow_graphs.host_memory import compares_on_host, keep_sizes_
 from ..compat.tensorflow_graphs.made_operations import noted_where_asked
 from ..distribute.hardware.devices import computes_on_gpu, runs_on_gpu
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
-from ..distribute.replicas import once_per_copy, shares_variables
+from ..distribute.replicas import copies_of, once_per_copy, shares_variables
 from ..distribute.step_context import current_step, drawing_step
 from ..optimizers.adoption import adopt
 from ..optimizers.optimizer import Optimizer
@@ -168,6 +168,18 @@ def _register_gradient(original: Any, self: Any, f: Any) -> Any:
     return f
 
 
+def _write_to_own_copy(original: Any) -> Any:
+    def write(self: Any, *args: Any, **kwargs: Any) -> Any:
+        has_copies = current_step() is not None and isinstance(self, tf.distribute.DistributedValues)
+        return (
+            getattr(copies_of(self)[0], original.__name__)(*args, **kwargs)
+            if has_copies
+            else original(self, *args, **kwargs)
+        )
+
+    return write
+
+
 provide(
     "FuncGraph._create_op_internal",
     lambda original: once_where_asked(functools.partial(_new_operation, original)),
@@ -179,5 +191,9 @@ for _key, _make in {
     "Function.__call__": nested_graphs.function_call,
     "cond.cond": nested_graphs.cond,
     "while_loop.while_loop": nested_graphs.while_loop,
+    "Variable.scatter_nd_add": _write_to_own_copy,
+    "Variable.scatter_nd_sub": _write_to_own_copy,
+    "Variable.scatter_nd_update": _write_to_own_copy,
+    "Variable.batch_scatter_update": _write_to_own_copy,
 }.items():
     provide(_key, _make)

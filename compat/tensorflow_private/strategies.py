@@ -74,8 +74,19 @@ class LoneReplica(tf.distribute.ReplicaContext):
         def of_all(value: Any) -> Any:
             return PerReplica([value] * count) if isinstance(value, tf.Tensor) and count > 1 else value
 
+        def own(op: Any, value: Any, *_: Any, **__: Any) -> Any:
+            return self.strategy.experimental_local_results(value)[0]
+
+        def all_own(op: Any, pairs: Any, *_: Any) -> list[Any]:
+            return [own(op, value) for value, _ in pairs]
+
         args, kwargs = tf.nest.map_structure(of_all, (args, kwargs or {}))
-        return super().merge_call(merge_fn, args, kwargs)
+        extended = self.strategy.extended
+        with (
+            shared_attribute(extended, "reduce_to", lambda _: own),
+            shared_attribute(extended, "batch_reduce_to", lambda _: all_own),
+        ):
+            return super().merge_call(merge_fn, args, kwargs)
 
 
 _pretended = ThreadValue()

@@ -113,7 +113,7 @@ def run_stages(
         step.calls = {}  # this call may be skipped without being counted, and the host cannot know
     keep_errors(finite)
     variables = [v for _, v in pairs]
-    collected = _take_collected_writes(variables)
+    collected = _take_collected_writes([*variables, *optimizer.variables])
     write: Any = functools.partial(_update, optimizer, variables, every, collected, sharded, called)
     gradients = send_to_servers([g for g, _ in pairs], variables)
     if not sharded:  # no other replica has the shards of this one
@@ -222,8 +222,8 @@ def _call_apply(optimizer: Any, pairs: Pairs, weight_total: Any, sharded: bool) 
 def _take_collected_writes(variables: Sequence[Any]) -> list[tuple[keras.Variable, Any]]:
     """What the current `keras.StatelessScope` holds for `variables`, taken out of it, to be written before the update.
 
-    A layer may assign a trainable variable while it computes (spectral normalization does). In a step that write is
-    collected; after the update it would undo the update, so it is made first.
+    A layer may assign a trainable variable while it computes (spectral normalization does), and a step the learning rate. In
+    a step that write is collected; after the update it would undo the update, or be too late for it, so it is made first.
     """
     scope, step = stateless_scope(), current_step()
     if scope is None:

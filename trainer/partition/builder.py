@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.made_operations import stands_for
-from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph
+from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph, subgraphs
 from . import control_flow
 from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, are_together, is_sharded
 from .operation_labels import has_effects, labels_of, settled
@@ -220,8 +220,7 @@ def needed_operations(graph: Any) -> set[str]:
     """The names of the operations that affect the results or side effects of a graph."""
     found: set[str] = set()
     ahead = [tensor.op for tensor in graph.outputs]
-    ops = graph.get_operations()
-    ahead += [op for op in ops if op.op_def.is_stateful or stands_for(op, APPLY) is not None]
+    ahead += [op for op in graph.get_operations() if op.op_def.is_stateful or _calls_optimizer(op)]
     while ahead:
         op = ahead.pop()
         if op.name not in found:
@@ -229,3 +228,9 @@ def needed_operations(graph: Any) -> set[str]:
             ahead += [tensor.op for tensor in op.inputs]
             ahead += op.control_inputs
     return found
+
+
+def _calls_optimizer(op: tf.Operation) -> bool:
+    """Whether an operation stands for a call of an optimizer, or a function that it holds has one that does."""
+    inner = (each for _, graph in subgraphs(op) for each in graph.get_operations())
+    return stands_for(op, APPLY) is not None or any(map(_calls_optimizer, inner))

@@ -11,7 +11,13 @@ from .rules.lists import EMPTY
 from .rules.random import STATEFUL, STATELESS
 
 READS = ("ReadVariableOp", "VarIsInitializedOp")
-_WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+_SCATTERS = """
+    ResourceScatterAdd ResourceScatterSub ResourceScatterMul ResourceScatterDiv ResourceScatterMin ResourceScatterMax
+    ResourceScatterUpdate ResourceScatterNdAdd ResourceScatterNdSub ResourceScatterNdMin ResourceScatterNdMax
+    ResourceScatterNdUpdate ResourceStridedSliceAssign
+"""
+WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", *_SCATTERS.split())
+"""The first input is a variable, of which each replica writes its copy; the others are whole."""
 _MAKES_SAMPLES = frozenset(
     ["Fill", "BroadcastTo", "Tile", "TensorListReserve", "EmptyTensorList", "OptionalNone", "RandomShuffle"]
     + [*STATEFUL, *STATELESS]
@@ -42,10 +48,10 @@ def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) ->
     is_local = is_local or (op.type in _ADDS_UP and all(label == STATISTIC for label in view.labels))
     if op.type in READS:
         return [None], [PARTIAL_SUM if shared and op.type == "ReadVariableOp" else REPLICATED]
-    if op.type in _WRITES:
+    if op.type in WRITES:
         if shared:
             raise NotPartitioned(f"{op.name} writes a variable that is summed when it is read")
-        return [None, REPLICATED], []
+        return [None, *[REPLICATED] * (len(op.inputs) - 1)], []
     if replicated:
         return view.gathered()
     if op.type == "Assert":  # it may print this replica's values

@@ -119,8 +119,10 @@ class CollectedWrites(keras.StatelessScope):
             forget_losses(layer, self.losses)
 
     def forget(self, variables: Iterable[Any]) -> None:
-        """Drops the records for `variables`: they have been written since."""
+        """Drops the records for `variables`: they have been written since. In a branch that is a write of it."""
         for variable in variables:
+            if id(variable) in self.variables and self._is_in_nested_graph:
+                raise WriteInNestedGraph
             self.variables.pop(id(variable), None)
             self.state_mapping.pop(id(variable), None)
 

@@ -167,7 +167,11 @@ class _Nested:
         """
         written: dict[int, keras.Variable] = {}
         taken = self._step.take_gradients
-        self._step.take_gradients = None if taken is None else lambda optimizer, pairs: None
+
+        def take(optimizer: Any, pairs: Any) -> None:  # it writes their values before it updates them
+            self._scope.forget([*(variable for _, variable in pairs), *optimizer.variables])
+
+        self._step.take_gradients = None if taken is None else take
         try:
             for fn in functions:
                 with scratch_graph(), self._scope.in_this_graph():

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ....distribute.replicas import of_first_replica
+from ....compat.keras_private.variables import sums_on_read
+from ....distribute.replicas import local_copy, of_first_replica, shares_variables
 from ....distribute.step_context import this_step
 from ....optimizers.stages.aggregated_gradients import after_aggregation
 from ....optimizers.stages.call_options import CallOptions, call_options, current_options
@@ -46,7 +47,7 @@ class OptimizerCall:
 
     Attributes:
         pairs: gradients and their variables.
-        written: those of the variables that the step has assigned before, and their values.
+        written: those of the variables, and of the optimizer's own, that the step has assigned before, and their values.
         weight: the divisor of the loss, or None.
     """
 
@@ -62,7 +63,8 @@ class OptimizerCall:
         step = this_step()
         pairs, options = after_aggregation(optimizer, list(pairs), current_options())
         noted = step.writes.variables
-        written = [(v, step.writes.state_mapping[id(v)]) for _, v in pairs if id(v) in noted]
+        used = [*(v for _, v in pairs), *optimizer.variables]
+        written = [(v, step.writes.state_mapping[id(v)]) for v in used if id(v) in noted]
         options = dataclasses.replace(options, skip_aggregation=False)
         return cls(optimizer, pairs, written, step.weight_total, options)
 
@@ -80,6 +82,19 @@ def assign(variables: Iterable[Any], values: Iterable[tf.Tensor], shared: Iterab
         values[number] = value
     for update in zip(variables, values):
         this_step().writes.add_update(update)
+
+
+def hand_over(variables: Iterable[Any]) -> None:
+    """Write the first replica's values into the copies of variables that are not parts of sums. Context: replica."""
+    variables = [] if shares_variables() else variables
+    copies = [local_copy(variable) for variable in variables if not sums_on_read(variable)]
+    if text := [copy.name for copy in copies if copy.dtype == tf.string]:
+        raise TypeError(
+            f"A step that runs on one replica writes the text variable {text[0]!r}, which replicas cannot exchange: store "
+            "numbers instead, such as positions in a vocabulary, or write it in a callback."
+        )
+    for copy, value in zip(copies, of_first_replica([tf.identity(copy) for copy in copies])):
+        copy.assign(value)
 
 
 def numbers_in(results: Any) -> list[tf.Tensor]:

@@ -24,11 +24,12 @@ from ...step.collected_writes import CollectedWrites
 from ..builder import APPLY, READ
 from ..conversions import Exchange, Replica, Request
 from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, Label, is_sharded
+from ..operation_labels import WRITES
 from ..partition import partitioned, read_inputs
-from ..program import NotPartitioned, Program, received
+from ..program import Copy, NotPartitioned, Program, received
 from ..rebuild import rebuilt
 from .explain import StepExplanation, explained
-from .step import OptimizerCall, Step, assign, numbers_in, with_numbers
+from .step import OptimizerCall, Step, assign, hand_over, numbers_in, with_numbers
 
 
 class TracedStep:
@@ -68,6 +69,7 @@ class TracedStep:
             self._statistics.__contains__,
         )
         self._received = received(self.program)
+        self._written = _written_by(self.program)
         self._read_inputs = read_inputs(graph, len(leaves)) or range(len(leaves))
 
     def _trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -162,6 +164,7 @@ class TracedStep:
         read = lambda number: self._reads[number].read_value()  # noqa: E731
         run = rebuilt(self.program, leaves, replica, self._apply, read, self._compiles)
         outputs = _with_collectives(run)
+        hand_over(self._written)
         self._note_writes(outputs[self._results :])
         found = [self._exit(tensor, label, step) for tensor, label in zip(outputs, self._labels)]
         return with_numbers(self._result, found)
@@ -214,6 +217,23 @@ class TracedStep:
 def _has_own_statistics(layer: keras.layers.Layer) -> bool:
     """Whether each replica normalizes by the statistics of its own samples."""
     return isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
+
+
+def _written_by(program: Program) -> list[Any]:
+    """The distributed variables that a program writes with numbers that replicas may round differently."""
+    captured, equal = dict((number, outer) for outer, number in program.captures), received(program)
+    found: dict[int, Any] = {}
+    for node in program.nodes:
+        if isinstance(node, Copy) and node.op.type in WRITES:
+            variable = distributed_variable(captured.get(node.inputs[0]))
+            if variable is None or shares_variables(variable.distribute_strategy):
+                raise NotPartitioned(
+                    f"{node.op.name} writes a `tf.Variable` of which replicas have no copies"
+                )
+            rounded = variable.dtype.is_floating or variable.dtype.is_complex
+            if rounded and not equal.issuperset(node.inputs[1:]):
+                found[id(variable)] = variable
+    return list(found.values())
 
 
 def _aggregates_itself(optimizer: Any) -> NotPartitioned | None:

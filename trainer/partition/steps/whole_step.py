@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from ....compat.keras_private.variables import raw_value, sums_on_read
+from ....compat.tensorflow_graphs.one_device import as_on_one_device
+from ....compat.tensorflow_graphs.variable_writes import noting_writes
 from ....compat.tensorflow_private.strategies import LoneReplica, pretending_replicas
 from ....distribute.replicas import (
     all_reduce_sum_packed,
@@ -21,7 +24,7 @@ from ....distribute.workers.agreement import first_local_replica
 from ....optimizers.stages.user_code import apply_of
 from ...inputs.batch import slice_samples
 from ..labels import SAMPLES, SHARES
-from .step import OptimizerCall, Step, assign, numbers_in, with_numbers
+from .step import OptimizerCall, Step, assign, hand_over, numbers_in, with_numbers
 
 
 class WholeStep:
@@ -34,11 +37,13 @@ class WholeStep:
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._calls: list[OptimizerCall] = []
+        self._calls: list[
+            tuple[OptimizerCall, list[Any]]
+        ] = []  # and the variables written since the last one
+        self._written: list[Any] = []  # after the last call
         self._writes: list[tuple[Any, tf.Tensor]] = []
         self._result: Any = {}
         self._ended = False
-        self._updated_inside: dict[int, Any] = {}
 
     def __call__(self, data: Any) -> Any:
         """Runs the step; returns its results, with the labels of `Step.exits`.
@@ -48,15 +53,17 @@ class WholeStep:
         step = this_step()
         state = _State(self._step)
         if local_replica_index() == 0:
-            self._compute(data, step, state)
+            with noting_writes() as written:
+                self._compute(data, step, state, written)
+                self._written = written()
             self._writes, self._ended = step.writes.items(), True
         else:
             number = 0  # of an exchange of the first replica of this process, in which this one takes part
             while number < len(self._calls) or not self._ended:
-                self._apply(self._calls[number], step, state)
+                self._apply(*self._calls[number], step, state)
                 number += 1
+        hand_over(self._written)
         self._share_writes(step)
-        self._hand_over()
         if self._step.exits == SAMPLES:
             return self._result if step.replica_id == 0 else tf.nest.map_structure(_no_samples, self._result)
         leaves = of_first_replica(numbers_in(self._result))
@@ -73,7 +80,7 @@ class WholeStep:
         """For each result whether it is a partial sum: none is, of a step of `fit`."""
         return [False] * len(numbers_in(self._result))
 
-    def _compute(self, data: Any, step: StepContext, state: _State) -> None:
+    def _compute(self, data: Any, step: StepContext, state: _State, written: Callable[[], list[Any]]) -> None:
         """Runs the user's code like on a single device."""
         strategy, context = tf.distribute.get_strategy(), tf.distribute.get_replica_context()
         samples = step.global_samples
@@ -86,19 +93,22 @@ class WholeStep:
             if tf.compat.v1.get_default_graph() is not graph:
                 self._apply_inside(own, optimizer, list(pairs))
                 return
-            call = OptimizerCall.of(optimizer, pairs)
-            self._calls.append(call)
+            self._calls.append((OptimizerCall.of(optimizer, pairs), written()))
             with context, pretending_replicas(None), seen_through(None), step_scope(step):
-                self._apply(call, step, state)
+                self._apply(*self._calls[-1], step, state)
+            written()  # each replica has updated its own copies
 
         own.take_gradients, graph = take, tf.compat.v1.get_default_graph()
         step.writes.state_mapping.update(state.totals)
-        alone = LoneReplica(strategy, first_local_replica(strategy))
+        alone: Any = LoneReplica(strategy, first_local_replica(strategy))
+        if shares_variables():  # replicas may not write such a variable without an `aggregation`
+            alone = as_on_one_device()
         with alone, pretending_replicas(1), seen_through(state.whole), step_scope(own):
             self._result = self._step.fn(data)
 
-    def _apply(self, call: OptimizerCall, step: StepContext, state: _State) -> None:
+    def _apply(self, call: OptimizerCall, written: list[Any], step: StepContext, state: _State) -> None:
         """Calls the optimizer: the gradients of the first replica, and zeros of the others."""
+        hand_over(written)  # the optimizer may read them
         first = step.replica_id == 0
         weight = None if call.weight is None else of_first_replica([call.weight])[0]
         gradients = [g if first or g is None else _nothing_of(g) for g, _ in call.pairs]
@@ -108,18 +118,16 @@ class WholeStep:
     def _apply_inside(self, own: StepContext, optimizer: Any, pairs: list[tuple[Any, Any]]) -> None:
         """Calls the optimizer on the first replica alone."""
         variables = [v for _, v in pairs]
+        if any(isinstance(raw_value(v), ShardedValue) for v in [*variables, *optimizer.variables]):
+            raise ValueError(
+                "An optimizer is called in a branch or a loop of a step, where replicas cannot update the shards of "
+                "`unisono.distribute.sharded` together: call it outside, with zero gradients where nothing is to be applied."
+            )
         take, own.take_gradients = own.take_gradients, None
         try:
             apply_of(optimizer)([g for g, _ in pairs], variables)
         finally:
             own.take_gradients = take
-        self._updated_inside.update({id(v): v for v in [*variables, *optimizer.variables]})
-
-    def _hand_over(self) -> None:
-        """Gives the other replicas what the first one alone has updated."""
-        copies = [local_copy(v) for v in self._updated_inside.values()]
-        for copy, value in zip(copies, of_first_replica([tf.identity(copy) for copy in copies])):
-            copy.assign(value)
 
     def _share_writes(self, step: StepContext) -> None:
         """Writes on every replica what the first one has written. Of a sum of the copies it alone holds all."""
@@ -152,6 +160,11 @@ class _State:
 
     def whole(self, value: ShardedValue) -> Any:
         """The stand-in for a sharded weight."""
+        if id(value) not in self._whole:
+            raise ValueError(
+                f"A step that runs on one replica uses {value.name}, optimizer state of which each replica has a shard: "
+                "make the optimizer without `unisono.distribute.sharded`, or the step such that it can be partitioned."
+            )
         return self._whole[id(value)]
 
 
