@@ -24,6 +24,7 @@ from partition_in_parts import Parts, types_of  # noqa: E402
 from partition_programs import COMMUNICATED, PROGRAMS, SINGLE  # noqa: E402
 
 from unisono.compat.tensorflow_graphs.one_device import subgraphs  # noqa: E402
+from unisono.trainer.partition import partition  # noqa: E402
 from unisono.trainer.partition.labels import (  # noqa: E402
     OWN,
     PARTIAL_MAX,
@@ -33,6 +34,10 @@ from unisono.trainer.partition.labels import (  # noqa: E402
     is_sharded,
 )
 from unisono.trainer.partition.rules import PARTIAL_MEAN, RULES  # noqa: E402
+from unisono.trainer.partition.sizes.extents import SHAPES  # noqa: E402
+from unisono.trainer.partition.sizes.size import Samples, Size  # noqa: E402
+from unisono.trainer.partition.sizes.size_arrays import as_sizes  # noqa: E402
+from unisono.trainer.partition.sizes.size_values import VALUES  # noqa: E402
 
 PARTS = ((3, 4), (2, 3, 2), (6, 0, 1))
 
@@ -172,6 +177,9 @@ def size_table(rules: dict[str, Any], sizes: Sizes) -> Table:
         def changed(result: Any) -> Any:
             if sizes.is_size(result):
                 return change(result)
+            if isinstance(result, np.ndarray):
+                found = as_sizes(np.frompyfunc(change, 1, 1)(result))
+                return found if any(a is not b for a, b in zip(found.flat, result.flat)) else result
             if isinstance(result, list | tuple):
                 found = [changed(each) for each in result]
                 if all(one is other for one, other in zip(found, result)):
@@ -254,11 +262,20 @@ def survivors(table, kind, programs):
     return made, left
 
 
-TABLES = [label_table(RULES)]
-# Plug in tables of size rules here: `size_table(RULES_OF_EXTENTS, Sizes(...))`, one for extents and one for values.
+_SAMPLES = Samples()  # of all arrays of a program
+SIZES = Sizes(
+    is_size=lambda each: each is None or isinstance(each, int | Size),
+    depends=lambda size: isinstance(size, Size),
+    plus=lambda size, more: size + more,
+    constant=lambda number: number,
+    samples=Size.of(_SAMPLES),
+    unknown=None,
+)
+TABLES = [label_table(RULES), size_table(SHAPES, SIZES), size_table(VALUES, SIZES)]
 
 
 def main(wanted, tables=TABLES):
+    partition.Samples = lambda: _SAMPLES
     programs = sorted(map(Program, PROGRAMS), key=lambda program: len(program.parts.graph.get_operations()))
     made, left = 0, []
     for table in tables:
