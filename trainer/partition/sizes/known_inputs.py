@@ -20,7 +20,7 @@ def shape_of(shape: Any) -> Shape:
 def traced_shape(op: tf.Operation, inputs: Sequence[Any], number: int = 0) -> Shape:
     """TensorFlow's static shape of an output, without its extents where it took another one of an input for certain.
 
-    TensorFlow's shape of `x[:9]` has 9 rows, also for a batch of 7.
+    TensorFlow's shape of `x[:9]` has 9 samples, also for a batch of 7.
     """
     shape = shape_of(op.outputs[number].shape)
     for tensor, value in zip(op.inputs, inputs):
