@@ -35,6 +35,7 @@ from tensorflow.python.util import tf_stack
 
 from .shared_change import shared_change
 
+WRITES_OF_PLACES = ("scatter_nd_add", "scatter_nd_sub", "scatter_nd_update", "batch_scatter_update")
 SERVERS, GPUS, XLA, ACCUMULATING = "servers", "GPUs", "XLA", "accumulating"
 
 
@@ -141,7 +142,7 @@ REPLACED = (
     Changed(tf.RegisterGradient, "__call__", "the gradient of one graph is freed with that graph"),
     *(
         Changed(tf.Variable, name, "TensorFlow's variables with a copy for each replica do not have it")
-        for name in ("scatter_nd_add", "scatter_nd_sub", "scatter_nd_update", "batch_scatter_update")
+        for name in WRITES_OF_PLACES
     ),
 )
 

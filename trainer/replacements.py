@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ..compat.keras_private.random_state import drawn_seed, noise_shape_of
 from ..compat.keras_private.variables import direct_writes, raw_value, stateless_scope
-from ..compat.patches import provide
+from ..compat.patches import WRITES_OF_PLACES, provide
 from ..compat.tensorflow_graphs.equal_operations import once_where_asked
 from ..compat.tensorflow_graphs.graphs import gradient_of_graph
 from ..compat.tensorflow_graphs.host_memory import compares_on_host, keep_sizes_on_host, widened
@@ -170,12 +170,9 @@ def _register_gradient(original: Any, self: Any, f: Any) -> Any:
 
 def _write_to_own_copy(original: Any) -> Any:
     def write(self: Any, *args: Any, **kwargs: Any) -> Any:
-        has_copies = current_step() is not None and isinstance(self, tf.distribute.DistributedValues)
-        return (
-            getattr(copies_of(self)[0], original.__name__)(*args, **kwargs)
-            if has_copies
-            else original(self, *args, **kwargs)
-        )
+        if current_step() is None or not isinstance(self, tf.distribute.DistributedValues):
+            return original(self, *args, **kwargs)
+        return getattr(copies_of(self)[0], original.__name__)(*args, **kwargs)
 
     return write
 
@@ -191,9 +188,6 @@ for _key, _make in {
     "Function.__call__": nested_graphs.function_call,
     "cond.cond": nested_graphs.cond,
     "while_loop.while_loop": nested_graphs.while_loop,
-    "Variable.scatter_nd_add": _write_to_own_copy,
-    "Variable.scatter_nd_sub": _write_to_own_copy,
-    "Variable.scatter_nd_update": _write_to_own_copy,
-    "Variable.batch_scatter_update": _write_to_own_copy,
+    **{f"Variable.{name}": _write_to_own_copy for name in WRITES_OF_PLACES},
 }.items():
     provide(_key, _make)

@@ -11,12 +11,11 @@ from .rules.lists import EMPTY
 from .rules.random import STATEFUL, STATELESS
 
 READS = ("ReadVariableOp", "VarIsInitializedOp")
-_SCATTERS = """
-    ResourceScatterAdd ResourceScatterSub ResourceScatterMul ResourceScatterDiv ResourceScatterMin ResourceScatterMax
-    ResourceScatterUpdate ResourceScatterNdAdd ResourceScatterNdSub ResourceScatterNdMin ResourceScatterNdMax
-    ResourceScatterNdUpdate ResourceStridedSliceAssign
-"""
-WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", *_SCATTERS.split())
+_SCATTERS = "Add Sub Mul Div Min Max Update NdAdd NdSub NdMin NdMax NdUpdate"
+WRITES = (
+    *("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "ResourceStridedSliceAssign"),
+    *(f"ResourceScatter{kind}" for kind in _SCATTERS.split()),
+)
 """The first input is a variable, of which each replica writes its copy; the others are whole."""
 _MAKES_SAMPLES = frozenset(
     ["Fill", "BroadcastTo", "Tile", "TensorListReserve", "EmptyTensorList", "OptionalNone", "RandomShuffle"]

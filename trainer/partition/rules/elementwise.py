@@ -50,7 +50,8 @@ _CAN_SCALE: dict[str, Callable[[Value], bool]] = {
     "ReluGrad": _is_any,
     "Relu6Grad": _is_any,
     **dict.fromkeys(
-        ["TanhGrad", "SigmoidGrad", "EluGrad", "SeluGrad", "SoftplusGrad", "SoftsignGrad", "LeakyReluGrad"], is_factor
+        ["TanhGrad", "SigmoidGrad", "EluGrad", "SeluGrad", "SoftplusGrad", "SoftsignGrad", "LeakyReluGrad"],
+        is_factor,
     ),
 }
 """By the type of an operation, whether a number can scale partial sums; `_keeps_signs` for other types."""

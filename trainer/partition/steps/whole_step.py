@@ -37,9 +37,7 @@ class WholeStep:
 
     def __init__(self, step: Step) -> None:
         self._step = step
-        self._calls: list[
-            tuple[OptimizerCall, list[Any]]
-        ] = []  # and the variables written since the last one
+        self._calls: list[tuple[OptimizerCall, list[Any]]] = []  # with the variables written before each
         self._written: list[Any] = []  # after the last call
         self._writes: list[tuple[Any, tf.Tensor]] = []
         self._result: Any = {}
