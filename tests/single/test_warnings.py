@@ -66,6 +66,7 @@ NEIGHBOURS = {
     "one input made by two workers": ["trainer/inputs/identity.py check_same_input"],
     "custom step on two replicas": [
         "trainer/partition/steps/step_partition.py _trace",
+        "trainer/partition/steps/step_partition.py of",
         "trainer/partition/steps/step_partition.py _warn",
     ],
     "one process with devices of one kind": [
