@@ -64,6 +64,24 @@ def _convolution(x):
     return [loss, *tape.gradient(loss, [kernel, x])]
 
 
+def _persistent_branch(x):
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        z = tf.cond(mean(x) > 0, lambda: tf.sin(x), lambda: x**2)
+        losses = mean(z), total(z**2)
+    return [tape.gradient(loss, x) for loss in losses]
+
+
+def _sizes_of_a_growing_batch(x):
+    def grow(i, z, sizes):
+        return i + 1, tf.concat([z, z], 0), sizes.write(i, tf.shape(z))
+
+    sizes = tf.TensorArray(tf.int32, 0, dynamic_size=True, infer_shape=False)
+    shapes = [tf.TensorShape(each) for each in ([], [None, 4], None)]
+    _, z, sizes = tf.while_loop(lambda i, *_: i < 3, grow, [0, x, sizes], shape_invariants=shapes)
+    return [sizes.stack(), total(z)]
+
+
 def _experts(w, x):
     best = tf.one_hot(tf.argmax(x @ w, -1), 3, dtype=x.dtype)
     places = tf.cumsum(best, 0) * best
@@ -361,6 +379,8 @@ PROGRAMS = {
         )[1],
         X,
     ),
+    "persistent tape over a branch": (_persistent_branch, X),
+    "sizes of a growing batch": (_sizes_of_a_growing_batch, X),
     "gathered and split lists": (
         lambda s: (
             times := tf.transpose(s, [1, 0, 2]),

@@ -96,7 +96,12 @@ def called_graph(op: tf.Operation) -> Any:
 
 
 def _graph_of(op: tf.Operation, name: str) -> Any:
-    found: Any = op.graph._get_function(name)
+    graph: Any = op.graph
+    found: Any = None
+    while (
+        found is None and graph is not None
+    ):  # a function that a tape makes again has the branches of the outer graph
+        found, graph = graph._get_function(name), getattr(graph, "outer_graph", None)
     if found is None or hasattr(found, "graph"):
         return getattr(found, "graph", None)
     if found not in _graphs_of_definitions:  # made by a `Defun`, like those of CTC

@@ -46,7 +46,8 @@ class Builder(Values):
 
     def walk(self, graph: Any, inputs: Sequence[int]) -> list[int]:
         """Adds the operations of a graph, called with these values; returns the numbers of its outputs."""
-        known = {id(tensor): number for tensor, number in zip(graph.inputs, inputs)}
+        # By name, since an operation that a second tape has extended has other tensor objects.
+        known = {tensor.name: number for tensor, number in zip(graph.inputs, inputs)}
         done: set[str] = set()
 
         def visit(op: tf.Operation) -> None:
@@ -54,7 +55,7 @@ class Builder(Values):
                 return
             done.add(op.name)
             for tensor in op.inputs:  # loops get lists for their backward pass after their creation
-                if id(tensor) not in known:
+                if tensor.name not in known:
                     visit(tensor.op)
             self._operation(op, known)
 
@@ -62,15 +63,15 @@ class Builder(Values):
         for op in graph.get_operations():
             if op.name in needed:
                 visit(op)
-        return [known[id(tensor)] for tensor in graph.outputs]
+        return [known[tensor.name] for tensor in graph.outputs]
 
-    def _operation(self, op: tf.Operation, known: dict[int, int]) -> None:
+    def _operation(self, op: tf.Operation, known: dict[str, int]) -> None:
         read, call = stands_for(op, READ), stands_for(op, APPLY)
-        if read is not None and id(op.outputs[0]) not in known:
-            known[id(op.outputs[0])] = self._read_weight(op, read)
+        if read is not None and op.outputs[0].name not in known:
+            known[op.outputs[0].name] = self._read_weight(op, read)
         if op.type in IGNORED:
             return
-        inputs = [known[id(tensor)] for tensor in op.inputs]
+        inputs = [known[tensor.name] for tensor in op.inputs]
         if call is not None:
             self._apply(op, inputs, call)
             outputs = inputs
@@ -89,7 +90,7 @@ class Builder(Values):
             outputs = self._unchanged(op, inputs) or self._rewritten(op, inputs)
             outputs = outputs or self._ruled(op, inputs, known)
         for tensor, number in zip(op.outputs, outputs):
-            known[id(tensor)] = number
+            known[tensor.name] = number
             if tensor.dtype == tf.variant:
                 self.producers.setdefault(number, op.name)
 
@@ -125,7 +126,7 @@ class Builder(Values):
         graph = rewritten(op, [self.program.values[number] for number in inputs])
         return [] if graph is None else self.walk(graph, inputs)
 
-    def _ruled(self, op: tf.Operation, inputs: list[int], known: Mapping[int, int]) -> list[int]:
+    def _ruled(self, op: tf.Operation, inputs: list[int], known: Mapping[str, int]) -> list[int]:
         if self.states and not self.is_local(op):
             inputs = [self.read(tensor, number, op) for tensor, number in zip(op.inputs, inputs)]
         outputs = self._outputs(op, inputs)
@@ -134,7 +135,7 @@ class Builder(Values):
             op,
             [values[number] for number in inputs],
             [values[number].shape for number in outputs],
-            lambda tensor: values[known[id(tensor)]] if id(tensor) in known else None,
+            lambda tensor: values[known[tensor.name]] if tensor.name in known else None,
         )
         if self.inside and has_effects(op):
             raise NotPartitioned(f"{op.type} ({op.name}) has effects in a branch or a loop")

@@ -70,6 +70,8 @@ def branch(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     """Adds a branch; returns the numbers of its outputs."""
     which = outer.converted(inputs[0], REPLICATED, op)
     found = [(name, *outer.body(graph, inputs[1:])) for name, graph in subgraphs(op)]
+    if not found:
+        raise NotPartitioned(f"the functions of {op.name} have no graphs")
     values = []
     for numbers in zip(*(outputs for _, _, outputs in found)):
         value = functools.reduce(_merged, map(_without_counts, (outer.program.values[n] for n in numbers)))
@@ -97,7 +99,7 @@ def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
             _merged(before, value) if n in changed else before
             for n, (before, value) in enumerate(zip(carried, after))
         ]
-        if merged == carried:
+        if all(map(_is_settled, merged, carried)):
             break
         carried = merged
     else:
@@ -113,6 +115,12 @@ def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
         for n, value in enumerate(carried)
     ]
     return _added(outer, op, given, values, bodies)
+
+
+def _is_settled(value: Value, before: Value) -> bool:
+    """Whether an iteration has changed nothing that is known of a loop variable."""
+    known = (value.label, value.shape) == (before.label, before.shape)
+    return known and (value.elements is None) == (before.elements is None)
 
 
 def _checked(have: Label, value: Value, op: tf.Operation) -> Value:

@@ -204,7 +204,7 @@ def _sliced(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
         size = tf.constant(extent, tf.int32) if extent is not None else shape[want.axis]
         first = _times_ratio(size, start, replica.global_samples)
         count = _times_ratio(size, replica.held, replica.global_samples)
-        if extent is None:  # broadcast axes are not sliced
+        if extent == 1 or extent is None:  # broadcast axes are not sliced
             first, count = tf.where(size == 1, 0, first), tf.where(size == 1, 1, count)
         entries = [slice(None)] * want.axis + [slice(first, first + count)]
         parts.append(piece[tuple(entries)])
