@@ -5,26 +5,32 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from ...compat.tensorflow_private.clusters import (
     configure_coordination,
+    get_value,
     guard_multi_worker_strategies,
     send_in_pieces,
+    set_value,
 )
 from ..environment import RECORDS, peer_timeout, replicas_per_worker
 from ..hardware.devices import simulate_replicas
 from . import peer_monitor, records
 from .agreement import check_same_variable
-from .cluster import ClusterError, cluster_of, read_tf_config
+from .cluster import Cluster, ClusterError, cluster_of, read_tf_config
 from .rendezvous import rendezvous
 
 _HEARTBEAT = 10.0
@@ -71,9 +77,37 @@ def _join(resolver: Any, start: Callable[[], None]) -> None:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
         peer_monitor.begin(cluster, timeout)
+        _leave_together(cluster, min(_SHUTDOWN, timeout))
     else:
         start()
     _joined = True
+
+
+def _leave_together(cluster: Cluster, seconds: float) -> None:
+    """At the end of the program, wait up to `seconds` until it is over on all workers, unless it ends with an error.
+
+    A worker has done its part of a collective when the data is handed to the network. If its process ended then, a peer that
+    is still receiving would fail.
+    """
+    over, left = threading.Event(), threading.Event()
+
+    def agree() -> None:
+        """Runs in a thread of its own, because calls into TensorFlow have no bound where the leader hangs."""
+        over.wait()
+        end = time.monotonic() + seconds
+        with contextlib.suppress(tf.errors.OpError):
+            set_value(f"unisono/over/{cluster.worker_index}", "1")
+            for other in range(cluster.num_workers):
+                get_value(f"unisono/over/{other}", end - time.monotonic())
+        left.set()
+
+    def leave() -> None:
+        if getattr(sys, "last_value", None) is None:
+            over.set()
+            left.wait(seconds + 1.0)
+
+    threading.Thread(target=agree, name="unisono-leave", daemon=True).start()
+    atexit.register(leave)
 
 
 def _program() -> str:

@@ -61,3 +61,8 @@ def train_on_one_device():
         loss = float(np.mean(error**2))
         weight = weight - 0.1 * 2 * x.T @ error / 13
     return weight, loss
+
+
+@pytest.mark.long
+def test_programs_that_end_after_their_last_collective_end_without_an_error_on_all_workers(start_workers):
+    start_workers("last_collective", count=2, anew=True).succeed()
