@@ -421,6 +421,7 @@ SINGLE = (
 """Programs that compute in float32."""
 
 COMMUNICATED = {
+    "persistent tape over a branch": (0, 1, 2, 0), "sizes of a growing batch": (1, 0, 0, 0),
     "mean": (0, 0, 0, 1), "sum": (0, 0, 0, 2), "mean and sum": (0, 0, 0, 2), "cross-entropy": (0, 0, 0, 2),
     "dense cross-entropy": (0, 0, 0, 2), "variance": (0, 2, 0, 2), "covariance": (0, 3, 0, 1),
     "contrastive": (1, 1, 0, 2), "pairs": (1, 1, 0, 2), "maximum": (0, 6, 0, 1), "any and all": (1, 1, 0, 2),
