@@ -20,7 +20,6 @@ from benchmarks.contestants.task import BATCH, MODELS, Task, arrays
 from benchmarks.tables import publish
 
 STEPS = {"mlp": 1000, "cnn": 200, "transformer": 60}
-MOST_PASSES = 100
 
 
 def ratio(name: str, method: str, kind: str, rounds: int, only_read: bool = False) -> float:
@@ -39,10 +38,8 @@ def ratio(name: str, method: str, kind: str, rounds: int, only_read: bool = Fals
     model = model_of(name, unisono.Model)
     ours = (lambda: int(last_label(given()["x"]))) if only_read else run_of(model)
     both = [ours, run_of(model_of(name, keras.Model))]
-    for turn in range(MOST_PASSES):
+    for _ in range(2):
         both[0](), both[1]()
-        if turn and (only_read or method != "evaluate" or has_chosen(model)):
-            break
     found = []
     for turn in range(rounds):
         pair = [seconds(run) for run in (both if turn % 2 else both[::-1])]
@@ -56,11 +53,6 @@ def model_of(name: str, model_class: Any) -> Any:
     model: Any = keras_models.build(keras, Task(name), model_class)
     model.compile(**keras_models.compile_arguments(keras))
     return model
-
-
-def has_chosen(model: Any) -> bool:
-    """Whether `evaluate` has chosen between graph and XLA."""
-    return all(measured.backend is not None for measured in model.test_function.measured.values())
 
 
 @tf.function(autograph=False, reduce_retracing=True)

@@ -82,7 +82,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=self._log,
             env={
-                **{k: v for k, v in os.environ.items() if k != "UNISONO_CACHE_DIR"},
+                **os.environ,
                 "KERAS_BACKEND": "jax" if contestant.jax else "tensorflow",
                 "TF_CPP_MIN_LOG_LEVEL": "3",
                 **({"JAX_PLATFORMS": "cpu", "XLA_FLAGS": devices} if contestant.jax else {}),

@@ -56,8 +56,6 @@ class FitState:
     source: Any = None  # the input (`trainer.inputs.Source`): `state()` and `restore(state)` are its position
     validation: Any = None  # the input of validation; None without one
     callbacks: list[Any] = dataclasses.field(default_factory=list)  # of this `fit`, History included
-    # The choices of the loop (steps per compiled call, backend) that a resumed run must repeat: JSON values.
-    plan: dict[str, Any] = dataclasses.field(default_factory=dict)
     step_logs: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the last step that is done
     # The logs of the training steps of this epoch, for a validation that was interrupted.
     epoch_logs: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -17,7 +17,6 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import core as backend_core
 from keras.src.backend.tensorflow import nn as backend_nn
 from keras.src.backend.tensorflow import numpy as backend_numpy
-from keras.src.backend.tensorflow import random as backend_random
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.models import cloning
@@ -36,7 +35,7 @@ from tensorflow.python.util import tf_stack
 from .shared_change import shared_change
 
 WRITES_OF_PLACES = ("scatter_nd_add", "scatter_nd_sub", "scatter_nd_update", "batch_scatter_update")
-SERVERS, GPUS, XLA, ACCUMULATING = "servers", "GPUs", "XLA", "accumulating"
+SERVERS, GPUS, ACCUMULATING = "servers", "GPUs", "accumulating"
 
 
 @dataclasses.dataclass(eq=False)
@@ -113,9 +112,6 @@ REPLACED = (
         "_merge_call",
         "no replica waits for others inside of a function that is compiled separately",
     ),
-    Changed(backend_random, "uniform", "XLA draws the numbers that the plain graph draws", only_for=(XLA,)),
-    Changed(backend_random, "normal", "XLA draws the numbers that the plain graph draws", only_for=(XLA,)),
-    Changed(backend_random, "dropout", "XLA draws the numbers that the plain graph draws", only_for=(XLA,)),
     Changed(
         random_ops_util,
         "_get_key_counter",
@@ -212,7 +208,7 @@ def replaced_functions(*circumstances: str) -> Iterator[None]:
     """Functions of `REPLACED` are replaced inside, and the originals again when the last such block ends.
 
     The lines of the replacements are left out of TensorFlow's list of the user's lines that made an operation: over several
-    processes it sends only a limited number of characters. `circumstances` are XLA, ACCUMULATING or SERVERS, where the step
+    processes it sends only a limited number of characters. `circumstances` are ACCUMULATING or SERVERS, where the step
     has them; the strategy and the machine say SERVERS and GPUS, too.
     """
     found = {"", *circumstances}

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..compat.patches import ACCUMULATING, XLA, replaced_functions
+from ..compat.patches import ACCUMULATING, replaced_functions
 from ..compat.thread_value import ThreadValue
 
 
@@ -162,5 +162,4 @@ def step_scope(context: StepContext | None) -> Iterator[StepContext | None]:
 def _replaced_for(context: StepContext | None) -> contextlib.AbstractContextManager[None]:
     if context is None:
         return contextlib.nullcontext()
-    found = {XLA: context.in_xla, ACCUMULATING: context.totals is not None}
-    return replaced_functions(*(name for name, has in found.items() if has))
+    return replaced_functions(*([ACCUMULATING] if context.totals is not None else []))

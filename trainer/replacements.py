@@ -6,10 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from ..compat.keras_private.random_state import drawn_seed, noise_shape_of
 from ..compat.keras_private.variables import direct_writes, raw_value, stateless_scope
 from ..compat.patches import WRITES_OF_PLACES, provide
 from ..compat.tensorflow_graphs.equal_operations import once_where_asked
@@ -22,7 +20,7 @@ from ..distribute.replicas import copies_of, once_per_copy, shares_variables
 from ..distribute.step_context import current_step, drawing_step
 from ..optimizers.adoption import adopt
 from ..optimizers.optimizer import Optimizer
-from .step import nested_graphs, xla_random
+from .step import nested_graphs
 from .step.collected_writes import CollectedWrites
 from .step.first_call import build_outside
 from .step.global_loss import loss_of_samples, reduces_by_itself
@@ -109,35 +107,6 @@ def _add_loss(original: Any, self: Any, loss: Any) -> None:
     original(self, loss)
     if isinstance(scope := stateless_scope(), CollectedWrites):
         scope.adders.append(self)
-
-
-@_replaces("random.uniform")
-def _uniform(
-    original: Any, shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None
-) -> Any:
-    dtype = dtype or keras.config.floatx()
-    if not xla_random.spelled_out(dtype):
-        return original(shape, minval, maxval, dtype, seed)
-    minval, maxval = tf.cast(minval, dtype), tf.cast(maxval, dtype)
-    return xla_random.uniform(shape, drawn_seed(seed), dtype) * (maxval - minval) + minval
-
-
-@_replaces("random.normal")
-def _normal(
-    original: Any, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
-) -> Any:
-    dtype = dtype or keras.config.floatx()
-    if not xla_random.spelled_out(dtype):
-        return original(shape, mean, stddev, dtype, seed)
-    drawn = xla_random.normal(shape, drawn_seed(seed), dtype)
-    return drawn * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
-
-
-@_replaces("random.dropout")
-def _dropout(original: Any, inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
-    if rate in (0.0, 1.0) or not xla_random.spelled_out(inputs.dtype):
-        return original(inputs, rate, noise_shape, seed)
-    return xla_random.dropout(inputs, rate, noise_shape_of(inputs, noise_shape), drawn_seed(seed))
 
 
 @_replaces("random_ops_util._get_key_counter")

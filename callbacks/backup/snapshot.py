@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import io
 from typing import Any
@@ -69,7 +68,6 @@ def capture(
             "step_logs": dict(fit_state.step_logs) if step else {},
             "epoch_logs": dict(fit_state.epoch_logs) if before_validation is not None else {},
             "stop_training": bool(getattr(model, "stop_training", False)),
-            "plan": copy.deepcopy(fit_state.plan),
         },
         "variables": variables,
         "workers": parts,
@@ -147,7 +145,6 @@ def restore_position(content: dict[str, Any], model: TrainedModel, fit_state: Fi
     """Sets the position in `fit` and in the data."""
     calendar = content["calendar"]
     fit_state.epoch, fit_state.step = calendar["epoch"], calendar["step"]
-    fit_state.plan.update(calendar["plan"])
     fit_state.step_logs = dict(calendar["step_logs"])
     fit_state.epoch_logs = dict(calendar["epoch_logs"])
     part = _own_part(content, model.distribute_strategy)

@@ -84,11 +84,8 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
             self.model.make_train_function(force=True)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes where the epoch begins; steps run in the plain graph, because XLA cannot keep batches of any size."""
-        state = self._fit_state(epoch=epoch)
-        if self._in_fit:
-            state.plan["way"] = self.model.train_function.backend = "graph"
-        self._last_step = state.step
+        """Notes where the epoch begins."""
+        self._last_step = self._fit_state(epoch=epoch).step
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks whether a guard tripped, or the loss was not finite, during the compiled call."""

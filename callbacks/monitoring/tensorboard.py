@@ -80,14 +80,12 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
                 self.model.make_train_function(force=True)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes where the epoch begins. XLA cannot write summaries, so steps that contain some run in the plain graph."""
+        """Notes where the epoch begins."""
         state = self._fit_state(epoch=epoch)
         self._last_step = state.step
         self._epoch_first = self._global_train_batch
         self._epoch_start_time = time.time()
         if self._writes_in_steps():
-            if self._in_fit:
-                state.plan["way"] = self.model.train_function.backend = "graph"
             self._counters["train"].assign(self._global_train_batch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 from keras.src.backend.common import global_state
-from keras.src.backend.tensorflow import random as backend_random
 from keras.src.random import seed_generator
 from keras.src.utils import rng_utils
 from tensorflow.python.eager import context
@@ -79,12 +78,3 @@ class thread_state:
         for name, value in self._attributes.items():
             if name not in _OF_ONE_THREAD:
                 own.setdefault(name, value)
-
-
-def drawn_seed(seed: Any) -> Any:
-    """The int32 pair with which a random function of Keras draws for its argument `seed`."""
-    return backend_random._cast_seed(seed_generator.draw_seed(seed))
-
-
-noise_shape_of = backend_random._get_concrete_noise_shape
-"""The shape of a dropout mask; open dimensions of the second argument are taken from the first, the inputs."""

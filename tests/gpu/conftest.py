@@ -16,7 +16,7 @@ _KNOWS_GPUS = (
     "unisono.distribute.replicas",
     "unisono.optimizers.stages.user_code",
     "unisono.trainer.run.loops.step_function",
-    "unisono.trainer.run.xla.xla_choice",
+    "unisono.trainer.run.xla.xla_rule",
     "unisono.trainer.run.xla.xla_loops",
 )
 

@@ -28,7 +28,6 @@ NEVER_RESUMED = [
     (("summary",), []),
     ((*SOURCE, "step"), 3),
     ((*SOURCE, "epoch"), 2**70),
-    (("content", "calendar", "plan", "way"), {"$array": 0}),
     (("content", "calendar", "step_logs", "loss"), "x"),
     (("content", "workers", 0, "random", "python", "gauss"), "x"),
     ((*CALLBACKS, 0, "state"), [[]]),

@@ -12,7 +12,7 @@ from tensorflow.python.eager import context
 
 import unisono
 from unisono.trainer.inputs import Chunk
-from unisono.trainer.run.xla import xla_choice
+from unisono.trainer.run.xla import xla_rule
 
 ROWS, BATCH = 19, 8  # two full batches and one of three samples
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
@@ -133,10 +133,10 @@ def test_fifty_short_fits_of_every_kind_leave_no_thread_iterator_graph_or_file(t
     assert after[-1][2][0] - after[1][2][0] < FEW and after[-1][2][1] <= after[1][2][1]
 
 
-@pytest.mark.parametrize("way", ["graph", "XLA", "XLA after the first call"])
+@pytest.mark.parametrize("way", ["graph", "XLA", "XLA as on GPUs"])
 @pytest.mark.parametrize("kind", ["arrays", "dataset", "two replicas", "interrupted"])
 def test_compiled_functions_do_not_hold_the_data_of_a_fit(tmp_path, monkeypatch, kind, way):
-    monkeypatch.setattr(xla_choice, "is_gpu", lambda device: way == "XLA after the first call")
+    monkeypatch.setattr(xla_rule, "is_gpu", lambda device: way == "XLA as on GPUs")
     replicas, fit = FITS[kind]
     jit_compile = {"graph": False, "XLA": True}.get(way, "auto")
     model = model_under(mirrored(replicas) if replicas > 1 else None, jit_compile=jit_compile)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import helpers
@@ -106,7 +107,10 @@ class Recorder:
 
     def __init__(self) -> None:
         self.rows: list[list[int]] = []
-        self.backend, self.alone, self.training, self.measured = "graph", True, True, {}
+        self.alone, self.training, self.backend = True, True, "graph"
+        self.model = types.SimpleNamespace(
+            run_eagerly=True, jit_compile=False, _auto_jit=True, _pipeline=None
+        )
 
     def __call__(self, execution: Any, step: int) -> tuple[int, dict[str, Any]]:
         for chunk in execution.chunks:
@@ -115,8 +119,11 @@ class Recorder:
                 self.rows.append([int(row) for row in x[:, 0]])
         return execution.steps, {"loss": tf.constant(0.0)}
 
-    def ended(self, execution: Any, steps: int, seconds: float) -> None:
-        """Measures nothing."""
+    def has_hooks(self) -> bool:
+        return False
+
+    def use(self, backend: str, reason: str) -> None:
+        """Keep the backend."""
 
     def device(self) -> str:
         """No device."""

@@ -11,7 +11,6 @@ from unisono.trainer.inputs import Chunk
 from unisono.trainer.run.loops import predict_loop
 from unisono.trainer.run.xla import xla_loops
 from unisono.trainer.run.xla.batch_stacks import Stacks
-from unisono.trainer.step import xla_random
 
 # Nine steps; the last batch has six samples and needs its own graph, which not every test needs.
 ROWS, BATCH = 70, 8
@@ -262,37 +261,6 @@ def test_outputs_without_a_sample_for_each_input_are_predicted_one_by_one(output
     for _ in range(3):
         loop.note([output], 99.0)
     assert not loop.pays(100)
-
-
-# Random numbers under XLA are the same.
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_xla_draws_the_numbers_of_the_plain_graph(dtype):
-    shapes = (1,), (3, 5), (1001,)
-
-    def plain(seed):
-        uniform = [tf.random.stateless_uniform(shape, seed, dtype=dtype) for shape in shapes]
-        dropout = [tf.nn.experimental.stateless_dropout(tf.ones(shape, dtype), 0.3, seed) for shape in shapes]
-        return uniform, dropout, [tf.random.stateless_normal(shape, seed, dtype=dtype) for shape in shapes]
-
-    @tf.function(jit_compile=True)
-    def in_xla(seed):
-        uniform = [xla_random.uniform(shape, seed, dtype) for shape in shapes]
-        dropout = [xla_random.dropout(tf.ones(shape, dtype), 0.3, None, seed) for shape in shapes]
-        return uniform, dropout, [xla_random.normal(shape, seed, dtype) for shape in shapes]
-
-    # Sines and logarithms may differ by units in the last place.
-    unit = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-22, "float64": 2**-50}[dtype]
-    for seed in ([1, 2], [2**31 - 1, -7]):
-        seed = tf.constant(seed)
-        expected, actual = (
-            tf.nest.map_structure(lambda v: tf.cast(v, tf.float64).numpy(), draw(seed))
-            for draw in (plain, in_xla)
-        )
-        tf.nest.map_structure(np.testing.assert_array_equal, actual[:2], expected[:2])
-        for mine, right in zip(actual[2], expected[2]):
-            np.testing.assert_allclose(mine, right, rtol=8 * unit, atol=8 * unit)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

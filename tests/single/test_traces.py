@@ -58,7 +58,7 @@ def test_short_fit_has_one_graph_for_batches_of_both_sizes_and_the_bits_of_two(c
     weights, history = trained(model, y, **options)
     assert model.train_function.compilations() == 1
     assert "validation_split" not in options or model.test_function.compilations() == 1
-    monkeypatch.setattr("unisono.trainer.run.xla.xla_choice.FEWEST_STEPS", 1)
+    monkeypatch.setattr("unisono.trainer.run.xla.xla_rule.FIXED_SIZES", 1)
     model = compiled()
     expected, expected_history = trained(model, y, **options)
     assert model.train_function.compilations() == 2
@@ -77,7 +77,7 @@ def test_short_fit_on_replicas_has_one_graph_where_each_step_is_a_call():
 
 
 def test_what_is_left_of_a_long_fit_has_one_graph_whatever_its_size(monkeypatch):
-    monkeypatch.setattr("unisono.trainer.run.xla.xla_choice.FEWEST_STEPS", 1)
+    monkeypatch.setattr("unisono.trainer.run.xla.xla_rule.FIXED_SIZES", 1)
     model = compiled()
     for rows in (27, 26, 25):
         model.fit(X[:rows], Y[:rows], batch_size=BATCH, verbose=0)

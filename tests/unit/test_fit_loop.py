@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
 from typing import Any
 
 import keras
@@ -20,7 +21,10 @@ class CountingFunction:
     def __init__(self, events: list[Any], name: str, fails_at: int = -1) -> None:
         self.events, self.name, self.steps, self.fails_at = events, name, 0, fails_at
 
-        self.backend, self.alone, self.training, self.measured = "graph", True, name == "run", {}
+        self.alone, self.training, self.backend = True, name == "run", "graph"
+        self.model = types.SimpleNamespace(
+            run_eagerly=True, jit_compile=False, _auto_jit=True, _pipeline=None
+        )
 
     def __call__(self, execution: Any, step: int) -> tuple[int, dict[str, Any]]:
         for chunk in execution.chunks:
@@ -31,8 +35,11 @@ class CountingFunction:
             self.events.append(f"{self.name}:{chunk.steps}{rows}")
         return execution.steps, {"loss": tf.constant(float(self.steps))}
 
-    def ended(self, execution: Any, steps: int, seconds: float) -> None:
-        pass
+    def has_hooks(self) -> bool:
+        return False
+
+    def use(self, backend: str, reason: str) -> None:
+        """Keep the backend."""
 
     def device(self) -> str:
         return ""
@@ -110,7 +117,7 @@ def test_nobody_asks_and_a_short_fit_has_one_layout(events):
 
 
 def test_nobody_asks_and_the_last_partial_batch_of_a_long_fit_is_a_chunk_of_its_own(events, monkeypatch):
-    monkeypatch.setattr("unisono.trainer.run.xla.xla_choice.FEWEST_STEPS", 3)
+    monkeypatch.setattr("unisono.trainer.run.xla.xla_rule.FIXED_SIZES", 3)
     model = counting_model(events, steps_per_execution=8)
     fit(model, EpochsOnly(events))
     assert events == ["run:2x4", "run:1", "epoch 0 end"]

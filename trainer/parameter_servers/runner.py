@@ -78,7 +78,6 @@ class ParameterServerRunner(Runner):
         model: TrainedModel,
         source: Source,
         callbacks: keras.callbacks.CallbackList,
-        plan: dict[str, Any],
         passes: int,
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """One pass over `source`: counts every sample once, in order, even when workers are lost."""

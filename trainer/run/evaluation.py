@@ -23,10 +23,9 @@ def evaluate(
     verbose: Any,
     callbacks: Any,
     runner: Runner,
-    plan: dict[str, Any] | None = None,
     passes: int = 1,
 ) -> dict[str, Any]:
-    """The logs of one pass over `source`; `plan` and `passes` as for `Runner.test_steps`. Context: host."""
+    """The logs of one pass over `source`, of `passes` in all. Context: host."""
     with runner.watching(model), shared_attribute(model, "_evaluating", lambda _: True):
         runner.build(model, source.spec, source.batch_size, "test_step")
         check_labels(model, source, "test_step")
@@ -37,7 +36,7 @@ def evaluate(
         model.reset_metrics()
         source.begin_epoch(0)
         logs: dict[str, Any] = {}
-        for batch, logs in runner.test_steps(model, source, callbacks, {} if plan is None else plan, passes):
+        for batch, logs in runner.test_steps(model, source, callbacks, passes):
             callbacks.on_test_batch_end(batch, logs)
         callbacks.on_test_end(logs)
     return logs

@@ -182,8 +182,7 @@ def _epoch(
     state.epoch_logs = dict(logs)
     if validation is not None and evaluates_after(model, epoch, a.validation_freq):
         state.times.lap("other")
-        plan, passes = state.plan.setdefault("validation", {}), _validations_ahead(model, a, state)
-        val_logs = evaluate(model, validation, a.verbose, callbacks, runner, plan, passes)
+        val_logs = evaluate(model, validation, a.verbose, callbacks, runner, _validations(model, a, state))
         state.times.lap("validation")
         logs = {**logs, **{f"val_{name}": value for name, value in val_logs.items()}}
     state.epoch_logs = {}
@@ -193,9 +192,9 @@ def _epoch(
     return logs
 
 
-def _validations_ahead(model: TrainedModel, a: FitArguments, state: FitState) -> int:
-    """The number of validations from this epoch on; an early stop may come, so none is counted after a hundred epochs."""
-    epochs = range(state.epoch, min(state.epochs, state.epoch + 100))
+def _validations(model: TrainedModel, a: FitArguments, state: FitState) -> int:
+    """The number of validations in all; an early stop may come, so none is counted after a hundred epochs."""
+    epochs = range(state.first_epoch, min(state.epochs, state.first_epoch + 100))
     return sum(evaluates_after(model, epoch, a.validation_freq) for epoch in epochs)
 
 
@@ -228,7 +227,7 @@ class LocalRunner(Runner):
                 state.step_logs = logs
                 check_progress(model, call.chunks[-1], done)
                 wait_for_accelerators()  # the logs are ready before the last update is
-                length.done(done, call)
+                length.done(done)
                 lap("compute")
                 callbacks.on_train_batch_end(length.last_batch(done), logs)
                 lap("callbacks")

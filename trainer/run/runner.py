@@ -20,12 +20,13 @@ from ..step.variable_placement import place_with_model
 from . import build
 from .checks.argument_errors import explained
 from .logs.step_logs import record_steps
+from .loops import predict_loop
 from .loops.compiled_calls import CallLength, compiled_calls
 from .loops.loop_choice import loop_for
 from .loops.predict_function import PredictFunction
 from .loops.step_function import StepFunction
 from .worker_settlement import Workers
-from .xla.xla_choice import XlaChoice, open_sizes
+from .xla.xla_rule import choose_backend, open_sizes
 
 
 class Runner:
@@ -89,12 +90,13 @@ class Runner:
         self.begin_fit(model, state)
 
     def begin_fit(self, model: TrainedModel, state: FitState) -> None:
-        """Chooses between the plain graph and XLA, or prepares a measurement."""
+        """Choose between the plain graph and XLA, by the number of steps in all of the fit."""
         function = model.train_function
         record_steps(model, state.callbacks)
-        epochs, recorded = state.epochs - state.epoch, function.recorder is not None
-        ahead = _steps_ahead(state.callbacks, "train", state.source, epochs, state.step, recorded)
-        XlaChoice(model, function, state.source, state.plan, ahead)
+        epochs, recorded = state.epochs - state.first_epoch, function.recorder is not None
+        choose_backend(
+            function, state.source, _steps_in_all(state.callbacks, "train", state.source, epochs, recorded)
+        )
 
     def train_steps(
         self, model: TrainedModel, state: FitState, callbacks: keras.callbacks.CallbackList
@@ -107,32 +109,28 @@ class Runner:
         model: TrainedModel,
         source: Source,
         callbacks: keras.callbacks.CallbackList,
-        plan: dict[str, Any],
         passes: int,
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """One pass over `source`, in the graph or under XLA: (its last batch, the logs after it) of each compiled call.
-
-        `plan` is that of `XlaChoice` for all passes over this input, `passes` the number of those from this one on.
-        """
-        ahead = _steps_ahead(callbacks.callbacks, "test", source, passes)
-        XlaChoice(model, model.test_function, source, plan, ahead)
+        """One pass over `source`, of `passes` in all: (its last batch, the logs after it) of each compiled call."""
+        steps = _steps_in_all(callbacks.callbacks, "test", source, passes)
+        choose_backend(model.test_function, source, steps)
         return _pass(model, source, callbacks, "test", "stop_evaluating", pythonify_logs)
 
     def predict_steps(
         self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList
     ) -> Iterator[tuple[int, list[Any]]]:
         """One pass over `source`, in order: (its last batch, the outputs of its batches) of each compiled call."""
-        source.open_sizes = open_sizes(model, source.steps_per_epoch, predicting=True)
+        source.open_sizes = open_sizes(model, source.steps_per_epoch, predict_loop.FEWEST_STEPS)
         return _pass(model, source, callbacks, "predict", "stop_predicting", list)
 
 
-def _steps_ahead(
-    callbacks: list[Any], phase: str, source: Source, passes: int, done: int = 0, recorded: bool = False
+def _steps_in_all(
+    callbacks: list[Any], phase: str, source: Source, passes: int, recorded: bool = False
 ) -> int | None:
-    """The steps that XLA could run; none where a callback is called after each step; None if their number is unknown."""
+    """The steps of `passes` passes; 0 where a callback is called after each step, None if their number is unknown."""
     if any(steps_until_call(callback, 0, phase, records_logs=recorded) == 1 for callback in callbacks):
         return 0
-    return source.steps_per_epoch * passes - done if source.steps_per_epoch else None
+    return source.steps_per_epoch * passes if source.steps_per_epoch else None
 
 
 def _pass(
@@ -157,7 +155,7 @@ def _pass(
         if done:
             result = finish(result)
             wait_for_accelerators()
-            length.done(done, call if phase == "test" else None)
+            length.done(done)
             yield length.last_batch(done), result
         if (getattr(model, stop) and not workers.several) or done < call.steps:
             return

@@ -83,7 +83,6 @@ _SUMMARY = {
     "time": lambda value: isinstance(value, float | int) and 0 <= value < 2.0**36,  # seconds: to year 4147
     "run?": str,
 }
-_CHOICES = {"way?": str, "settled?": bool, "switches?": list, "open rows?": str}
 _LOGS = {"*": lambda value: not isinstance(value, type(None) | str | bytes)}
 _IDENTITY = {"settings": {}, "seeds": {}, "versions": {}, "data?": {}, "validation data?": {}}
 _CONTENT = {
@@ -95,7 +94,7 @@ _CONTENT = {
         "stop_training": bool,
         "step_logs": _LOGS,
         "epoch_logs": _LOGS,
-        "plan": {**_CHOICES, "validation?": _CHOICES},
+        "plan?": dict,  # of versions before 0.2, in which a measurement chose the backend
     },
     "variables": {"*": [_has_arrays]},
     "workers": [{"source": {"*": _PLAIN}, "validation?": {"*": _PLAIN}, "random": RANDOM}],

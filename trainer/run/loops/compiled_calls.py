@@ -71,8 +71,7 @@ class CallLength:
     Where the overhead of a call is large (`call_seconds` of the function: thousands of variables), it is longer, up to 1 s.
     If the user set the steps (`fixed`), every call has so many, and callbacks wait for its end. `phase` is "train", "test"
     or "predict", `step` the completed steps of the epoch. `function` runs the steps: it reports whether the last call
-    included compilation (`fresh`), keeps the size (`usual_steps`) for the next epoch, and receives the duration of each
-    call (`ended`).
+    included compilation (`fresh`), and keeps the size (`usual_steps`) for the next epoch.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class CallLength:
         """
         return self.step - done + (done if self._fixed is None else self._fixed) - 1
 
-    def done(self, steps: int, call: CompiledCall | None = None) -> None:
+    def done(self, steps: int) -> None:
         """Lets the next compiled call grow or shrink: this one ended after `steps` steps, and its results are ready."""
         seconds = self._clock() - self._began
         self.step += steps
@@ -127,8 +126,6 @@ class CallLength:
             self._steps = max(1, min(wanted, 8 * steps))
             if function is not None:
                 function.usual_steps = self._steps
-        if call is not None and function is not None:
-            function.ended(call, steps, seconds)
 
 
 @contextlib.contextmanager

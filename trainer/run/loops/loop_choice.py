@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import tensorflow as tf
 
 from ...inputs.sources.source import Chunk
 from ..xla import xla_loops
+from ..xla.xla_rule import reason_in_step
 from .compiled import GRAPH, XLA, Compiled, inputs_and_steps, signed
 from .step_function import StepFunction
 
@@ -18,15 +20,23 @@ def loop_for(function: StepFunction, chunk: Chunk) -> Compiled:
     if function.model.run_eagerly:
         return Compiled(function.loop(function.global_step, chunk), inputs_and_steps)
     compiled = xla_loops.compile_loop(function, chunk) if function.alone and function.backend == XLA else None
-    if compiled is not None:
+    whole = compiled is not None  # the loop is one program
+    if compiled is None:
+        loop = function.loop(xla_loops.step_in_graph(function, chunk), chunk)
+        first = not (function.alone or chunk.open_ended)
+        compiled = signed(loop, None if chunk.open_ended else chunk.signature, first)
+        if not function.alone and _shapes_vary(function, compiled, chunk):
+            compiled = _one_by_one(function, compiled, first)
+    if function.backend == GRAPH or function.model.jit_compile:
         return compiled
-    loop = function.loop(xla_loops.step_in_graph(function, chunk), chunk)
-    first = not (function.alone or chunk.open_ended)
-    compiled = signed(loop, None if chunk.open_ended else chunk.signature, first)
-    if not function.alone and _shapes_vary(function, compiled, chunk):
-        return _one_by_one(function, compiled, first)
-    in_graph = function.backend == GRAPH or function.model.jit_compile
-    return compiled if in_graph else _or_graph(function, compiled, chunk)
+    try:
+        reason = reason_in_step(function, chunk, compiled.graphs[0])
+    except (tf.errors.OpError, ValueError, TypeError, NotImplementedError):
+        reason = "the step cannot be traced for XLA"  # an error of the user's code is raised again
+    if reason is None:
+        return _or_graph(function, compiled, chunk, whole)
+    function.refuse(reason)
+    return loop_for(function, chunk)
 
 
 def _shapes_vary(function: StepFunction, loop: Compiled, chunk: Chunk) -> bool:
@@ -59,24 +69,34 @@ def _one_by_one(function: StepFunction, loop: Compiled, first: bool) -> Compiled
     return loop._replace(function=run)
 
 
-def _or_graph(function: StepFunction, loop: Compiled, chunk: Chunk) -> Compiled:
-    """`loop`, or the plain graph from then on, where its first call fails before any step.
+def _or_graph(function: StepFunction, loop: Compiled, chunk: Chunk, whole: bool) -> Compiled:
+    """`loop`, or the plain graph from then on, where XLA does not support the step.
 
-    XLA compiles its steps at the first call. Only then an unsupported step is known.
+    XLA compiles at the first call: the `whole` loop before its first step, so it is called for no step at first; else each
+    step where it begins. A batch that an iterator has yielded for such a step is lost, so that this is an error.
     """
     chosen: list[Any] = []
     layout = dataclasses.replace(chunk, inputs=None)  # the function outlives the data
 
     def run(*arguments: Any) -> Any:
-        if not chosen:
-            chosen.append(loop.function)
-            try:
+        if chosen:
+            return chosen[0](*arguments)
+        chosen.append(loop.function)
+        this = dataclasses.replace(layout, inputs=arguments[0])
+        try:
+            if not whole:
                 return loop.function(*arguments)
-            except (tf.errors.OpError, ValueError):
-                if function.reached() != 0:
-                    raise
-            function.backend = GRAPH
-            chosen[0] = function.compiled_for(dataclasses.replace(layout, inputs=arguments[0]))[0].function
+            loop.function(*loop.arguments(dataclasses.replace(this, steps=0)))
+        except (tf.errors.OpError, ValueError) as error:
+            if not whole and (function.reached() != 0 or isinstance(this.inputs, tf.data.Iterator)):
+                error.add_note("If XLA does not support this step: pass `jit_compile=False` to `compile`.")
+                raise
+            function.refuse("XLA does not support the step")
+            cause = str(error).partition("\n")[0][:200]
+            warnings.warn(
+                f"XLA does not support this step, which runs in the plain graph: {cause}", stacklevel=2
+            )
+            chosen[0] = function.compiled_for(this)[0].function
         return chosen[0](*arguments)
 
     return loop._replace(function=run)

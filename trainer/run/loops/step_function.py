@@ -15,7 +15,6 @@ from ....compat.keras_private.random_state import thread_state
 from ....compat.keras_private.variables import plain_variable
 from ....compat.tensorflow_graphs.graph_optimizer import optimized_briefly
 from ....compat.tensorflow_graphs.graphs import effects, first_graph, graph_for, only_graph
-from ....distribute.hardware.devices import is_gpu
 from ....distribute.replicas import copies_of, runs_in_threads
 from ....distribute.workers.peer_monitor import monitored_collective
 from ....optimizers.held_optimizers import optimizers_of
@@ -31,7 +30,7 @@ from ...step.train_step import Tracing, replica_function
 from ...step.variable_placement import accumulates
 from ..logs.last_logs import LastLogs, Shares, whole
 from ..logs.step_recorder import StepRecorder
-from .compiled import GRAPH, XLA, Compiled
+from .compiled import GRAPH, Compiled
 from .compiled_calls import UNKNOWN, CompiledCall, noted
 from .drawn_batches import batches_of
 
@@ -55,7 +54,9 @@ class StepFunction:
     ) -> None:
         self.model, self.training, self._step_fn, self._loop_for = model, training, step_fn, loop_for
         self.alone = model.distribute_strategy.num_replicas_in_sync == 1  # one replica
-        self.backend = GRAPH  # or XLA; see `xla_choice`
+        self.backend = GRAPH  # or XLA; see `xla_rule`
+        self.reason = ""  # of the backend
+        self.refusal: str | None = None  # why the traced step runs in the graph, where XLA was to compile it
         # Samples of a full batch: a last partial one is not worth compiling for.
         self.full_size: int | None = None
         self.fresh = False  # whether the last compiled call included compilation
@@ -64,8 +65,6 @@ class StepFunction:
         self.usual_steps = 1  # the length of compiled calls, for the next epoch
         # The approximate overhead of a call, where it is large: each variable is an argument.
         self.call_seconds = 0.0
-        self.measured: dict[Any, Any] = {}  # for each layout of the input; see `xla_choice`
-        self.after_call: Callable[[CompiledCall, int, float], None] | None = None
         self.recorder: StepRecorder | None = None  # keeps the logs of each step for callbacks that need them
         self._compiled: dict[Any, Any] = {}
         self._partition = ModelPartition(model, "train_step" if training else "test_step", step_fn)
@@ -130,18 +129,24 @@ class StepFunction:
     def _functions(self) -> list[Any]:
         return [function for compiled in self._compiled.values() for function in compiled.graphs]
 
-    def ended(self, call: CompiledCall, steps: int, seconds: float) -> None:
-        """The loop reports the duration of a compiled call, its results included."""
-        if self.after_call is not None:
-            self.after_call(call, steps, seconds)
+    def use(self, backend: str, reason: str) -> None:
+        """Run the next steps in the graph or under XLA. Drop what was compiled for the other backend."""
+        if backend != self.backend:
+            self._compiled.clear()
+        self.backend, self.reason = backend, reason
+
+    def refuse(self, reason: str) -> None:
+        """Run this and all later steps in the graph, because of what the traced step contains."""
+        self.refusal = reason
+        self.use(GRAPH, reason)
+
+    def has_hooks(self) -> bool:
+        """Whether callbacks have added operations to the step."""
+        return bool(self._hooks())
 
     def compiled_for(self, chunk: Chunk) -> tuple[Compiled, bool]:
         """The compiled function for chunks of this layout, and whether it existed already."""
-        layout = chunk.reader, chunk.batch_size, chunk.open_ended, self.recorder
-        key = *layout, self.backend, self.backend == XLA and chunk.usual_batch_size
-        in_graph = *layout, GRAPH, False
-        if in_graph in self._compiled and self._stays_in_graph(chunk):
-            return self._compiled[in_graph], True
+        key = chunk.reader, chunk.batch_size, chunk.open_ended, self.recorder, chunk.usual_batch_size
         familiar = key in self._compiled
         if not familiar:
             if runs_in_threads(self.model.distribute_strategy):
@@ -149,13 +154,6 @@ class StepFunction:
             self._compiled[key] = self._loop_for(self, chunk)
             self.fresh = True
         return self._compiled[key], familiar
-
-    def _stays_in_graph(self, chunk: Chunk) -> bool:
-        """Whether the last partial batch runs in the plain graph, regardless of the backend of other batches."""
-        full = chunk.usual_batch_size is not None or chunk.batch_size == self.full_size
-        if full or self.model.jit_compile:
-            return False
-        return not (self.alone and is_gpu(self.device()))
 
     def loop(self, step: Callable[..., Any], chunk: Chunk, in_xla: bool = False) -> Callable[..., Any]:
         """`run(inputs, steps, first=0)`: the loop over batches `first` to `steps - 1` of such chunks, in a graph or eagerly.
@@ -221,8 +219,11 @@ class StepFunction:
 
     def call_hooks(self, batch: Any) -> None:
         """Calls the hooks of callbacks before a step, on the global batch."""
-        for hook in self.model.__dict__.get("_step_hooks", {}).get("train" if self.training else "test", ()):
+        for hook in self._hooks():
             hook(batch)
+
+    def _hooks(self) -> Sequence[Any]:
+        return self.model.__dict__.get("_step_hooks", {}).get("train" if self.training else "test", ())
 
     def global_step(
         self,

@@ -96,12 +96,6 @@ def has_one_size(chunk: Chunk) -> bool:
     return all(leaf.shape[1:].is_fully_defined() for leaf in leaves)
 
 
-def compile_only(function: StepFunction, chunk: Chunk) -> None:
-    """Compiles the function for chunks of this layout, without running a step."""
-    compiled, _ = function.compiled_for(chunk)
-    compiled.function(*compiled.arguments(dataclasses.replace(chunk, steps=0)))
-
-
 def operations(function: Any) -> set[str]:
     """The types of the operations in a `tf.function`, traced or with a signature, and in the functions it calls."""
     graph = first_graph(function) or function.get_concrete_function().graph

@@ -1,0 +1,140 @@
+"""The rule for the backend of steps, XLA or TensorFlow's plain graph: what it is before the first step, never a clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from ....callbacks.trained_model import TrainedModel
+from ....compat.keras_private.layers import computes_again, layers_of
+from ....compat.tensorflow_graphs.graphs import operations_are_deterministic
+from ....distribute.hardware.devices import is_gpu
+from ....distribute.sharding.sharded import level_of
+from ...inputs import Chunk, Source
+from ...inputs.sources.feed import FedSource
+from ..loops.compiled import GRAPH, XLA
+from ..loops.step_function import StepFunction
+from . import xla_loops
+
+# Operations that communicate with the host.
+_EFFECTS = (
+    "PyFunc",
+    "PyFuncStateless",
+    "EagerPyFunc",
+    "Print",
+    "PrintV2",
+    "WriteScalarSummary",
+    "WriteSummary",
+    "WriteHistogramSummary",
+)
+# Operations for which XLA draws other numbers than the plain graph, or that it does not support.
+_RANDOM = (
+    "RandomUniform",
+    "RandomUniformInt",
+    "RandomStandardNormal",
+    "TruncatedNormal",
+    "Multinomial",
+    "RngReadAndSkip",
+    "StatelessRandomUniformV2",
+    "StatelessRandomNormalV2",
+    "StatelessTruncatedNormalV2",
+    "StatelessMultinomial",
+    "StatelessRandomGammaV2",
+    "StatelessRandomGammaV3",
+    "StatelessRandomBinomial",
+    "StatelessRandomPoisson",
+)
+FIXED_SIZES = 400  # steps for which full batches get a trace with a fixed batch size
+FEWEST_STEPS = 5000  # for which compiling pays on CPUs; see `benchmarks/xla_rule.py`
+
+
+def open_sizes(model: TrainedModel, steps: int | None, fixed: int | None = None) -> str:
+    """`Source.open_sizes` for a fit or a pass of `steps` steps (None: not known).
+
+    With a fixed batch size a smaller last batch is a second trace, which in a short fit costs as much as all steps. An
+    open one, as in Keras, costs a few microseconds more for each step. So a long fit uses a fixed size for full batches.
+
+    A loop that predicts many batches in one call must know the batch size. XLA compiles for each size in any case. The
+    stages of a pipeline split batches of known size.
+    """
+    if model.jit_compile or model._pipeline is not None:
+        return "no"
+    return "all" if steps is not None and steps < (fixed or FIXED_SIZES) else "last"
+
+
+def choose_backend(function: StepFunction, source: Source, steps: int | None) -> None:
+    """Set the backend of a fit or a pass, and how its batches are read, before its first step.
+
+    It follows from the device, the model, the strategy and `steps`, the number in all of the fit (None: unknown; 0: each is
+    a call of its own), so that a resumed run has the same. What the step contains is known once it has been traced: a step
+    that XLA would change, or does not support, is traced again for the graph (`reason_in_step`).
+    """
+    function.full_size = source.batch_size
+    reason = _reason_before_tracing(function, source, steps)
+    function.use(GRAPH if reason else XLA, reason or "XLA compiles the steps")
+    if function.model._auto_jit and is_gpu(function.device()):
+        source.open_sizes = "no"
+    elif function.model._auto_jit and function.backend == XLA:
+        source.open_sizes = "last"
+    else:
+        source.open_sizes = open_sizes(function.model, steps if function.training else source.steps_per_epoch)
+
+
+def _reason_before_tracing(function: StepFunction, source: Source, steps: int | None) -> str | None:
+    """The reason for the plain graph that is known before the step is traced; None where XLA is to be used."""
+    model, several = function.model, not function.alone
+    if model.run_eagerly:
+        return "`run_eagerly` is set"
+    if not model._auto_jit:
+        by_parts = "XLA compiles what each replica computes between the collectives" if several else None
+        return by_parts if model.jit_compile else "`jit_compile=False`"
+    if function.refusal is not None:
+        return function.refusal
+    if operations_are_deterministic():
+        return "operations are deterministic"
+    if function.has_hooks():
+        return "a callback watches the step"
+    if not all(getattr(layer, "supports_jit", True) for layer in layers_of(model)):
+        return "a layer does not support XLA"
+    if level_of(model.distribute_strategy) == "weights":
+        return "XLA would all-gather all weights before it computes"
+    if any(map(computes_again, layers_of(model))):
+        return "XLA would undo the rematerialization of `keras.RematScope`"
+    if model._pipeline is not None:
+        return "the stages of a pipeline are on several devices, and XLA compiles for one"
+    if several and not function.training:
+        return "on several replicas XLA only compiles the computation of the gradients"
+    if is_gpu(function.device()):
+        return None
+    if several:
+        return "several replicas on CPUs"
+    if (steps or 0) < FEWEST_STEPS:
+        return (
+            f"fewer than {FEWEST_STEPS} steps"
+            if steps
+            else "the number of steps in a compiled call is not known"
+        )
+    if isinstance(source, FedSource):
+        return "XLA would compile for each call, because the inputs differ in shape"
+    return None
+
+
+def reason_in_step(function: StepFunction, chunk: Chunk, graph: Any) -> str | None:
+    """The reason why a traced loop over steps runs in the plain graph; None where XLA compiles it, or full batches do."""
+    if chunk.usual_batch_size is None and chunk.batch_size != function.full_size:
+        return None  # the last batch: alone it does not decide
+    if not function.alone and isinstance(chunk.inputs, tf.data.Iterator):
+        return "on several replicas XLA could fail after a batch was drawn"
+    if not xla_loops.has_one_size(chunk):
+        return "the batches have no fixed size"
+    names = xla_loops.operations(graph)
+    if any(name in names for name in _EFFECTS):
+        return "the step communicates with the host"
+    if is_gpu(function.device()):
+        return None
+    if any(name in names for name in _RANDOM):
+        return "the step draws random numbers"
+    if xla_loops.slow_loop(names):
+        return "XLA's loops are slow at convolutions on CPUs"
+    return None
