@@ -379,6 +379,6 @@ def test_merge_call_in_update_step_is_rejected_with_where_it_belongs():
     with mirrored(2).scope():
         model = Net(plain)
         model.compile(MergesInUpdate(0.1))
-    with pytest.raises(RuntimeError, match="`update_step`.*call it in `apply_gradients` of the optimizer"):
+    with pytest.raises(RuntimeError, match=r"`update_step`.*call it in `apply_gradients` of the optimizer"):
         model.fit(X, Y, batch_size=8, verbose=0)
     assert int(model.optimizer.iterations) == 0
