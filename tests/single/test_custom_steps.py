@@ -361,3 +361,36 @@ def test_differences_from_keras_are_those_of_the_table_in_the_guide():
 
     assert train(keras) == [0.0] and train(unisono)[0] > 0
     assert seen == {keras: 2, unisono: 6}
+
+
+def test_eager_custom_step_runs_as_often_as_in_keras():
+    def trained(base, optimizer):
+        calls = []
+
+        class Counted(base):
+            def train_step(self, data):
+                calls.append(None)
+                x, y = data
+                with tf.GradientTape() as tape:
+                    y_pred = self(x)
+                    loss = self.compute_loss(x, y, y_pred)
+                gradients = tape.gradient(loss, self.trainable_variables)
+                self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+                return self.compute_metrics(x, y, y_pred)
+
+        keras.utils.set_random_seed(1)
+        model = Counted([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(optimizer, "mse", metrics=["mae"], run_eagerly=True)
+        x = np.arange(12.0).reshape(6, 2) / 12
+        batches = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(2)
+        mae = model.fit(batches, shuffle=False, verbose=0).history["mae"]
+        return len(calls), mae, model.get_weights(), [variable.numpy() for variable in optimizer.variables]
+
+    calls, *numbers = trained(unisono.Sequential, unisono.optimizers.Adam(0.1))
+    assert calls == 3
+    for ours, theirs in zip(
+        keras.tree.flatten(numbers),
+        keras.tree.flatten(trained(keras.Sequential, keras.optimizers.Adam(0.1))[1:]),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
