@@ -219,9 +219,7 @@ class Optimizer(SavedState, ReplicaRule):
                 f"or pass a function that computes the loss. Received: loss={loss!r}"
             )
         if var_list is None:
-            raise ValueError(
-                "`var_list` must be variables, such as `model.trainable_variables`. Received: None"
-            )
+            raise ValueError("`var_list` is None: pass variables, such as `model.trainable_variables`.")
         recorder: Any = tape or tf.GradientTape()
         if callable(loss):
             with recorder:

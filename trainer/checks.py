@@ -222,26 +222,27 @@ def check_loop(verbose: Any, callbacks: Any) -> None:
     check_keras_callbacks(keras.tree.flatten(callbacks))
 
 
-def checked_logs(logs: Any, step: str) -> Any:
-    """The logs from a custom step; `TypeError` where they are not a dict, or a value is not a number."""
+def checked_logs(logs: Any, step: str, text: bool = True) -> Any:
+    """The logs from a custom step; `TypeError` where they are not a dict, or a value is neither numbers nor `text`."""
     rule = f"`{step}` must return a dict from names to scalars, such as {{'loss': loss}}"
     if not isinstance(logs, Mapping):
         hint = ": is a `return` missing?" if logs is None else ""
         raise TypeError(f"{rule}. Received: {shown(logs)}{hint}")
     for name, value in logs.items():
         if isinstance(value, Mapping):
-            checked_logs(value, step)
-        elif value is None or isinstance(value, str | bytes) or not _is_number(value):
+            checked_logs(value, step, text)
+        elif not _is_log(value, text):
             raise TypeError(f"{rule}. Received: {shown(value)} as {name!r}")
     return logs
 
 
-def _is_number(value: Any) -> bool:
-    """Whether TensorFlow accepts it as numbers. An empty list has none."""
+def _is_log(value: Any, text: bool) -> bool:
+    """Whether TensorFlow accepts it as numbers, or as `text`. An empty list has none."""
     try:
-        return tf.convert_to_tensor(value).dtype != tf.string and not (isinstance(value, list) and not value)
+        is_text = tf.convert_to_tensor(value).dtype == tf.string
     except (TypeError, ValueError):
         return False
+    return (text or not is_text) and not (isinstance(value, list) and not value)
 
 
 def check_batches(model: TrainedModel, spec: Any, step: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import helpers
@@ -361,3 +362,78 @@ def test_differences_from_keras_are_those_of_the_table_in_the_guide():
 
     assert train(keras) == [0.0] and train(unisono)[0] > 0
     assert seen == {keras: 2, unisono: 6}
+
+
+def test_eager_custom_step_runs_as_often_as_in_keras():
+    def trained(base, optimizer):
+        calls = []
+
+        class Counted(base):
+            def train_step(self, data):
+                calls.append(None)
+                x, y = data
+                with tf.GradientTape() as tape:
+                    y_pred = self(x)
+                    loss = self.compute_loss(x, y, y_pred)
+                gradients = tape.gradient(loss, self.trainable_variables)
+                self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+                return self.compute_metrics(x, y, y_pred)
+
+        keras.utils.set_random_seed(1)
+        model = Counted([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(optimizer, "mse", metrics=["mae"], run_eagerly=True)
+        x = np.arange(12.0).reshape(6, 2) / 12
+        batches = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(2)
+        mae = model.fit(batches, shuffle=False, verbose=0).history["mae"]
+        return len(calls), mae, model.get_weights(), [variable.numpy() for variable in optimizer.variables]
+
+    calls, *numbers = trained(unisono.Sequential, unisono.optimizers.Adam(0.1))
+    assert calls == 3
+    for ours, theirs in zip(
+        keras.tree.flatten(numbers),
+        keras.tree.flatten(trained(keras.Sequential, keras.optimizers.Adam(0.1))[1:]),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+class LogsText(Base):
+    """Text of the loss, of each sample and of a constant among the logs."""
+
+    on_one_replica = False
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x)
+            loss = tf.reduce_mean((outputs - y) ** 2)
+        self.apply(tape, loss)
+        if self.on_one_replica:
+            tf.numpy_function(lambda loss: None, [loss], [])
+        samples = tf.strings.as_string(outputs[:, 0], precision=2)
+        high = tf.where(loss > 1.0, "high", "low")
+        return {"loss": loss, "high": high, "samples": samples, "unit": "squares"}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "kind"), [(1, "graph"), (2, "graph"), (3, "graph"), (2, "eager"), (3, "whole")]
+)
+def test_text_in_logs_is_that_of_one_device(replicas, kind):
+    def history(home, eager):
+        keras.utils.set_random_seed(1)
+        with helpers.scope(home):
+            model = LogsText()
+            model.on_one_replica = kind == "whole" and home is not None
+            model.compile(unisono.optimizers.SGD(0.1), run_eagerly=eager)
+        return model.fit(X, Y, batch_size=UNEVEN_END, epochs=2, shuffle=False, verbose=0).history
+
+    with warnings.catch_warnings():
+        if kind == "whole":
+            warnings.filterwarnings("ignore", "The `train_step`.*PyFunc")
+        ours = history(helpers.mirrored(replicas) if replicas > 1 else None, kind == "eager")
+    theirs = history(None, True)
+    for name in ("high", "samples", "unit"):
+        assert [np.asarray(log).astype(str).tolist() for log in ours[name]] == [
+            np.asarray(log).astype(str).tolist() for log in theirs[name]
+        ]
+    np.testing.assert_allclose(ours["loss"], theirs["loss"], rtol=1e-5)

@@ -364,3 +364,21 @@ def test_predict_step_and_test_step_that_count_write_every_copy():
     with pytest.warns(UserWarning, match="PyFunc"):
         many = results(two)
     assert_close(many, results(None), TOLERANCE)
+
+
+class MergesInUpdate(keras.optimizers.SGD):
+    """Asks for the mean of a gradient over replicas in its update rule."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        context = tf.distribute.get_replica_context()
+        mean = context.merge_call(lambda strategy, g: strategy.reduce("MEAN", g, axis=None), (gradient,))
+        super().update_step(mean, variable, learning_rate)
+
+
+def test_merge_call_in_update_step_is_rejected_with_where_it_belongs():
+    with mirrored(2).scope():
+        model = Net(plain)
+        model.compile(MergesInUpdate(0.1))
+    with pytest.raises(RuntimeError, match=r"`update_step`.*call it in `apply_gradients` of the optimizer"):
+        model.fit(X, Y, batch_size=8, verbose=0)
+    assert int(model.optimizer.iterations) == 0

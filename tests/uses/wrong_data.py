@@ -190,7 +190,6 @@ STEPS: dict[str, Use] = (
             ("nothing", lambda: None, "is a `return` missing"),
             ("a dict of None", lambda: {"loss": None}, "Received: None as 'loss'"),
             ("a dict of an empty list", lambda: {"a": []}, r"Received: \[\] as 'a'"),
-            ("a dict of text", lambda: {"loss": "a"}, "Received: 'a' as 'loss'"),
             ("a dict of functions", lambda: {"loss": print}, "Received: <built-in function print> as 'loss'"),
             ("a dict of a dict of None", lambda: {"a": {"b": None}}, "Received: None as 'b'"),
         )

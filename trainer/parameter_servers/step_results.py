@@ -89,7 +89,7 @@ def worker_step(
     with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
         with step_scope(step), ReadOnce(alone, layout.variables, model.non_trainable_variables) as writes:
             step.writes = writes
-            logs = checked_logs(step_fn(batch), getattr(step_fn, "__name__", "train_step"))
+            logs = checked_logs(step_fn(batch), getattr(step_fn, "__name__", "train_step"), text=False)
         result = layout.of_step(writes, logs, tf.constant(True) if step.applied is None else step.applied)
         writes.forget(layout.variables)
         writes.make(step)

@@ -20,6 +20,7 @@ from ...compat.keras_private.training import (
     compute_output_spec,
     makes_variables_late,
     pretending_built,
+    strategy_of,
     unpack_x_y_sample_weight,
 )
 from ...compat.keras_private.variables import raw_value
@@ -67,6 +68,15 @@ def build_for(model: TrainedModel, spec: Any, name: str) -> None:
 def is_built(model: TrainedModel) -> bool:
     """Whether no variable is missing that Keras' own step would create."""
     return model.built and not _unbuilt(model) and (model.optimizer is None or model.optimizer.built)
+
+
+def creates_variables_late(model: TrainedModel) -> bool:
+    """Whether an eager custom step creates the variables that are missing: then it runs as often as in Keras.
+
+    Those of layers it cannot create, because their initial values would be writes of the step.
+    """
+    eager = model.run_eagerly and model._overrides_step("train_step")
+    return eager and strategy_of(model) is None and all(layer.built for layer in layers_of(model)[1:])
 
 
 def _build_by_custom_step(

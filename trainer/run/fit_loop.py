@@ -23,6 +23,7 @@ from .. import checks
 from ..inputs import Source, make_source
 from ..inputs.checks import named
 from ..inputs.sources.derived_inputs import copied_input, first_batches
+from .build import creates_variables_late
 from .callback_list import callback_list, log_names
 from .checks.argument_errors import check_labels, check_validation, explained
 from .checks.determinism import say_what_determinism_costs
@@ -48,7 +49,10 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         at_exit.callback(source.close)
         if validation is not None:
             at_exit.callback(validation.close)
-        runner.build(model, source.spec, source.batch_size)
+        if not (
+            creates_variables_late(model) and not a.callbacks
+        ):  # a callback may restore the state of an optimizer
+            runner.build(model, source.spec, source.batch_size)
         if a.shuffle:
             draw_seed()  # so that the next fit has another order
         check_labels(model, source, "train_step")

@@ -64,7 +64,10 @@ class WholeStep:
         self._share_writes(step)
         if self._step.exits == SAMPLES:
             return self._result if step.replica_id == 0 else tf.nest.map_structure(_no_samples, self._result)
-        leaves = of_first_replica(numbers_in(self._result))
+        leaves = numbers_in(self._result)
+        numbers = iter(of_first_replica([leaf for leaf in leaves if leaf.dtype != tf.string]))
+        with tf.device("CPU:0"):  # text stays in its process
+            leaves = [tf.identity(leaf) if leaf.dtype == tf.string else next(numbers) for leaf in leaves]
         if self._step.exits == SHARES and step.replica_id != 0:
             leaves = [leaf[:0] if leaf.shape.rank else tf.zeros_like(leaf) for leaf in leaves]
         return with_numbers(self._result, leaves)

@@ -83,8 +83,8 @@ class LastLogs:
 
 
 def _variable(log: tf.Tensor, device: str) -> tf.Variable:
-    """A variable for logs of this shape; of integers in int64, because TensorFlow keeps int32 on the host."""
+    """A variable for logs of this shape; of integers in int64, because TensorFlow keeps int32, like text, on the host."""
     dtype = tf.int64 if log.dtype.is_integer else log.dtype
-    with tf.init_scope(), tf.device(device):
+    with tf.init_scope(), tf.device("CPU:0" if dtype == tf.string else device):
         sizes = [size or 0 for size in log.shape] if log.shape.rank is not None else []
         return plain_variable(tf.zeros(sizes, dtype), log.shape)
