@@ -124,7 +124,7 @@ _PIECES = {
     "ClipByNorm": ({"clip_norm": 1.0}, {"clip_norm": "positive or infinite"}),
     "ClipByValue": ({"clip_value": 1.0}, {"clip_value": "positive or infinite"}),
     "GradientNoise": ({}, {"eta": "positive or infinite", "gamma": "not negative", "seed": "whole"}),
-    "HalfPrecisionAggregation": ({}, {"dtype": "nothing", "carry_error": "flag"}),
+    "HalfPrecisionAggregation": ({}, {"dtype": "nothing"}),
     "PackedAggregation": ({}, {"max_elements": "count from 1"}),
 }
 
