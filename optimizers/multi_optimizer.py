@@ -13,7 +13,6 @@ from .adoption import adopt, register_class
 from .checks import Pairs
 from .optimizer import Optimizer
 from .saved_state import config_of_stages, with_stages
-from .stages.error_feedback import create_errors
 
 
 class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
@@ -43,7 +42,6 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
         """Builds each optimizer for its variables; a ValueError if one of them has an aggregator of its own."""
         with choosing(self, adopt):
             super().build(variables)
-        create_errors(self, variables)
         for inner in wrapped_optimizers(self):
             if inner.gradient_aggregator is not None:
                 raise ValueError(

@@ -20,7 +20,6 @@ from .saved_state import SavedState
 from .stages import accumulation
 from .stages.aggregated_gradients import after_aggregation, aggregate_alone
 from .stages.call_options import CallOptions, call_options, current_options, frozen_count, gradients_are_taken
-from .stages.error_feedback import create_errors
 from .stages.run_stages import run_stages
 from .update_rules.replica_rule import ReplicaRule, register_shards
 from .update_rules.sharded import created_as_shards
@@ -256,7 +255,6 @@ class Optimizer(SavedState, ReplicaRule):
         move_into_scope(self)
         super().build(variables)
         register_shards(self, variables)
-        create_errors(self, variables)
         if self.gradient_accumulation_steps:
             accumulation.create_weight(self)
 

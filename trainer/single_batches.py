@@ -85,11 +85,20 @@ class SingleBatches:
             ValueError: the model's strategy has one replica.
         """
         self._ready("explain_step")
+        if not shared_by_replicas(self):
+            raise ValueError(
+                f"`explain_step` needs a strategy with several replicas that share a batch. Received: "
+                f"{type(self.distribute_strategy).__name__} with {self.distribute_strategy.num_replicas_in_sync} replica. "
+                "On one device, make the model in the scope of a MirroredStrategy after "
+                "`unisono.distribute.simulate_devices(2)`."
+            )
         chunk, runner = _whole_batch(self, x, y, sample_weight), runner_of(self)
         with runner.watching(self):
-            spec = batch_spec(chunk.inputs)
+            spec = batch_spec(keras.utils.pack_x_y_sample_weight(*chunk.inputs))  # as `fit` passes it
             runner.build(self, spec)
-            return explanation_for(self, spec, int(sample_count(chunk.inputs)))
+            with self._strategy_scope():
+                partition = ModelPartition(self, "train_step", self.train_step)
+                return partition.explained(spec, int(sample_count(chunk.inputs)))
 
     def predict_on_batch(self: Any, x: Any) -> Any:
         """Computes the outputs for one global batch, as `keras.Model.predict_on_batch`.
@@ -133,23 +142,6 @@ def _on_batch(
             check_progress(model, chunk, 1)
     logs = pythonify_logs(logs)
     return logs if return_dict else logs_in_order(model, logs)
-
-
-def explanation_for(model: TrainedModel, spec: Any, samples: int | None) -> StepExplanation:
-    """The collectives of a training step on a batch of `spec`; of 32 samples where their number is not known.
-
-    Raises:
-        ValueError: no replicas share a batch.
-    """
-    if not shared_by_replicas(model):
-        raise ValueError(
-            f"`explain_step` needs a strategy with several replicas that share a batch. Received: "
-            f"{type(model.distribute_strategy).__name__} with {model.distribute_strategy.num_replicas_in_sync} replica. "
-            "On one device, make the model in the scope of a MirroredStrategy after "
-            "`unisono.distribute.simulate_devices(2)`."
-        )
-    with model._strategy_scope():
-        return ModelPartition(model, "train_step", model.train_step).explained(spec, samples or 32)
 
 
 def _whole_batch(

@@ -15,7 +15,6 @@ from ...distribute.replicas import copies_of
 from ...distribute.sharding.sharded_value import ShardedValue
 from ...distribute.workers.agreement import spans_workers
 from ...optimizers.held_optimizers import optimizers_of
-from ...optimizers.stages.error_feedback import errors_of
 from ..trained_model import TrainedModel
 from .files.shard_files import whole
 from .random_state import reached
@@ -51,7 +50,7 @@ def variables_of(model: TrainedModel, metrics: bool = True) -> dict[str, list[An
 
     return {
         "model": new(model.variables),
-        "optimizer": new(v for each in optimizers_of(model) for v in (*each.variables, *errors_of(each))),
+        "optimizer": new(v for each in optimizers_of(model) for v in each.variables),
         "metrics": new(model.metrics_variables if metrics else ()),
         "other": new(
             found.state if isinstance(found, _GENERATORS) else found
@@ -72,7 +71,6 @@ def capture(
     |---|---|---|---|
     | mirrored (weights, optimizer state) | equal | one copy | that copy everywhere |
     | summed when read (metrics) | parts of a sum | every copy | the sum on the first replica, zero elsewhere |
-    | each replica's own (carried errors) | parts of a sum | every copy | the same |
     | sharded (optimizer state, see `distribute.sharding`) | parts of one array | every shard | the whole array, cut anew |
     | others whose copies differ | as written | every copy | the mean if that is the aggregation, else the first |
 
@@ -84,7 +82,7 @@ def capture(
     if isinstance(value, ShardedValue):
         return {"shards": [keep(i, _read(shard)) for i, shard in enumerate(value.shards)]}
     copies = copies_of(value)
-    own = is_read_together(value) or getattr(variable, "differs_by_replica", False)
+    own = is_read_together(value)
     if len(copies) > 1 and not own and (equal or len({_read(copy).tobytes() for copy in copies}) == 1):
         copies = copies[:1]
     arrays = [keep(i, _read(copy)) for i, copy in enumerate(copies)]

@@ -14,7 +14,6 @@ from ...distribute.step_context import NOT_AGGREGATED, current_step
 from .. import checks
 from .aggregators import aggregate
 from .call_options import CallOptions, current_options
-from .error_feedback import with_errors
 from .run_stages import unscale
 from .sparse_gradients import Pairs, is_on_gpu, map_values, unique_rows, values_of
 
@@ -58,10 +57,8 @@ def aggregate_alone(
     given = checks.checked_pairs(grads_and_vars)
     present = checks.with_gradients(inner, given)
     widened = [(g if widen is None else widen(g), v) for g, v in present]
-    options = current_options()
-    sent, keep_errors = with_errors(inner, widened, options, scale)
-    totals = [(unique_rows(g) if is_on_gpu() else g, v) for g, v in aggregate(inner, sent, options)]
-    keep_errors()
+    summed = aggregate(inner, widened, current_options())
+    totals = [(unique_rows(g) if is_on_gpu() else g, v) for g, v in summed]
     pairs = unscale(inner, totals, scale)
     memory = _memory(optimizer)
     memory.update({id(v): _Memory(_reference(g)) for g, v in given if g is not None})

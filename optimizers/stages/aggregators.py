@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ...compat.keras_private.optimizers import overwritten_by_gradient
 from ...compat.tensorflow_graphs.equal_operations import made_once
-from ...distribute.arguments import one_of, truth, whole_number
+from ...distribute.arguments import one_of, whole_number
 from ...distribute.replicas import all_reduce_sum, all_reduce_sum_packed, num_replicas, replica_id
 from ...distribute.step_context import current_step
 from ..checks import GradsAndVars, as_pairs, same_variables
@@ -175,31 +175,26 @@ class HalfPrecisionAggregation(Piece):
     Each number keeps 11 (float16) or 8 (bfloat16) significant bits. float16 overflows above 65,504: use it with a loss
     scale, whose finite check comes after aggregation, or take bfloat16, which has float32's range.
 
-    With `carry_error` each replica keeps what it has rounded away of dense float32 gradients, and adds it to its gradient
-    of the next step. Then the sum over all steps of what was sent differs from the exact one by one step's rounding alone:
-    at most half a unit in the last place (2**-9 of a number in bfloat16, 2**-12 in float16) for each replica. The additions
-    of the sum are in 16 bits too, and what they round is not carried. It takes memory for one more float32 copy of the
-    weights on each replica. Backups contain the errors; saved models do not.
-
-    Source: Jia et al. 2018, "Highly Scalable Deep Learning Training System with Mixed-Precision", section 3; Karimireddy
-    et al. 2019, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", algorithm 2.
+    Source: Jia et al. 2018, "Highly Scalable Deep Learning Training System with Mixed-Precision", section 3.
 
     Attributes:
         dtype: `"float16"` or `"bfloat16"`.
-        carry_error: whether what is rounded away is carried over to the next step.
 
     Examples:
-        >>> stage = unisono.optimizers.HalfPrecisionAggregation("bfloat16", carry_error=True)
+        >>> stage = unisono.optimizers.HalfPrecisionAggregation("bfloat16")
         >>> optimizer = unisono.optimizers.Adam(1e-3, gradient_aggregator=stage)
     """
 
     dtype: str = "float16"
-    carry_error: bool = False
 
     def __post_init__(self) -> None:
-        truth("carry_error", self.carry_error)
         if self.dtype not in (tf.float16, tf.bfloat16):
             one_of("dtype", self.dtype, ("float16", "bfloat16"))
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> HalfPrecisionAggregation:
+        """The reverse of `get_config`, also of version 0.2, which had a second argument."""
+        return cls(config["dtype"])
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Context: replica."""

@@ -38,7 +38,6 @@ from ..update_rules.sharded import (
 from .accumulation import accumulate
 from .aggregators import aggregate
 from .call_options import CallOptions, call_options, current_options
-from .error_feedback import with_errors
 from .sparse_gradients import Pairs, divided, map_values, values_of
 from .user_code import has_own_apply, has_user_code, if_true, write_where
 
@@ -97,8 +96,7 @@ def run_stages(
     rematerialize()
     watch = optimizer.__dict__.get("_gradient_watch")
     began = watch.before_aggregation(pairs) if watch is not None else None
-    sent, keep_errors = with_errors(optimizer, pairs, options, scale)
-    pairs = (aggregate_shards if sharded else aggregate)(optimizer, sent, options)
+    pairs = (aggregate_shards if sharded else aggregate)(optimizer, pairs, options)
     if watch is not None:
         watch.after_aggregation(pairs, began)
     if not options.unscaled:
@@ -111,7 +109,6 @@ def run_stages(
     step = current_step()
     if step is not None and finite is not True and veto is None:
         step.calls = {}  # this call may be skipped without being counted, and the host cannot know
-    keep_errors(finite)
     variables = [v for _, v in pairs]
     collected = _take_collected_writes([*variables, *optimizer.variables])
     write: Any = functools.partial(_update, optimizer, variables, every, collected, sharded, called)

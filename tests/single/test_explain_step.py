@@ -1,4 +1,4 @@
-"""`explain_step` and `python -m unisono explain` report what replicas communicate, how much, and which line causes it."""
+"""`explain_step` reports what replicas communicate, how much, and which line causes it."""
 
 import helpers
 import keras
@@ -44,6 +44,15 @@ def test_gathered_tensor_is_named_with_its_bytes_and_its_line():
     assert gathered.bytes == 6 * 3 * 4 and gathered.line.startswith("test_explain_step.py:")
     assert "samples are compared" in gathered.reason
     assert gathered.line in str(found) and "(72 bytes)" in str(found)
+
+
+def test_step_gets_the_batch_that_fit_would_pass():
+    class Unpacks(unisono.Sequential):
+        def train_step(self, data):
+            x, y = data
+            return super().train_step((x, y))
+
+    assert not made(Unpacks, helpers.mirrored(2)).explain_step(X, X[:, :3]).whole
 
 
 def test_step_that_is_not_partitioned_says_why():

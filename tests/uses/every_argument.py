@@ -53,11 +53,6 @@ _CALLBACKS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
             **_same("flag or none", "double_checkpoint", "delete_checkpoint"),
         },
     ),
-    "Diagnosis": (
-        {},
-        _same("share", "slow_input", "straggler")
-        | {"compilations": "count", "least_seconds": "not negative"},
-    ),
     "JSONLines": ({"path": "log"}, {"path": "path", "every": "count from 1", "clock": "function"}),
     "ModelCheckpoint": (
         {"filepath": "{epoch}.keras"},
@@ -124,7 +119,7 @@ _PIECES = {
     "ClipByNorm": ({"clip_norm": 1.0}, {"clip_norm": "positive or infinite"}),
     "ClipByValue": ({"clip_value": 1.0}, {"clip_value": "positive or infinite"}),
     "GradientNoise": ({}, {"eta": "positive or infinite", "gamma": "not negative", "seed": "whole"}),
-    "HalfPrecisionAggregation": ({}, {"dtype": "nothing", "carry_error": "flag"}),
+    "HalfPrecisionAggregation": ({}, {"dtype": "nothing"}),
     "PackedAggregation": ({}, {"max_elements": "count from 1"}),
 }
 

@@ -265,7 +265,6 @@ _LINES: dict[str, tuple[str, ...]] = {
     "report of nothing": ("report nope.jsonl", "nope.jsonl does not exist"),
     "report of a bucket": ("report gs://bucket/run", MOUNTED, "gs://bucket"),
     "report into a bucket": ("report . --output s3://bucket/a.html", MOUNTED, "s3://bucket"),
-    "explain a missing script": ("explain nope.py", "there is no file 'nope.py'"),
     **{
         f"plan of {place}": (f"plan {place} {PLAN}", words)
         for place, words in (

@@ -19,7 +19,6 @@ COMMANDS = {
     "profile": "capture a profile of running workers from another process",
     "report": "rewrite the report of a training run, or compare several runs on one page",
     "plan": "estimate what a training run needs to fit into the memory of its devices",
-    "explain": "list the collectives of a training step of a script, and the lines that cause them",
     "doctor": "show the versions, devices and cluster of this machine, and its problems",
 }
 _USAGE = "\n".join(

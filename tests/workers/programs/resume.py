@@ -48,7 +48,7 @@ def train(strategy, backup=None, obedient=False):
         hidden, dropout = keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.3)
         model = unisono.Sequential([hidden, dropout, keras.layers.Dense(3)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        aggregator = unisono.optimizers.HalfPrecisionAggregation("bfloat16", carry_error=True)
+        aggregator = unisono.optimizers.HalfPrecisionAggregation("bfloat16")
         model.compile(unisono.optimizers.Adam(gradient_aggregator=aggregator), loss, metrics=["accuracy"])
     logs = Logs()
     callbacks = [logs, keras.callbacks.EarlyStopping("val_loss", patience=3)]
