@@ -1,8 +1,7 @@
 """Model.fit: the step, its compilation, and the loop over epochs."""
 
 from . import replacements as _replacements  # noqa: F401  (replaces functions of Keras)
-from .finders.batch_size import find_batch_size
-from .finders.learning_rate import find_learning_rate
+from .finders import find_batch_size, find_learning_rate
 from .model import Model, Sequential, adopt, clone_model, load_model, model_from_json
 from .model_memory import model_memory
 from .replica_step import replica_step

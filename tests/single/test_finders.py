@@ -8,8 +8,8 @@ import tensorflow as tf
 from without_side_effects import Shuffling, X, Y, dataset, drawn, make_model
 
 import unisono
-from unisono.trainer.finders import batch_size
-from unisono.trainer.finders.batch_size import largest_that_fits
+from unisono.trainer import finders
+from unisono.trainer.finders import _largest_that_fits as largest_that_fits
 
 KINDS = {
     "arrays": lambda: ((X, Y), {"batch_size": 5}),
@@ -61,7 +61,7 @@ def test_largest_batch_is_found_without_running_out_of_memory(fixed):
         lambda size: jumps.get(size, size * 4.0 if size <= 37 else np.inf), 1000, 999, 1
     )
     assert found == 37
-    with pytest.raises(ValueError, match="A step with 8 samples needs 8 MiB, but only 1 MiB are free"):
+    with pytest.raises(ValueError, match=r"8 samples need 8 MiB, more than `memory` \(1 MiB\)"):
         largest_that_fits(lambda size: size * 2.0**20, 2.0**20, 100, 2)
 
 
@@ -87,10 +87,10 @@ def test_training_after_a_search_for_a_batch_size_has_the_same_bits(kind, monkey
     def find(model, *given, **options):
         return unisono.find_batch_size(model, *given)
 
-    real = batch_size.largest_that_fits
+    real = finders._largest_that_fits
     noting = lambda bytes_of, *rest: real(lambda n: sizes.append(n) or bytes_of(n), *rest)  # noqa: E731
-    monkeypatch.setattr(batch_size, "PeakMemory", Peak)
-    monkeypatch.setattr(batch_size, "largest_that_fits", noting)
+    monkeypatch.setattr(finders, "PeakMemory", Peak)
+    monkeypatch.setattr(finders, "_largest_that_fits", noting)
     strategy = None if kind is None else helpers.mirrored(2)
     alone = trained("arrays", nothing, strategy)[0]
     after, found = trained("arrays", find, strategy)
@@ -134,19 +134,19 @@ def test_what_cannot_be_searched_is_rejected():
             {},
             "`find_learning_rate` needs an input that can be read without side effects",
         ),
-        (scheduled, (X, Y), {}, "has one schedule or several: compile"),
-        (unbuilt, (X, Y), {}, r"has not created its variables: begin it with a keras\.Input"),
-        (keras.Sequential([keras.layers.Dense(1)]), (X, Y), {}, r"call `unisono\.adopt\(model\)` first"),
-        (unisono.Sequential([keras.Input((3,))]), (X, Y), {}, "compile"),
+        (scheduled, (X, Y), {}, "LearningRateSchedule"),
+        (unbuilt, (X, Y), {}, r"with all of its variables: begin it with a keras\.Input"),
+        (keras.Sequential([keras.layers.Dense(1)]), (X, Y), {}, r"a Unisono model \(see `unisono\.adopt`\)"),
+        (unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), (X, Y), {}, "compile"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             unisono.find_learning_rate(model, *given, **options)
     assert len(list(generator)) == 9
-    with pytest.raises(ValueError, match=r"must be arrays, because a tf\.data\.Dataset makes its batches"):
+    with pytest.raises(ValueError, match=r"must be arrays: a tf\.data\.Dataset makes its batches"):
         unisono.find_batch_size(make_model(), dataset())
     with pytest.raises(ValueError, match="`memory` must be None or a number above 0"):
         unisono.find_batch_size(make_model(), X, Y, memory=0)
-    with pytest.raises(ValueError, match=r"A step with 4 samples .* only 1 MiB are free: use a smaller"):
+    with pytest.raises(ValueError, match="4 samples need"):
         unisono.find_batch_size(make_model(), X, Y, memory=2**20)  # less than this process uses
 
 

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from unisono.commands.machine.findings import driver, gpus_of_machine
+from unisono.commands import doctor
 from unisono.distribute.launcher import gpus
 from unisono.distribute.launcher.tasks import Layout, plan
 
@@ -111,7 +111,8 @@ def test_stages_of_a_pipeline_get_gpus_of_their_own(machine):
 def test_doctor_says_what_a_driver_says_that_lists_no_gpu(machine, said, problem):
     machine(said)
     assert gpus.complaint().startswith(problem) and bool(gpus.complaint()) == bool(problem)
-    assert [bool(finding.problem) for finding in driver(gpus.complaint())] == [True] * bool(problem)
+    findings = doctor.gpus([], gpus.complaint())
+    assert [bool(finding.problem) for finding in findings] == [True] * bool(problem)
 
 
 def test_too_few_gpus_are_an_error_that_tells_of_the_lost_one(machine):
@@ -120,12 +121,9 @@ def test_too_few_gpus_are_an_error_that_tells_of_the_lost_one(machine):
         plan(Layout(workers=2, replicas_per_worker=2), ["train.py"])
 
 
-def test_doctor_says_which_gpu_is_lost_busy_or_another_model(machine):
-    listing = with_lost("3")
-    findings = gpus_of_machine(gpus.parse(listing), {"NCCL_P2P_DISABLE": "1", "NCCL_X": "key"})
-    by_name = {finding.name: finding for finding in findings}
+def test_doctor_says_which_gpu_is_lost_or_busy(machine):
+    by_name = {f.name: f for f in doctor.gpus(gpus.parse(with_lost("3")), "")}
     assert "GPU is lost" in by_name["GPU 0000:A3:00.0"].value
-    assert "reset it" in by_name["GPU 0000:A3:00.0"].problem
+    assert "Reset" in by_name["GPU 0000:A3:00.0"].problem
+    assert by_name["GPU 0"] == ("devices", "GPU 0", "NVIDIA H100, 81559 MiB, capability 9.0", "", "")
     assert "40000 of 81559 MiB taken, 97 % busy" in by_name["GPU 1"].note
-    assert by_name["models"].value == "NVIDIA A100, NVIDIA H100"
-    assert by_name["NCCL"].value == "NCCL_P2P_DISABLE=1"

@@ -177,17 +177,6 @@ def test_number_that_is_none_is_rejected(arguments, number, capsys, tmp_path, mo
         told(capsys, [*others, given])
 
 
-def test_settings_of_keras_that_cannot_be_read_are_passed_over(tmp_path):
-    from unisono.commands.machine.findings import versions
-
-    for content in (b"[" * 100_000, b"\xff", b'{"backend": 3}', b"[]"):
-        (tmp_path / "keras.json").write_bytes(content)
-        assert any(f.value == "tensorflow" for f in versions({"KERAS_HOME": str(tmp_path)}, []))
-    (tmp_path / "keras.json").unlink()
-    os.mkfifo(tmp_path / "keras.json")
-    assert list(versions({"KERAS_HOME": str(tmp_path)}, []))
-
-
 def test_good_report_is_read_next_to_broken_ones(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(BROKEN["deep"])
     (tmp_path / "b.jsonl").write_bytes(lines(*GOOD))

@@ -20,7 +20,7 @@ LEVELS = {
 WITHIN = {
     "distribute": {"workers": 0, "launcher": 1, "parameter_servers": 1, "pipeline": 1},
     "callbacks": {"backup": 0, "report": 1, "diagnosis": 1},
-    "trainer": {"inputs": 0, "step": 1, "run": 2, "parameter_servers": 3, "pipeline": 3, "finders": 4},
+    "trainer": {"inputs": 0, "step": 1, "run": 2, "parameter_servers": 3, "pipeline": 3},
 }
 PRIVATE = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.compiler")
 

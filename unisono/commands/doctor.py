@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
+import collections
 import json
-from collections.abc import Sequence
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from typing import Any, NamedTuple
 
-from ..distribute.environment import LONGEST_TIMEOUT
-from .machine.findings import PROBE_SECONDS, Finding, examine
+from ..distribute.environment import LONGEST_TIMEOUT, launched_task
+from ..distribute.launcher.gpus import Gpu, complaint, read_gpus
+from ..distribute.workers.addresses import free_ports, listens, split_address, why_taken
+from ..distribute.workers.cluster import ClusterError, read_cluster
+from ..version import __version__
 from .parser import Parser, at_least
 
 PARSER = Parser(
@@ -16,47 +25,126 @@ PARSER = Parser(
     examples=["--timeout 60", "--json > findings.json"],
     exit_codes={0: "nothing is wrong", 1: "a problem was found"},
 )
-_add = PARSER.add_argument
-_add("--json", action="store_true", help="print the findings as JSON, for other programs")
-_add(
-    "--timeout",
-    type=at_least(float, 1, LONGEST_TIMEOUT),
-    default=PROBE_SECONDS,
-    metavar="SECONDS",
-    help="time for TensorFlow to start and to run an all-reduce (default: %(default)g)",
-)
+PARSER.add_argument("--json", action="store_true", help="print the findings as JSON, for other programs")
+_seconds = at_least(float, 1, LONGEST_TIMEOUT)
+PARSER.add_argument("--timeout", type=_seconds, default=180.0, help="seconds for TensorFlow (default: 180)")
+
+
+class Finding(NamedTuple):
+    """One thing that was examined; `problem` says in one sentence what is wrong and how to fix it."""
+
+    section: str
+    name: str
+    value: str
+    problem: str = ""
+    note: str = ""  # what is worth knowing and harms nothing
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the findings; returns 0 if nothing is wrong, 1 if something is."""
+    """Print the findings; return 0 if nothing is wrong, 1 if something is."""
     options = PARSER.parse_args(argv)
-    findings = examine(probe_seconds=options.timeout)
-    if options.json:
-        print(json.dumps([dataclasses.asdict(f) for f in findings], indent=1))
-    else:
-        print(as_text(findings))
+    findings = list(examine(options.timeout))
+    print(json.dumps([f._asdict() for f in findings], indent=1) if options.json else as_text(findings))
     return int(any(f.problem for f in findings))
 
 
+def examine(seconds: float) -> Iterator[Finding]:
+    """Examine everything; TensorFlow runs in a process that may take so many seconds."""
+    yield Finding("versions", "python", f"{platform.python_version()}, {platform.platform()}")
+    yield Finding("versions", "unisono", __version__)
+    yield from (Finding("versions", name, metadata.version(name)) for name in ("tensorflow", "keras"))
+    yield from gpus(found := read_gpus(), complaint())
+    yield from tensorflow(*run_probe(os.environ, seconds), bool(found), os.environ)
+    yield from cluster(os.environ)
+    try:
+        yield Finding("ports", "on 127.0.0.1", f"free, for instance {free_ports(1)[0]}")
+    except OSError as error:
+        yield Finding("ports", "on 127.0.0.1", "none", f"Workers cannot talk: allow ports ({error}).")
+
+
+def gpus(found: list[Gpu], complaint: str) -> Iterator[Finding]:
+    """What the NVIDIA driver says of each GPU, and what it complains about."""
+    if complaint:
+        yield Finding("devices", "nvidia-smi", complaint, "Install the driver again, or restart the machine.")
+    for gpu in found:
+        lost = "Reset the GPU (nvidia-smi --gpu-reset), or restart the machine." if gpu.lost else ""
+        busy = f"Another program uses it: {gpu.busy}." if gpu.busy and not lost else ""
+        value = gpu.lost or f"{gpu.name}, {gpu.total} MiB, capability {gpu.capability}"
+        yield Finding("devices", f"GPU {gpu.index or gpu.bus or '?'}", value, lost, busy)
+
+
+def run_probe(environ: Mapping[str, str], seconds: float) -> tuple[dict[str, Any], str]:
+    """Run `probe` in a process, which may hang; return what it found, and why it ended early ("" if it did not)."""
+    command = [sys.executable, "-c", "from unisono.commands.doctor import probe; probe()"]
+    environ = {"TF_CPP_MIN_LOG_LEVEL": "3", **{k: v for k, v in environ.items() if k != "TF_CONFIG"}}
+    try:
+        done = subprocess.run(command, env=environ, capture_output=True, timeout=seconds)
+        output, failure = done.stdout, done.stderr.decode().strip().split("\n")[-1] * bool(done.returncode)
+    except subprocess.TimeoutExpired as error:
+        output, failure = error.stdout or b"", f"no answer after {seconds:.0f} s"
+    lines = (json.loads(line) for line in output.splitlines() if line.startswith(b"{"))
+    return dict(collections.ChainMap(*lines)), failure
+
+
+def probe() -> None:
+    """Print what TensorFlow computes on, then the sums of an all-reduce, each as a line of JSON."""
+    import tensorflow as tf
+
+    from .. import distribute
+    from ..mixed_precision.hardware import cpu_flags, gpu_capabilities, why_slow
+
+    slow = {dtype: why_slow(dtype, gpu_capabilities(), cpu_flags()) for dtype in ("float16", "bfloat16")}
+    devices = [gpu.name[17:] for gpu in tf.config.list_physical_devices("GPU")]
+    print(json.dumps({"gpus": devices, "slow": slow}), flush=True)
+    strategy = tf.distribute.MirroredStrategy(devices or distribute.simulate_devices(2))
+    context: Any = tf.distribute.get_replica_context
+    ours = lambda: context().all_reduce("SUM", tf.constant([1.0, 2.0, 3.0]))  # noqa: E731
+    sums = strategy.experimental_local_results(tf.function(lambda: strategy.run(ours))())
+    print(json.dumps({"sums": [each.numpy().tolist() for each in sums]}), flush=True)
+
+
+def tensorflow(found: Any, failure: str, driver: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """What `probe` found: devices, half precision, and whether an all-reduce gives the right sums."""
+    if "gpus" not in found:
+        yield Finding("devices", "TensorFlow", "fails", f"TensorFlow does not start: {failure}.")
+        return
+    hidden = driver and environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    unused = driver and not hidden and not found["gpus"]
+    text = "TensorFlow cannot use the NVIDIA GPU: pip install 'tensorflow[and-cuda]'." * unused
+    value = ", ".join(found["gpus"]) or "no GPU: training runs on the CPU"
+    yield Finding("devices", "TensorFlow", value, text, "CUDA_VISIBLE_DEVICES hides the GPUs." * hidden)
+    for dtype, why in found["slow"].items():
+        yield Finding("precision", dtype, "slow" if why else "not known to be slow", note=why or "")
+    sums = found.get("sums", [])
+    wrong = [f"device {n}" for n, each in enumerate(sums) if each != [len(sums) * v for v in (1, 2, 3)]]
+    text = f"Do not train on these devices together: wrong sums on {', '.join(wrong)}." * bool(wrong)
+    text = text if sums else f"The all-reduce between the devices fails: {failure}."
+    yield Finding("collectives", "all-reduce", "fails" if text else f"right on {len(sums)} devices", text)
+
+
+def cluster(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """The cluster that the environment describes, and whether its other members can be reached now."""
+    try:
+        found, problem = read_cluster(environ), str(launched_task(environ) or "")
+    except ClusterError as error:
+        found, problem = None, str(error)
+    if found is None:
+        yield Finding("cluster", "TF_CONFIG, Slurm", "wrong" if problem else "none", problem)
+        return
+    for job, index, address in ((j, i, a) for j, all in found.jobs.items() for i, a in enumerate(all)):
+        own = (job, index) == (found.task_type, found.task_index)
+        taken = why_taken(split_address(address)[1]) if own else None
+        text = f"Its port cannot be opened ({taken}): end what uses it, or choose another." if taken else ""
+        silent = not own and not listens(address, 2.0)
+        note = "Nothing answers there yet: start it, or look for a firewall or a wrong host name." * silent
+        yield Finding("cluster", f"{job} {index}", f"{address}{' (this process)' * own}", text, note)
+
+
 def as_text(findings: Sequence[Finding]) -> str:
-    """The findings in columns, by section, and a last line that counts the problems."""
-    lines, section = [], ""
-    width = max(len(f.name) for f in findings)
+    """The findings in columns, and a last line that lists the problems."""
+    lines, width = [], max(len(f.name) for f in findings)
     for f in findings:
-        if f.section != section:
-            section = f.section
-            lines.append(f"\n{section}" if lines else section)
-        lines.append(f" {'!' if f.problem else ' '} {f.name:{width}}  {f.value}")
-        lines.extend(f"   {'':{width}}  {text}" for text in (f.problem, f.note) if text)
-    problems = [f for f in findings if f.problem]
-    summary = "nothing is wrong"
-    step = (
-        "in your program, build the model under `unisono.distribute.auto_strategy()` and call "
-        "`model.fit(..., fast_dev_run=True)`, which runs one step of everything"
-    )
-    if problems:
-        summary = f"{len(problems)} problem{'s' * (len(problems) > 1)}, marked with !"
-        step = (
-            f"fix `{problems[0].name}` ({problems[0].section}) as the line below it says, then run this again"
-        )
-    return "\n".join([*lines, "", summary, f"next: {step}"])
+        lines.append(f" {'!' if f.problem else ' '} {f.section:11}  {f.name:{width}}  {f.value}")
+        lines += [f"   {'':11}  {'':{width}}  {text}" for text in (f.problem, f.note) if text]
+    problems = ", ".join(f.name for f in findings if f.problem)
+    return "\n".join([*lines, "", f"problems, marked with !: {problems}" if problems else "nothing is wrong"])
