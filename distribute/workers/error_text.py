@@ -116,6 +116,11 @@ def is_own_file(path: str) -> bool:
     )
 
 
+def is_unisono_file(path: str) -> bool:
+    """Whether a frame's file is one of this library."""
+    return path.startswith(_OURS)
+
+
 def own_lines(lines: Iterable[str]) -> list[str]:
     """The program's own lines of its output: no log of TensorFlow, no frame of a library, no blank line."""
     kept = []

@@ -8,14 +8,14 @@ LIMITS = tomllib.loads(budget.FILE.read_text())
 WHAT_TO_DO = "; remove something, or raise the limit in tests/budget.toml in a commit that explains why"
 
 
-def above(limits, values):
-    over = {name: n for name, n in values.items() if n > limits[name]}
+def above(limits, values, tolerance=0.0):
+    over = {name: n for name, n in values.items() if n > limits[name] * (1 + tolerance)}
     return [f"{name}: {n} is above the limit of {limits[name]}" for name, n in over.items()]
 
 
 def test_lines_and_tokens_are_within_the_limits():
     for kind, values in budget.sizes().items():
-        over = above(LIMITS[kind], values)
+        over = above(LIMITS[kind], values, tolerance=0.02)
         assert not over, f"{kind} of {', '.join(over)}{WHAT_TO_DO}"
 
 
@@ -32,6 +32,8 @@ def test_lines_of_tests_have_no_limit():
 
 def test_sizes_above_a_limit_are_named():
     assert above({"a": 2, "b": 2}, {"a": 2, "b": 3}) == ["b: 3 is above the limit of 2"]
+    assert above({"a": 100}, {"a": 102}, 0.02) == []
+    assert above({"a": 100}, {"a": 103}, 0.02) == ["a: 103 is above the limit of 100"]
 
 
 def test_tokens_are_code_alone():

@@ -24,6 +24,7 @@ from ..labels import LOGS, SAMPLES
 from ..program import NotPartitioned
 from .explain import StepExplanation
 from .step import Step
+from .trace_errors import name_bug
 from .traced_step import TracedStep
 from .whole_step import WholeStep
 
@@ -68,9 +69,9 @@ class StepPartition:
             return TracedStep(self._step, spec, compiles)
         except NotPartitioned as error:
             self._warn(error)
-        except Exception as error:  # of user code, which raises it again where it runs
-            _log.info("The trace of the step ended in an error: %r", error)
-            self._warn(f"its trace ended in {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        except Exception as error:  # the step still runs
+            _log.warning("Please report this error of Unisono.", exc_info=error)
+            self._warn(name_bug(error))
         return None
 
     def _warn(self, reason: Any) -> None:

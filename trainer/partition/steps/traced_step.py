@@ -30,6 +30,7 @@ from ..program import Copy, NotPartitioned, Program, received
 from ..rebuild import rebuilt
 from .explain import StepExplanation, explained
 from .step import OptimizerCall, Step, assign, hand_over, numbers_in, with_numbers
+from .trace_errors import user_errors
 
 
 class TracedStep:
@@ -84,7 +85,8 @@ class TracedStep:
         with step_scope(step), pretending_replicas(1), seen_through(seen), CollectedWrites() as writes:
             step.writes = writes
             with self._statistics.of_calls([*filter(_has_own_statistics, self._step.layers)]):
-                result = self._step.fn(batch)
+                with user_errors():
+                    result = self._step.fn(batch)
             numbers = numbers_in(result)  # can be variables that the step has assigned
         self._result = result
         self._variables = [variable for variable, _ in writes.items()]

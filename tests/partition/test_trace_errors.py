@@ -1,0 +1,70 @@
+"""Errors while a step is traced for batches of any size: user code runs on one replica, a bug of the library is named."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import assert_close, mirrored
+
+import unisono
+from unisono.trainer.partition.steps import traced_step
+
+X = np.random.default_rng(1).normal(size=(12, 3)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+class CountsSamples(unisono.Sequential):
+    """Right in Keras for batches of a known size."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            errors = [tf.square(self(x[i : i + 1], training=True) - y[i : i + 1]) for i in range(x.shape[0])]
+            loss = tf.add_n(errors) / x.shape[0]
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        )
+        return {"loss": tf.reduce_sum(loss)}
+
+
+def weights(replicas, model_class=CountsSamples):
+    keras.utils.set_random_seed(3)
+    with mirrored(replicas).scope():
+        model = model_class([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4, drop_remainder=True)
+    model.fit(data, epochs=2, verbose=0)
+    return [v.numpy() for v in model.variables]
+
+
+@pytest.mark.filterwarnings("default")
+def test_code_that_needs_a_known_batch_size_runs_on_one_replica_and_its_line_is_named():
+    expected = weights(1)
+    with pytest.warns(UserWarning, match=r"ends in TypeError: .*raised in test_trace_errors.py:\d+"):
+        found = weights(2)
+    assert_close(found, expected, 1e-6, "variables")
+
+
+class Fails(unisono.Sequential):
+    def train_step(self, data):
+        raise KeyError("mine")
+
+
+@pytest.mark.filterwarnings("default")
+def test_error_that_the_whole_step_raises_too_is_raised_unchanged():
+    with pytest.warns(UserWarning, match="KeyError: 'mine', raised in test_trace_errors.py"):
+        with pytest.raises(KeyError, match="mine"):
+            weights(2, Fails)
+
+
+@pytest.mark.filterwarnings("default")
+def test_error_of_the_library_is_named_as_a_bug_and_the_step_still_runs(monkeypatch):
+    expected = weights(1, unisono.Sequential)
+
+    def broken(*args):
+        raise ZeroDivisionError("of a rule")
+
+    monkeypatch.setattr(traced_step, "partitioned", broken)
+    with pytest.warns(UserWarning, match="ZeroDivisionError: of a rule .*bug in Unisono: please report"):
+        found = weights(2, unisono.Sequential)
+    assert_close(found, expected, 1e-6, "variables")
