@@ -42,7 +42,6 @@ ATTRIBUTES = {
     "_should_trace _should_write_train_graph _start_batch _start_trace _stop_batch _stop_trace _train_writer _val_writer",
     "os": "_exit",
     "tensorflow.python.profiler.profiler_v2": "_profiler",
-    "keras.src.backend.tensorflow.random": "_cast_seed _get_concrete_noise_shape",
     "keras.src.losses.losses:LossFunctionWrapper": "_fn_kwargs",
     "keras.src.metrics.reduction_metrics:MeanMetricWrapper": "_fn_kwargs",
     "keras.src.models.functional:Functional": "_inputs_struct _nodes_by_depth _operations "

@@ -15,7 +15,6 @@ _KNOWS_GPUS = (
     "unisono.distribute.hardware.data_placement",
     "unisono.distribute.replicas",
     "unisono.optimizers.stages.user_code",
-    "unisono.trainer.run.loops.step_function",
     "unisono.trainer.run.xla.xla_rule",
     "unisono.trainer.run.xla.xla_loops",
 )

@@ -122,6 +122,9 @@ class Recorder:
     def has_hooks(self) -> bool:
         return False
 
+    def compilations(self) -> int:
+        return 1
+
     def use(self, backend: str, reason: str) -> None:
         """Keep the backend."""
 

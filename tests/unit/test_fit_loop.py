@@ -38,6 +38,9 @@ class CountingFunction:
     def has_hooks(self) -> bool:
         return False
 
+    def compilations(self) -> int:
+        return 1
+
     def use(self, backend: str, reason: str) -> None:
         """Keep the backend."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 import os
 import platform
@@ -10,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..distribute.environment import LONGEST_TIMEOUT, launched_task
 from ..distribute.launcher.gpus import Gpu, complaint, read_gpus
@@ -30,7 +31,8 @@ _seconds = at_least(float, 1, LONGEST_TIMEOUT)
 PARSER.add_argument("--timeout", type=_seconds, default=180.0, help="seconds for TensorFlow (default: 180)")
 
 
-class Finding(NamedTuple):
+@dataclasses.dataclass
+class Finding:
     """One thing that was examined; `problem` says in one sentence what is wrong and how to fix it."""
 
     section: str
@@ -44,7 +46,9 @@ def main(argv: Sequence[str]) -> int:
     """Print the findings; return 0 if nothing is wrong, 1 if something is."""
     options = PARSER.parse_args(argv)
     findings = list(examine(options.timeout))
-    print(json.dumps([f._asdict() for f in findings], indent=1) if options.json else as_text(findings))
+    print(
+        json.dumps([dataclasses.asdict(f) for f in findings], indent=1) if options.json else as_text(findings)
+    )
     return int(any(f.problem for f in findings))
 
 
