@@ -201,8 +201,8 @@ def subjects(bench: Bench) -> dict[str, Subject]:
         "ModelMemory": of(
             distribute.ModelMemory,
             {"weights": 10, "trained": 10, "optimizer_state": 10, "activations": 1.0},
-            **_same("not negative", "weights", "trained", "optimizer_state", "activations", "always"),
-            **_same("not negative", "largest_layer", "vectors"),
+            **_same("not negative", "weights", "trained", "optimizer_state", "activations"),
+            largest_layer="not negative",
             half_precision="flag",
         ),
         "memory_plans": of(
