@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from ..compat.keras_private.layers import layers_of
+from ..compat.shared_change import shared_attributes
 from ..distribute.arguments import whole_number
 from .backup.save_schedule import SaveSchedule
 
@@ -83,7 +85,11 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
                 "`StochasticWeightAveraging` and an optimizer with use_ema=True both set the weights when training ends: "
                 "use one of them."
             )
-        self.model._check_renewal("`StochasticWeightAveraging`")
+        if (layers := self._layers()) and self.model.fit_state.why_no_pass:
+            raise ValueError(
+                "`StochasticWeightAveraging` computes the statistics of `BatchNormalization` layers in one more pass over "
+                f"the data, but {self.model.fit_state.why_no_pass}. Received: the layer {layers[0].name!r}"
+            )
         self._forget()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -110,15 +116,32 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
                 f"({self.start_from_epoch}): the weights are the last ones. Set an earlier epoch."
             )
             return
-        with self.model._strategy_scope():
-            for variable, total in zip(self.model.trainable_weights, self._sums, strict=True):
-                variable.assign((total / self.count).astype(variable.dtype))
-        self.model._renew_batch_statistics()
+        self._set_means(self.model.trainable_weights, self._sums, self.count)
+        if layers := self._layers():
+            variables = [v for layer in layers for v in (layer.moving_mean, layer.moving_variance)]
+            sums, steps = [np.zeros(v.shape, np.float64) for v in variables], 0
+            of_one_batch = shared_attributes("momentum", [(layer, lambda _: 0.0) for layer in layers])
+            with of_one_batch:
+                for steps in self.model.fit_state.forward_pass():  # noqa: B007
+                    _add_to(sums, variables)
+            self._set_means(variables, sums, steps)
 
     def _add(self) -> None:
-        weights = [np.asarray(keras.ops.convert_to_numpy(v.value)) for v in self.model.trainable_weights]
-        if not self._sums:
-            self._sums = [np.zeros(weight.shape, np.float64) for weight in weights]
-        for total, weight in zip(self._sums, weights, strict=True):
-            total += weight
+        weights = self.model.trainable_weights
+        self._sums = self._sums or [np.zeros(weight.shape, np.float64) for weight in weights]
+        _add_to(self._sums, weights)
         self.count += 1
+
+    def _layers(self) -> list[Any]:
+        kind = keras.layers.BatchNormalization
+        return [each for each in layers_of(self.model) if isinstance(each, kind) and each.trainable]
+
+    def _set_means(self, variables: list[Any], sums: list[np.ndarray], count: int) -> None:
+        with self.model._strategy_scope():
+            for variable, total in zip(variables, sums, strict=True) if count else ():
+                variable.assign((total / count).astype(variable.dtype))
+
+
+def _add_to(sums: list[np.ndarray], variables: list[Any]) -> None:
+    for total, variable in zip(sums, variables, strict=True):
+        total += keras.ops.convert_to_numpy(variable.value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
@@ -72,6 +72,10 @@ class FitState:
     save_and_exit: str | None = None  # why training saves and stops at the next step, on all workers
     asked_to_exit: str | None = None  # set by a signal handler: why this process was asked to
     settles_exit: bool = False  # the loop makes `asked_to_exit` `save_and_exit`, at one step on all workers
+    # For `on_train_end`: runs the model with `training=True` on each batch of one more epoch, and yields the number of
+    # batches so far. Layers change what they change in a forward pass. `why_no_pass` says why this fit has none.
+    forward_pass: Callable[[], Iterator[int]] | None = None
+    why_no_pass: str | None = None
     custom_loop: bool = False  # not our `fit` calls the callback: input and other callbacks are unknown
 
     @property
@@ -106,8 +110,6 @@ class TrainedModel(Protocol):
     _has_own_logs: Callable[[bool], bool]
     _optimizer_logs: Callable[[], dict[str, Any]]
     _explain_batch: Callable[[Any], tuple[str, list[dict[str, Any]]]]
-    _check_renewal: Callable[[str], None]
-    _renew_batch_statistics: Callable[[], None]
 
     if TYPE_CHECKING:
 

@@ -30,7 +30,6 @@ from .inputs import make_source
 from .inputs.checks import named
 from .replica_step import draws_of_replica
 from .run import fit_loop
-from .run.batch_statistics import check_renewal, renew_batch_statistics
 from .run.checks.overflow import explain_batch, optimizer_logs
 from .run.evaluation import evaluate, predict
 from .run.fit_inputs import FitArguments
@@ -89,7 +88,6 @@ class Trainer(SingleBatches, Compilation):
 
     # For callbacks, which import nothing from here.
 
-    _check_renewal, _renew_batch_statistics = check_renewal, renew_batch_statistics
     _explain_batch, _optimizer_logs = explain_batch, optimizer_logs
 
     # The public methods.

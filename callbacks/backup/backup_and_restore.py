@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from ...compat.keras_private.training import begin_with_epoch
-from ...distribute.arguments import truth, whole_number
+from ...distribute.arguments import shown, truth, whole_number
 from ...distribute.workers.agreement import exchange, spans_workers
 from ..custom_loop import CustomLoopSupport
 from ..trained_model import FitState
@@ -22,7 +22,7 @@ from .files import shard_files
 from .files.container import damaged_where_wrong
 from .files.owner import FolderOwner
 from .files.store import BackgroundWriter, BackupStore, Found, backup_directory
-from .fingerprint import identity
+from .identity.table import identity as identity_of
 from .resuming import announce, build_optimizer, on_all_workers, warn_if_inexact, warn_of_own_states
 from .save_schedule import InterruptionHandlers, SaveSchedule, stop
 
@@ -48,6 +48,8 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         delete_when_done: remove the backups when `fit` has finished.
         background: write in a thread while training goes on. A save first waits for the previous one. Errors are raised
             at the next step at which the callback is called, at the latest at the end of `fit`.
+        identity: text that tells this run from others where Unisono cannot, such as a version of your data or code; a backup
+            with another text belongs to another run.
         backup_dir: Keras' name for `directory`.
         double_checkpoint: Keras' name: True is `keep=2`, False `keep=1`.
         delete_checkpoint: Keras' name for `delete_when_done`.
@@ -81,6 +83,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         delete_when_done: bool = True,
         background: bool = True,
         *,
+        identity: str | None = None,
         backup_dir: str | os.PathLike | None = None,
         double_checkpoint: bool | None = None,
         delete_checkpoint: bool | None = None,
@@ -95,6 +98,9 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         if delete_checkpoint is not None:
             self.delete_when_done = truth("delete_checkpoint", delete_checkpoint)
         self.background = truth("background", background)
+        if not isinstance(identity, str | None):
+            raise ValueError(f"`identity` must be None or a text. Received: {shown(identity)}")
+        self.declared = identity
         self.stall_seconds = 0.0
         self.saves = 0
         self.initial_epoch = self.initial_step = 0
@@ -122,7 +128,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
             build_optimizer(self.model, self._scope())
         self.stall_seconds, self.saves = 0.0, 0
         self._steps_before_epoch = self._saved_at_step = 0
-        self._identity = identity(self.model, fit_state)
+        self._identity = identity_of(self.model, fit_state, self.declared)
         self._resume(fit_state, *on_all_workers(self.model, fit_state.chief, self.directory, self._open))
         self.initial_epoch, self.initial_step = fit_state.epoch, fit_state.step
         warn_if_inexact(self.model, fit_state)

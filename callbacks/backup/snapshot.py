@@ -16,7 +16,7 @@ from . import callback_state, random_state, variable_state
 from .files import container
 from .files.container import BackupMismatchError
 from .files.shard_files import held_here
-from .fingerprint import differences, fingerprint
+from .identity.table import differences, fingerprint
 
 _LARGE, _SAME_AS = "iterator", "same_iterator_as"  # what may be large in a source's position
 

@@ -77,8 +77,8 @@ class PredictionWriter(keras.callbacks.Callback):
         self._keep_others()
         safe_file.remove_leftovers(self.path.parent, self.path.name.partition(".")[0])
 
-    def write(self, outputs: Any) -> None:
-        """Writes the outputs of the next samples, a nest of arrays. `predict` calls it: Keras flattens what hooks get."""
+    def take_outputs(self, outputs: Any) -> None:
+        """Write the outputs of the next samples, a nest of arrays."""
         if not is_chief():
             return
         arrays = [_storable(leaf) for leaf in keras.tree.flatten(outputs)]
@@ -122,7 +122,7 @@ class PredictionWriter(keras.callbacks.Callback):
         self._temporary = None
 
     def outputs(self) -> Any:
-        """What was written, as arrays `(samples, ...)` mapped to the files, in the structure of the outputs.
+        """Return what was written, as arrays `(samples, ...)` mapped to the files, in the structure of the outputs.
 
         None before the first batch, and on workers that do not write.
         """

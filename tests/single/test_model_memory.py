@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import unisono
 from unisono.commands.plan import main
@@ -22,12 +21,11 @@ def test_bytes_of_a_small_model_are_those_counted_manually():
     memory = unisono.model_memory(mlp())
     weights = NUMBER * (9 * 16 + 17 * 4)
     assert (memory.weights, memory.trained, memory.largest_layer) == (weights, weights, NUMBER * 9 * 16)
-    assert memory.vectors == NUMBER * (16 + 4)
     state = 2 * weights + NUMBER + 8  # two for each weight, the learning rate and the count
     assert memory.optimizer_state == state
     # The inputs of both layers, one of them the output of relu, and the difference in the loss.
     kept = 8 + 16 + 4
-    assert memory.activations == NUMBER * kept and memory.always < 50
+    assert memory.activations == NUMBER * kept
 
 
 def test_nothing_of_the_model_changes():
@@ -95,21 +93,7 @@ def test_command_plans_what_no_memory_here_would_hold(tmp_path, capsys):
     assert main([f"{source}:make_model", "-b", "256", "-n", "8", "-m", "80GiB"]) == 0
     assert peak.most() - before < 2**30
     printed = capsys.readouterr().out
-    assert "weights 37.3 GiB" in printed and "149.0 GiB" in printed and "too much" in printed
-    assert 'unisono.distribute.sharded(unisono.distribute.auto_strategy(), level="gradients")' in printed
+    assert "37.3 GiB" in printed and "149.0 GiB" in printed and "too much" in printed
+    assert "sharded gradients" in printed
     assert main([f"{source}:make_model", "-b", "1", "-m", "80GiB"]) == 1
     assert "It does not fit" in capsys.readouterr().out
-
-
-def test_command_reads_a_file_without_its_weights(tmp_path, capsys):
-    model = mlp(unisono.Sequential)
-    model.save(tmp_path / "model.keras")
-    assert main([str(tmp_path / "model.keras"), "--batch-size", "64", "--memory", "1G"]) == 0
-    assert "It fits without changes." in capsys.readouterr().out
-
-
-def test_command_without_a_gpu_asks_for_memory(capsys, tmp_path):
-    if tf.config.list_physical_devices("GPU"):
-        pytest.skip("with a GPU the command uses its memory")
-    assert main(["model.keras", "-b", "8"]) == 2
-    assert "--memory 24GiB" in capsys.readouterr().err

@@ -56,7 +56,7 @@ def test_one_output_is_a_file_and_memory_holds_one_compiled_call(tmp_path, monke
     found = model.predict(X, batch_size=4, callbacks=[writer], verbose=0)
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(np.load(tmp_path / "p.npy"), expected)
-    assert sum(kept) == 12  # six batches, for the callbacks and for the file; not again for all batches
+    assert sum(kept) == 6  # each batch once, for the callbacks and for the file; not again for all batches
     assert found.flags.writeable is False
     of_one_row = model.predict(X[:1], callbacks=[writer], verbose=0)
     np.testing.assert_array_equal(of_one_row, expected[:1])
@@ -132,3 +132,21 @@ def test_outputs_and_places_that_cannot_be_written_are_rejected(tmp_path):
         with pytest.raises((TypeError, ValueError), match=message):
             model.predict(X, batch_size=size, callbacks=[PredictionWriter(tmp_path / "q.npy")], verbose=0)
     assert sorted(os.listdir(tmp_path)) == ["mine"] and not several.stop_training
+
+
+def test_any_callback_may_take_the_outputs_of_predict():
+    class Mean(keras.callbacks.Callback):
+        total = samples = 0
+
+        def take_outputs(self, outputs):
+            self.total += np.asarray(outputs).sum(axis=0)
+            self.samples += len(outputs)
+
+        def outputs(self):
+            return self.total / self.samples
+
+    model = make_model(outputs=one)
+    expected = model.predict(X, batch_size=4, verbose=0).mean(axis=0)
+    np.testing.assert_allclose(
+        model.predict(X, batch_size=4, callbacks=[Mean()], verbose=0), expected, rtol=1e-6
+    )

@@ -219,6 +219,35 @@ def test_another_training_is_rejected_with_what_differs(backups):
     assert callbacks.latest_backup(backups).status == "good"
 
 
+def test_a_declared_identity_tells_runs_apart(tmp_path):
+    """What Unisono cannot see, such as a constant that a NumPy function reads from its module, is declared."""
+    factor = [1.0]
+    double = lambda x, y: (tf.numpy_function(lambda v: v * np.float32(factor[0]), [x], tf.float32), y)  # noqa: E731
+
+    def fit(change, identity, stop):
+        factor[0] = change
+        model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        shaped = lambda x, y: (tf.ensure_shape(x, [None, 4]), y)  # noqa: E731
+        batches = (
+            tf.data.Dataset.from_tensors((np.ones((4, 4), "float32"), np.ones((4, 1))))
+            .map(double)
+            .map(shaped)
+        )
+        backup = callbacks.BackupAndRestore(tmp_path, identity=identity)
+        ends = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: 1 / (epoch - stop))
+        with pytest.raises(ZeroDivisionError):
+            model.fit(batches, epochs=9, verbose=0, callbacks=[backup, ends])
+        return backup.initial_epoch
+
+    fit(1.0, "data 1", 1)
+    assert fit(2.0, "data 1", 2) == 1, "silent: the function has the same code"
+    with pytest.raises(callbacks.BackupMismatchError, match="identity: data 1 in the backup, data 2 now"):
+        fit(2.0, "data 2", 3)
+    with pytest.raises(callbacks.BackupMismatchError, match="identity: data 1 in the backup, None now"):
+        fit(2.0, None, 3)
+
+
 def test_backup_of_another_run_with_equal_settings_and_data_is_rejected(backups, tmp_path):
     interrupted(tmp_path / "other", 3)
     mixed = shutil.copy(callbacks.latest_backup(tmp_path / "other"), backups / "backup-000009.unisono")

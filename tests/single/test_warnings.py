@@ -23,7 +23,7 @@ from unisono.callbacks.output_paths import check_launched_alone
 from unisono.compat.tensorflow_private import datasets
 from unisono.distribute import automatic
 from unisono.mixed_precision import hardware
-from unisono.trainer.inputs import identity, make_source
+from unisono.trainer.inputs import make_source, same_input
 
 ROOT = Path(unisono.trainer.__file__).parents[1]
 PACKAGES = ("callbacks", "compat", "distribute", "mixed_precision", "optimizers", "trainer", "unisono")
@@ -60,7 +60,7 @@ NEIGHBOURS = {
         "trainer/inputs/sources/python_inputs.py restore",
         "trainer/inputs/sources/datasets.py restore",
     ],
-    "one input made by two workers": ["trainer/inputs/identity.py check_same_input"],
+    "one input made by two workers": ["trainer/inputs/same_input.py check_same_input"],
     "custom step on two replicas": [
         "trainer/partition/steps/step_partition.py _trace",
         "trainer/partition/steps/step_partition.py of",
@@ -190,17 +190,17 @@ def inputs_at_the_position_they_are_at(tmp_path, monkeypatch):
 
 @program
 def one_input_made_by_two_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr(identity, "spans_workers", lambda strategy: True)
+    monkeypatch.setattr(same_input, "spans_workers", lambda strategy: True)
     sent = []
 
     def gather(mine, strategy):
         sent.append(mine)
         return sent
 
-    monkeypatch.setattr(identity, "gather_json", gather)
+    monkeypatch.setattr(same_input, "gather_json", gather)
     for _ in range(2):
         scaled = batches().map(lambda x, y: (2 * x, y), num_parallel_calls=2).prefetch(1)
-        identity.check_same_input(scaled, tf.distribute.get_strategy())
+        same_input.check_same_input(scaled, tf.distribute.get_strategy())
     for given in (np.ones((4, 2)), [(np.ones((4, 2)), np.ones(4))]):
         sent.clear()
         make_source(given).close()

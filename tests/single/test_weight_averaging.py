@@ -93,3 +93,16 @@ def test_what_cannot_be_averaged_is_rejected():
         trained(callbacks.StochasticWeightAveraging(1), x=(generator,))
     with pytest.warns(UserWarning, match=r"before its `start_from_epoch` \(9\)"):
         trained(callbacks.StochasticWeightAveraging(9), epochs=1)
+
+
+def test_any_callback_may_make_one_more_pass():
+    class Passes(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            self.weights = self.model.get_weights()[0].tobytes()
+            assert self.model.fit_state.why_no_pass is None
+            self.steps = list(self.model.fit_state.forward_pass())
+
+    passes = Passes()
+    model = trained(passes, epochs=1)
+    assert passes.steps == list(range(1, len(passes.steps) + 1)) and passes.steps
+    assert model.get_weights()[0].tobytes() == passes.weights

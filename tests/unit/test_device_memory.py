@@ -5,17 +5,14 @@ import dataclasses
 import pytest
 import tensorflow as tf
 
-from unisono.commands.plan import code_of
 from unisono.distribute import grow_gpu_memory, keep_data_on
 from unisono.distribute.hardware.data_placement import data_home
 from unisono.distribute.hardware.device_memory import free_memory, in_words
 from unisono.distribute.hardware.memory_plan import (
     MemoryPlan,
     ModelMemory,
-    _plan,
-    less_memory,
     memory_plans,
-    micro_batches,
+    plan_memory,
 )
 
 WEIGHTS = 1_000_000
@@ -29,7 +26,7 @@ def of(plan: MemoryPlan) -> float:
 
 @pytest.mark.parametrize("n", [1, 2, 8, 64])
 def test_bytes_for_each_weight_are_those_of_the_published_table(n):
-    each = [of(_plan(ADAM, 1.0, 64, n, sharded=level)) for level in LEVELS]
+    each = [of(plan_memory(ADAM, 1.0, 64, n, sharded=level)) for level in LEVELS]
     assert each == pytest.approx([16, 8 + 8 / n, 4 + 12 / n, 16 / n])
 
 
@@ -66,41 +63,33 @@ def test_no_way_leaves_the_model_as_it_is_alone():
 
 
 def test_half_precision_halves_activations_and_copies_weights():
-    plan = _plan(ADAM, 1.0, 1000, 1, half_precision=True)
+    plan = plan_memory(ADAM, 1.0, 1000, 1, half=True)
     assert plan.activations == 1e6 / 2 + 4 * WEIGHTS / 2 and plan.weights == 4 * WEIGHTS
     already = ModelMemory(4, 4, 8, activations=1e9, half_precision=True)
     assert not any("half_precision" in plan.changes for plan in memory_plans(already, 2e9, 64))
 
 
-def test_optimizer_state_of_a_pipeline_are_shared_by_its_replicas():
-    plain, sharded = (_plan(ADAM, 1.0, 1024, 8, stages=4, sharded=level) for level in (None, "optimizer"))
-    assert sharded.optimizer_state == plain.optimizer_state / 2
-    assert sharded.total - sharded.optimizer_state == plain.total - plain.optimizer_state
-    assert sharded.changes == {"pipeline", "sharded"}
-    assert [line for line in code_of(sharded, 1024, 8) if "sharded" in line] == [
-        'unisono.distribute.sharded(strategy, level="optimizer")'
-    ]
-
-
 def test_pipeline_keeps_as_many_micro_batches_as_it_has_stages():
-    plan = _plan(ADAM, 1.0, 1024, 8, stages=4)  # two copies of 512 samples, each in 16 micro-batches of 32
-    assert plan.samples == 32 and micro_batches(plan, 1024, 8) == 16
+    plan = plan_memory(
+        ADAM, 1.0, 1024, 8, stages=4
+    )  # two copies of 512 samples, each in 16 micro-batches of 32
+    assert plan.samples == 32
     assert plan.activations == 4 * 32 * 1000 / 4 and plan.weights == WEIGHTS
 
 
-def test_frozen_weights_are_sharded_and_vectors_are_whole():
-    lora = ModelMemory(100 * WEIGHTS, WEIGHTS, 2 * WEIGHTS, activations=0.0, vectors=4 * WEIGHTS)
-    assert _plan(lora, 1.0, 8, 4, sharded="weights").weights == (4 + 96 / 4) * WEIGHTS
+def test_frozen_weights_are_sharded():
+    lora = ModelMemory(100 * WEIGHTS, WEIGHTS, 2 * WEIGHTS, activations=0.0)
+    assert plan_memory(lora, 1.0, 8, 4, sharded="weights").weights == 100 * WEIGHTS / 4
 
 
 def test_two_layers_are_whole_at_a_time():
     model = dataclasses.replace(ADAM, largest_layer=WEIGHTS // 10)
-    found = [_plan(model, 1.0, 8, 4, sharded=level) for level in LEVELS]
+    found = [plan_memory(model, 1.0, 8, 4, sharded=level) for level in LEVELS]
     two = WEIGHTS // 5
     assert [p.gradients for p in found] == [4 * WEIGHTS, 4 * WEIGHTS, WEIGHTS + two, WEIGHTS + two]
     assert [p.weights for p in found] == [4 * WEIGHTS] * 3 + [WEIGHTS + two]
     one_layer = dataclasses.replace(ADAM, largest_layer=4 * WEIGHTS)
-    plan = _plan(one_layer, 1.0, 8, 4, sharded="weights")
+    plan = plan_memory(one_layer, 1.0, 8, 4, sharded="weights")
     assert (plan.weights, plan.gradients) == (4 * WEIGHTS, 4 * WEIGHTS), "at most the full size"
 
 
@@ -168,35 +157,10 @@ def test_growth_is_set_for_every_gpu_and_nothing_happens_without():
         grow_gpu_memory(1)
 
 
-def test_advice_names_what_helps_most_first_and_how_much():
-    mib = 2**20
-    need = ModelMemory(100 * mib, 100 * mib, 200 * mib, activations=1000 * mib / 64)
-    text = less_memory(need, 64)
-    assert "the activations of 64 samples about 1000 MiB" in text
-    first, *_ = text.split("Options that need less: ")[1].split("; ")
-    assert first.startswith("4 micro-batches") and "650 MiB less" in first
-    assert "half the batch: about 500 MiB less" in text
-    assert "half precision (mixed_bfloat16 or mixed_float16): about 500 MiB less" in text
-    assert "a pipeline over 2 devices (unisono.distribute.Pipeline): about 200 MiB less" in text
-
-
-def test_advice_knows_what_sharded_state_would_save_and_what_it_saves_already():
-    mib = 2**20
-    need = ModelMemory(100 * mib, 100 * mib, 200 * mib, activations=80 * mib, half_precision=True)
-    text = less_memory(need, 1, replicas=4)
-    sharded = 'unisono.distribute.sharded(strategy, level="optimizer")'
-    assert f"state sharded over 4 replicas ({sharded}): about 150 MiB" in text
-    assert 'level="gradients")): about 225 MiB less' in text
-    text = less_memory(need, 1, replicas=4, level="optimizer")
-    assert "the optimizer state 50 MiB" in text
-    assert 'level="optimizer"' not in text and 'level="gradients")): about 75 MiB less' in text
-
-
-def test_advice_leaves_out_what_is_done_already_or_does_not_help():
-    need = ModelMemory(100, 100, 200, activations=50, half_precision=True)
-    text = less_memory(need, 1, accumulates=True, stages=2)
-    assert "batch" not in text.split("Options that need less")[1]
-    assert "a pipeline over 4 devices" in text
+def test_plan_says_its_changes():
+    assert str(plan_memory(ADAM, 1.0, 64, 4)) == "unchanged"
+    plan = plan_memory(ADAM, 1.0, 64, 4, half=True, sharded="weights", accumulation=2)
+    assert str(plan) == "accumulation 2, half_precision, sharded weights"
 
 
 def test_sizes_are_said_in_the_unit_that_fits():

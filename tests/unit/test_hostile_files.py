@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 
 import pytest
 
@@ -122,8 +121,8 @@ def test_commands_wait_for_no_pipe_and_no_loop_of_links(tmp_path, capsys, monkey
         ["report", "a.jsonl"],
         ["report", "."],
         ["report", "loop"],
-        ["plan", "m.keras", "-b", "1", "-m", "1GiB"],
-        ["plan", "loop.keras", "-b", "1", "-m", "1GiB"],
+        ["plan", "m.keras:make", "-b", "1", "-m", "1GiB"],
+        ["plan", "loop.keras:make", "-b", "1", "-m", "1GiB"],
         ["launch", "a.jsonl"],
         ["launch", "loop"],
         ["launch", "--log-dir", "m.keras", "a.jsonl"],
@@ -132,28 +131,6 @@ def test_commands_wait_for_no_pipe_and_no_loop_of_links(tmp_path, capsys, monkey
         told(capsys, arguments)
     assert main(["backups", str(tmp_path / "loop")]) == 2
     assert capsys.readouterr().out.count("\n") == 1
-
-
-KERAS = {
-    "no archive": None,
-    "deep": b"[" * 100_000,
-    "number": b"3",
-    "no model": b'{"class_name": "Dense", "config": {"units": 3}, "module": "keras.layers", "registered_name": null}',
-    "no class": b'{"class_name": "os.system", "config": "true", "module": "os", "registered_name": null}',
-    "wrong types": b'{"class_name": [], "config": 3, "module": {}}',
-    "no UTF-8": b"\xff\xfe\x00",
-}
-
-
-@pytest.mark.parametrize("name", KERAS)
-def test_plan_of_a_broken_file_is_one_line(name, tmp_path, capsys):
-    path = tmp_path / "m.keras"
-    if KERAS[name] is None:
-        path.write_bytes(b"PK\3\4" + bytes(100))
-    else:
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("config.json", KERAS[name])
-    assert "m.keras' is no .keras file" in told(capsys, ["plan", str(path), "-b", "1", "-m", "1GiB"])
 
 
 @pytest.mark.parametrize("number", ["-1", "0", "nan", "inf", "-inf", "1e999", "x", "", "9" * 5000])

@@ -49,6 +49,7 @@ _CALLBACKS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
             "save_freq": "frequency",
             "keep": "count from 1 or True",
             **_same("flag", "save_before_preemption", "delete_when_done", "background"),
+            "identity": "name, or none",
             "backup_dir": "none",
             **_same("flag or none", "double_checkpoint", "delete_checkpoint"),
         },
@@ -196,8 +197,8 @@ def subjects(bench: Bench) -> dict[str, Subject]:
         "ModelMemory": of(
             distribute.ModelMemory,
             {"weights": 10, "trained": 10, "optimizer_state": 10, "activations": 1.0},
-            **_same("not negative", "weights", "trained", "optimizer_state", "activations", "always"),
-            **_same("not negative", "largest_layer", "vectors"),
+            **_same("not negative", "weights", "trained", "optimizer_state", "activations"),
+            largest_layer="not negative",
             half_precision="flag",
         ),
         "memory_plans": of(

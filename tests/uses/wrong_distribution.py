@@ -268,12 +268,11 @@ _LINES: dict[str, tuple[str, ...]] = {
     **{
         f"plan of {place}": (f"plan {place} {PLAN}", words)
         for place, words in (
-            ("absent.keras", "there is no file 'absent.keras'"),
-            ("absent.py:make_model", "there is no file 'absent.py'"),
+            ("absent.keras", "must be FILE.py:FUNCTION"),
+            ("absent.py:make_model", "the file must exist"),
             ("model", "FILE.py:FUNCTION"),
-            ("json:absent", "json has no function 'absent'"),
+            ("json:absent", "must be FILE.py:FUNCTION"),
             ("json:detect_encoding", "detect_encoding"),
-            ("tempfile:gettempdir", "must return a Keras model"),
             ("no_such_module:make", "no_such_module"),
         )
     },

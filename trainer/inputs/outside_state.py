@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -59,18 +57,12 @@ def saved_calls(state: dict[str, Any]) -> list[dict[str, str]] | None:
 
 @contextlib.contextmanager
 def notes_drawn_numbers(given: Any) -> Iterator[list[str]]:
-    """A list that afterwards holds the generators from which the body has drawn: global ones and those of `given`.
-
-    All threads share a global generator. One that has changed while another thread ran is listed only where the code of
-    `given` names it; Keras' belongs to this thread.
-    """
+    """A list that afterwards holds the generators from which the body has drawn: global ones and those of `given`."""
     found: list[str] = []
     held = found_generators({"its": given})
-    before, others = _states(held), _other_threads()
+    before = _states(held)
     yield found
-    after, alone = _states(held), _other_threads() == others
-    changed = [name for name, state in after.items() if state != before.get(name)]
-    found += [name for name in changed if alone or name == "keras.random" or name in held]
+    found += [name for name, state in _states(held).items() if state != before.get(name)]
 
 
 def drawn_ahead(kind: str, drawn_from: list[str]) -> str | None:
@@ -92,14 +84,6 @@ def _states(held: Mapping[str, Any]) -> dict[str, str]:
     named["tf.random"] = [state.get("tensorflow"), state.get("tensorflow_seeds")]
     named.update(state.get("held", {}))
     return {name: json.dumps(part, default=lambda array: array.tolist()) for name, part in named.items()}
-
-
-def _other_threads() -> dict[int, tuple[Any, int]]:
-    """The position of each other Python thread: its frame, and the instruction there."""
-    frames = sys._current_frames()
-    return {
-        ident: (frame, frame.f_lasti) for ident, frame in frames.items() if ident != threading.get_ident()
-    }
 
 
 class PipelineState:

@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 
-from ...callbacks.saving.prediction_writer import PredictionWriter
 from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.training import convert_to_np_if_not_ragged, potentially_ragged_concat
 from ...compat.shared_change import shared_attribute
@@ -49,7 +48,7 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
         for callback in callbacks.callbacks:
             if hasattr(callback, "on_predict_exit"):
                 at_exit.callback(callback.on_predict_exit)
-        writer = next((each for each in callbacks.callbacks if isinstance(each, PredictionWriter)), None)
+        taking = [each for each in callbacks.callbacks if hasattr(each, "take_outputs")]
         runner.build(model, source.spec, step="predict_step")
         runner.make_function(model, "predict")
         model.stop_predicting = False
@@ -58,16 +57,16 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
         outputs: list[Any] = []
         batch = -1
         for batch, new in runner.predict_steps(model, source, callbacks):
-            if writer is None:
-                outputs += new
-            else:
-                writer.write(concatenated(new))
-            callbacks.on_predict_batch_end(batch, {"outputs": concatenated(new)})
+            joined = concatenated(new)
+            outputs += [] if taking else new
+            for callback in taking:
+                callback.take_outputs(joined)
+            callbacks.on_predict_batch_end(batch, {"outputs": joined})
         callbacks.on_predict_end()
     if batch < 0:
         raise ValueError("`predict()` got no batch from `x`: give at least one sample.")
-    if writer is not None:
-        return writer.outputs()
+    if taking:
+        return taking[0].outputs()
     return keras.tree.map_structure(convert_to_np_if_not_ragged, concatenated(outputs))
 
 

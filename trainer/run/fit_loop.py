@@ -31,6 +31,7 @@ from .checks.out_of_memory import with_advice
 from .checks.overflow import check_progress
 from .evaluation import evaluate
 from .fit_inputs import FitArguments, draw_seed, sources
+from .forward_pass import forward_pass, why_no_pass
 from .logs.step_logs import StepLogs
 from .loops.compiled_calls import CallLength, compiled_calls
 from .runner import Runner
@@ -116,6 +117,8 @@ def _begin(
         callbacks=callbacks.callbacks,
         chief=is_chief(),
         settles_exit=spans_workers(model.distribute_strategy),
+        forward_pass=lambda: forward_pass(model),
+        why_no_pass=why_no_pass(model, source),
     )
     for callback in reversed(callbacks.callbacks):
         if hasattr(callback, "on_fit_exit"):

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...callbacks.backup.settings import settings_of
+from ...callbacks.backup.identity.settings import settings_of
 from ...callbacks.trained_model import TrainedModel
 from ...distribute.workers.agreement import check_same_everywhere, exchange, spans_workers
 from ..inputs.sources.arrays import ArraySource

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import json
 import os
 import platform
@@ -11,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..distribute.environment import LONGEST_TIMEOUT, launched_task
 from ..distribute.launcher.gpus import Gpu, complaint, read_gpus
@@ -23,40 +21,38 @@ from .parser import Parser, at_least
 PARSER = Parser(
     "doctor",
     "Show the versions, devices and cluster of this machine, and its problems.",
-    examples=["--timeout 60", "--json > findings.json"],
-    exit_codes={0: "nothing is wrong", 1: "a problem was found"},
+    ["--timeout 60", "--json > findings.json"],
+    {0: "nothing is wrong", 1: "a problem was found"},
 )
 PARSER.add_argument("--json", action="store_true", help="print the findings as JSON, for other programs")
 _seconds = at_least(float, 1, LONGEST_TIMEOUT)
 PARSER.add_argument("--timeout", type=_seconds, default=180.0, help="seconds for TensorFlow (default: 180)")
 
 
-@dataclasses.dataclass
-class Finding:
-    """One thing that was examined; `problem` says in one sentence what is wrong and how to fix it."""
+class Finding(NamedTuple):
+    """One thing that was examined, with a problem (what to do, in one sentence), or a note that harms nothing."""
 
     section: str
     name: str
     value: str
     problem: str = ""
-    note: str = ""  # what is worth knowing and harms nothing
+    note: str = ""
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the findings; return 0 if nothing is wrong, 1 if something is."""
     options = PARSER.parse_args(argv)
-    findings = list(examine(options.timeout))
-    print(
-        json.dumps([dataclasses.asdict(f) for f in findings], indent=1) if options.json else as_text(findings)
-    )
+    findings = [*examine(options.timeout)]
+    dicts = [dict(zip(Finding.__annotations__, f)) for f in findings]
+    print(json.dumps(dicts, indent=1) if options.json else as_text(findings))
     return int(any(f.problem for f in findings))
 
 
 def examine(seconds: float) -> Iterator[Finding]:
     """Examine everything; TensorFlow runs in a process that may take so many seconds."""
-    yield Finding("versions", "python", f"{platform.python_version()}, {platform.platform()}")
-    yield Finding("versions", "unisono", __version__)
-    yield from (Finding("versions", name, metadata.version(name)) for name in ("tensorflow", "keras"))
+    own = {"python": platform.python_version(), "system": platform.platform(), "unisono": __version__}
+    own |= {name: metadata.version(name) for name in ("tensorflow", "keras")}
+    yield from (Finding("versions", *each) for each in own.items())
     yield from gpus(found := read_gpus(), complaint())
     yield from tensorflow(*run_probe(os.environ, seconds), bool(found), os.environ)
     yield from cluster(os.environ)
@@ -71,7 +67,7 @@ def gpus(found: list[Gpu], complaint: str) -> Iterator[Finding]:
     if complaint:
         yield Finding("devices", "nvidia-smi", complaint, "Install the driver again, or restart the machine.")
     for gpu in found:
-        lost = "Reset the GPU (nvidia-smi --gpu-reset), or restart the machine." if gpu.lost else ""
+        lost = "Reset the GPU (nvidia-smi --gpu-reset), or restart the machine." * bool(gpu.lost)
         busy = f"Another program uses it: {gpu.busy}." if gpu.busy and not lost else ""
         value = gpu.lost or f"{gpu.name}, {gpu.total} MiB, capability {gpu.capability}"
         yield Finding("devices", f"GPU {gpu.index or gpu.bus or '?'}", value, lost, busy)
@@ -86,23 +82,23 @@ def run_probe(environ: Mapping[str, str], seconds: float) -> tuple[dict[str, Any
         output, failure = done.stdout, done.stderr.decode().strip().split("\n")[-1] * bool(done.returncode)
     except subprocess.TimeoutExpired as error:
         output, failure = error.stdout or b"", f"no answer after {seconds:.0f} s"
-    lines = (json.loads(line) for line in output.splitlines() if line.startswith(b"{"))
-    return dict(collections.ChainMap(*lines)), failure
+    found = [json.loads(line) for line in output.splitlines() if line.startswith(b"{")]
+    return {name: value for each in found for name, value in each.items()}, failure
 
 
 def probe() -> None:
     """Print what TensorFlow computes on, then the sums of an all-reduce, each as a line of JSON."""
     import tensorflow as tf
 
-    from .. import distribute
+    from ..distribute import simulate_devices
     from ..mixed_precision.hardware import cpu_flags, gpu_capabilities, why_slow
 
     slow = {dtype: why_slow(dtype, gpu_capabilities(), cpu_flags()) for dtype in ("float16", "bfloat16")}
     devices = [gpu.name[17:] for gpu in tf.config.list_physical_devices("GPU")]
     print(json.dumps({"gpus": devices, "slow": slow}), flush=True)
-    strategy = tf.distribute.MirroredStrategy(devices or distribute.simulate_devices(2))
-    context: Any = tf.distribute.get_replica_context
-    ours = lambda: context().all_reduce("SUM", tf.constant([1.0, 2.0, 3.0]))  # noqa: E731
+    strategy = tf.distribute.MirroredStrategy(devices or simulate_devices(2))
+    here: Any = tf.distribute.get_replica_context
+    ours = lambda: here().all_reduce("SUM", tf.constant([1.0, 2.0, 3.0]))  # noqa: E731
     sums = strategy.experimental_local_results(tf.function(lambda: strategy.run(ours))())
     print(json.dumps({"sums": [each.numpy().tolist() for each in sums]}), flush=True)
 
@@ -113,15 +109,15 @@ def tensorflow(found: Any, failure: str, driver: bool, environ: Mapping[str, str
         yield Finding("devices", "TensorFlow", "fails", f"TensorFlow does not start: {failure}.")
         return
     hidden = driver and environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    unused = driver and not hidden and not found["gpus"]
-    text = "TensorFlow cannot use the NVIDIA GPU: pip install 'tensorflow[and-cuda]'." * unused
+    text = "TensorFlow cannot use the NVIDIA GPU: pip install 'tensorflow[and-cuda]'."
+    text *= driver and not hidden and not found["gpus"]
     value = ", ".join(found["gpus"]) or "no GPU: training runs on the CPU"
     yield Finding("devices", "TensorFlow", value, text, "CUDA_VISIBLE_DEVICES hides the GPUs." * hidden)
     for dtype, why in found["slow"].items():
         yield Finding("precision", dtype, "slow" if why else "not known to be slow", note=why or "")
     sums = found.get("sums", [])
     wrong = [f"device {n}" for n, each in enumerate(sums) if each != [len(sums) * v for v in (1, 2, 3)]]
-    text = f"Do not train on these devices together: wrong sums on {', '.join(wrong)}." * bool(wrong)
+    text = f"Do not train on these devices together: wrong sums on {', '.join(wrong)}." if wrong else ""
     text = text if sums else f"The all-reduce between the devices fails: {failure}."
     yield Finding("collectives", "all-reduce", "fails" if text else f"right on {len(sums)} devices", text)
 
@@ -135,12 +131,12 @@ def cluster(environ: Mapping[str, str]) -> Iterator[Finding]:
     if found is None:
         yield Finding("cluster", "TF_CONFIG, Slurm", "wrong" if problem else "none", problem)
         return
-    for job, index, address in ((j, i, a) for j, all in found.jobs.items() for i, a in enumerate(all)):
+    for job, index, address in ((job, i, a) for job, all in found.jobs.items() for i, a in enumerate(all)):
         own = (job, index) == (found.task_type, found.task_index)
         taken = why_taken(split_address(address)[1]) if own else None
         text = f"Its port cannot be opened ({taken}): end what uses it, or choose another." if taken else ""
-        silent = not own and not listens(address, 2.0)
-        note = "Nothing answers there yet: start it, or look for a firewall or a wrong host name." * silent
+        note = "Nothing answers: start it, or look for a firewall or a wrong host name."
+        note *= not own and not listens(address, 2.0)
         yield Finding("cluster", f"{job} {index}", f"{address}{' (this process)' * own}", text, note)
 
 
@@ -150,5 +146,5 @@ def as_text(findings: Sequence[Finding]) -> str:
     for f in findings:
         lines.append(f" {'!' if f.problem else ' '} {f.section:11}  {f.name:{width}}  {f.value}")
         lines += [f"   {'':11}  {'':{width}}  {text}" for text in (f.problem, f.note) if text]
-    problems = ", ".join(f.name for f in findings if f.problem)
-    return "\n".join([*lines, "", f"problems, marked with !: {problems}" if problems else "nothing is wrong"])
+    marked = ", ".join(f.name for f in findings if f.problem)
+    return "\n".join([*lines, "", f"problems, marked with !: {marked}" if marked else "nothing is wrong"])

@@ -84,7 +84,14 @@ _SUMMARY = {
     "run?": str,
 }
 _LOGS = {"*": lambda value: not isinstance(value, type(None) | str | bytes)}
-_IDENTITY = {"settings": {}, "seeds": {}, "versions": {}, "data?": {}, "validation data?": {}}
+_IDENTITY = {
+    "declared?": str,
+    "settings": {},
+    "seeds": {},
+    "versions": {},
+    "data?": {},
+    "validation data?": {},
+}
 _CONTENT = {
     "fingerprint": {"variables": {"*": [_describes_variable]}, "data": {}, "identity": _IDENTITY},
     "calendar": {

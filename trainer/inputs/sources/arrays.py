@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ....callbacks.backup.identity.data import checksum
 from ....distribute.hardware.data_placement import DataHome
 from ..batch import batch_spec, gather_samples, slice_samples
 from ..convert import as_resident, cast_floats
-from ..identity import checksum
 from ..position import SampleOrder
 from .feed import FedSource, Layout, layout_of
 from .readers import HOST, ArrayReader

@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ....callbacks.backup.identity.data import checksum
+from ....callbacks.backup.identity.settings import text_of_value
 from ....compat.tensorflow_private.dataset_graph import held_data, pipeline_checksum
 from ....compat.tensorflow_private.datasets import (
     LIVE_SHUFFLE,
@@ -21,7 +23,6 @@ from ....compat.tensorflow_private.datasets import (
     saving_exactly,
 )
 from ..batch import batch_spec
-from ..identity import checksum, text_of_function
 from ..outside_state import PipelineState
 from ..position import Position
 from ..values import LabelRule
@@ -110,7 +111,7 @@ class DatasetSource(Source):
         """Includes the checksum of the pipeline, where it is the same for every number of replicas."""
         known = super().identity()
         if not self._by_replica:
-            known["pipeline"] = pipeline_checksum(self._dataset, text_of_function)
+            known["pipeline"] = pipeline_checksum(self._dataset, text_of_value)
         return known
 
     def _content(self) -> str | None:

@@ -21,8 +21,8 @@ from .. import checks
 from ..batch import concat_samples
 from ..class_weights import check_class_weight, class_weights, weighted_spec
 from ..convert import is_array, resident_size, standard_arrays
-from ..identity import check_same_input
 from ..position import SampleOrder
+from ..same_input import check_same_input
 from ..values import is_memory_mapped
 from .arrays import ArraySource, StreamedArrays
 from .datasets import DatasetSource, without_optionals

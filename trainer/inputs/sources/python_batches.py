@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ....callbacks.backup.identity.data import checksum
 from .. import checks
 from ..batch import named_parts, open_spec, unpack
 from ..convert import host_arrays, is_array
-from ..identity import checksum
 from ..outside_state import RecordedCalls, drawn_ahead, notes_drawn_numbers
 from ..values import LabelRule, check_finite, check_labels
 from .feed import FedSource, Layout, layout_of

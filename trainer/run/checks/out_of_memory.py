@@ -11,7 +11,8 @@ import tensorflow as tf
 from ....callbacks.trained_model import TrainedModel
 from ....compat.tensorflow_graphs.graphs import bytes_kept_for_backward
 from ....compat.tensorflow_private.strategies import devices_of
-from ....distribute.hardware.memory_plan import ModelMemory, less_memory
+from ....distribute.hardware.device_memory import in_words
+from ....distribute.hardware.memory_plan import memory_plans, plan_memory
 from ....distribute.sharding.sharded import SHARDABLE, level_of
 from ....optimizers.held_optimizers import optimizers_of
 from ...model_memory import bytes_of, memory_of
@@ -20,27 +21,24 @@ from ...step.variable_placement import accumulates
 
 @contextlib.contextmanager
 def with_advice(model: TrainedModel, function: Any, samples: int | None) -> Iterator[None]:
-    """Adds a note with options to an out-of-memory error of a training step; `samples` of a full global batch."""
+    """Add a note with options to an out-of-memory error of a training step; `samples` of a full global batch."""
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
-        strategy = model.distribute_strategy
-        of_replica = -(-(samples or 1) // strategy.num_replicas_in_sync)
-        advice = less_memory(
-            step_memory(model, function.graph(), of_replica),
-            of_replica,
-            strategy.num_replicas_in_sync if isinstance(strategy, SHARDABLE) else 1,
-            level_of(strategy),
-            accumulates(model.optimizer),
-            stages=1 if model._pipeline is None else len(model._pipeline.devices),
+        strategy, graph = model.distribute_strategy, function.graph()
+        each = -(-(samples or 1) // strategy.num_replicas_in_sync)
+        kept = bytes_kept_for_backward(graph) / len(devices_of(strategy)) / each if graph is not None else 0.0
+        state = bytes_of(*(v for optimizer in optimizers_of(model) for v in optimizer.variables))
+        stages = 1 if model._pipeline is None else len(model._pipeline.devices)
+        devices = stages * (strategy.num_replicas_in_sync if isinstance(strategy, SHARDABLE) else 1)
+        parts, needed = 1 + accumulates(model.optimizer), memory_of(model, state, kept)
+        batch = each * parts * devices // stages
+        now = plan_memory(needed, 1.0, batch, devices, False, level_of(strategy), parts, stages)
+        kinds = ("weights", "gradients", "optimizer_state", "activations", "total")
+        sizes = ", ".join(f"{kind.replace('_', ' ')} {in_words(getattr(now, kind))}" for kind in kinds)
+        less = "; ".join(
+            f"{p} ({in_words(p.total)})" for p in memory_plans(needed, now.total, batch, devices)[1:]
         )
-        error.add_note(advice)
+        options = f"Less memory: a smaller batch; a `unisono.distribute.Pipeline` over more devices; {less}"
+        error.add_note(f"Memory of a replica with {each} samples: {sizes}. {options}.")
         raise
-
-
-def step_memory(model: TrainedModel, graph: Any, samples: int) -> ModelMemory:
-    """The memory of a step on so many samples of a replica; `graph` is that of its loop, or None."""
-    kept = 0 if graph is None else bytes_kept_for_backward(graph)
-    state = sum(bytes_of(variable) for optimizer in optimizers_of(model) for variable in optimizer.variables)
-    activations = kept / len(devices_of(model.distribute_strategy)) / samples
-    return memory_of(model, optimizer_state=state, activations=activations)

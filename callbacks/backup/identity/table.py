@@ -1,4 +1,15 @@
-"""Whether a backup belongs to this training: its model, optimizer, loss, seeds and data; and what differs if it does not.
+"""Whether a backup belongs to this training run: the table of what identifies a run, and what differs if it does not.
+
+=================  ==============================================  =============================================
+name               value                                           a difference means
+=================  ==============================================  =============================================
+declared           `BackupAndRestore(identity=)`                   you say that it is another run
+model variables    name, shape and dtype of each                   another architecture: values have no place
+settings           configurations, functions by code and values    other layers, update rules or losses
+seeds              those set before the first step                 another order, other random numbers
+data, validation   checksums of samples and pipelines, sizes       other batches
+versions           of Keras, TensorFlow and Python                 that checksums of code may differ: no difference
+=================  ==============================================  =============================================
 
 What may differ, because a resumed training may have it otherwise, is listed in `docs/design/0004-backups.md`.
 """
@@ -13,15 +24,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.keras_private.random_state import seeds_as_set
-from ...compat.keras_private.variables import raw_value
-from ..trained_model import FitState, TrainedModel
-from . import settings, variable_state
+from ....compat.keras_private.random_state import seeds_as_set
+from ....compat.keras_private.variables import raw_value
+from ...trained_model import FitState, TrainedModel
+from .. import variable_state
+from . import settings
 
 _MOST_LISTED = 12
 
 
-def identity(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
+def identity(model: TrainedModel, fit_state: FitState, declared: str | None = None) -> dict[str, Any]:
     """What tells this training from others and does not change while it runs: settings, seeds, content of the data.
 
     JSON values. What cannot be known is None. It can take a second where the data is large; call it once in a `fit`.
@@ -31,6 +43,7 @@ def identity(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
         return source.identity() if hasattr(source, "identity") else None
 
     return {
+        **({} if declared is None else {"declared": declared}),
         "settings": settings.settings_of(model),
         "seeds": seeds_as_set(),
         "data": of_data(fit_state.source),
@@ -89,8 +102,9 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
                 yield from (f"{kind} {entry} only in the backup" for entry in old if entry not in new)
                 yield from (f"{kind} {entry} only now" for entry in new if entry not in old)
 
-    found = [*of_variables("model", "other")]
     old, new = saved["identity"], now["identity"]
+    found = settings.differences("identity", old.get("declared"), new.get("declared"))
+    found = [*found, *of_variables("model", "other")]
     same_versions = old["versions"] == new["versions"]
     parts = ["optimizer", "other optimizers", "loss", "loss_weights"]
     for part in parts if found else [*parts, "model"]:  # its variables say it better

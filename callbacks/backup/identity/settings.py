@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import inspect
 import json
 import marshal
 import re
@@ -16,10 +17,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...compat.keras_private.layers import layers_within
-from ...compat.keras_private.training import compile_config
-from ...optimizers.held_optimizers import optimizers_of
-from .random_state import closed_over
+from ....compat.keras_private.layers import layers_within
+from ....compat.keras_private.training import compile_config
+from ....optimizers.held_optimizers import optimizers_of
+from ..random_state import closed_over
 
 # Names that say where a class is defined or that Keras numbers; and what follows from the rest.
 _IGNORED = ("module", "registered_name", "build_config", "compile_config", "shared_object_id")
@@ -163,6 +164,7 @@ def _function(value: Any, outer: tuple[Any, ...] = ()) -> str:
     """The name and compiled code of a function, and the values of its defaults and of what it closes over."""
     if isinstance(value, functools.partial):
         return f"partial{_values([value.func, value.args, *sorted(value.keywords.items())], outer)}"
+    value = inspect.unwrap(value)
     function = getattr(value, "__func__", value)
     cells = [value for _, value in closed_over(function)]
     defaults = [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]

@@ -1,0 +1,47 @@
+"""One more pass of a fit over its training data, in which the model only computes its outputs; for callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...callbacks.trained_model import TrainedModel
+from ...compat.keras_private.training import unpack_x_y_sample_weight
+from ...distribute.parameter_servers.updates import on_parameter_servers
+from ..inputs import Source
+from ..step.train_step import forward
+from .loops.compiled_calls import compiled_calls
+from .loops.loop_choice import loop_for
+from .loops.step_function import StepFunction
+from .worker_settlement import Workers
+
+
+def why_no_pass(model: TrainedModel, source: Source) -> str | None:
+    """Why `forward_pass` is impossible in this fit, and what to do; None if it is possible."""
+    if on_parameter_servers(model.distribute_strategy) or model._pipeline is not None:
+        return "parameter servers and pipelines cannot make that pass: use a mirrored strategy"
+    if not source.rewinds and source.position.given_steps is None:
+        return "`x` is a generator, which cannot be read again: give `steps_per_epoch`, or a keras.utils.PyDataset"
+    return None
+
+
+def forward_pass(model: TrainedModel) -> Iterator[int]:
+    """See `FitState.forward_pass`. Context: host; on every worker."""
+    state: Any = model.fit_state
+
+    def step(data: Any) -> dict[str, Any]:
+        forward(model, unpack_x_y_sample_weight(data)[0], training=True)
+        return {}
+
+    with model._strategy_scope():
+        function, steps = StepFunction(model, False, step, loop_for), 0
+    state.source.begin_epoch(state.epoch)
+    model.stop_evaluating = False
+    for call in compiled_calls(state.source, lambda: 1, Workers(model, "stop_evaluating")):
+        with model._strategy_scope():
+            done, _ = function(call, steps)
+        call.report(state.source, done)
+        if not done:
+            return
+        steps += done
+        yield steps
