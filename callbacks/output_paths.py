@@ -24,6 +24,7 @@ from .backup.backup_and_restore import BackupAndRestore
 from .diagnosis.anomaly_report import AnomalyReport
 from .monitoring.json_lines import JSONLines
 from .monitoring.profiler import Profiler
+from .monitors import LOGGERS
 from .report.training_report import TrainingReport
 from .safe_file import SaveError
 from .saving.checkpoint_files import folder_of
@@ -43,8 +44,6 @@ _OUTPUTS: dict[type, tuple[str, bool]] = {
 }
 # Keras' callbacks that run on every worker, so that all decide the same, and must not write on all.
 _ON_ALL_WORKERS = (keras.callbacks.CSVLogger, keras.callbacks.ModelCheckpoint, keras.callbacks.TensorBoard)
-# The packages of loggers that write to a server or to files of their own: on the chief alone.
-_LOGGERS = frozenset({"aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "wandb"})
 
 
 def check_output_paths(callbacks: Sequence[Any], logs: Callable[[], set[str]] | None) -> None:
@@ -172,7 +171,7 @@ def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
     hooks = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_") or name == "set_model"]
     with contextlib.ExitStack() as stack:
         for number, callback in enumerate(callbacks):
-            if any(cls.__module__.partition(".")[0] in _LOGGERS for cls in type(callback).__mro__):
+            if any(cls.__module__.partition(".")[0] in LOGGERS for cls in type(callback).__mro__):
                 own = vars(callback)
                 stack.callback(own.update, {name: own[name] for name in hooks if name in own})
                 for name in hooks:

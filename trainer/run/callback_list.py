@@ -11,6 +11,8 @@ from ...callbacks.monitoring.profiler import write_profile_in_fork
 from ...callbacks.monitoring.progress import ProgressBar
 from ...callbacks.trained_model import TrainedModel
 
+_MAKES_LOGS = ("compute_metrics", "get_metrics_result", "metrics")
+
 
 def callback_list(
     model: TrainedModel,
@@ -34,11 +36,11 @@ def callback_list(
     return callbacks
 
 
-def log_names(model: TrainedModel, callbacks: list[Any], validates: bool) -> Callable[[], set[str]] | None:
-    """() -> the names of the logs of an epoch; None where custom steps or callbacks may add others."""
+def log_names(model: TrainedModel, validates: bool) -> Callable[[], set[str]] | None:
+    """() -> the names of the logs of an epoch, without those that callbacks add; None where custom code may add others."""
     if model._has_own_logs(True) or model._has_own_logs(False):
         return None
-    if any(not type(each).__module__.startswith(("keras.", "unisono.")) for each in callbacks):
+    if any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _MAKES_LOGS):
         return None
 
     def names() -> set[str]:

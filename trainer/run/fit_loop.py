@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from ...callbacks.fast_dev_run import one_batch_of_everything
+from ...callbacks.monitors import check_monitors, may_add_logs
 from ...callbacks.output_paths import check_launched_alone, check_output_paths, only_chief_writes
 from ...callbacks.trained_model import FitState, TrainedModel
 from ...compat.keras_private.training import epoch_to_begin_with, evaluates_after, pythonify_logs
@@ -97,8 +98,11 @@ def _begin(
     given = a.callbacks.callbacks if isinstance(a.callbacks, keras.callbacks.CallbackList) else a.callbacks
     given = keras.tree.flatten(given or [])
     check_launched_alone(given, model.distribute_strategy)
+    logs = log_names(model, validation is not None)
+    if logs is not None:
+        check_monitors(given, logs)
     if is_chief():
-        check_output_paths(given, log_names(model, given, validation is not None))
+        check_output_paths(given, None if any(map(may_add_logs, given)) else logs)
         if a.verbose != 0:
             say_what_determinism_costs(model, a.x)
     at_exit.enter_context(only_chief_writes(given, is_chief()))

@@ -1,0 +1,63 @@
+"""Checks before the first step that callbacks monitor logs that a fit can have."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from ..distribute.arguments import shown
+
+# The packages of loggers that write to a server or to files of their own.
+LOGGERS = frozenset({"aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "wandb"})
+_KNOWN = frozenset({"keras", "unisono", *LOGGERS})
+# class -> the method that reads the monitored log
+_READERS: dict[type, str] = {
+    keras.callbacks.EarlyStopping: "get_monitor_value",
+    keras.callbacks.ReduceLROnPlateau: "on_epoch_end",
+    keras.callbacks.ModelCheckpoint: "on_epoch_end",
+}
+
+
+def may_add_logs(callback: Any) -> bool:
+    """Whether user code in `on_epoch_end` of a callback may add logs for the callbacks after it."""
+    if "on_epoch_end" in vars(callback):  # of `LambdaCallback`, or assigned
+        return True
+    return _package_defining(callback, "on_epoch_end") not in _KNOWN
+
+
+def check_monitors(callbacks: Sequence[Any], logs: Callable[[], set[str]]) -> None:
+    """Raise a ValueError for a `monitor` that is read and that no log can have; `logs` returns the names of the logs.
+
+    A callback after one that may add logs is not checked: Keras warns if its log is missing.
+    """
+    for callback in callbacks:
+        kind = next((kind for kind in _READERS if isinstance(callback, kind)), None)
+        if kind is not None and _reads(callback, kind) and callback.monitor not in (known := logs()):
+            name = callback.monitor
+            near = difflib.get_close_matches(str(name), sorted(known), 1)
+            advice = f"did you mean {near[0]!r}? " if near else ""
+            if str(name).removeprefix("val_") in known:
+                advice = "pass `validation_data` or `validation_split`, or monitor another log. "
+            raise ValueError(
+                f"`monitor={shown(name)}` of `{type(callback).__name__}` is not a log of this fit: {advice}"
+                f"The logs are {', '.join(sorted(known))}."
+            )
+        if may_add_logs(callback):
+            return
+
+
+def _reads(callback: Any, kind: type) -> bool:
+    if kind is keras.callbacks.ModelCheckpoint and not (
+        callback.save_best_only or getattr(callback, "keep_best", None)
+    ):
+        return False
+    return _package_defining(callback, _READERS[kind]) in _KNOWN
+
+
+def _package_defining(callback: Any, method: str) -> str:
+    """The top-level package of the class that defines a method of a callback."""
+    owner = next((cls for cls in type(callback).__mro__ if method in vars(cls)), object)
+    return owner.__module__.partition(".")[0]
