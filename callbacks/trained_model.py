@@ -71,7 +71,7 @@ class FitState:
     save_and_exit: str | None = None  # why training saves and stops at the next step, on all workers
     asked_to_exit: str | None = None  # set by a signal handler: why this process was asked to
     settles_exit: bool = False  # the loop makes `asked_to_exit` `save_and_exit`, at one step on all workers
-    # For `on_train_end`: runs the model with `training=True` on each batch of one more epoch, and yields the number of batches
+    # For `on_train_end`: runs the model with `training=True` on each batch of one more epoch, and yields the number of steps
     # so far. Layers change what they change in a forward pass. `why_no_pass` says why this fit has none.
     forward_pass: Callable[[], Iterator[int]] | None = None
     why_no_pass: str | None = None

@@ -17,7 +17,7 @@ from ..custom_loop import CustomLoopSupport
 from ..monitoring.formatting import scalar
 from ..monitoring.json_lines import LineFile
 from ..safe_file import begins_with_json, check_overwrite, write_safely
-from . import Run, check_installed, is_page, read_run, render
+from . import PAGE, Run, check_installed, read_run, render
 from .facts import facts_of, memory_bytes
 
 _MOST_SHARE = 0.01  # of the time of a run that writing its page may take
@@ -92,7 +92,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         if self._fit_state().chief:
             argument = "`path` of `TrainingReport`"
             check_overwrite(argument, self._file.path, begins_with_json("event", "time"))
-            check_overwrite(argument, self.path, is_page)
+            check_overwrite(argument, self.path, PAGE)
         if self.gradient_norm and not on_parameter_servers(self.model.distribute_strategy):
             self._watch = self._watched_gradients()
 
