@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import shutil
@@ -19,7 +18,7 @@ from .process_identity import ProcessIdentity, this_process
 
 _TEMPORARY = re.compile(r"^\.(.*)\.([0-9a-f-]+)\.tmp(?:\.|$)")
 _DAY = 86400.0  # seconds
-_MOST_OWNER_BYTES = 1 << 20  # of a file that are read to find out who wrote it
+_MOST_BYTES = 1 << 20  # at the beginning and at the end of a file that are read to find out who wrote it
 
 
 class SaveError(OSError):
@@ -101,18 +100,15 @@ def save_error(directory: Path, error: OSError) -> SaveError:
     return SaveError(error.errno or errno.EIO, message)
 
 
-def check_overwrite(argument: str, path: Path, is_own: Callable[[Path], bool]) -> None:
-    """Raises a SaveError that names the `argument`, if the file at `path` has content that the callback did not write.
-
-    `is_own(path)`: whether the callback wrote a plain file; a `ValueError` or an `OSError` means no.
-    """
+def check_overwrite(argument: str, path: Path, mark: re.Pattern[bytes]) -> None:
+    """Raise a SaveError that names the `argument`, if the file at `path` has content but not the `mark` of the callback."""
     try:
         found = path.stat()
-        if not stat.S_ISREG(found.st_mode) or not found.st_size or is_own(path):
+        if not stat.S_ISREG(found.st_mode) or not found.st_size or is_own(path, mark):
             return
     except (FileNotFoundError, NotADirectoryError):
         return
-    except (OSError, ValueError, RecursionError):
+    except OSError:
         pass
     raise SaveError(
         errno.EEXIST,
@@ -120,15 +116,19 @@ def check_overwrite(argument: str, path: Path, is_own: Callable[[Path], bool]) -
     )
 
 
-def begins_with_json(*keys: str, lines: bool = True) -> Callable[[Path], bool]:
-    """The function `is_own` of files whose first line, or all of it, is a JSON object with these keys."""
+def is_own(path: Path, mark: re.Pattern[bytes]) -> bool:
+    """Whether a plain file has the `mark` of a callback in its first or its last bytes: the one way to know own files."""
+    with open_plain(path) as stream:
+        text = stream.read(_MOST_BYTES)
+        stream.seek(max(len(text), stream.seek(0, os.SEEK_END) - _MOST_BYTES))
+        return mark.search(text + stream.read()) is not None
 
-    def is_own(path: Path) -> bool:
-        text = read_plain(path, _MOST_OWNER_BYTES)
-        found = json.loads(text.partition(b"\n")[0] if lines else text)
-        return isinstance(found, dict) and found.keys() >= set(keys)
 
-    return is_own
+def begins_with_json(*keys: str, lines: bool = True) -> re.Pattern[bytes]:
+    """The mark of files whose first line, or all of it, is a JSON object with these keys in this order."""
+    between = "[^\n]*?" if lines else "[^\0]*?"
+    inside = between.join(f'"{key}": ' for key in keys)
+    return re.compile(rf"\A{{\s*{inside}".encode())
 
 
 def read_plain(path: Path, most: int) -> bytes:

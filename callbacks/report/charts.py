@@ -62,7 +62,7 @@ def check_installed() -> None:
     missing = [name for name in ("jinja2", "matplotlib") if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(
-            f"reports of training runs need {' and '.join(missing)}: pip install 'unisono[report]'"
+            f"reports of training runs need {' and '.join(missing)}: pip install matplotlib jinja2"
         )
 
 

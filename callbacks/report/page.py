@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import datetime
 import functools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ...distribute.hardware.device_memory import in_words
 from ..monitoring.formatting import duration, number
-from ..safe_file import read_plain
 from .charts import COLORS, chart_style, metric_charts, other_charts, unique
 from .runs import Run
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _GENERATOR = '<meta name="generator" content="unisono.callbacks.TrainingReport">'
+PAGE = re.compile(
+    rb"\A[^\0]{0,1000}" + re.escape(_GENERATOR.encode())
+)  # the mark of a page that `render` made
 _PARTS = {
     "compute": "compute",
     "input": "waiting for input",
@@ -29,11 +32,6 @@ _MOST_REPLICAS = 4096  # of a worker: no real file has more
 _SLOW = 0.2  # of the time of a worker, for which others may wait
 _MOST_EPOCHS = 100  # rows of the table
 _FACTS = ("strategy", "configuration", "model", "machine", "environment", "versions")
-
-
-def is_page(path: Path) -> bool:
-    """Whether a file was made by `render`."""
-    return _GENERATOR.encode() in read_plain(path, 1024)
 
 
 def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:

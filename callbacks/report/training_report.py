@@ -18,7 +18,7 @@ from ..custom_loop import CustomLoopSupport
 from ..monitoring.formatting import scalar
 from ..monitoring.json_lines import LineFile
 from ..safe_file import begins_with_json, check_overwrite, write_safely
-from . import Run, check_installed, is_page, read_run, render
+from . import PAGE, Run, check_installed, read_run, render
 from .facts import facts_of, memory_bytes
 
 _MOST_SHARE = 0.01  # of the time of a run that writing its page may take
@@ -28,7 +28,7 @@ _LEAST_SHARE = 0.005  # of the steps so far, between two entries: the page of a 
 class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
     """Writes a page with the curves, throughput, time, memory, configuration and restarts of a training run.
 
-    It needs matplotlib and Jinja2: `pip install 'unisono[report]'`.
+    It needs matplotlib and Jinja2: `pip install matplotlib jinja2`.
 
     The page is one file that loads nothing else: it can be mailed, printed, and read on a phone. The numbers are stored
     next to it, one JSON object per line, from which `python -m unisono report` can rebuild it. With several workers the
@@ -93,7 +93,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         if self._fit_state().chief:
             argument = "`path` of `TrainingReport`"
             check_overwrite(argument, self._file.path, begins_with_json("event", "time"))
-            check_overwrite(argument, self.path, is_page)
+            check_overwrite(argument, self.path, PAGE)
         if self.gradient_norm and not on_parameter_servers(self.model.distribute_strategy):
             self._watch = self._watched_gradients()
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ...distribute.storage import local_path
-from ..safe_file import open_plain, rename_safely, temporary_path
+from ..safe_file import is_own, open_plain, rename_safely, temporary_path
 
-_LAST_LINE = re.compile(rb"BLAKE2b of all bytes before this line: ([0-9a-f]{128})\n")
+_LAST_LINE = re.compile(rb"BLAKE2b of all bytes before this line: ([0-9a-f]{128})\n\Z")
 _LAST_LINE_BYTES = len(b"BLAKE2b of all bytes before this line: \n") + 128
 _ZIP_BEGIN, _ZIP_END, _ZIP_END_BYTES = b"PK\3\4", b"PK\5\6", 22
 _HDF5_BEGIN = b"\x89HDF\r\n\x1a\n"
@@ -119,7 +119,7 @@ def valid_entries(saved: Any) -> list[Saved]:
 def _keep_foreign_file(path: Path) -> None:
     """Renames a file that has content and that no `ModelCheckpoint` wrote: where Keras overwrites it, nothing is lost."""
     try:
-        if not path.lstat().st_size or _stored(path)[0]:
+        if not path.lstat().st_size or is_own(path, _LAST_LINE):
             return
     except (FileNotFoundError, NotADirectoryError):
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import urllib.parse
 from pathlib import Path
 from typing import Any
@@ -103,10 +104,10 @@ class PredictionWriter(keras.callbacks.Callback):
     def _keep_others(self) -> None:
         """Rejects files that it did not write."""
         if self._single:
-            safe_file.check_overwrite("`path` of `PredictionWriter`", self.path, _is_own)
+            safe_file.check_overwrite("`path` of `PredictionWriter`", self.path, _mark(self.path.name))
             return
         for each in sorted(self.path.iterdir()) if self.path.exists() else ():
-            if not (each.is_file() and not each.is_symlink() and _is_own(each)):
+            if not (each.is_file() and not each.is_symlink() and safe_file.is_own(each, _mark(each.name))):
                 raise ValueError(
                     f"`path` of `PredictionWriter` is a folder with {each.name}, which it did not write and would delete: "
                     f"give a separate folder. Received: {self.path}"
@@ -206,11 +207,8 @@ def _end_of(name: str) -> bytes:
     return f"\nWritten by unisono.callbacks.PredictionWriter as {name}\n".encode()
 
 
-def _is_own(path: Path) -> bool:
-    end = _end_of(path.name)
-    with safe_file.open_plain(path) as stream:
-        stream.seek(max(0, stream.seek(0, os.SEEK_END) - len(end)))
-        return stream.read() == end
+def _mark(name: str) -> re.Pattern[bytes]:
+    return re.compile(re.escape(_end_of(name)) + rb"\Z")
 
 
 def _storable(leaf: Any) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import keras
@@ -11,7 +12,7 @@ import pytest
 
 import unisono
 from unisono import callbacks
-from unisono.callbacks import SaveError
+from unisono.callbacks import SaveError, safe_file
 from unisono.callbacks.backup.files.owner import OWNER_FILE
 from unisono.callbacks.monitoring.profiler import _unused
 from unisono.commands import main
@@ -164,3 +165,25 @@ def test_command_overwrites_pages_alone(tmp_path, model, capsys):
     assert main(["report", str(tmp_path), "--output", str(tmp_path / "b.html")]) == 2
     assert "--output would overwrite" in capsys.readouterr().err
     assert (tmp_path / "b.html").read_text() == "mine"
+
+
+def test_a_mark_counts_at_the_beginning_and_at_the_end_of_a_file_only(tmp_path):
+    """One mechanism for all callbacks: `safe_file.is_own`."""
+    line = b'{"epoch": 0, "step": 4, "time": 1.5, "loss": 2.0}\n'
+    logs = safe_file.begins_with_json("epoch", "step", "time")
+    end = re.compile(rb"written by us\n\Z")
+    for text, begins, ends in (
+        (line + bytes(3 << 20), True, False),
+        (bytes(3 << 20) + line, False, False),
+        (b" " + line, False, False),
+        (b'{"a": 1, "epoch": 0, "step": 4, "time": 1.5}\n', False, False),
+        (b'{"epoch": 0}\n{"step": 4, "time": 1.5}\n', False, False),
+        (b"{" * 100_000, False, False),
+        (bytes(3 << 20) + b"written by us\n", False, True),
+        (b"written by us\n" + bytes(3 << 20), False, False),
+        (b"written by us\n\n", False, False),
+    ):
+        (tmp_path / "file").write_bytes(text)
+        assert [safe_file.is_own(tmp_path / "file", mark) for mark in (logs, end)] == [begins, ends], text[
+            :60
+        ]

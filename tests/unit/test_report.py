@@ -252,7 +252,7 @@ def test_chart_draws_any_range_whatever_style_the_program_has_set(values):
 def test_report_without_the_extra_is_rejected_when_it_is_made(absent, tmp_path, monkeypatch, capsys):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == absent else find(name))
-    with pytest.raises(ImportError, match=rf"need {absent}: pip install 'unisono\[report\]'"):
+    with pytest.raises(ImportError, match=rf"need {absent}: pip install matplotlib jinja2"):
         unisono.callbacks.TrainingReport(tmp_path / "report.html")
     write(tmp_path / "report.jsonl", LINES)
     assert command.main([str(tmp_path)]) == 2 and "unisono[report]" in capsys.readouterr().err

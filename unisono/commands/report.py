@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         if not os.path.exists(place):
             return failed(f"{place} does not exist.", 2)
     from ..callbacks import SaveError  # imports TensorFlow, which `--help` need not wait for
-    from ..callbacks.report import check_installed, find_runs, is_page
+    from ..callbacks.report import PAGE, check_installed, find_runs
     from ..callbacks.safe_file import check_overwrite
 
     try:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     if output.is_dir():
         PARSER.error(f"--output must be a file. Received the folder {str(output)!r}")
     try:
-        check_overwrite("--output", output, is_page)
+        check_overwrite("--output", output, PAGE)
         output.write_bytes(_page(found))
     except (SaveError, ValueError) as error:
         return failed(str(error), 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import time
 import uuid
@@ -17,6 +18,7 @@ from ...process_identity import ProcessIdentity, this_process
 from ...safe_file import SaveError, check_overwrite, open_plain, read_plain, save_error, temporary_path
 
 OWNER_FILE = "owner.json"
+_CLAIM = re.compile(rb'"token"|\A\0*\Z')  # of zeros is what a power failure may leave of it
 _MOST_BYTES = 4096
 _held: dict[str, FolderOwner] = {}  # the owners in this process, by token
 
@@ -67,7 +69,7 @@ class FolderOwner:
     def acquire(self) -> None:
         """Takes the folder, from a dead owner too; a SaveError where it cannot, a FolderInUseError where a run uses it."""
         self.release()
-        check_overwrite("`directory` of `BackupAndRestore`", self._path, _is_claim)
+        check_overwrite("`directory` of `BackupAndRestore`", self._path, _CLAIM)
         found = read_owner(self._directory)
         if found is not None and self._lives(found):
             raise self._in_use(found)
@@ -193,12 +195,6 @@ def read_owner(directory: str | os.PathLike) -> Owner | None:
     except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
         pass
     return Owner(None, "", 0.0, "")
-
-
-def _is_claim(path: Path) -> bool:
-    """Whether the file was written by an owner; one of zeros is what a power failure may leave of it."""
-    text = read_plain(path, _MOST_BYTES).strip(b"\0")
-    return not text or b'"token"' in text
 
 
 def _time_of(path: Path) -> int | None:

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 from ....distribute.arguments import shown
 from ....distribute.storage import local_path
-from ...safe_file import read_plain, remove_leftovers, save_error, write_safely
+from ...safe_file import is_own, remove_leftovers, save_error, write_safely
 from . import container, schema, shard_files
 
 _NAME = re.compile(r"^backup-(?:fit([0-9]+)-)?([0-9]+)\.unisono$")
+_MARK = re.compile(rb"\A" + re.escape(container.MAGIC))
 # Fits of this process that are done, by directory.
 _finished: collections.Counter[str] = collections.Counter()
 
@@ -278,7 +279,7 @@ def _remove(path: Path) -> None:
     """Removes a backup, then its parts; or a part. A file that has such a name and is none is left."""
     for file in [path, *shard_files.part_paths(path)]:
         with contextlib.suppress(OSError):
-            if read_plain(file, len(container.MAGIC)) == container.MAGIC:
+            if is_own(file, _MARK):
                 file.unlink()
 
 
