@@ -20,13 +20,6 @@ from .backup.backup_and_restore import BackupAndRestore
 from .backup.files.container import BackupMismatchError, DamagedFileError, NewerFormatError
 from .backup.files.store import BackupInfo, latest_backup, list_backups, read_backup
 from .diagnosis.anomaly_report import AnomalyReport, AnomalyWarning
-from .diagnosis.slow_training import (
-    Diagnosis,
-    DiagnosisWarning,
-    RetracingWarning,
-    SlowInputWarning,
-    StragglerWarning,
-)
 from .monitoring.json_lines import JSONLines
 from .monitoring.profiler import Profiler
 from .monitoring.progress import ProgressBar
@@ -48,8 +41,6 @@ __all__ = [
     "Callback",
     "CallbackList",
     "DamagedFileError",
-    "Diagnosis",
-    "DiagnosisWarning",
     "EarlyStopping",
     "History",
     "JSONLines",
@@ -64,11 +55,8 @@ __all__ = [
     "ProgressBar",
     "ReduceLROnPlateau",
     "RemoteMonitor",
-    "RetracingWarning",
     "SaveError",
-    "SlowInputWarning",
     "StochasticWeightAveraging",
-    "StragglerWarning",
     "SwapEMAWeights",
     "TensorBoard",
     "TerminateOnNaN",

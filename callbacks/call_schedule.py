@@ -57,6 +57,19 @@ def steps_until_call(
     return 1 if any(_overrides(callback, hook) for hook in _BATCH_HOOKS[phase]) else None
 
 
+def batch_hook_of(callback: Any) -> tuple[str, bool]:
+    """The per-batch hook of training that a callback overrides, as "Class.hook", and whether a user wrote it.
+
+    The class is the one that defines the hook: Keras', where a subclass of its `TensorBoard` leaves the hook as it is.
+    """
+    kind, hooks = type(callback), _BATCH_HOOKS["train"][::-1]
+    hook = next((each for each in hooks if _overrides(callback, each)), "steps_until_call")
+    is_set = hook in vars(callback)  # as `LambdaCallback` does
+    owner = kind if is_set else next(each for each in kind.__mro__ if hook in vars(each))
+    own = owner.__module__.startswith(("keras.", "unisono.")) and not is_set
+    return f"{owner.__name__}.{hook}", not own
+
+
 def own_schedule(callback: Any) -> Any:
     """The method `steps_until_call` of a callback that has one; else None."""
     schedule = getattr(callback, "steps_until_call", None)

@@ -68,6 +68,9 @@ class FitState:
     compiled_call: Any = None
     function: Any = None  # the model's `train_function` with which the loop runs
     times: Times = dataclasses.field(default_factory=Times)
+    slow_steps: Any = (
+        None  # what watches the compiled calls of this `fit` (`trainer.run.slow_steps.SlowSteps`)
+    )
     save_and_exit: str | None = None  # why training saves and stops at the next step, on all workers
     asked_to_exit: str | None = None  # set by a signal handler: why this process was asked to
     settles_exit: bool = False  # the loop makes `asked_to_exit` `save_and_exit`, at one step on all workers

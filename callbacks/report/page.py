@@ -26,6 +26,7 @@ _PARTS = {
     "unaccounted": "not measured",
 }
 _MOST_REPLICAS = 4096  # of a worker: no real file has more
+_SLOW = 0.2  # of the time of a worker, for which others may wait
 _MOST_EPOCHS = 100  # rows of the table
 _FACTS = ("strategy", "configuration", "model", "machine", "environment", "versions")
 
@@ -57,6 +58,7 @@ def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
         lines = run.epochs[::-every][::-1]  # the last is always there
         values |= {
             "shares": _shares(run),
+            "slow_worker": slow_worker(run),
             "replicas": max(1, replicas),
             "facts": {name: run.facts.get(name, {}) for name in _FACTS},
             "lines": lines,
@@ -92,6 +94,40 @@ def _shares(run: Run) -> list[tuple[str, float, float]]:
         parts = {"waiting for gradient synchronization": waited, **parts}
     total = sum(parts.values())
     return [(label, amount, amount / total) for label, amount in parts.items() if amount > 0]
+
+
+def slow_worker(run: Run) -> str:
+    """Which worker makes the others wait for more than a fifth of the last epoch, and why; empty if none does.
+
+    A sum over workers is complete when the last one contributes its part, so the worker that comes last waits least. Where
+    waits are unknown, it is the one that is longest outside of its steps.
+    """
+    workers = run.epochs[-1]["workers"] if run.epochs else []
+    if len(workers) < 2:
+        return ""
+    spent = [
+        [each["seconds"].get(part, 0.0) for part in ("input", "compute", "callbacks")] for each in workers
+    ]
+    late = [given + called for given, _, called in spent]
+    now, before = (_waits(line) for line in (run.epochs[-1], *run.epochs[-2:-1], {"workers": []})[:2])
+    if len(now) == len(workers):  # counted since the process began, which a restart does again
+        goes_on = len(before) == len(now) and all(b <= n for n, b in zip(now, before))
+        late = [b - n for n, b in zip(now, before if goes_on else [0.0] * len(now))]
+    slow = max(range(len(workers)), key=late.__getitem__)
+    lost = late[slow] - (sum(late) - late[slow]) / (len(workers) - 1)
+    share = lost / max(1e-9, sum(spent[slow]))
+    if share <= _SLOW:
+        return ""
+    inputs = [given for given, _, _ in spent]
+    own = inputs[slow] - (sum(inputs) - inputs[slow]) / (len(workers) - 1)
+    why = "its input is slow" if own > lost / 2 else "its steps are: look for other programs on that machine"
+    host = workers[slow].get("host", "an unknown host")
+    return f"Worker {slow} on {host} makes the others wait for {share:.0%} of the epoch: {why}."
+
+
+def _waits(line: dict[str, Any]) -> list[float]:
+    """Seconds for which each worker has waited for sums, where they are known."""
+    return [max(each["waited"]) for each in line["workers"] if each.get("waited")]
 
 
 def _results(runs: Sequence[Run]) -> dict[str, list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -127,7 +128,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         state = self._fit_state()
         steps, before = state.step - self._epoch_first_step, self._times_before
         seconds = {part: value - before.get(part, 0.0) for part, value in state.times.seconds.items()}
-        mine = {"steps": steps, "seconds": seconds, "memory": memory_bytes()}
+        mine = {"host": socket.gethostname(), "steps": steps, "seconds": seconds, "memory": memory_bytes()}
         if self._watch is not None:
             with self._scope():
                 mine["waited"] = self._watch.all_reduce_seconds

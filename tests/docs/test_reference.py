@@ -26,7 +26,6 @@ UNDER_ANOTHER_PATH = {
 # Results, errors and warnings that the docstring of the function shows which returns, raises or gives them.
 SHOWN_BY = {
     "callbacks.BackupAndRestore": "callbacks.BackupMismatchError",
-    "callbacks.DiagnosisWarning": "callbacks.RetracingWarning callbacks.SlowInputWarning callbacks.StragglerWarning",
     "callbacks.latest_backup": "callbacks.BackupInfo",
     "callbacks.read_backup": "callbacks.NewerFormatError",
     "distribute.ParameterServerStrategy": "distribute.ParameterServerError",

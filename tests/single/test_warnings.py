@@ -19,7 +19,6 @@ from helpers import Stop, StopAt, mirrored
 
 import unisono
 from unisono import callbacks
-from unisono.callbacks.diagnosis.slow_training import slow_input_text, straggler_text
 from unisono.callbacks.output_paths import check_launched_alone
 from unisono.compat.tensorflow_private import datasets
 from unisono.distribute import automatic
@@ -35,22 +34,20 @@ NEIGHBOURS = {
         "trainer/inputs/position.py end_epoch",
         "trainer/inputs/sources/make_source.py make_source",
         "trainer/run/fit_loop.py _cap",
+        "trainer/run/slow_steps.py ended",
+        "trainer/run/slow_steps.py _watch_call",
+        "trainer/run/slow_steps.py _warn",
         "trainer/compile_checks.py _check_outputs",
         "callbacks/stochastic_weight_averaging.py on_train_end",
         "callbacks/monitoring/profiler.py on_train_end",
         "callbacks/monitoring/profiler.py _end",
         "callbacks/monitoring/profiler.py _end_of_tensorboard",
         "callbacks/diagnosis/anomaly_report.py _explain",
-        "callbacks/diagnosis/slow_training.py on_train_batch_end",
         "callbacks/saving/model_checkpoint.py _wanted",
         "callbacks/saving/checkpoint_files.py _keep_foreign_file",
         "callbacks/call_schedule.py _renamed",
         "distribute/workers/peer_monitor.py meeting",
         "compat/tensorflow_private/datasets.py _wait_for_ends",
-    ],
-    "workers at the limits of the diagnosis": [
-        "callbacks/diagnosis/slow_training.py on_epoch_end",
-        "callbacks/diagnosis/slow_training.py _warn",
     ],
     "resumed fit": [
         "callbacks/backup/resuming.py warn_if_inexact",
@@ -147,7 +144,6 @@ def fit_to_every_limit(tmp_path, monkeypatch):
                 callbacks.TensorBoard(tmp_path / "board", profile_batch=(1, 1)),
                 callbacks.Profiler(tmp_path / "profile", steps=(6, 6)),
                 callbacks.AnomalyReport(),
-                callbacks.Diagnosis(slow_input=1.0, straggler=1.0, compilations=2, least_seconds=0),
                 callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras", monitor="loss", keep_best=1),
             ],
         )
@@ -160,15 +156,6 @@ def fit_to_every_limit(tmp_path, monkeypatch):
     while ending := list(datasets._ending):
         ending[0].join(600)
     datasets._wait_for_ends()
-
-
-@program
-def workers_at_the_limits_of_the_diagnosis(tmp_path, monkeypatch):
-    """A share equal to the limit does not exceed it."""
-    worker = {"input": 1.0, "compute": 3.0, "callbacks": 0.0, "host": "a"}
-    late = {"input": 2.0, "compute": 2.0, "callbacks": 0.0, "host": "b"}
-    assert slow_input_text([worker], 0.25) == ""
-    assert straggler_text([worker, late], 0.25) == ""
 
 
 @program

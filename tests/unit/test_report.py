@@ -16,6 +16,8 @@ from unisono.callbacks.monitoring.json_lines import LineFile, jsonable
 from unisono.callbacks.report import facts, find_runs, read_run, render
 from unisono.callbacks.report.charts import Line, chart_style, line_chart
 from unisono.callbacks.report.facts import git_commit
+from unisono.callbacks.report.page import slow_worker
+from unisono.callbacks.report.runs import Run
 from unisono.commands import report as command
 
 FACTS = {
@@ -62,6 +64,42 @@ def write(path, lines):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+def slow_of(*epochs):
+    """What the report says of the workers; each epoch has (seconds waited, compute, input) of each worker."""
+    lines = [LINES[0]]
+    for number, each in enumerate(epochs):
+        lines.append(epoch(number, loss=1.0))
+        lines[-1]["workers"] = [
+            {"host": f"h{i}", "steps": 10, "seconds": {"compute": compute, "input": waiting}, "memory": {}}
+            | ({} if waited is None else {"waited": [waited]})
+            for i, (waited, compute, waiting) in enumerate(each)
+        ]
+    run = Run("r")
+    for each in lines:
+        run.add(each)
+    return slow_worker(run)
+
+
+def test_slow_worker_is_the_one_that_waits_least_in_the_last_epoch():
+    text = slow_of([(4.0, 10.0, 0.1), (4.2, 10.0, 0.1), (0.1, 10.0, 0.1)])
+    assert text.startswith("Worker 2 on h2 makes the others wait for 40%") and "other programs" in text
+    assert slow_of([(0.5, 10.0, 0.1), (0.4, 10.0, 0.1), (0.3, 10.0, 0.1)]) == ""
+    assert slow_of([(0.0, 10.0, 0.1), (4.0, 10.0, 0.1)], [(4.0, 10.0, 0.1), (4.0, 10.0, 0.1)]).startswith(
+        "Worker 1"
+    )
+    restarted = slow_of([(9.0, 10.0, 0.1), (9.0, 10.0, 0.1)], [(0.0, 10.0, 0.1), (4.0, 10.0, 0.1)])
+    assert restarted.startswith("Worker 0")
+
+
+def test_slow_input_of_a_worker_is_distinguished():
+    assert (
+        "Worker 1 on h1" in (text := slow_of([(4.0, 10.0, 0.1), (0.1, 6.0, 4.5)]))
+        and "its input is slow" in text
+    )
+    assert slow_of([(None, 10.0, 0.1), (None, 10.0, 5.0), (None, 10.0, 0.1)]).startswith("Worker 1 on h1")
+    assert slow_of([(None, 10.0, 5.0)]) == ""
 
 
 def test_run_positions_steps_within_their_epoch(tmp_path):

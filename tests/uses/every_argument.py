@@ -53,11 +53,6 @@ _CALLBACKS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
             **_same("flag or none", "double_checkpoint", "delete_checkpoint"),
         },
     ),
-    "Diagnosis": (
-        {},
-        _same("share", "slow_input", "straggler")
-        | {"compilations": "count", "least_seconds": "not negative"},
-    ),
     "JSONLines": ({"path": "log"}, {"path": "path", "every": "count from 1", "clock": "function"}),
     "ModelCheckpoint": (
         {"filepath": "{epoch}.keras"},

@@ -21,7 +21,7 @@ def _of(name: str, argument: str, cure: str, *values: Any, **others: Any) -> dic
     """One argument of one callback, with each of the values."""
     places = {"ModelCheckpoint": "{epoch}.keras", "JSONLines": "log.jsonl", "TrainingReport": "report.html"}
     nowhere = {"ProgressBar", "StochasticWeightAveraging", "EarlyStopping", "ReduceLROnPlateau"}
-    nowhere |= {"AnomalyReport", "Diagnosis"}
+    nowhere |= {"AnomalyReport"}
 
     def make(bench: Bench, value: Any) -> Any:
         place = [] if name in nowhere else [str(bench.folder / places.get(name, "place"))]
@@ -189,10 +189,6 @@ SETTINGS: dict[str, Use] = {
     **_of("TrainingReport", "refresh_seconds", "number", -1, "a", NAN, None),
     **_of("TrainingReport", "gradient_norm", "True or False", "no"),
     **_of("TrainingReport", "clock", "function", 3),
-    **_of("Diagnosis", "slow_input", "of at least 0 and of at most 1", 1.5, -1, "a", NAN, None),
-    **_of("Diagnosis", "straggler", "at most 1", 2),
-    **_of("Diagnosis", "compilations", "whole number", -1, "a"),
-    **_of("Diagnosis", "least_seconds", "at least 0", -1, "a"),
     **_of("ProgressBar", "stream", "open file", 3, "log.txt"),
     **_of("ProgressBar", "clock", "function", 3),
     **_of("EarlyStopping", "patience", "at least 0", "3", -1, monitor="loss"),

@@ -33,6 +33,7 @@ from .fit_inputs import FitArguments, draw_seed, sources
 from .logs.step_logs import StepLogs
 from .loops.compiled_calls import CallLength, compiled_calls
 from .runner import Runner
+from .slow_steps import SlowSteps
 from .untouched import untouched
 from .worker_settlement import Workers, check_same_begin, check_same_fit
 
@@ -212,6 +213,8 @@ class LocalRunner(Runner):
         lap("other")
         workers = Workers(model, "stop_training")
         step_logs = StepLogs(callbacks.callbacks, state, function, model._fixed_steps)
+        state.slow_steps = watched = state.slow_steps or SlowSteps(model, state)
+        watched.begin(function)
         for call in compiled_calls(state.source, length.next, workers):
             lap("input")
             state.compiled_call = call
@@ -232,6 +235,7 @@ class LocalRunner(Runner):
                 lap("compute")
                 callbacks.on_train_batch_end(length.last_batch(done), logs)
                 lap("callbacks")
+                watched.ended(call, done)
             ended = done < call.steps and (done or state.source.position.is_over())
             if ended or (model.stop_training and not workers.several):
                 break

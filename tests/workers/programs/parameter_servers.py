@@ -457,7 +457,6 @@ def watched():
         unisono.callbacks.TensorBoard(f"{OUT}/board", histogram_freq=1, update_freq=5),
         unisono.callbacks.CSVLogger(f"{OUT}/log.csv"),
         unisono.callbacks.AnomalyReport(f"{OUT}/anomaly.json"),
-        unisono.callbacks.Diagnosis(),
     ]
     data = {"batch_size": 16, "verbose": 0, "validation_data": (X[:50], Y[:50])}
     model.fit(X, Y, epochs=2, callbacks=looking, **data)

@@ -1,19 +1,16 @@
-"""Diagnosis during training: where a value stopped being finite, and what makes training slow."""
+"""`AnomalyReport` names where a value stopped being finite."""
 
 import functools
 import json
-import threading
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Clock, assert_equal, mirrored
+from helpers import assert_equal, mirrored
 
 import unisono
 from unisono import callbacks as ours
-from unisono.callbacks.diagnosis.slow_training import part_names, slow_input_text, straggler_text
-from unisono.callbacks.trained_model import Times
 
 
 def make_model(strategy, optimizer=None, activation="tanh"):
@@ -98,87 +95,3 @@ def test_anomaly_report_lets_overflow_under_a_loss_scale_pass():
     model = make_model(tf.distribute.get_strategy(), optimizer)
     model.fit(x, 1000 * y, batch_size=10, verbose=0, callbacks=[ours.AnomalyReport()])
     assert model.optimizer.skipped_steps.numpy() > 0
-
-
-def test_slow_input_is_reported_with_its_share():
-    workers = [{"input": 3.0, "compute": 1.0}]
-    assert slow_input_text(workers, 0.2).startswith(
-        "The last epoch spent 75% of the time of its steps (3.0 s)"
-    )
-    assert slow_input_text([{"input": 0.1, "compute": 1.0}], 0.2) == ""
-    assert slow_input_text([{"input": 0.1, "compute": 1.0}, *workers], 0.2).startswith("Worker 1 spent 75%")
-
-
-def test_slow_generator_warns_in_a_real_fit(monkeypatch):
-    """The clock advances only while the fit waits for a batch."""
-    clock, lock, lap, waits = Clock(), threading.Lock(), Times.lap, [True]
-
-    def noted(times, part):
-        with lock:
-            waits[0] = part != "input"
-            lap(times, part)
-
-    monkeypatch.setattr(Times.__init__, "__defaults__", (clock.time,))
-    monkeypatch.setattr(Times, "lap", noted)
-
-    def batches():
-        while True:
-            with lock:
-                clock.sleep(float(waits[0]))
-            yield np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
-
-    model, options = make_model(tf.distribute.get_strategy()), {"steps_per_epoch": 8, "shuffle": False}
-    with pytest.warns(ours.SlowInputWarning, match="prefetch"):
-        model.fit(batches(), epochs=3, verbose=0, callbacks=[ours.Diagnosis(least_seconds=0.0)], **options)
-
-
-def worker(waited, computing=10.0, waiting_for_input=0.1):
-    return {"waited": waited, "compute": computing, "input": waiting_for_input, "callbacks": 0.0, "host": "h"}
-
-
-def test_straggler_is_the_worker_that_waits_least():
-    text = straggler_text([worker(4.0), worker(4.2), worker(0.1)], 0.2)
-    assert text.startswith("Worker 2 on h makes the others wait for 40%") and "computes slowly" in text
-    assert straggler_text([worker(0.5), worker(0.4), worker(0.3)], 0.2) == ""
-
-
-def test_straggler_with_slow_input_is_distinguished():
-    text = straggler_text([worker(4.0), worker(0.1, computing=6.0, waiting_for_input=4.5)], 0.2)
-    assert text.startswith("Worker 1") and "its input is slow" in text
-
-
-def test_straggler_where_waiting_is_not_measured_is_the_one_outside_the_steps():
-    workers = [{"input": i, "compute": 10.0, "callbacks": 0.0, "host": "h"} for i in (0.1, 5.0, 0.1)]
-    assert straggler_text(workers, 0.2).startswith("Worker 1 on h")
-
-
-def test_retracing_names_the_part_of_the_batch_that_changes():
-    def batches():
-        for rows in (2, 3, 4, 5, 6, 7):
-            yield np.ones((rows, 3), "float32"), np.ones((rows, 1), "float32")
-
-    model, options = make_model(tf.distribute.get_strategy()), {"steps_per_epoch": 6, "shuffle": False}
-    message = r"compiled 3 times.*`x` was float32 \(2, 3\), float32 \(3, 3\)"
-    with pytest.warns(ours.RetracingWarning, match=message):
-        model.fit(batches(), verbose=0, callbacks=[ours.Diagnosis(compilations=2)], **options)
-
-
-def test_diagnosis_of_a_healthy_run_is_silent(monkeypatch):
-    """The clock advances only while steps are computed."""
-    clock, lap = Clock(), Times.lap
-
-    def noted(times, part):
-        clock.sleep(float(part == "compute"))
-        lap(times, part)
-
-    monkeypatch.setattr(Times.__init__, "__defaults__", (clock.time,))
-    monkeypatch.setattr(Times, "lap", noted)
-    x, y = data()
-    make_model(mirrored(2)).fit(
-        x, y, batch_size=7, epochs=2, verbose=0, callbacks=[ours.Diagnosis(least_seconds=0.0)]
-    )
-
-
-def test_part_names_of_nested_batches():
-    assert part_names((1, 2, 3)) == ["x", "y", "sample_weight"]
-    assert part_names(((1, 2), {"b": 1, "a": 2})) == ["x[0]", "x[1]", "y['a']", "y['b']"]
