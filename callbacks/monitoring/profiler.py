@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +16,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...compat.keras_private.callbacks import end_profiles_by, profiler_has_begun, profiler_has_ended
-from ...compat.tensorflow_private.profiles import can_be_written_in_fork, discard, write_in_fork
+from ...compat.keras_private.callbacks import profile_nothing
 from ...distribute.arguments import shown, whole_number
-from ...distribute.environment import peer_timeout
-from ...distribute.launcher.descendants import stat_of
 from ...distribute.storage import local_path
 from ...distribute.workers.addresses import why_taken
-from ...distribute.workers.agreement import from_chief
+from ...distribute.workers.agreement import from_chief, spans_workers
 from ...distribute.workers.cluster import num_workers, worker_index
-from ...distribute.workers.ticker import ended_in_time
 from ..custom_loop import CustomLoopSupport
 
 
@@ -36,6 +30,8 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
 
     All workers begin and end after the same steps. Each writes its part to
     `log_dir/plugins/profile/<time>/worker-<number>.xplane.pb`; where workers share no directory, copy these into one.
+    Of several workers without GPUs only worker 0 is profiled: TensorFlow can crash another one (see the guide to several
+    machines).
 
     It owns the profiling session from its first step to its last, and the server for profiles on demand. Only one of
     this callback and the traces of `keras.callbacks.TensorBoard(profile_batch=...)` can run at a time.
@@ -123,7 +119,7 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
         """Ends the session, whatever ended the training."""
         if self._temporary is not None:
             with contextlib.suppress(Exception):
-                discard()
+                tf.profiler.experimental.stop(save=False)
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
 
@@ -140,7 +136,8 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
         self.log_dir.mkdir(parents=True, exist_ok=True)
         self._temporary = tempfile.mkdtemp(prefix=".profile-", dir=self.log_dir)
         try:
-            tf.profiler.experimental.start(self._temporary)
+            if can_be_profiled(self.model.distribute_strategy):
+                tf.profiler.experimental.start(self._temporary)
         except tf.errors.AlreadyExistsError:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
@@ -152,13 +149,12 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
     def _end(self) -> None:
         """Stops, and moves this worker's file to where those of the others are."""
         assert self._temporary is not None  # narrows the type
-        reason = end_profile()
-        if reason:
-            warnings.warn(f"The profile of worker {worker_index()} is missing: {reason}. Training goes on.")
+        if can_be_profiled(self.model.distribute_strategy):
+            tf.profiler.experimental.stop()
         moment = int(from_chief([float(int(time.time()))], self.model.distribute_strategy)[0])
         run = self.log_dir / "plugins" / "profile" / time.strftime("%Y_%m_%d_%H_%M_%S", time.gmtime(moment))
         run.mkdir(parents=True, exist_ok=True)
-        for file in () if reason else Path(self._temporary).rglob("*.xplane.pb"):  # it may be written in part
+        for file in Path(self._temporary).rglob("*.xplane.pb"):
             name = f"worker-{worker_index()}.xplane.pb" if num_workers() > 1 else file.name
             os.replace(file, _unused(run / name))
         shutil.rmtree(self._temporary, ignore_errors=True)
@@ -171,38 +167,18 @@ def _unused(path: Path) -> Path:
     return next(each for each in itertools.chain([path], names) if not each.exists())
 
 
-def end_profile() -> str | None:
-    """Writes the profile that has begun, before other workers take this one for lost; returns why there is none, or None."""
-    most = peer_timeout() / 2 if num_workers() > 1 else math.inf
-    seconds = min(20.0, most)
-    if can_be_written_in_fork():
-        return write_in_fork(seconds, most, _state)
-    if ended_in_time("profiler-stop", tf.profiler.experimental.stop, seconds):
-        return None
-    return f"TensorFlow did not write it within {seconds:g} s"
+def can_be_profiled(strategy: tf.distribute.Strategy) -> bool:
+    """Whether TensorFlow's profiler does not crash this process: of several workers on CPUs only worker 0's.
+
+    When a profile ends, TensorFlow (2.20 and 2.21) matches the beginning of an event in one thread with its end in another
+    through pointers into memory that it may have freed (tensorflow/tensorboard#3149). Every collective begins such an event,
+    "CollectiveExecutor::CompleteParams", which an answer of worker 0 ends. Worker 0 needs no answer.
+    """
+    on_cpus = all(device.device_type == "CPU" for device in tf.config.list_physical_devices())
+    return worker_index() == 0 or not (on_cpus and spans_workers(strategy))
 
 
-def _state(pid: int) -> tuple[bool, float]:
-    """Whether a process computes or waits for a processor now, and the seconds that it has computed."""
-    fields = stat_of(pid)
-    if fields is None:  # the system does not say
-        return False, 0.0
-    return fields[0] == "R", (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _end_of_tensorboard(original: Callable[..., Any], callback: Any, save: bool = True) -> Any:
-    """The end of a profile of `TensorBoard(profile_batch=...)`, of Keras' own and of ours, for a model of ours."""
-    ours = hasattr(getattr(callback, "model", None), "fit_state")
-    if not (ours and save and profiler_has_begun(callback)):
-        return original(save)
-    profiler_has_ended(callback)
-    if reason := end_profile():
-        warnings.warn(
-            f"The profile of TensorBoard(profile_batch=...) is missing: {reason}. Training goes on."
-        )
-
-
-def write_profile_in_fork(callback: Any) -> None:
-    """Another process writes the profiles of a `keras.callbacks.TensorBoard`: TensorFlow can crash while it writes one."""
-    if isinstance(callback, keras.callbacks.TensorBoard):
-        end_profiles_by(callback, _end_of_tensorboard)
+def keep_from_crash(callback: Any, strategy: tf.distribute.Strategy) -> None:
+    """Turns off the profile of a `keras.callbacks.TensorBoard` in a process that TensorFlow's profiler may crash."""
+    if isinstance(callback, keras.callbacks.TensorBoard) and not can_be_profiled(strategy):
+        profile_nothing(callback)

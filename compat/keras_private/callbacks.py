@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from operator import attrgetter, methodcaller
 from typing import Any
@@ -66,16 +65,8 @@ start_profile = methodcaller("_start_trace")
 """Begins the profile."""
 stop_profile = methodcaller("_stop_trace")
 """Ends the profile and writes it."""
-profiler_has_begun = attrgetter("_profiler_started")
-"""Whether TensorFlow's profiler was begun by the callback."""
 
 
-def end_profiles_by(callback: Any, around: Callable[..., Any]) -> None:
-    """Calls `around(original, callback, save)` where this TensorBoard ends a profile by `original(save)`."""
-    original = functools.partial(type(callback)._stop_profiler, callback)
-    vars(callback)["_stop_profiler"] = functools.partial(around, original, callback)
-
-
-def profiler_has_ended(callback: Any) -> None:
-    """Records that the profile was ended elsewhere."""
-    callback._profiler_started = False
+def profile_nothing(callback: Any) -> None:
+    """Has a TensorBoard capture no profile."""
+    callback._should_trace = False

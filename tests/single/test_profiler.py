@@ -1,10 +1,6 @@
 """Profiles of a range of steps, and on request from outside."""
 
-import ctypes
-import errno
 import os
-import platform
-import signal
 import socket
 import subprocess
 import sys
@@ -15,11 +11,12 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from helpers import Clock
+import tensorflow as tf
+from helpers import Stop, StopAt
 
 import unisono
 from unisono.callbacks.monitoring import profiler
-from unisono.compat.tensorflow_private import profiles
+from unisono.compat.keras_private.callbacks import profiled_steps
 from unisono.distribute.workers.addresses import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -32,11 +29,6 @@ def model():
     return result
 
 
-def fit_with_profile(folder):
-    """A fit of eight steps, the second and third of which are profiled."""
-    model().fit(X, Y, batch_size=8, verbose=0, callbacks=[unisono.callbacks.Profiler(folder, steps=(2, 3))])
-
-
 @pytest.mark.parametrize("steps", [(1, 2), (9, 10), (7, 30)])
 def test_profile_of_steps_is_written_where_the_plugin_searches(tmp_path, steps):
     callback = unisono.callbacks.Profiler(tmp_path, steps=steps)
@@ -46,140 +38,37 @@ def test_profile_of_steps_is_written_where_the_plugin_searches(tmp_path, steps):
     assert [path.name for path in tmp_path.iterdir()] == ["plugins"]
 
 
-@pytest.fixture
-def profile_written_by(monkeypatch):
-    """A function that replaces the one with which TensorFlow writes a profile."""
+def test_interrupted_profile_is_dropped_and_the_next_one_can_begin(tmp_path):
+    def fit(*callbacks):
+        profile = unisono.callbacks.Profiler(tmp_path, steps=(2, 6))
+        model().fit(X, Y, batch_size=8, verbose=0, callbacks=[profile, *callbacks])
 
-    def replace(write):
-        session = types.SimpleNamespace(export_to_tb=write)
-        monkeypatch.setattr(profiles, "profiler_v2", types.SimpleNamespace(_profiler=session))
-
-    return replace
-
-
-@pytest.mark.short(
-    "Profiler-<lambda>-TensorFlow failed with SIGSEGV while it wrote it",
-    "TensorBoard-<lambda>-TensorFlow could not write it",
-)
-@pytest.mark.parametrize(
-    ("write", "reason"),
-    [
-        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "TensorFlow failed with SIGSEGV while it wrote it"),
-        (lambda: time.sleep(600), "TensorFlow did not write it within 20 s"),
-        (lambda: 1 / 0, "TensorFlow could not write it"),
-    ],
-)
-@pytest.mark.parametrize("callback", ["Profiler", "TensorBoard"])
-def test_profile_that_cannot_be_written_ends_no_training(
-    tmp_path, profile_written_by, monkeypatch, capfd, callback, write, reason
-):
-    if "within" in reason:
-        monkeypatch.setattr(profiles, "time", Clock())
-    real = profiles.profiler_v2
-    profile_written_by(write)
-    make = {
-        "Profiler": lambda: unisono.callbacks.Profiler(tmp_path, steps=(2, 3)),
-        "TensorBoard": lambda: keras.callbacks.TensorBoard(tmp_path, profile_batch=(2, 3)),  # pyright: ignore[reportArgumentType]
-    }[callback]
-    with pytest.warns(UserWarning, match=f"is missing: {reason}. Training goes on."):
-        history = model().fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[make()])
-    assert len(history.history["loss"]) == 2
-    assert not list(tmp_path.rglob("*.xplane.pb"))
-    assert real._profiler is None  # the next one can begin
-    monkeypatch.undo()
-    model().fit(X, Y, batch_size=8, verbose=0, callbacks=[make()])
+    with pytest.raises(Stop):
+        fit(StopAt(3))
+    assert not list(tmp_path.iterdir())
+    fit()
     assert list(tmp_path.rglob("*.xplane.pb"))
 
 
-def test_profile_that_waits_for_a_processor_is_waited_for(tmp_path, profile_written_by, monkeypatch):
-    free, clock = tmp_path / "free", Clock()
+class Several(tf.distribute.Strategy):
+    """Stands for a strategy over workers."""
 
-    def sleep(seconds):
-        clock.now += seconds
-        if clock.now > 1000:
-            free.touch()
-            time.sleep(0.001)
-
-    def write():
-        while not free.exists():
-            time.sleep(0.001)
-
-    clock.sleep = sleep
-    monkeypatch.setattr(profiles, "time", clock)
-    monkeypatch.setattr(profiler, "_state", lambda pid: (True, 0.0))
-    profile_written_by(write)
-    fit_with_profile(tmp_path)
-    assert clock.now > 1000
+    def __init__(self):
+        pass
 
 
-def test_profile_that_computes_without_end_is_given_up(tmp_path, profile_written_by, monkeypatch):
-    monkeypatch.setattr(profiles, "time", Clock())
-    monkeypatch.setattr(profiler, "_state", lambda pid: (True, 11.0))
-    profile_written_by(lambda: time.sleep(600))
-    with pytest.warns(UserWarning, match="did not write it within 20 s"):
-        fit_with_profile(tmp_path)
-
-
-def test_profile_whose_first_fork_is_lost_is_written_by_another(tmp_path, profile_written_by):
-    real = profiles.profiler_v2
-    lost, written = tmp_path / "lost", tmp_path / "written"
-
-    def write():
-        if not lost.exists():
-            lost.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        written.touch()
-
-    profile_written_by(write)
-    fit_with_profile(tmp_path)
-    assert written.exists() and real._profiler is None
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="CPU features are only known on x86_64")
-def test_nothing_that_is_freed_is_used_again_in_the_fork():
-    keep = profiles._keeper()
-    library = ctypes.CDLL(None)
-    library.malloc.restype = ctypes.c_void_p
-    child = os.fork()
-    if not child:
-        keep()
-        freed = library.malloc(512)
-        ctypes.memset(freed, 7, 512)
-        library.free(ctypes.c_void_p(freed))
-        kept = ctypes.string_at(freed, 512) == bytes([7]) * 512 and library.malloc(512) != freed
-        os._exit(0 if kept else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_part_of_a_profile_is_not_taken_for_one(tmp_path, profile_written_by):
-    def write_a_part():
-        (folder,) = tmp_path.glob(".profile-*")
-        (folder / "host.xplane.pb").write_bytes(b"part")
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    profile_written_by(write_a_part)
-    with pytest.warns(UserWarning, match="SIGKILL"):
-        fit_with_profile(tmp_path)
-    assert not list(tmp_path.rglob("*.xplane.pb"))
-
-
-def test_program_that_ignores_its_children_has_its_profile(tmp_path):
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        fit_with_profile(tmp_path)
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-    assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
-
-
-def test_profile_without_memory_for_a_fork_is_a_warning(tmp_path, monkeypatch):
-    def fork():
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
-    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="Cannot allocate memory"):
-        patch.setattr(os, "fork", fork)
-        fit_with_profile(tmp_path)
-    assert profiles.profiler_v2._profiler is None
+@pytest.mark.parametrize(
+    ("worker", "device", "able"), [(0, "CPU", True), (1, "CPU", False), (1, "GPU", True)]
+)
+def test_of_several_workers_on_cpus_only_the_first_is_profiled(monkeypatch, worker, device, able):
+    monkeypatch.setattr(profiler, "worker_index", lambda: worker)
+    monkeypatch.setattr(profiler, "spans_workers", lambda strategy: isinstance(strategy, Several))
+    devices = [types.SimpleNamespace(device_type=device)]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda: devices)
+    board = keras.callbacks.TensorBoard("unused", profile_batch=(2, 3))  # pyright: ignore[reportArgumentType]
+    profiler.keep_from_crash(board, Several())
+    assert (profiled_steps(board) is not None) == able == profiler.can_be_profiled(Several())
+    assert profiler.can_be_profiled(tf.distribute.get_strategy())
 
 
 def test_compiled_calls_end_at_the_range_alone():

@@ -40,8 +40,6 @@ NEIGHBOURS = {
         "trainer/compile_checks.py _check_outputs",
         "callbacks/stochastic_weight_averaging.py on_train_end",
         "callbacks/monitoring/profiler.py on_train_end",
-        "callbacks/monitoring/profiler.py _end",
-        "callbacks/monitoring/profiler.py _end_of_tensorboard",
         "callbacks/diagnosis/anomaly_report.py _explain",
         "callbacks/saving/model_checkpoint.py _wanted",
         "callbacks/saving/checkpoint_files.py _keep_foreign_file",

@@ -114,7 +114,7 @@ def check_files(run):
     assert keras.saving.load_model(run.out / "ours.keras").count_params() == 75
     assert len(list((run.out / "board").rglob("events*"))) == 2  # train and validation
     profile = sorted(path.name for path in (run.out / "profile").rglob("*.xplane.pb"))
-    assert profile == [f"worker-{i}.xplane.pb" for i in range(len(run.processes))]
+    assert profile == ["worker-0.xplane.pb"]  # TensorFlow can crash the others
     assert len(list((run.out / "profile" / "plugins" / "profile").iterdir())) == 1  # one profile for all
     assert "Epoch 1/3" in run.printed(0)
     assert all("Epoch" not in run.printed(i) for i in range(1, len(run.processes)))

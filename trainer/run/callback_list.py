@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from ...callbacks.monitoring.profiler import write_profile_in_fork
+from ...callbacks.monitoring.profiler import keep_from_crash
 from ...callbacks.monitoring.progress import ProgressBar
 from ...callbacks.trained_model import TrainedModel
 
@@ -31,7 +31,7 @@ def callback_list(
             callbacks, add_history=add_history, verbose=verbose, epochs=epochs, steps=steps, model=model
         )
     for callback in callbacks.callbacks:
-        write_profile_in_fork(callback)
+        keep_from_crash(callback, model.distribute_strategy)
     callbacks.callbacks.sort(key=lambda callback: getattr(callback, "runs_last", False))
     return callbacks
 
