@@ -44,7 +44,7 @@ def find_interval(op: tf.Operation, number: int, inputs: Sequence[Any], value: n
         return found
     if dtype.is_integer:  # it wraps around
         return found if dtype.min <= found[0] and found[1] <= dtype.max else ANY
-    limit = dtype.max / 2
+    limit = float(dtype.max) / 2  # a comparison in float16 would overflow
     return (found[0] if found[0] >= -limit else -math.inf), (found[1] if found[1] <= limit else math.inf)
 
 
