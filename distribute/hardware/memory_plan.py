@@ -8,6 +8,8 @@ from typing import Any
 from ..arguments import number, shown, truth, whole_number
 from ..sharding.sharded import LEVELS
 
+MOST_STAGES = 1024  # of a pipeline: no model has more layers to divide
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelMemory:
@@ -84,7 +86,7 @@ def memory_plans(
     levels = (None, *LEVELS) if replicas > 1 else (None,)
     halves = (False,) if model.half_precision else (False, True)
     parts = [2**n for n in range((-(-samples // replicas)).bit_length())]
-    pipes = [n for n in range(2, replicas + 1) if replicas % n == 0]
+    pipes = [n for n in range(2, min(replicas, MOST_STAGES) + 1) if replicas % n == 0]
     setups = [(h, level, n, 1) for h in halves for level in levels for n in parts]
     setups += [(half, None, 1, stages) for half in halves for stages in pipes]
     plans, found = [plan_memory(model, memory_bytes, samples, replicas, *setup) for setup in setups], []
