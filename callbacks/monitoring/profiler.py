@@ -41,7 +41,7 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
         steps: (first, last), both included and counted from 1 over the whole run; None: only on demand.
         port: int or None; with a port, worker `i` listens at `port + i` while `fit` runs, and
             `python -m unisono profile --service HOST:PORT,...` captures a profile. TensorFlow always opens the port on
-            all interfaces: keep it behind a firewall. Under `launch` give `--network host`.
+            all interfaces: keep it behind a firewall.
 
     Raises:
         ValueError: `steps` is not such a pair.

@@ -16,7 +16,7 @@ from pathlib import Path
 from .descendants import adopt_orphans
 from .error_attribution import Failure, Restarts, attribute, how_it_ended
 from .gpus import read_gpus
-from .network import NO_NAME, choose_network
+from .network import enter_private_network
 from .output import plain
 from .processes import Processes
 from .tasks import Layout, Task, plan
@@ -31,6 +31,10 @@ _PORT_RETRIES = 3
 _PORT_TAKEN = ("Could not start gRPC server", "Address already in use", "is in use by another process")
 _WRONG_ARGUMENT = 2
 _MOST_OTHERS = 8
+WARNING = (
+    "whoever reaches the ports of these processes can run code as you: TensorFlow's servers listen on all interfaces. Close "
+    "them to others (`unisono launch --help` has the firewall rule), or pass --network private"
+)
 
 
 @dataclasses.dataclass
@@ -46,8 +50,7 @@ class Launcher:
     most_restarts: int  # how often all processes are restarted after a failure
     log_dir: Path | None  # for the output of each task; None: the output is only printed
     grace: float  # seconds after a signal that the launcher passes on, until the workers are killed
-    network: str  # "own": a private network where the kernel allows it; "host": that of this machine
-    _is_private: bool = False
+    network: str  # "host": that of this machine; "private": one with a loopback interface only
     _signals: list[int] = dataclasses.field(default_factory=list)
     _stopping: int | None = None
 
@@ -56,14 +59,14 @@ class Launcher:
 
         It is 0 when every script ended with 0; else that of the process that failed first (128 + the signal where a signal
         ended it, 1 where its status was 0), or 128 + the signal that ended the launcher; 2 if the machine has too few
-        GPUs.
+        GPUs. An OSError if the kernel allows no private network.
         """
         adopt_orphans()
-        if self.network == "own":
+        if self.network == "private":
             read_gpus()  # may load the driver, which a user namespace has no privilege for
-        self._is_private, sentence = choose_network(self.network)
-        if sentence:
-            _say(sentence)
+            enter_private_network()
+        elif self.layout.workers * self.layout.stages > 1 or self.layout.parameter_servers:
+            _say(WARNING)
         with tempfile.TemporaryDirectory(prefix="unisono-records-") as records:
             old = {
                 each: signal.signal(each, lambda number, _: self._signals.append(number))
@@ -187,11 +190,6 @@ class Launcher:
             _say(f"the last lines of {first.name}:")
             for line in lines:
                 _say(f"    {line}")
-        if self._is_private and _shows(processes, first, NO_NAME):
-            _say(
-                "it may have tried to reach another machine, which is impossible from the private network: "
-                "use --network host"
-            )
 
     def _take_signals(self) -> list[int]:
         taken, self._signals = self._signals, []

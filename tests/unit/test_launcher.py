@@ -7,11 +7,11 @@ import re
 import socket
 import subprocess
 import sys
+import types
 
 import pytest
 
-from unisono.distribute.launcher import network as network_module
-from unisono.distribute.launcher.network import choose_network
+from unisono.distribute.launcher import network
 from unisono.distribute.launcher.output import Output
 from unisono.distribute.launcher.tasks import Layout, plan
 
@@ -89,7 +89,10 @@ def test_launcher_does_not_load_tensorflow():
 SERVE = """
 import os, socket, subprocess, sys
 from unisono.distribute.launcher import network
-network._TRIED = (sys.argv[1],)
+if sys.argv[1] == "user":
+    real = network.ctypes.CDLL(None, use_errno=True).unshare
+    allowed = lambda flags: -1 if flags == network._NEW_NET else real(flags)
+    network.ctypes.CDLL = lambda *_, **__: type("libc", (), {"unshare": staticmethod(allowed)})
 network.enter_private_network()
 server = socket.create_server(("0.0.0.0", 0))
 print(server.getsockname()[1], [name for _, name in socket.if_nameindex()], os.getuid(), flush=True)
@@ -115,14 +118,11 @@ def test_processes_reach_each_other_and_nothing_outside_reaches_them(kind):
     assert server.returncode == 0
 
 
-def test_kernel_that_allows_none_is_reported_and_this_process_stays_where_it_is(monkeypatch):
-    def fails():
-        raise OSError(1, "unshare: Operation not permitted")
-
-    monkeypatch.setattr(network_module, "_enter", fails)  # the process that tries it is forked from this one
-    before = os.listdir("/proc/self/fd"), socket.if_nameindex()
-    private, sentence = choose_network("own")
-    assert not private
-    assert "unshare: Operation not permitted" in sentence and "--network host" in sentence
-    assert (os.listdir("/proc/self/fd"), socket.if_nameindex()) == before
-    assert choose_network("host") == (False, "")
+def test_kernel_that_allows_none_is_an_error(monkeypatch):
+    refuses = types.SimpleNamespace(unshare=lambda flags: -1)
+    monkeypatch.setattr(network.ctypes, "CDLL", lambda *_, **__: refuses)
+    monkeypatch.setattr(network.ctypes, "get_errno", lambda: 1)
+    with pytest.raises(
+        OSError, match=r"--network private is not possible here \(unshare: Operation not permitted\)"
+    ):
+        network.enter_private_network()

@@ -20,6 +20,14 @@ PARSER = Parser(
         0: "every script ended with 0",
         1: "or another: the status of the script that failed first; 128 + n if signal n ended it",
     },
+    details="""Whoever reaches the ports of the processes can run code as you: TensorFlow's servers listen on all
+interfaces, and run every graph that they receive. Until the next boot, this rule closes all ports but SSH's to other
+machines:
+
+  sudo nft 'table inet unisono { chain input { type filter hook input priority 0;
+    iifname != "lo" ct state new tcp dport != 22 drop; }; }'
+
+--network private also closes them to other users of this machine.""",
 )
 _add = PARSER.add_argument
 _add("script", help="the Python file that each worker runs")
@@ -65,10 +73,10 @@ _add(
 _add = PARSER.add_argument_group("network").add_argument
 _add(
     "--network",
-    choices=("own", "host"),
-    default="own",
-    help="own (default): a private network without access from or to the outside, if the kernel allows it; "
-    "host: this machine's network, for downloads, logging services, or a profile from outside",
+    choices=("host", "private"),
+    default="host",
+    help="host (default): this machine's network; private: one without access from or to the outside (no downloads, no "
+    "logging services)",
 )
 
 

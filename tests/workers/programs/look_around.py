@@ -1,19 +1,18 @@
-"""Prints the network interfaces; worker 1 tries to connect to worker 0, or to an outside address."""
+"""Prints the network interfaces; worker 1, if there is one, connects to worker 0."""
 
 import json
 import os
 import socket
-import sys
 import time
 
 place = json.loads(os.environ["TF_CONFIG"])
 host, _, port = place["cluster"]["worker"][0].rpartition(":")
 print("interfaces", sorted(name for _, name in socket.if_nameindex()), flush=True)
-if place["task"]["index"] == 0:
+if len(place["cluster"]["worker"]) == 1:
+    print("alone")
+elif place["task"]["index"] == 0:
     with socket.create_server(("", int(port))) as server:
         server.accept()[0].sendall(b"well met")
-elif sys.argv[1:] == ["outside"]:
-    socket.create_connection(("www.example.org", 443), 5)
 else:
     while True:
         try:
