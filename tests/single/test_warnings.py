@@ -34,6 +34,8 @@ NEIGHBOURS = {
         "trainer/inputs/position.py end_epoch",
         "trainer/inputs/sources/make_source.py make_source",
         "trainer/run/fit_loop.py _cap",
+        "trainer/run/loops/loop_choice.py _or_graph",
+        "trainer/run/loops/loop_choice.py run",
         "trainer/run/slow_steps.py ended",
         "trainer/run/slow_steps.py _watch_call",
         "trainer/run/slow_steps.py _warn",
