@@ -80,7 +80,7 @@ def vectors(features: int = 20, targets: int = 1) -> tuple[np.ndarray, np.ndarra
     )
 
 
-def labelled(shape: tuple[int, ...], classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
+def make_labels(shape: tuple[int, ...], classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
     """Random float32 inputs of a shape and int labels."""
     rng = np.random.default_rng(1)
     return rng.normal(size=(SAMPLES, *shape)).astype("float32"), rng.integers(0, classes, SAMPLES)
@@ -162,27 +162,27 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "mlp-deep": (stack(*[("Dense", 64, "relu")] * 20, ("Dense", 1), shape=(20,)), vectors),
     "mlp-wide": (
         stack(("Dense", 1024, "relu"), ("Dense", 1024, "relu"), SOFTMAX, shape=(256,), loss=CLASSES),
-        lambda: labelled((256,)),
+        lambda: make_labels((256,)),
     ),
     "mlp-norm": (stack(("Dense", 64), ("BatchNormalization",), ("ReLU",), *MLP, shape=(20,)), vectors),
     "mlp-dropout": (stack(("Dense", 64, "relu"), ("Dropout", 0.5), *MLP, shape=(20,)), vectors),
     "autoencoder": (
         stack(("Dense", 128, "relu"), ("Dense", 16), ("Dense", 128, "relu"), ("Dense", 256), shape=(256,)),
-        lambda: (labelled((256,))[0],) * 2,
+        lambda: (make_labels((256,))[0],) * 2,
     ),
-    "cnn": (stack(*IMAGE_CNN, shape=(8, 8, 1), loss=CLASSES), lambda: labelled((8, 8, 1))),
+    "cnn": (stack(*IMAGE_CNN, shape=(8, 8, 1), loss=CLASSES), lambda: make_labels((8, 8, 1))),
     "cnn-data": (
         stack(*IMAGE_CNN, shape=(28, 28, 1), loss=CLASSES),
-        lambda: as_dataset(labelled((28, 28, 1))),
+        lambda: as_dataset(make_labels((28, 28, 1))),
     ),
     "conv1d": (
         stack(("Conv1D", 32, 5, RELU), ("GlobalMaxPooling1D",), SOFTMAX, shape=(64, 8), loss=CLASSES),
-        lambda: labelled((64, 8)),
+        lambda: make_labels((64, 8)),
     ),
-    "lstm": (stack(("LSTM", 32), SOFTMAX, shape=(16, 8), loss=CLASSES), lambda: labelled((16, 8))),
+    "lstm": (stack(("LSTM", 32), SOFTMAX, shape=(16, 8), loss=CLASSES), lambda: make_labels((16, 8))),
     "gru-data": (
         stack(("GRU", 32), SOFTMAX, shape=(16, 8), loss=CLASSES),
-        lambda: as_dataset(labelled((16, 8))),
+        lambda: as_dataset(make_labels((16, 8))),
     ),
     "embedding": (stack(*WORDS, shape=(32,), **TEXT), lambda: tokens(32, 10_000)),
     "embedding-data": (stack(*WORDS, shape=(32,), **TEXT), lambda: as_dataset(tokens(32, 10_000))),

@@ -136,7 +136,7 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
         self.log_dir.mkdir(parents=True, exist_ok=True)
         self._temporary = tempfile.mkdtemp(prefix=".profile-", dir=self.log_dir)
         try:
-            if can_be_profiled(self.model.distribute_strategy):
+            if may_profile(self.model.distribute_strategy):
                 tf.profiler.experimental.start(self._temporary)
         except tf.errors.AlreadyExistsError:
             shutil.rmtree(self._temporary, ignore_errors=True)
@@ -149,7 +149,7 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
     def _end(self) -> None:
         """Stops, and moves this worker's file to where those of the others are."""
         assert self._temporary is not None  # narrows the type
-        if can_be_profiled(self.model.distribute_strategy):
+        if may_profile(self.model.distribute_strategy):
             tf.profiler.experimental.stop()
         moment = int(from_chief([float(int(time.time()))], self.model.distribute_strategy)[0])
         run = self.log_dir / "plugins" / "profile" / time.strftime("%Y_%m_%d_%H_%M_%S", time.gmtime(moment))
@@ -167,7 +167,7 @@ def _unused(path: Path) -> Path:
     return next(each for each in itertools.chain([path], names) if not each.exists())
 
 
-def can_be_profiled(strategy: tf.distribute.Strategy) -> bool:
+def may_profile(strategy: tf.distribute.Strategy) -> bool:
     """Whether TensorFlow's profiler does not crash this process: of several workers on CPUs only worker 0's.
 
     When a profile ends, TensorFlow (2.20 and 2.21) matches the beginning of an event in one thread with its end in another
@@ -180,5 +180,5 @@ def can_be_profiled(strategy: tf.distribute.Strategy) -> bool:
 
 def keep_from_crash(callback: Any, strategy: tf.distribute.Strategy) -> None:
     """Turns off the profile of a `keras.callbacks.TensorBoard` in a process that TensorFlow's profiler may crash."""
-    if isinstance(callback, keras.callbacks.TensorBoard) and not can_be_profiled(strategy):
+    if isinstance(callback, keras.callbacks.TensorBoard) and not may_profile(strategy):
         profile_nothing(callback)

@@ -291,7 +291,7 @@ class MaskedAutoencoder(Net):
 # semi-supervised learning, robustness, optimization
 
 
-@step(X, Y, reduced=12)
+@step(X, Y, reduced=4)
 class SharpnessAware(Net):
     def train_step(self, data):
         x, y = data
@@ -403,7 +403,7 @@ class DomainAdaptation(Net):
 # routing, reinforcement learning
 
 
-@step(X, gathered=1, reduced=2)
+@step(X, gathered=1, reduced=3)
 class ExpertsWithCapacity(Net):
     def set_up(self):
         self.experts = [layers.Dense(4) for _ in range(3)]

@@ -45,6 +45,21 @@ def test_code_that_needs_a_known_batch_size_runs_on_one_replica_and_its_line_is_
     assert_close(found, expected, 1e-6, "variables")
 
 
+class MisusesLibrary(unisono.Sequential):
+    """The library raises an error for a wrong argument, which is the user's."""
+
+    def train_step(self, data):
+        unisono.distribute.simulate_devices(-data[0].shape[0] if data[0].shape[0] else 0)
+
+
+@pytest.mark.filterwarnings("default")
+def test_error_that_the_library_raises_for_a_wrong_argument_is_the_users():
+    with pytest.warns(UserWarning, match="raised in test_trace_errors.py") as found:
+        with pytest.raises(ValueError, match="Received: -4"):
+            weights(2, MisusesLibrary)
+    assert not any("bug in Unisono" in str(each.message) for each in found)
+
+
 class Fails(unisono.Sequential):
     def train_step(self, data):
         raise KeyError("mine")

@@ -61,9 +61,11 @@ def test_monitor_of_a_validation_that_the_fit_has_not_says_so():
 @pytest.mark.parametrize("monitor", ["loss", "mae", "val_mae", "learning_rate"])
 def test_right_monitors_are_accepted(tmp_path, monitor):
     plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss")
-    fit(plateau, keras.callbacks.EarlyStopping(monitor=monitor, mode="min"))
+    found = fit(plateau, keras.callbacks.EarlyStopping(monitor=monitor, mode="min"))
+    assert monitor in found.history.history
     # "val_loss" is not read
     fit(unisono.callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras"), validates=False)
+    assert (tmp_path / "1.keras").exists()
 
 
 @pytest.mark.parametrize(
@@ -83,5 +85,6 @@ def test_callback_and_model_of_the_users_may_have_logs_of_their_own():
         def get_metrics_result(self):
             return {**super().get_metrics_result(), "score": 1.0}
 
-    fit(Own(monitor="nothing", mode="max"))
-    fit(keras.callbacks.EarlyStopping(monitor="score", mode="max"), model_class=WithLog)
+    assert len(fit(Own(monitor="nothing", mode="max")).history.epoch) == 2
+    scored = fit(keras.callbacks.EarlyStopping(monitor="score", mode="max"), model_class=WithLog)
+    assert scored.history.history["score"] == [1.0, 1.0]

@@ -67,8 +67,8 @@ def test_of_several_workers_on_cpus_only_the_first_is_profiled(monkeypatch, work
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda: devices)
     board = keras.callbacks.TensorBoard("unused", profile_batch=(2, 3))  # pyright: ignore[reportArgumentType]
     profiler.keep_from_crash(board, Several())
-    assert (profiled_steps(board) is not None) == able == profiler.can_be_profiled(Several())
-    assert profiler.can_be_profiled(tf.distribute.get_strategy())
+    assert (profiled_steps(board) is not None) == able == profiler.may_profile(Several())
+    assert profiler.may_profile(tf.distribute.get_strategy())
 
 
 def test_compiled_calls_end_at_the_range_alone():

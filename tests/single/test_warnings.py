@@ -36,7 +36,7 @@ NEIGHBOURS = {
         "trainer/run/fit_loop.py _cap",
         "trainer/run/loops/loop_choice.py _or_graph",
         "trainer/run/loops/loop_choice.py run",
-        "trainer/run/slow_steps.py ended",
+        "trainer/run/slow_steps.py end_call",
         "trainer/run/slow_steps.py _watch_call",
         "trainer/run/slow_steps.py _warn",
         "trainer/compile_checks.py _check_outputs",

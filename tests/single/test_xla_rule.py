@@ -217,3 +217,36 @@ def test_printing_step_prints_once_for_each_step(few, capfd):
     model = compiled(Printing)
     fit(model)
     assert capfd.readouterr().err.count("called") == STEPS and "host" in model.train_function.reason
+
+
+def test_input_without_a_fixed_size_does_not_decide_for_later_fits(monkeypatch):
+    force_backend(monkeypatch, XLA)
+    model = compiled()
+    sizes = tf.data.Dataset.from_tensor_slices((X, LABELS)).group_by_window(
+        lambda *_: np.int64(0), lambda _, w: w.batch(9), 8
+    )
+    model.fit(sizes, epochs=1, verbose=0)
+    first = model.train_function.backend, model.train_function.reason
+    fit(model)
+    assert first == (GRAPH, "the batches have no fixed size") and model.train_function.backend == XLA
+
+
+def test_pipelines_of_several_batch_sizes_share_a_graph():
+    model = compiled()
+    for size in (8, 16, 8):
+        model.fit(tf.data.Dataset.from_tensor_slices((X, LABELS)).batch(size), epochs=1, verbose=0)
+    assert model.train_function.compilations() == 1
+
+
+def test_error_of_a_step_is_not_said_to_be_one_of_xla(monkeypatch):
+    force_backend(monkeypatch, XLA)
+
+    class Asserts(keras.layers.Layer):
+        def call(self, x):
+            tf.debugging.assert_less(x, 2.0, message="too large")
+            return x
+
+    with mirrored(2).scope():
+        model = compiled(Asserts)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
+        fit(model, x=X + 9.0)

@@ -361,7 +361,7 @@ def drawing_elsewhere():
 
 
 def test_draws_while_the_first_batches_are_made_are_reported_whoever_draws():
-    """Draws of another thread in this moment give a warning too many, never one too few."""
+    """If another thread draws at this moment, there may be one warning too many, but never one too few."""
     tf.random.get_global_generator()
     for draw in (lambda: 0.0, np.random.rand):
         with drawing_elsewhere() as ask:

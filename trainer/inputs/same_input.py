@@ -15,7 +15,7 @@ from ...compat.tensorflow_private.pipelines import in_any_order
 from ...distribute.workers.agreement import gather_json, place_among_workers, spans_workers
 
 _KEEP = (
-    "Remove `shard`, or give a function of tf.distribute.InputContext that returns this worker's shard in batches of "
+    "Remove `shard`, or pass a function of tf.distribute.InputContext that returns this worker's shard in batches of "
     "context.get_per_replica_batch_size(global_batch_size) samples."
 )
 _TURN_OFF = (
@@ -50,8 +50,8 @@ def check_same_input(
     (first, order, _), (second, other_order, _) = everyone[0], everyone[other]
     if first != second:
         raise ValueError(
-            f"`x` has {_shown(first)} on worker 0 and {_shown(second)} on worker {other}, but {sharer}: samples would be "
-            f"lost. {_TURN_OFF if distributed else _KEEP}"
+            f"`x` has {_show_shards(first)} on worker 0 and {_show_shards(second)} on worker {other}, but {sharer}: "
+            f"samples would be lost. {_TURN_OFF if distributed else _KEEP}"
         )
     if order != other_order:
         problem = (
@@ -62,8 +62,8 @@ def check_same_input(
         pipeline = "is another tf.data pipeline (data, files, constants or functions)"
         what = "has other values" if content else pipeline
         problem = (
-            f"{what} on worker {other} than on worker 0, but {sharer}: samples are lost if each gives its own. Give one, "
-            "from one seed, or a function of tf.distribute.InputContext."
+            f"{what} on worker {other} than on worker 0, but {sharer}: samples are lost if each reads its own. Pass the "
+            "same, from one seed, or a function of tf.distribute.InputContext."
         )
     warnings.warn(f"`x` {problem}", stacklevel=2)
 
@@ -81,5 +81,5 @@ def _known_of_pipeline(
     ]
 
 
-def _shown(shards: list[list[int]]) -> str:
+def _show_shards(shards: list[list[int]]) -> str:
     return " and ".join(f"`shard({number}, {index})`" for number, index in shards) or "no `shard`"

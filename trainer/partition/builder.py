@@ -37,6 +37,7 @@ from .values import Values
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 IGNORED = ("NoOp", "Placeholder")
+_COPIES = ("Identity", "StopGradient")
 APPLY, READ = "call of an optimizer", "read of a sharded weight"
 """What an `IdentityN` and a placeholder stand for."""
 
@@ -152,12 +153,15 @@ class Builder(Values):
         for number, label in zip(outputs, made):
             values[number].label = settled(label)
         free = all(
-            number in self.again or (want is not None and want.kind in ("replicated", "sizes"))
+            (number in self.again and values[number].free)
+            or (want is not None and want.kind in ("replicated", "sizes"))
             for number, want in zip(inputs, wants)
         )
         if free and len(made) == 1 and is_sharded(made[0]) and not op.op_def.is_stateful:
             self.again[outputs[0]] = dataclasses.replace(copy, inputs=inputs)
             values[outputs[0]].free = True
+        elif op.type in _COPIES and given == inputs:  # several reads of a variable are made whole together
+            self.again[outputs[0]] = copy
         shape = values[inputs[0]].shape if inputs else None
         if (
             op.type == "Squeeze"

@@ -52,8 +52,8 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         at_exit.callback(source.close)
         if validation is not None:
             at_exit.callback(validation.close)
-        if not (
-            creates_variables_late(model) and not a.callbacks
+        if a.callbacks or not creates_variables_late(
+            model
         ):  # a callback may restore the state of an optimizer
             runner.build(model, source.spec, source.batch_size)
         if a.shuffle:
@@ -245,7 +245,7 @@ class LocalRunner(Runner):
                 lap("compute")
                 callbacks.on_train_batch_end(length.last_batch(done), logs)
                 lap("callbacks")
-                watched.ended(call, done)
+                watched.end_call(call, done)
             ended = done < call.steps and (done or state.source.position.is_over())
             if ended or (model.stop_training and not workers.several):
                 break

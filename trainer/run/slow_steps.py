@@ -16,9 +16,8 @@ from ..inputs.batch import all_leaves
 from .loops.compiled import GRAPH
 from .loops.compiled_calls import CompiledCall
 
-MOST_COMPILATIONS = (
-    4  # full batches and the last one, each as a graph and under XLA; or three sizes, and one graph for all
-)
+# Full batches and the last one, each as a graph and under XLA; or three sizes, and one graph for all.
+MOST_COMPILATIONS = 4
 _LEAST_STEPS, _LEAST_SECONDS = 20, 1.0  # shorter runs are not judged
 _SHARE = 0.25  # of the time of a step, spent on the call and the callbacks
 
@@ -40,7 +39,7 @@ class SlowSteps:
         if function is not self._function:
             self._function, self._traces = function, function.compilations()
 
-    def ended(self, call: CompiledCall, done: int) -> None:
+    def end_call(self, call: CompiledCall, done: int) -> None:
         """A compiled call has run `done` steps, and its callbacks have been called."""
         traces = self._function.compilations()
         new, self._traces = traces - self._traces, traces

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from ....distribute.workers.error_text import is_own_file, is_unisono_file
 from ..program import NotPartitioned
@@ -15,27 +17,41 @@ from ..program import NotPartitioned
 def user_errors() -> Iterator[None]:
     """A block that runs the user's code for batches of any size, which may need a known one (`range(x.shape[0])`).
 
-    Its error becomes `NotPartitioned` with the line. The step on one replica has the true size: there the same error is the
-    user's, and ends the fit. An error is a bug, and passes, if a line of this library ended in it that does not raise it.
+    Turn an error into `NotPartitioned` with the line of user code that led to it. The step on one replica has the true size;
+    an error that it raises again ends the fit. An error that a file of this library caused without a `raise` is a bug, and
+    passes.
     """
     try:
         yield
     except NotPartitioned:
         raise
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        last = frames[-1]
-        if is_unisono_file(last.filename) and not (last.line or "").strip().startswith("raise"):
+        if _is_bug(error):
             raise
-        lines = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in frames if is_own_file(f.filename)]
-        where = f", raised in {lines[-1]}" if lines else ""
+        line = _innermost_line(error, is_own_file)
+        where = f", raised in {line}" if line else ""
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise NotPartitioned(f"for batches of any size its code ends in {text}{where}") from error
 
 
 def name_bug(error: Exception) -> str:
     """The reason for one replica where the partition failed for an error of this library."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
     text = f"{type(error).__name__}: {error}".partition("\n")[0]
-    where = f"{os.path.basename(last.filename)}:{last.lineno}"
+    where = _innermost_line(error, is_unisono_file)
     return f"its partition ended in {text} ({where}). This is a bug in Unisono: please report it with the log"
+
+
+def _is_bug(error: Exception) -> bool:
+    """Whether a line of this library ended in the error, and does not raise it."""
+    trace: Any = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return is_unisono_file(code.co_filename) and dis.opname[code.co_code[trace.tb_lasti]] != "RAISE_VARARGS"
+
+
+def _innermost_line(error: Exception, of: Callable[[str], bool]) -> str:
+    """The innermost line in files of this kind, as `file.py:41`; empty if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in frames if of(f.filename)]
+    return lines[-1] if lines else ""

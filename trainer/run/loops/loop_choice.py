@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ...inputs.sources.source import Chunk
 from ..xla import xla_loops
-from ..xla.xla_rule import reason_in_step
+from ..xla.xla_rule import decides, reason_in_layout, reason_in_step
 from .compiled import GRAPH, XLA, Compiled, inputs_and_steps, signed
 from .step_function import StepFunction
 
@@ -19,6 +19,10 @@ def loop_for(function: StepFunction, chunk: Chunk) -> Compiled:
     """The loop over the steps of `function` for chunks with the layout of `chunk`."""
     if function.model.run_eagerly:
         return Compiled(function.loop(function.global_step, chunk), inputs_and_steps)
+    by_rule = function.backend == XLA and not function.model.jit_compile and decides(function, chunk)
+    if by_rule and (reason := reason_in_layout(function, chunk)) is not None:
+        function.use(GRAPH, reason)
+        by_rule = False
     compiled = xla_loops.compile_loop(function, chunk) if function.alone and function.backend == XLA else None
     whole = compiled is not None  # the loop is one program
     if compiled is None:
@@ -27,10 +31,10 @@ def loop_for(function: StepFunction, chunk: Chunk) -> Compiled:
         compiled = signed(loop, None if chunk.open_ended else chunk.signature, first)
         if not function.alone and _shapes_vary(function, compiled, chunk):
             compiled = _one_by_one(function, compiled, first)
-    if function.backend == GRAPH or function.model.jit_compile:
+    if not by_rule:
         return compiled
     try:
-        reason = reason_in_step(function, chunk, compiled.graphs[0])
+        reason = reason_in_step(function, compiled.graphs[0])
     except (tf.errors.OpError, ValueError, TypeError, NotImplementedError):
         reason = "the step cannot be traced for XLA"  # an error of the user's code is raised again
     if reason is None:
@@ -91,12 +95,13 @@ def _or_graph(function: StepFunction, loop: Compiled, chunk: Chunk, whole: bool)
             if not whole and (function.reached() != 0 or isinstance(this.inputs, tf.data.Iterator)):
                 error.add_note("If XLA does not support this step: pass `jit_compile=False` to `compile`.")
                 raise
-            function.refuse("XLA does not support the step")
             cause = str(error).partition("\n")[0][:200]
-            warnings.warn(
-                f"XLA does not support this step, which runs in the plain graph: {cause}", stacklevel=2
-            )
-            chosen[0] = function.compiled_for(this)[0].function
-        return chosen[0](*arguments)
+        else:
+            return chosen[0](*arguments)
+        function.refuse("XLA does not support the step")
+        chosen[0] = function.compiled_for(this)[0].function
+        result = chosen[0](*arguments)  # an error of the step itself is raised again
+        warnings.warn(f"XLA does not support this step, which runs in the plain graph: {cause}", stacklevel=2)
+        return result
 
     return loop._replace(function=run)

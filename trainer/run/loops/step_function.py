@@ -30,7 +30,7 @@ from ...step.train_step import Tracing, replica_function
 from ...step.variable_placement import accumulates
 from ..logs.last_logs import LastLogs, Shares, whole
 from ..logs.step_recorder import StepRecorder
-from .compiled import GRAPH, Compiled
+from .compiled import GRAPH, XLA, Compiled
 from .compiled_calls import UNKNOWN, CompiledCall, noted
 from .drawn_batches import batches_of
 
@@ -146,14 +146,18 @@ class StepFunction:
 
     def compiled_for(self, chunk: Chunk) -> tuple[Compiled, bool]:
         """The compiled function for chunks of this layout, and whether it existed already."""
-        key = chunk.reader, chunk.batch_size, chunk.open_ended, self.recorder, chunk.usual_batch_size
-        familiar = key in self._compiled
+        familiar = self._key(chunk) in self._compiled
         if not familiar:
             if runs_in_threads(self.model.distribute_strategy):
                 thread_state()  # its variable, created in a trace, would cost another trace
-            self._compiled[key] = self._loop_for(self, chunk)
+            compiled = self._loop_for(self, chunk)  # may change the backend
+            self._compiled[self._key(chunk)] = compiled
             self.fresh = True
-        return self._compiled[key], familiar
+        return self._compiled[self._key(chunk)], familiar
+
+    def _key(self, chunk: Chunk) -> tuple[Any, ...]:
+        stacked = chunk.usual_batch_size if self.backend == XLA else None
+        return chunk.reader, chunk.batch_size, chunk.open_ended, self.recorder, stacked
 
     def loop(self, step: Callable[..., Any], chunk: Chunk, in_xla: bool = False) -> Callable[..., Any]:
         """`run(inputs, steps, first=0)`: the loop over batches `first` to `steps - 1` of such chunks, in a graph or eagerly.

@@ -68,7 +68,7 @@ def choose_backend(function: StepFunction, source: Source, steps: int | None) ->
 
     It follows from the device, the model, the strategy and `steps`, the number in all of the fit (None: unknown; 0: each is
     a call of its own), so that a resumed run has the same. What the step contains is known once it has been traced: a step
-    that XLA would change, or does not support, is traced again for the graph (`reason_in_step`).
+    that XLA would change, or does not support, is traced again for the graph (`loop_choice.py`).
     """
     function.full_size = source.batch_size
     reason = _reason_before_tracing(function, source, steps)
@@ -109,25 +109,33 @@ def _reason_before_tracing(function: StepFunction, source: Source, steps: int | 
         return None
     if several:
         return "several replicas on CPUs"
-    if (steps or 0) < FEWEST_STEPS:
-        return (
-            f"fewer than {FEWEST_STEPS} steps"
-            if steps
-            else "the number of steps in a compiled call is not known"
-        )
+    if steps is None:
+        return "the number of steps is not known"
+    if steps == 0:
+        return "a callback runs after every step"
+    if steps < FEWEST_STEPS:
+        return f"fewer than {FEWEST_STEPS} steps"
     if isinstance(source, FedSource):
         return "XLA would compile for each call, because the inputs differ in shape"
     return None
 
 
-def reason_in_step(function: StepFunction, chunk: Chunk, graph: Any) -> str | None:
-    """The reason why a traced loop over steps runs in the plain graph; None where XLA compiles it, or full batches do."""
-    if chunk.usual_batch_size is None and chunk.batch_size != function.full_size:
-        return None  # the last batch: alone it does not decide
+def decides(function: StepFunction, chunk: Chunk) -> bool:
+    """Whether chunks of this layout decide the backend: a smaller last batch does not."""
+    return chunk.usual_batch_size is not None or chunk.batch_size == function.full_size
+
+
+def reason_in_layout(function: StepFunction, chunk: Chunk) -> str | None:
+    """The reason for the plain graph in the layout of the input, for this fit or pass; None where XLA is to be used."""
     if not function.alone and isinstance(chunk.inputs, tf.data.Iterator):
         return "on several replicas XLA could fail after a batch was drawn"
     if not xla_loops.has_one_size(chunk):
         return "the batches have no fixed size"
+    return None
+
+
+def reason_in_step(function: StepFunction, graph: Any) -> str | None:
+    """The reason for the plain graph in the operations of a traced loop; None where XLA is to be used."""
     names = xla_loops.operations(graph)
     if any(name in names for name in _EFFECTS):
         return "the step communicates with the host"
