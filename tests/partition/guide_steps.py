@@ -253,7 +253,7 @@ class VICReg(Net):
         return loss
 
 
-@step(X, X2, reduced=3)
+@step(X, X2, reduced=2)
 class DINO(Net):
     def set_up(self):
         self.teacher = frozen(4, 3)

@@ -83,3 +83,14 @@ def test_error_of_the_library_is_named_as_a_bug_and_the_step_still_runs(monkeypa
     with pytest.warns(UserWarning, match="ZeroDivisionError: of a rule .*bug in Unisono: please report"):
         found = weights(2, unisono.Sequential)
     assert_close(found, expected, 1e-6, "variables")
+
+
+class EmptyColumns(unisono.Sequential):
+    def train_step(self, data):
+        none = tf.cast(data[0], tf.int32)[:, :0] + 1  # as many samples as the batch, and no element
+        logs = super().train_step(data)
+        return {**logs, "none": tf.reduce_sum(none, 1)[:1]}
+
+
+def test_integers_without_elements_are_labelled():
+    assert_close(weights(2, EmptyColumns), weights(1, EmptyColumns), 1e-6, "variables")

@@ -160,7 +160,7 @@ class Builder(Values):
         if free and len(made) == 1 and is_sharded(made[0]) and not op.op_def.is_stateful:
             self.again[outputs[0]] = dataclasses.replace(copy, inputs=inputs)
             values[outputs[0]].free = True
-        elif op.type in _COPIES and given == inputs:  # several reads of a variable are made whole together
+        elif op.type in _COPIES and made == [PARTIAL_SUM]:  # several reads of a variable are summed together
             self.again[outputs[0]] = copy
         shape = values[inputs[0]].shape if inputs else None
         if (

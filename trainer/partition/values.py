@@ -81,7 +81,7 @@ class Values:
             return number
         if (number, want) in self.made:
             return self.made[number, want]
-        if number in self.again and want == REPLICATED:
+        if number in self.again and want == REPLICATED and (value.free or cause is not None):
             return self._whole(number)
         if needs_collective(have, want) and want not in (REPLICATED, MEAN_OF_STATISTICS):
             return self.converted(self.converted(number, REPLICATED, cause), want, cause)

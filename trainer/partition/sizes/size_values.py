@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,10 +56,12 @@ def _value(value: Any) -> np.ndarray:
     """The value of an input; one that is not known has unknown elements where its shape is."""
     if value.constant is not None:
         return value.constant
-    size = None if value.shape is None else product(value.shape)
-    if not isinstance(size, int) or size > MOST_ELEMENTS or not value.dtype.is_integer:
+    shape = value.shape
+    if shape is None or not all(isinstance(extent, int) for extent in shape) or not value.dtype.is_integer:
         raise Unknown
-    return as_sizes(np.full(value.shape or [], None))
+    if math.prod(shape) > MOST_ELEMENTS:
+        raise Unknown
+    return as_sizes(np.full(shape, None))
 
 
 def _each(fn: Callable[..., Any]) -> Callable[..., np.ndarray]:
