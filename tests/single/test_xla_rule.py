@@ -219,13 +219,11 @@ def test_printing_step_prints_once_for_each_step(few, capfd):
     assert capfd.readouterr().err.count("called") == STEPS and "host" in model.train_function.reason
 
 
-def test_input_without_a_fixed_size_does_not_decide_for_later_fits(monkeypatch):
-    force_backend(monkeypatch, XLA)
+def test_input_without_a_fixed_size_does_not_decide_for_later_fits(few):
     model = compiled()
-    sizes = tf.data.Dataset.from_tensor_slices((X, LABELS)).group_by_window(
-        lambda *_: np.int64(0), lambda _, w: w.batch(9), 8
-    )
-    model.fit(sizes, epochs=1, verbose=0)
+    windows = tf.data.Dataset.from_tensor_slices((X, LABELS)).repeat()
+    sizes = windows.group_by_window(lambda *_: np.int64(0), lambda _, window: window.batch(9), 8)
+    model.fit(sizes, epochs=EPOCHS, steps_per_epoch=9, verbose=0)
     first = model.train_function.backend, model.train_function.reason
     fit(model)
     assert first == (GRAPH, "the batches have no fixed size") and model.train_function.backend == XLA
@@ -241,12 +239,11 @@ def test_pipelines_of_several_batch_sizes_share_a_graph():
 def test_error_of_a_step_is_not_said_to_be_one_of_xla(monkeypatch):
     force_backend(monkeypatch, XLA)
 
-    class Asserts(keras.layers.Layer):
+    class Fails(keras.layers.Layer):
         def call(self, x):
-            tf.debugging.assert_less(x, 2.0, message="too large")
-            return x
+            return x + tf.strings.to_number(tf.strings.as_string(x) + "?")
 
     with mirrored(2).scope():
-        model = compiled(Asserts)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
-        fit(model, x=X + 9.0)
+        model = compiled(Fails)
+    with pytest.raises(tf.errors.InvalidArgumentError):  # and no warning, which would be an error here
+        fit(model)
