@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..compat.keras_private.callbacks import batches_since_saving, is_default_hook, profiled_steps
-from .trained_model import FitState
+from ..state.trained_model import FitState
 
 _BATCH_HOOKS = {
     "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),

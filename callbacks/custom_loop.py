@@ -13,7 +13,7 @@ import tensorflow as tf
 from ..compat.keras_private.training import plain_fit, still_runs
 from ..distribute.workers.cluster import is_chief
 from ..optimizers.stages.gradient_watch import GradientWatch, watch_gradients
-from .trained_model import FitState, TrainedModel
+from ..state.trained_model import FitState, TrainedModel
 
 
 class CustomLoopSupport:

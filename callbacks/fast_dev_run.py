@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from .trained_model import TrainedModel
+from ..state.trained_model import TrainedModel
 
 _WRITES_MODELS = ("ModelCheckpoint", "OrbaxCheckpoint", "BackupAndRestore")
 

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..compat.patches import ACCUMULATING, replaced_functions
-from ..compat.thread_value import ThreadValue
+from ..compat.thread_context import ThreadContext
 
 
 @dataclasses.dataclass
@@ -123,39 +123,49 @@ class StepContext(ReplicaSamples):
         return tf.reduce_all(tf.stack(self.finite_checks)) if self.finite_checks else None
 
 
-_step, _drawing = ThreadValue(), ThreadValue()
+class _Here(ThreadContext):
+    step: StepContext | None = None  # that this thread computes
+    draws_of: StepContext | None = None  # whose replica draws random numbers, around a model in a custom loop
+    pipeline: Any = None  # in whose scope models are created
+    sees_sharded: Any = None  # a function of a `ShardedValue`: the variable that is seen instead
+    updates_sharded: bool = False  # in `strategy.extended.update` of a sharded variable
+    reads_under_xla: bool = False  # readers that are traced here read samples by number
+    shards_of_gradients: bool = False  # gradients are shards, whose norms are summed over the replicas
+
+
+here = _Here()
 
 
 def current_step() -> StepContext | None:
     """The step that this thread computes, or None outside of the trainer's steps (such as in a custom loop)."""
-    return _step.value
+    return here.step
 
 
 def drawing_step() -> StepContext | None:
     """The step whose replica draws random numbers: `current_step()`, or one around a model in a custom loop."""
-    return _step.value or _drawing.value
+    return here.step or here.draws_of
 
 
 @contextlib.contextmanager
 def draws_of(replica: StepContext) -> Iterator[None]:
     """Inside, layers draw the random numbers of this replica; `current_step` is not set."""
-    with _drawing.set_to(replica), replaced_functions():
+    with here.set_to(draws_of=replica), replaced_functions():
         yield
 
 
 def this_step() -> StepContext:
     """The step that this thread computes, for code that is only ever called inside one."""
-    if _step.value is None:
+    if here.step is None:
         raise RuntimeError(
             "This function works only in a step of `fit`, `evaluate` or `predict`: call it inside of one."
         )
-    return _step.value
+    return here.step
 
 
 @contextlib.contextmanager
 def step_scope(context: StepContext | None) -> Iterator[StepContext | None]:
     """Makes `context` the current step of this thread, and replaces functions of Keras; `None` hides an outer one."""
-    with _step.set_to(context), _replaced_for(context):
+    with here.set_to(step=context), _replaced_for(context):
         yield context
 
 

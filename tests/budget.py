@@ -16,7 +16,16 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FILE = ROOT / "tests" / "budget.toml"
-PACKAGES = ("compat", "distribute", "optimizers", "callbacks", "mixed_precision", "trainer", "unisono")
+PACKAGES = (
+    "compat",
+    "distribute",
+    "optimizers",
+    "state",
+    "callbacks",
+    "mixed_precision",
+    "trainer",
+    "unisono",
+)
 CODE = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP)
 HEADER = """\
 # Limits that tests/unit/test_budget.py compares with the values of today; `python -m tests.budget --write` writes those.

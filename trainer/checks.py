@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from ..callbacks.keras_callbacks import check_keras_callbacks
-from ..callbacks.trained_model import TrainedModel
 from ..compat.keras_private.functional import paired_inputs
 from ..compat.keras_private.layers import captured_by_functions, layers_of
 from ..compat.keras_private.training import overrides_compute_loss, strategy_of
@@ -21,6 +20,7 @@ from ..distribute.arguments import number, shown, truth, whole_number
 from ..distribute.hardware.devices import check_exist
 from ..distribute.sharding.sharded import level_of
 from ..distribute.sharding.sharded_value import ShardedValue
+from ..state.trained_model import TrainedModel
 from .compile_checks import takes_numbers
 from .inputs.batch import is_standard, unpack
 from .inputs.checks import alone

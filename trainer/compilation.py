@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from ..callbacks.trained_model import FitState, TrainedModel
 from ..compat.keras_private.serialization import deserialize_keras_object, our_classes
 from ..compat.keras_private.training import (
     KerasTrainer,
@@ -19,6 +18,7 @@ from ..compat.keras_private.training import (
 )
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from ..mixed_precision.policy import check_policy_order, wrap_optimizer
+from ..state.trained_model import FitState, TrainedModel
 from . import compile_checks
 from .compile_checks import optimizer_from
 from .parameter_servers.runner import ParameterServerRunner

@@ -13,9 +13,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..callbacks.trained_model import TrainedModel
 from ..compat.keras_private.training import KerasFunctional
 from ..distribute.arguments import shown, takes_arguments, truth, whole_number
+from ..state.trained_model import TrainedModel
 
 _SHORT_NAMES = ("accuracy", "mae", "mape", "mse", "msle")
 

@@ -14,7 +14,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..callbacks.backup.random_state import reached
 from ..callbacks.output_paths import check_launched_alone
 from ..compat.keras_private.layers import layers_of
 from ..compat.keras_private.random_state import thread_state
@@ -33,6 +32,7 @@ from ..distribute.step_context import (
     step_scope,
 )
 from ..distribute.workers.agreement import spans_workers
+from ..state.random_state import reached
 from .inputs.batch import batch_spec, sample_count
 from .parameter_servers.step_results import ReadOnce
 from .partition.labels import SHARES

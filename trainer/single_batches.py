@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from ..callbacks.trained_model import TrainedModel
 from ..compat.keras_private.training import convert_to_np_if_not_ragged, logs_in_order, pythonify_logs
+from ..state.trained_model import TrainedModel
 from . import checks
 from .compilation import runner_of
 from .inputs import Chunk, make_source

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from ..callbacks.trained_model import TrainedModel
 from ..compat.keras_private.functional import calls_as_keras
 from ..compat.keras_private.training import (
     KerasTrainer,
@@ -24,6 +23,7 @@ from ..distribute.arguments import whole_number
 from ..distribute.replicas import in_replica_context
 from ..distribute.step_context import current_step
 from ..mixed_precision.policy import check_policy_order
+from ..state.trained_model import TrainedModel
 from . import checks, compile_checks
 from .compilation import Compilation, runner_of
 from .inputs import make_source

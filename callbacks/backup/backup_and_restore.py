@@ -15,14 +15,14 @@ import numpy as np
 from ...compat.keras_private.training import begin_with_epoch
 from ...distribute.arguments import shown, truth, whole_number
 from ...distribute.workers.agreement import exchange, spans_workers
+from ...state.identity.table import identity as identity_of
+from ...state.trained_model import FitState
 from ..custom_loop import CustomLoopSupport
-from ..trained_model import FitState
 from . import snapshot as fit_snapshot
 from .files import shard_files
 from .files.container import damaged_where_wrong
 from .files.owner import FolderOwner
 from .files.store import BackgroundWriter, BackupStore, Found, backup_directory
-from .identity.table import identity as identity_of
 from .resuming import announce, build_optimizer, on_all_workers, warn_if_inexact, warn_of_own_states
 from .save_schedule import InterruptionHandlers, SaveSchedule, stop
 

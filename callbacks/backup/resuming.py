@@ -13,14 +13,14 @@ from ...compat.tensorflow_graphs.graphs import drawing_operations, operations_ar
 from ...distribute.hardware.devices import is_gpu
 from ...distribute.replicas import copies_of
 from ...distribute.workers.agreement import gather_json, place_among_workers
+from ...state.random_state import found_generators
+from ...state.trained_model import FitState, TrainedModel
+from ...state.variable_state import held_by, variables_of
 from ..safe_file import SaveError
-from ..trained_model import FitState, TrainedModel
 from .callback_state import named
 from .files.container import BackupMismatchError, NewerFormatError
 from .files.shard_files import own_are_enough
 from .files.store import Found, read_checked
-from .random_state import found_generators
-from .variable_state import held_by, variables_of
 
 _ONE_WAY = (
     "The training data comes from a Python generator, which cannot be rewound: a resumed run draws from a new "

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from ...distribute.arguments import shown, whole_number
 from ...distribute.workers.agreement import exchange
-from ..trained_model import FitState
+from ...state.trained_model import FitState
 
 _TEXT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|seconds?|m|min|minutes?|h|hours?)\s*$")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}

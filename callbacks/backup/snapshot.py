@@ -11,12 +11,13 @@ import tensorflow as tf
 
 from ...compat.keras_private.variables import raw_value
 from ...distribute.workers.agreement import gather_bytes, gather_json, place_among_workers, spans_workers
-from ..trained_model import FitState, TrainedModel
-from . import callback_state, random_state, variable_state
+from ...state import random_state, variable_state
+from ...state.identity.table import differences, fingerprint
+from ...state.trained_model import FitState, TrainedModel
+from . import callback_state
 from .files import container
 from .files.container import BackupMismatchError
 from .files.shard_files import held_here
-from .identity.table import differences, fingerprint
 
 _LARGE, _SAME_AS = "iterator", "same_iterator_as"  # what may be large in a source's position
 

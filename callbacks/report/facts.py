@@ -19,7 +19,7 @@ from ...compat.tensorflow_private.strategies import devices_of
 from ...compat.versions import installed
 from ...distribute.environment import shown_variables
 from ...distribute.hardware.device_memory import STATUS, bytes_in
-from ..trained_model import FitState, TrainedModel
+from ...state.trained_model import FitState, TrainedModel
 
 _PACKAGES = ("unisono", "tensorflow", "keras", "numpy")
 # What users call a class, by its name.

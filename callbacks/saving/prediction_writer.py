@@ -16,9 +16,9 @@ import tensorflow as tf
 from ...distribute.arguments import shown
 from ...distribute.storage import local_path
 from ...distribute.workers.cluster import is_chief
+from ...state.trained_model import TrainedModel
 from .. import safe_file
 from ..output_paths import check_output_path
-from ..trained_model import TrainedModel
 
 
 class PredictionWriter(keras.callbacks.Callback):

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from ..thread_value import ThreadValue
+from ..thread_context import tracing
 
 _OF_SCALARS = """
 Abs AddV2 Cast Const DivNoNan Equal Exp Floor FloorDiv FloorMod Greater GreaterEqual Identity Less LessEqual Log LogicalAnd
@@ -20,9 +20,6 @@ TruncateDiv
 """
 _PURE = frozenset(_OF_SCALARS.split())  # the same inputs give the same output, and nothing else happens
 _LARGEST = 64  # elements of a constant
-
-
-_made = ThreadValue()  # a dictionary of operations, or None
 
 
 @contextlib.contextmanager
@@ -39,7 +36,7 @@ def made_once(operations: dict[Any, Any] | None = None) -> Iterator[None]:
 
     Context: a fit, in which `once_where_asked` is in place; nothing is shared elsewhere.
     """
-    with _made.set_to({} if operations is None else operations):
+    with tracing.set_to(made_once={} if operations is None else operations):
         yield
 
 
@@ -50,7 +47,7 @@ def once_where_asked(create: Callable[..., Any]) -> Callable[..., Any]:
     def create_or_find(
         graph: Any, op_type: str, inputs: Sequence[Any], dtypes: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        known = _made.value
+        known = tracing.made_once
         attributes = kwargs.get("attrs")
         if known is None or attributes is None or op_type not in _PURE or not _is_small(inputs, attributes):
             return create(graph, op_type, inputs, dtypes, *args, **kwargs)

@@ -11,9 +11,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
 from ..shared_change import shared_attribute
-from ..thread_value import ThreadValue
-
-_guard = ThreadValue()
+from ..thread_context import tracing
 
 
 @contextlib.contextmanager
@@ -23,17 +21,18 @@ def writes_only_where(condition: tf.Tensor) -> Iterator[None]:
     Both values are computed and one is selected. So a GPU receives the following work before the condition is known, while
     `tf.cond` would wait for it. In a graph. In nested blocks all conditions must be true.
     """
-    outer = _guard.value
+    outer = tracing.write_condition
+    every = condition if outer is None else tf.logical_and(outer, condition)
     with contextlib.ExitStack() as stack:
         for owner, name, write in _WRITERS:
             stack.enter_context(shared_attribute(owner, name, functools.partial(_guarded, write)))
-        stack.enter_context(_guard.set_to(condition if outer is None else tf.logical_and(outer, condition)))
+        stack.enter_context(tracing.set_to(write_condition=every))
         yield
 
 
 def writes_only_where_here() -> Callable[[], contextlib.AbstractContextManager[None]]:
     """Applies the guards of this thread to the writes of another thread."""
-    condition = _guard.value
+    condition = tracing.write_condition
     return contextlib.nullcontext if condition is None else lambda: writes_only_where(condition)
 
 
@@ -42,10 +41,10 @@ def _guarded(write: Callable[..., Any], original: Any) -> Any:
 
     @functools.wraps(original)
     def guarded(variable: Any, *args: Any, **kwargs: Any) -> Any:
-        condition = _guard.value
+        condition = tracing.write_condition
         if condition is None:
             return original(variable, *args, **kwargs)
-        with _guard.set_to(None):
+        with tracing.set_to(write_condition=None):
             return write(original, condition, variable, *args, **kwargs)
 
     return guarded

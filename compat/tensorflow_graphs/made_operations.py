@@ -11,10 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from ..shared_change import shared_attributes
-from ..thread_value import ThreadValue
+from ..thread_context import tracing
 from .edges import OF_A_GRADIENT
 
-_recorder = ThreadValue()
 _STANDS_FOR = "_unisono_stands_for"  # attribute of an operation
 
 
@@ -47,7 +46,7 @@ class MadeOperations:
     @contextlib.contextmanager
     def of_calls(self, layers: Sequence[Any]) -> Iterator[None]:
         """Inside, the operations that this thread makes in calls of `layers` are recorded."""
-        with _recorder.set_to(self if layers else None):
+        with tracing.set_to(recorder=self if layers else None):
             with shared_attributes("call", [(layer, _recorded) for layer in layers]):
                 yield
 
@@ -86,9 +85,9 @@ class MadeOperations:
 def _recorded(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def recorded_call(*args: Any, **kwargs: Any) -> Any:
-        if _recorder.value is None:
+        if tracing.recorder is None:
             return call(*args, **kwargs)
-        with _recorder.value.block():
+        with tracing.recorder.block():
             return call(*args, **kwargs)
 
     return recorded_call
@@ -100,8 +99,8 @@ def noted_where_asked(create: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(create)
     def create_and_note(*args: Any, **kwargs: Any) -> Any:
         operation = create(*args, **kwargs)
-        if _recorder.value is not None:
-            _recorder.value.note(operation)
+        if tracing.recorder is not None:
+            tracing.recorder.note(operation)
         return operation
 
     return create_and_note

@@ -17,7 +17,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops.collective_ops import all_to_all_v2
 
 from ..shared_change import shared_attribute
-from ..thread_value import ThreadValue
+from ..thread_context import tracing
 
 __all__ = ["PerReplica"]  # one value for each local replica, as `merge_call` returns them
 
@@ -89,7 +89,6 @@ class LoneReplica(tf.distribute.ReplicaContext):
             return super().merge_call(merge_fn, args, kwargs)
 
 
-_pretended = ThreadValue()
 _owner: Any = next(c for c in tf.distribute.Strategy.__mro__ if "num_replicas_in_sync" in vars(c))
 
 
@@ -101,9 +100,9 @@ def pretending_replicas(count: int | None) -> Iterator[None]:
     """
 
     def pretend(real: Any) -> property:
-        return property(lambda strategy: _pretended.value or real.fget(strategy))
+        return property(lambda strategy: tracing.num_replicas or real.fget(strategy))
 
-    with shared_attribute(_owner, "num_replicas_in_sync", pretend), _pretended.set_to(count):
+    with shared_attribute(_owner, "num_replicas_in_sync", pretend), tracing.set_to(num_replicas=count):
         yield
 
 

@@ -9,15 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.thread_value import ThreadValue
 from ..arguments import number, one_of, shown, truth, whole_number
 from ..hardware.devices import resolve_devices
+from ..step_context import here
 from . import remote
 from .schedule import SCHEDULES
 from .timeline import Timeline
-
-_current = ThreadValue()
-
 
 # `planner(model, pipeline, batch_size)` is a model split into stages, with `summary()` and `timeline(transfer)`.
 Planner = Callable[[Any, "Pipeline", int | None], Any]
@@ -116,7 +113,7 @@ class Pipeline:
                 "The scope of a Pipeline must not be entered inside of a strategy's scope: "
                 "for data parallelism use Pipeline(..., replicas=R)."
             )
-        with _current.set_to(self), tf.device("CPU:0"):
+        with here.set_to(pipeline=self), tf.device("CPU:0"):
             yield self
 
     def plan(self, model: Any, batch_size: int | None = None) -> Any:
@@ -207,4 +204,4 @@ def _checked_partition(parts: Any, stages: int) -> str | Sequence[Any]:
 
 def current_pipeline() -> Pipeline | None:
     """The pipeline in whose scope this thread is, or None."""
-    return _current.value
+    return here.pipeline

@@ -20,9 +20,9 @@ from ...compat.keras_private.optimizers import (
 )
 from ...compat.keras_private.variables import put_inside, raw_value
 from ...compat.patches import wrap
-from ...compat.thread_value import ThreadValue
 from ..arguments import one_of, shown
 from ..pipeline.pipeline import Pipeline
+from ..step_context import here
 from .sharded_value import ShardedValue, is_shardable, is_sharded, sharded_weight
 
 LEVELS = ("optimizer", "gradients", "weights")
@@ -151,7 +151,6 @@ def accept_sharded_variables(strategy: tf.distribute.Strategy) -> None:
     """
     colocate: Callable[[Any], Any] = strategy.extended.colocate_vars_with
     original: Callable[..., Any] = strategy.extended.update
-    an_update = ThreadValue(False)  # whether this thread is in one
 
     def colocated(colocate_with_variable: Any) -> Any:
         sharded = isinstance(colocate_with_variable, ShardedValue)
@@ -163,10 +162,10 @@ def accept_sharded_variables(strategy: tf.distribute.Strategy) -> None:
         kwargs = kwargs or {}
         if not any(isinstance(each, ShardedValue) for each in (var, *args, *kwargs.values())):
             return original(var, fn, args=args, kwargs=kwargs, group=group)
-        if an_update.value:  # a copied variable is assigned a sharded one
+        if here.updates_sharded:  # a copied variable is assigned a sharded one
             args, kwargs = tf.nest.map_structure(_as_tensor, (tuple(args), kwargs))
             return original(var, fn, args=args, kwargs=kwargs, group=group)
-        with an_update.set_to(True):
+        with here.set_to(updates_sharded=True):
             return fn(var, *args, **kwargs)
 
     strategy.extended.colocate_vars_with = colocated  # pyright: ignore[reportAttributeAccessIssue]

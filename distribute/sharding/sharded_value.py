@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from ...compat.keras_private.variables import VariableStandIn, plain_variable, put_inside, raw_value
 from ...compat.tensorflow_private.valueless_variables import record_as_read, variable_without_value
-from ...compat.thread_value import ThreadValue
 from ..replicas import copies_of, in_replica_context, local_copy, local_replica_index
+from ..step_context import here
 from ..workers.agreement import first_local_replica
 from ..workers.peer_monitor import monitored_collective
 from .collectives import all_gather, gathered_on_host, own_shard, scattered_from_first, shard_size, whole
@@ -24,9 +24,9 @@ from .transient_weights import transient_weight
 _numbers = itertools.count()
 
 
-_stand_in = ThreadValue()  # a function of a `ShardedValue`
-seen_through = _stand_in.set_to
-"""This thread sees the variable `stand_in(value)` instead of each `ShardedValue`; None: the value itself."""
+def seen_through(stand_in: Callable[[Any], Any] | None) -> contextlib.AbstractContextManager[None]:
+    """This thread sees the variable `stand_in(value)` instead of each `ShardedValue`; None: the value itself."""
+    return here.set_to(sees_sharded=stand_in)
 
 
 class ShardedValue(VariableStandIn):
@@ -58,8 +58,8 @@ class ShardedValue(VariableStandIn):
 
     def read_value(self) -> tf.Tensor:
         """The whole value, or its stand-in here."""
-        if _stand_in.value is not None:
-            return tf.convert_to_tensor(_stand_in.value(self))
+        if here.sees_sharded is not None:
+            return tf.convert_to_tensor(here.sees_sharded(self))
         if in_replica_context() and tf.distribute.has_strategy():
             return all_gather([self.own().read_value()], [self.shape.as_list()])[0]
         with monitored_collective():
@@ -68,8 +68,8 @@ class ShardedValue(VariableStandIn):
 
     def assign(self, value: Any) -> Any:
         """Writes the whole value, or its stand-in here: each replica writes its shard."""
-        if _stand_in.value is not None:
-            return _stand_in.value(self).assign(value)
+        if here.sees_sharded is not None:
+            return here.sees_sharded(self).assign(value)
         value = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
         if in_replica_context() and tf.distribute.has_strategy():
             return self.own().assign(own_shard(value))
@@ -82,14 +82,14 @@ class ShardedValue(VariableStandIn):
 
     def assign_add(self, value: Any) -> Any:
         """Adds to it."""
-        if _stand_in.value is not None:
-            return _stand_in.value(self).assign_add(value)
+        if here.sees_sharded is not None:
+            return here.sees_sharded(self).assign_add(value)
         return super().assign_add(value)
 
     def assign_sub(self, value: Any) -> Any:
         """Subtracts from it."""
-        if _stand_in.value is not None:
-            return _stand_in.value(self).assign_sub(value)
+        if here.sees_sharded is not None:
+            return here.sees_sharded(self).assign_sub(value)
         return super().assign_sub(value)
 
 
@@ -113,7 +113,7 @@ class ShardedWeight(ShardedValue):
 
     def read_value(self) -> tf.Tensor:
         """The whole weight, or its stand-in here."""
-        if _stand_in.value is not None or not (in_replica_context() and tf.distribute.has_strategy()):
+        if here.sees_sharded is not None or not (in_replica_context() and tf.distribute.has_strategy()):
             value = super().read_value()
         else:
             value = transient_weight(self.own().read_value, self.shape.as_list())

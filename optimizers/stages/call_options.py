@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ...compat.thread_value import ThreadValue
+from ...compat.thread_context import ThreadContext
 from ...distribute.step_context import current_step
 
 
@@ -42,27 +43,35 @@ class CallOptions:
         return step.global_samples if step.weight_total is None else step.weight_total
 
 
-_options, _counts = ThreadValue(CallOptions()), ThreadValue({})
+class _Call(ThreadContext):
+    options = CallOptions()
+    counts: Mapping[int, tf.Tensor] = types.MappingProxyType(
+        {}
+    )  # `iterations` by the id of an optimizer; 0: of the newest
+
+
+_call = _Call()
 
 
 def current_options() -> CallOptions:
     """The options of the call that this thread is in."""
-    return _options.value
+    return _call.options
 
 
-call_options = _options.set_to
-"""Calls of optimizers inside the block have these `CallOptions`."""
+def call_options(options: CallOptions) -> contextlib.AbstractContextManager[None]:
+    """Calls of optimizers inside the block have these options."""
+    return _call.set_to(options=options)
 
 
 def frozen_iterations(optimizer: Any) -> contextlib.AbstractContextManager[None]:
     """The count of Keras' `iterations` is a tensor inside the block: read once, not once for each variable."""
     count = tf.identity(tf.convert_to_tensor(keras.optimizers.Optimizer.iterations.fget(optimizer)))  # type: ignore[attr-defined]
-    return _counts.set_to({**_counts.value, id(optimizer): count, 0: count})
+    return _call.set_to(counts={**_call.counts, id(optimizer): count, 0: count})
 
 
 def frozen_count(optimizer: Any) -> Any:
     """The count that `frozen_iterations` holds for the optimizer, or None."""
-    return _counts.value.get(id(optimizer))
+    return _call.counts.get(id(optimizer))
 
 
 def updates_so_far() -> Any:
@@ -77,11 +86,11 @@ def updates_so_far() -> Any:
         ...     return [(scale * gradient, variable) for gradient, variable in pairs]
         >>> optimizer = unisono.optimizers.SGD(0.1, gradient_transformers=[fade])
     """
-    if not _counts.value:
+    if not _call.counts:
         raise RuntimeError(
             "`updates_so_far` was called outside of a gradient transformer: call it inside of one."
         )
-    return _counts.value[0]
+    return _call.counts[0]
 
 
 def gradients_are_taken(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:

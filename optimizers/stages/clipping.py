@@ -11,20 +11,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.thread_value import ThreadValue
 from ...distribute.replicas import all_reduce_sum
+from ...distribute.step_context import here
 from .sparse_gradients import map_values, times, values_of
 
-_over_shards = ThreadValue(False)
-
-
-norms_over_shards = functools.partial(_over_shards.set_to, True)
+norms_over_shards = functools.partial(here.set_to, shards_of_gradients=True)
 """Inside, this thread's gradients are shards, and their norms take one all-reduce. Context: replica."""
 
 
 def over_shards(partial: tf.Tensor) -> tf.Tensor:
     """The sum of what each replica computed from its shards; where gradients are whole, what this one computed."""
-    return all_reduce_sum([partial])[0] if _over_shards.value else partial
+    return all_reduce_sum([partial])[0] if here.shards_of_gradients else partial
 
 
 def _squared_norms(gradients: Sequence[Any]) -> list[tf.Tensor]:
@@ -32,7 +29,7 @@ def _squared_norms(gradients: Sequence[Any]) -> list[tf.Tensor]:
     values = [values_of(g) for g in gradients]
     half = (tf.float16, tf.bfloat16)
     squares = [tf.reduce_sum(tf.square(tf.cast(v, tf.float32) if v.dtype in half else v)) for v in values]
-    return tf.unstack(over_shards(_stacked(squares))) if _over_shards.value else squares
+    return tf.unstack(over_shards(_stacked(squares))) if here.shards_of_gradients else squares
 
 
 def _stacked(scalars: Sequence[tf.Tensor]) -> tf.Tensor:

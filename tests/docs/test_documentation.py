@@ -65,7 +65,7 @@ def test_commands_of_a_page_exist(page):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
-OWN = ("unisono", "trainer", "callbacks", "mixed_precision", "optimizers", "distribute", "compat")
+OWN = ("unisono", "trainer", "callbacks", "state", "mixed_precision", "optimizers", "distribute", "compat")
 OWN += ("tests", "benchmarks")
 NAMES = {path.name for folder in (*OWN, "examples") for path in (ROOT / folder).rglob("*.py")}
 READERS_OWN = ("trainer.py", "callbacks.py", "tests/single/test_my_layer.py", "train.py")

@@ -18,7 +18,16 @@ import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-FOLDERS = ("unisono", "trainer", "callbacks", "mixed_precision", "optimizers", "distribute", "compat")
+FOLDERS = (
+    "unisono",
+    "trainer",
+    "callbacks",
+    "state",
+    "mixed_precision",
+    "optimizers",
+    "distribute",
+    "compat",
+)
 PROGRAM = HERE / "typed_program.py"
 NOT_OURS = ("PYTHONPATH", "TF_CONFIG")  # imports must find the installed package
 pytestmark = [

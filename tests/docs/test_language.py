@@ -54,7 +54,7 @@ PAGES = sorted(
 )
 # Packages whose docstrings, comments, messages and other texts are checked.
 PACKAGES = ("benchmarks", "callbacks", "compat", "distribute", "examples", "mixed_precision", "optimizers")
-PACKAGES += ("tests", "trainer", "unisono")
+PACKAGES += ("state", "tests", "trainer", "unisono")
 
 
 def prose(text):

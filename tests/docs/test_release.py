@@ -68,7 +68,7 @@ def test_the_chart_and_the_ratios_of_the_readme_are_those_of_the_benchmarks():
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-FOLDERS = ("trainer", "callbacks", "mixed_precision", "optimizers", "distribute", "compat")
+FOLDERS = ("trainer", "callbacks", "state", "mixed_precision", "optimizers", "distribute", "compat")
 
 
 def test_the_package_has_a_relative_link_to_every_folder():

@@ -13,7 +13,7 @@ from helpers import Batches
 import unisono
 from unisono.callbacks.call_schedule import steps_until_call
 from unisono.callbacks.monitoring.progress import ProgressBar, Rate
-from unisono.callbacks.trained_model import FitState
+from unisono.state.trained_model import FitState
 
 
 class Terminal(io.StringIO):

@@ -11,7 +11,7 @@ from helpers import Clock, mirrored
 import unisono
 from unisono import callbacks as ours
 from unisono.callbacks.call_schedule import batch_hook_of
-from unisono.callbacks.trained_model import Times
+from unisono.state.trained_model import Times
 from unisono.trainer.inputs import Chunk
 from unisono.trainer.run import slow_steps
 from unisono.trainer.run.loops.compiled_calls import CompiledCall

@@ -26,7 +26,16 @@ from unisono.mixed_precision import hardware
 from unisono.trainer.inputs import make_source, same_input
 
 ROOT = Path(unisono.trainer.__file__).parents[1]
-PACKAGES = ("callbacks", "compat", "distribute", "mixed_precision", "optimizers", "trainer", "unisono")
+PACKAGES = (
+    "callbacks",
+    "compat",
+    "distribute",
+    "mixed_precision",
+    "optimizers",
+    "state",
+    "trainer",
+    "unisono",
+)
 WARNING_CALLS = ("warn", "warning", "_warn")
 
 NEIGHBOURS = {

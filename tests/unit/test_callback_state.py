@@ -16,12 +16,13 @@ from backup_content import backup_content
 from helpers import in_threads
 
 from unisono.callbacks import BackupAndRestore
-from unisono.callbacks.backup import callback_state, snapshot, variable_state
-from unisono.callbacks.backup.identity import settings
-from unisono.callbacks.backup.identity import table as fingerprint
+from unisono.callbacks.backup import callback_state, snapshot
 from unisono.callbacks.backup.save_schedule import InterruptionHandlers, SaveSchedule, stop
-from unisono.callbacks.trained_model import FitState
 from unisono.distribute.workers import agreement
+from unisono.state import variable_state
+from unisono.state.identity import settings
+from unisono.state.identity import table as fingerprint
+from unisono.state.trained_model import FitState
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from unisono.callbacks.backup import random_state
 from unisono.callbacks.backup.files import schema
-from unisono.callbacks.backup.random_state import (
-    GLOBAL_GENERATORS,
-    found_generators,
-    reached,
-    set_from_text,
-    text_of,
-)
+from unisono.state import random_state
+from unisono.state.random_state import GLOBAL_GENERATORS, found_generators, reached, set_from_text, text_of
 
 OF_THE_MODULE = np.random.default_rng(1)
 NUMPY, PYTHON = GLOBAL_GENERATORS["numpy.random"], GLOBAL_GENERATORS["random"]

@@ -12,9 +12,9 @@ import resumed_inputs
 import tensorflow as tf
 from helpers import in_threads, next_batch
 
-from unisono.callbacks.backup.identity import data as content
-from unisono.callbacks.backup.identity.settings import text_of_value
 from unisono.compat.tensorflow_private.dataset_graph import held_data, pipeline_checksum
+from unisono.state.identity import data as content
+from unisono.state.identity.settings import text_of_value
 from unisono.trainer.inputs import make_source
 
 

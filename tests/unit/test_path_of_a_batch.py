@@ -13,7 +13,7 @@ import unisono
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MOST_FRAMES, MOST_FILES = 16, 7
-ROOMS = ("unisono", "trainer", "callbacks", "mixed_precision", "optimizers", "distribute", "compat")
+ROOMS = ("unisono", "trainer", "callbacks", "state", "mixed_precision", "optimizers", "distribute", "compat")
 OTHER_WAYS = ("parameter_servers", "pipeline", "xla", "worker")
 
 

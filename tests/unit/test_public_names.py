@@ -12,7 +12,7 @@ import pytest
 
 import unisono
 from unisono import callbacks, distribute, mixed_precision, optimizers, trainer
-from unisono.callbacks.trained_model import TrainedModel
+from unisono.state.trained_model import TrainedModel
 
 FACE = {"Model", "Sequential", "__version__", "adopt", "callbacks", "clone_model", "distribute"}
 FACE |= {"find_batch_size", "find_learning_rate", "load_model", "mixed_precision", "model_memory"}

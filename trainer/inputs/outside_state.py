@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...callbacks.backup import random_state
-from ...callbacks.backup.random_state import GLOBAL_GENERATORS, found_generators, set_from_text, text_of
 from ...compat.tensorflow_graphs.graphs import operations_are_deterministic
 from ...compat.tensorflow_private.pipelines import Transformation, in_any_order, transformations
+from ...state import random_state
+from ...state.random_state import GLOBAL_GENERATORS, found_generators, set_from_text, text_of
 
 _ADVICE = "a resumed run cannot be exact; "
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...callbacks.backup.identity.data import checksum
-from ...callbacks.backup.identity.settings import text_of_value
 from ...compat.tensorflow_private.dataset_graph import held_data, numbers_of, pipeline_checksum, read_dataset
 from ...compat.tensorflow_private.pipelines import in_any_order
 from ...distribute.workers.agreement import gather_json, place_among_workers, spans_workers
+from ...state.identity.data import checksum
+from ...state.identity.settings import text_of_value
 
 _KEEP = (
     "Remove `shard`, or pass a function of tf.distribute.InputContext that returns this worker's shard in batches of "

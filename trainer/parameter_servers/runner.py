@@ -9,13 +9,13 @@ from typing import Any
 import keras
 
 from ...callbacks.call_schedule import logs_of_one_step, replay_steps
-from ...callbacks.trained_model import FitState, TrainedModel
 from ...compat.keras_private.optimizers import call_count
 from ...compat.keras_private.training import pythonify_logs
 from ...distribute.parameter_servers.strategy import pool_of
 from ...distribute.parameter_servers.worker_pool import ParameterServerError
 from ...mixed_precision import skipped_steps
 from ...optimizers.held_optimizers import optimizers_of
+from ...state.trained_model import FitState, TrainedModel
 from ..inputs import Source
 from ..run.runner import Runner
 from .schedule import Schedule, next_stop, wants_each_step

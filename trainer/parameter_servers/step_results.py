@@ -12,11 +12,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.variables import raw_value
 from ...compat.shared_change import shared_attributes
 from ...compat.tensorflow_graphs.graphs import graph_function, made_in_this_graph
 from ...distribute.step_context import StepContext, step_scope
+from ...state.trained_model import TrainedModel
 from ..checks import checked_logs
 from ..step.collected_writes import CollectedWrites
 from ..step.global_metrics import as_tensors, leaf_metrics

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
 from ...compat.tensorflow_graphs.graphs import graph_function
 from ...compat.tensorflow_private.parameter_servers import scheduling
 from ...distribute.parameter_servers.strategy import pool_of
 from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext, step_scope
+from ...state.trained_model import TrainedModel
 from ..inputs import Chunk
 from ..inputs.batch import (
     batch_spec,

@@ -8,11 +8,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
 from ...compat.tensorflow_graphs.graphs import effects, scratch_graph
 from ...compat.tensorflow_private.parameter_servers import scheduling
 from ...distribute.parameter_servers.updates import FIRST_SERVER
 from ...distribute.step_context import StepContext, WeightTotals
+from ...state.trained_model import TrainedModel
 from ..inputs import Chunk
 from ..inputs.batch import sample_count
 from ..run.loops.compiled_calls import CompiledCall

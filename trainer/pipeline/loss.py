@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.layers import without_layer_losses
 from ...compat.keras_private.training import compiled_loss, compute_loss, flat_losses, overrides_compute_loss
 from ...distribute.step_context import StepContext, WeightTotals, step_scope
+from ...state.trained_model import TrainedModel
 from ..step import global_loss as exact_loss
 from .engine import Head, PipelinedStep
 from .micro_batches import micro_slices

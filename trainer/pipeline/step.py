@@ -9,12 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.training import unpack_x_y_sample_weight
 from ...distribute.pipeline.pipeline import current_pipeline
 from ...distribute.pipeline.remote import raise_if_lost
 from ...distribute.step_context import StepContext, this_step
 from ...optimizers.held_optimizers import optimizers_of
+from ...state.trained_model import TrainedModel
 from ..run import build
 from ..run.fit_loop import LocalRunner
 from ..step.train_step import default_train_step, track_loss

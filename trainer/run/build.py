@@ -10,7 +10,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.layers import layers_of
 from ...compat.keras_private.training import (
     build_symbolically,
@@ -30,6 +29,7 @@ from ...distribute.sharding.sharded_value import ShardedValue, read_together
 from ...distribute.step_context import StepContext, step_scope
 from ...optimizers.building import ensure_built
 from ...optimizers.held_optimizers import optimizers_of
+from ...state.trained_model import TrainedModel
 from .. import checks
 from ..step.first_call import placeholder
 from ..step.global_metrics import metrics_of

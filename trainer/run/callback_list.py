@@ -9,7 +9,7 @@ import keras
 
 from ...callbacks.monitoring.profiler import keep_from_crash
 from ...callbacks.monitoring.progress import ProgressBar
-from ...callbacks.trained_model import TrainedModel
+from ...state.trained_model import TrainedModel
 
 _MAKES_LOGS = ("compute_metrics", "get_metrics_result", "metrics")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import keras
 
-from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.training import convert_to_np_if_not_ragged, potentially_ragged_concat
 from ...compat.shared_change import shared_attribute
+from ...state.trained_model import TrainedModel
 from ..inputs import Source
 from .callback_list import callback_list
 from .checks.argument_errors import check_labels

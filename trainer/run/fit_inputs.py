@@ -6,9 +6,9 @@ import dataclasses
 import random
 from typing import Any
 
-from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.training import unpack_x_y_sample_weight
 from ...distribute.workers.agreement import from_chief
+from ...state.trained_model import TrainedModel
 from .. import checks
 from ..inputs import Source, make_source, split_for_validation
 from ..inputs.checks import named

@@ -14,12 +14,12 @@ import keras
 from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...callbacks.monitors import check_monitors, may_add_logs
 from ...callbacks.output_paths import check_launched_alone, check_output_paths, only_chief_writes
-from ...callbacks.trained_model import FitState, TrainedModel
 from ...compat.keras_private.training import epoch_to_begin_with, evaluates_after, pythonify_logs
 from ...distribute.hardware.devices import wait_for_accelerators
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.cluster import is_chief
 from ...distribute.workers.records import reporting_position
+from ...state.trained_model import FitState, TrainedModel
 from .. import checks
 from ..inputs import Source, make_source
 from ..inputs.checks import named

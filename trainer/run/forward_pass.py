@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.training import unpack_x_y_sample_weight
 from ...distribute.parameter_servers.updates import on_parameter_servers
+from ...state.trained_model import TrainedModel
 from ..inputs import Source
 from ..step.train_step import forward
 from .loops.compiled_calls import compiled_calls

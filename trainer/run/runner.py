@@ -10,11 +10,11 @@ from typing import Any
 import keras
 
 from ...callbacks.call_schedule import steps_until_call
-from ...callbacks.trained_model import FitState, TrainedModel
 from ...compat.keras_private.training import pythonify_logs
 from ...compat.patches import replaced_functions
 from ...distribute.arguments import shown
 from ...distribute.hardware.devices import wait_for_accelerators
+from ...state.trained_model import FitState, TrainedModel
 from ..inputs import Source
 from ..step.variable_placement import place_with_model
 from . import build

@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from ...callbacks.call_schedule import batch_hook_of, steps_until_call
-from ...callbacks.trained_model import FitState, TrainedModel
 from ...distribute.workers.agreement import spans_workers
+from ...state.trained_model import FitState, TrainedModel
 from ..inputs.batch import all_leaves
 from .loops.compiled import GRAPH
 from .loops.compiled_calls import CompiledCall

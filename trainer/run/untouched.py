@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...callbacks.backup import random_state, variable_state
-from ...callbacks.backup.random_state import found_generators
-from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.random_state import forget_generators
+from ...state import random_state, variable_state
+from ...state.random_state import found_generators
+from ...state.trained_model import TrainedModel
 from ..inputs.outside_state import PipelineState
 
 # The state of a loop in a model. How training steps run depends on measurements, so this is excluded, too.

@@ -7,9 +7,9 @@ import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...callbacks.backup.identity.settings import settings_of
-from ...callbacks.trained_model import TrainedModel
 from ...distribute.workers.agreement import check_same_everywhere, exchange, spans_workers
+from ...state.identity.settings import settings_of
+from ...state.trained_model import TrainedModel
 from ..inputs.sources.arrays import ArraySource
 from ..inputs.sources.datasets import DatasetSource
 from ..inputs.sources.source import Source

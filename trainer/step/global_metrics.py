@@ -13,7 +13,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.layers import layers_of
 from ...compat.keras_private.training import (
     CompileMetrics,
@@ -24,6 +23,7 @@ from ...compat.keras_private.training import (
 from ...compat.keras_private.variables import is_plain, raw_value, stateless_scope
 from ...compat.shared_change import shared_attributes
 from ...distribute.step_context import current_step
+from ...state.trained_model import TrainedModel
 
 _TO_ZERO = (keras.metrics.Mean.reset_state, keras.metrics.Sum.reset_state, keras.metrics.Metric.reset_state)
 

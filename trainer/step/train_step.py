@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.layers import takes_training
 from ...compat.keras_private.random_state import thread_state
 from ...compat.keras_private.training import (
@@ -25,6 +24,7 @@ from ...distribute.parameter_servers.shards import gradient
 from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import ReplicaSamples, StepContext, WeightTotals, current_step, step_scope
 from ...optimizers.stages.call_options import CallOptions, call_options
+from ...state.trained_model import TrainedModel
 from .collected_writes import CollectedWrites
 
 

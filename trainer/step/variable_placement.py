@@ -8,7 +8,6 @@ import keras
 import tensorflow as tf
 
 from ... import optimizers
-from ...callbacks.trained_model import TrainedModel
 from ...compat.keras_private.layers import layers_of
 from ...compat.keras_private.optimizers import optimizer_strategy, set_strategy
 from ...compat.keras_private.training import set_strategy_of, strategy_of
@@ -16,6 +15,7 @@ from ...compat.keras_private.variables import raw_value
 from ...distribute.variables import move_variables
 from ...optimizers.building import inner_optimizers
 from ...optimizers.held_optimizers import optimizers_of
+from ...state.trained_model import TrainedModel
 from ..checks import check_home, check_traced_functions
 from .global_metrics import metrics_of
 

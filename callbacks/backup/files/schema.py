@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ....distribute.sharding.collectives import shard_size
-from .. import random_state
+from ....state import random_state
 from . import container
 
 _PLAIN = (type(None), bool, int, float, str, bytes, np.ndarray, np.generic)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from ....compat.keras_private.variables import raw_value
@@ -145,8 +143,3 @@ def own_are_enough(content: Any, variables: Mapping[str, Sequence[Any]], place: 
         isinstance(value, ShardedValue) and len(shards) == place[1] * len(value.shards)
         for shards, value in pairs
     )
-
-
-def whole(shards: Sequence[np.ndarray], shape: Sequence[int]) -> np.ndarray:
-    """The array that was cut into these shards."""
-    return np.concatenate(list(shards))[: math.prod(shape)].reshape(tuple(shape))

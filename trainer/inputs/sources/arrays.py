@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ....callbacks.backup.identity.data import checksum
 from ....distribute.hardware.data_placement import DataHome
+from ....state.identity.data import checksum
 from ..batch import batch_spec, gather_samples, slice_samples
 from ..convert import as_resident, cast_floats
 from ..position import SampleOrder

@@ -12,8 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from ....callbacks.backup.identity.data import checksum
-from ....callbacks.backup.identity.settings import text_of_value
 from ....compat.tensorflow_private.dataset_graph import held_data, pipeline_checksum
 from ....compat.tensorflow_private.datasets import (
     LIVE_SHUFFLE,
@@ -22,6 +20,8 @@ from ....compat.tensorflow_private.datasets import (
     end_iterator,
     saving_exactly,
 )
+from ....state.identity.data import checksum
+from ....state.identity.settings import text_of_value
 from ..batch import batch_spec
 from ..outside_state import PipelineState
 from ..position import Position

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ....callbacks.backup.identity.data import checksum
+from ....state.identity.data import checksum
 from .. import checks
 from ..batch import named_parts, open_spec, unpack
 from ..convert import host_arrays, is_array

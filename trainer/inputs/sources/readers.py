@@ -12,14 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ....compat.thread_value import ThreadValue
+from ....distribute.step_context import here
 from ..batch import batch_spec, concat_samples, gather_samples, map_leaves, on_device, slice_samples
 from ..values import LabelRule, assert_values
 
 HOST = "CPU:0"
-
-
-_for_xla = ThreadValue(False)
 
 
 def for_xla() -> contextlib.AbstractContextManager[None]:
@@ -27,7 +24,7 @@ def for_xla() -> contextlib.AbstractContextManager[None]:
 
     XLA treats the start of a slice as a constant: it would compile the loop again for every chunk.
     """
-    return _for_xla.set_to(True)
+    return here.set_to(reads_under_xla=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +59,7 @@ class ArrayReader:
         known = self.batch_size
         if last is not None:
             known = last - first if isinstance(last, int) else None
-        host = None if _for_xla.value else HOST  # XLA has one device
+        host = None if here.reads_under_xla else HOST  # XLA has one device
         with on_device(host):  # the host would wait for a GPU
             start = place[i] if self.batch_size is None else place + tf.cast(i, tf.int64) * self.batch_size
             begin = start + tf.cast(first, tf.int64)
@@ -71,7 +68,7 @@ class ArrayReader:
             else:
                 end = place[i + 1] if self.batch_size is None else begin + self.batch_size
             size = tf.reshape(end - begin, [1]) if known is None else tf.constant([known], tf.int64)
-        if _for_xla.value and known is not None:
+        if here.reads_under_xla and known is not None:
             numbers = begin + tf.range(known, dtype=tf.int64)
             numbers = numbers if orders is None else tf.gather(orders[replica], numbers)
             return gather_samples(copies[replica], numbers)

@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ....callbacks.trained_model import TrainedModel
 from ....compat.keras_private.layers import layers_of
+from ....state.trained_model import TrainedModel
 from ...checks import checked_logs
 from ...inputs.batch import batch_spec
 from ...step.global_metrics import losses_count_samples, metrics_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import keras
 
-from ....callbacks.trained_model import TrainedModel
 from ....compat.keras_private.functional import graph_of, nodes_in_order
+from ....state.trained_model import TrainedModel
 
 
 @dataclasses.dataclass(frozen=True)

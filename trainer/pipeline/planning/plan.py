@@ -10,13 +10,13 @@ from typing import Any
 
 import keras
 
-from ....callbacks.trained_model import TrainedModel
 from ....compat.keras_private.layers import layers_of
 from ....distribute.hardware.device_memory import in_words
 from ....distribute.pipeline.partition import balance, stage_costs
 from ....distribute.pipeline.pipeline import Pipeline, register_planner
 from ....distribute.pipeline.schedule import SCHEDULES, Simulation, forward_only, peak_activations, simulate
 from ....distribute.pipeline.timeline import Timeline
+from ....state.trained_model import TrainedModel
 from . import costs as block_costs
 from .costs import BlockCost
 from .graph import Chain, Stage

@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ....callbacks.trained_model import TrainedModel
 from ....compat.keras_private.functional import graph_of
 from ....compat.keras_private.training import losses_of_classes, overrides_compute_loss
+from ....state.trained_model import TrainedModel
 from ...inputs import Source
 from ...inputs.batch import is_standard, unpack
 from ...inputs.class_weights import ClassWeights

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ....callbacks.trained_model import TrainedModel
 from ....compat.tensorflow_graphs.graphs import operations_are_deterministic
 from ....compat.tensorflow_private.pipelines import in_any_order, transformations
+from ....state.trained_model import TrainedModel
 
 _said: set[str] = set()
 

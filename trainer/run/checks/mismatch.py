@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ....callbacks.trained_model import TrainedModel
 from ....compat.keras_private.functional import paired_inputs
 from ....compat.keras_private.training import (
     compute_loss,
@@ -18,6 +17,7 @@ from ....compat.keras_private.training import (
     overrides_compute_loss,
 )
 from ....distribute.arguments import shown
+from ....state.trained_model import TrainedModel
 from ...compile_checks import output_names
 from ...inputs.batch import is_standard, unpack
 from ...inputs.values import holds_text

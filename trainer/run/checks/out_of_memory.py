@@ -8,13 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from ....callbacks.trained_model import TrainedModel
 from ....compat.tensorflow_graphs.graphs import bytes_kept_for_backward
 from ....compat.tensorflow_private.strategies import devices_of
 from ....distribute.hardware.device_memory import in_words
 from ....distribute.hardware.memory_plan import memory_plans, plan_memory
 from ....distribute.sharding.sharded import SHARDABLE, level_of
 from ....optimizers.held_optimizers import optimizers_of
+from ....state.trained_model import TrainedModel
 from ...model_memory import bytes_of, memory_of
 from ...step.variable_placement import accumulates
 

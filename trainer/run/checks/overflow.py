@@ -7,9 +7,9 @@ from typing import Any, cast
 import keras
 
 from .... import mixed_precision
-from ....callbacks.trained_model import TrainedModel
 from ....mixed_precision import skipped_steps
 from ....optimizers.held_optimizers import optimizers_of
+from ....state.trained_model import TrainedModel
 from ...inputs import Chunk
 
 

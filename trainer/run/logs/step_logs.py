@@ -13,8 +13,8 @@ from ....callbacks.call_schedule import (
     replay_steps,
     takes_step_logs,
 )
-from ....callbacks.trained_model import FitState, TrainedModel
 from ....distribute.workers.agreement import exchange
+from ....state.trained_model import FitState, TrainedModel
 from ..loops.compiled_calls import CompiledCall
 from ..loops.step_function import StepFunction
 from .step_recorder import MOST_STEPS, StepRecorder

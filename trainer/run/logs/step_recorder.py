@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ....callbacks.trained_model import TrainedModel
 from ....compat.keras_private.variables import plain_variable
 from ....mixed_precision.skipped_steps import step_values
 from ....optimizers.held_optimizers import optimizers_of
+from ....state.trained_model import TrainedModel
 
 MOST_STEPS = 4096
 """Maximum steps of a compiled call whose steps are recorded, unless the user set more."""

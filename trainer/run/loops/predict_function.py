@@ -10,7 +10,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ....callbacks.trained_model import TrainedModel
 from ....compat.tensorflow_graphs.graphs import graph_for, graph_function
 from ....distribute.arguments import shown
 from ....distribute.gathering import gather_outputs
@@ -18,6 +17,7 @@ from ....distribute.hardware.devices import wait_for_accelerators
 from ....distribute.step_context import this_step
 from ....distribute.workers.agreement import spans_workers
 from ....distribute.workers.peer_monitor import monitored_collective
+from ....state.trained_model import TrainedModel
 from ...inputs.batch import concat_samples
 from ...inputs.checks import check_samples
 from ...inputs.sources.source import Chunk

@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from ....callbacks.trained_model import TrainedModel
 from ....compat.keras_private.random_state import thread_state
 from ....compat.keras_private.variables import plain_variable
 from ....compat.tensorflow_graphs.graph_optimizer import optimized_briefly
@@ -19,6 +18,7 @@ from ....distribute.replicas import copies_of, runs_in_threads
 from ....distribute.workers.peer_monitor import monitored_collective
 from ....optimizers.held_optimizers import optimizers_of
 from ....optimizers.stages.accumulation import CallsOnHost
+from ....state.trained_model import TrainedModel
 from ...inputs.checks import check_equal_samples, check_samples
 from ...inputs.sources.source import Chunk
 from ...partition.steps.step_partition import ModelPartition

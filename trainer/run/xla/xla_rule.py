@@ -6,11 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ....callbacks.trained_model import TrainedModel
 from ....compat.keras_private.layers import computes_again, layers_of
 from ....compat.tensorflow_graphs.graphs import operations_are_deterministic
 from ....distribute.hardware.devices import is_gpu
 from ....distribute.sharding.sharded import level_of
+from ....state.trained_model import TrainedModel
 from ...inputs import Chunk, Source
 from ...inputs.sources.feed import FedSource
 from ..loops.compiled import GRAPH, XLA

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -9,15 +10,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...compat.keras_private.layers import layers_of
-from ...compat.keras_private.variables import is_read_together, raw_value, sums_on_read
-from ...distribute.replicas import copies_of
-from ...distribute.sharding.sharded_value import ShardedValue
-from ...distribute.workers.agreement import spans_workers
-from ...optimizers.held_optimizers import optimizers_of
-from ..trained_model import TrainedModel
-from .files.shard_files import whole
+from ..compat.keras_private.layers import layers_of
+from ..compat.keras_private.variables import is_read_together, raw_value, sums_on_read
+from ..distribute.replicas import copies_of
+from ..distribute.sharding.sharded_value import ShardedValue
+from ..distribute.workers.agreement import spans_workers
+from ..optimizers.held_optimizers import optimizers_of
 from .random_state import reached
+from .trained_model import TrainedModel
 
 
 def copied(buffers: dict[Any, np.ndarray], key: Any, array: np.ndarray) -> np.ndarray:
@@ -103,7 +103,7 @@ def restore(variable: Any, saved: Any, place: tuple[int, int] = (0, 1)) -> None:
             shard.assign(array)
         return
     if shards:
-        saved = whole(shards, variable.shape)
+        saved = np.concatenate(list(shards))[: math.prod(variable.shape)].reshape(tuple(variable.shape))
     if isinstance(value, ShardedValue):
         value.assign(spread(saved, 1, value, variable)[0])
         return

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...compat.keras_private import random_state as private
-from ...compat.keras_private.variables import raw_value
+from ..compat.keras_private import random_state as private
+from ..compat.keras_private.variables import raw_value
 
 # Where objects are not looked into: none of theirs holds what is not found otherwise.
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "keras", "numpy", "tensorflow", "unisono"} - {"__main__"})

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ....compat.keras_private.layers import layers_within
-from ....compat.keras_private.training import compile_config
-from ....optimizers.held_optimizers import optimizers_of
+from ...compat.keras_private.layers import layers_within
+from ...compat.keras_private.training import compile_config
+from ...optimizers.held_optimizers import optimizers_of
 from ..random_state import closed_over
 
 # Names that say where a class is defined or that Keras numbers; and what follows from the rest.

@@ -1,7 +1,4 @@
-"""A model that trains with Unisono, for callbacks: its type, and the state of its running `fit`.
-
-`unisono.Model` itself is in `trainer/`, which imports from callbacks.
-"""
+"""A model that trains with Unisono: its type, and the state of its running `fit`. The class itself is in `trainer/`."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import keras
 
@@ -86,7 +83,34 @@ class FitState:
 
 
 class TrainedModel(Protocol):
-    """A model after `compile`. What it has from Keras is not listed here."""
+    """A model after `compile`: what is read of it outside of `trainer.trainer`, from Keras and from Unisono."""
+
+    # As in `keras.Model`.
+    name: str
+    built: bool
+    dtype_policy: Any
+    layers: list[Any]
+    losses: list[Any]
+    loss: Any
+    metrics: list[Any]
+    metrics_variables: list[Any]
+    variables: list[Any]
+    weights: list[Any]
+    trainable_weights: list[Any]
+    non_trainable_weights: list[Any]
+    non_trainable_variables: list[Any]
+    jit_compile: Any
+    run_eagerly: bool
+    train_step: Callable[..., Any]
+    test_step: Callable[..., Any]
+    predict_step: Callable[..., Any]
+    compute_metrics: Callable[..., Any]
+    get_metrics_result: Callable[[], dict[str, Any]]
+    reset_metrics: Callable[[], None]
+    count_params: Callable[[], int]
+    summary: Callable[..., None]
+
+    distribute_strategy: Any  # the one in whose scope the model was made
 
     optimizer: Any  # an optimizer of ours (`unisono.optimizers.Optimizer` or a `LossScaleOptimizer`); None without one
     steps_per_execution: int  # what `compile` was given; 1 for "auto"
@@ -110,10 +134,6 @@ class TrainedModel(Protocol):
     _has_own_logs: Callable[[bool], bool]
     _optimizer_logs: Callable[[], dict[str, Any]]
     _explain_batch: Callable[[Any], tuple[str, list[dict[str, Any]]]]
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs."""

@@ -24,10 +24,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ....compat.keras_private.random_state import seeds_as_set
-from ....compat.keras_private.variables import raw_value
-from ...trained_model import FitState, TrainedModel
+from ...compat.keras_private.random_state import seeds_as_set
+from ...compat.keras_private.variables import raw_value
 from .. import variable_state
+from ..trained_model import FitState, TrainedModel
 from . import settings
 
 _MOST_LISTED = 12
