@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..compat.keras_private.training import plain_fit, still_runs
+from ..distribute.storage import is_store_url
 from ..distribute.workers.cluster import is_chief
 from ..optimizers.stages.gradient_watch import GradientWatch, watch_gradients
 from ..state.trained_model import FitState, TrainedModel
@@ -33,6 +34,12 @@ class CustomLoopSupport:
     def _watch_plain_fit(self) -> None:
         """Has `on_fit_exit` called where an error ends the `fit` of plain Keras that begins: Keras calls no hook then."""
         fit = self._plain_fit = None if self._in_fit else plain_fit()
+        place = getattr(self, "path", None) or getattr(self, "log_dir", None)
+        if not self._in_fit and place is not None and is_store_url(place):
+            raise ValueError(
+                f"`{type(self).__name__}` writes to a store only in the `fit` of a Unisono model: give a local path "
+                f"in other loops, and upload the file. Received: {place}"
+            )
         if fit is not None:
             weakref.finalize(fit(), self._plain_fit_ended, fit).atexit = False
 

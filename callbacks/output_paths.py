@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from ..distribute.arguments import shown
 from ..distribute.environment import launched_task
-from ..distribute.storage import is_url, local_path, tensorflow_path
+from ..distribute.objects import is_remote
+from ..distribute.storage import is_store_url, is_url, local_path, tensorflow_path
 from ..distribute.workers.agreement import spans_workers
 from ..distribute.workers.cluster import ClusterError, read_cluster, worker_index
 from .backup.backup_and_restore import BackupAndRestore
@@ -27,7 +28,7 @@ from .monitoring.profiler import Profiler
 from .monitors import LOGGERS
 from .report.training_report import TrainingReport
 from .safe_file import SaveError
-from .saving.checkpoint_files import folder_of
+from .spool import Spool, fixed_folder
 
 # class -> (the argument and attribute, whether it is a folder)
 _OUTPUTS: dict[type, tuple[str, bool]] = {
@@ -60,11 +61,19 @@ def check_output_paths(callbacks: Sequence[Any], logs: Callable[[], set[str]] | 
                 check_template(argument, place)
                 if isinstance(callback, keras.callbacks.ModelCheckpoint) and logs is not None:
                     _check_logs(argument, str(place), logs)
-                if backed_up and isinstance(
-                    callback, keras.callbacks.CSVLogger
-                ):  # a resume truncates the file
+                if is_store_url(place):
+                    _check_store(argument, callback)
+                    continue
+                if backed_up and isinstance(callback, keras.callbacks.CSVLogger):  # a resume truncates it
                     local_path(argument.strip("`"), place)
                 check_output_path(argument, os.fspath(place), folder)
+
+
+def _check_store(argument: str, callback: Any) -> None:
+    if isinstance(callback, keras.callbacks.BackupAndRestore | keras.callbacks.OrbaxCheckpoint):
+        raise ValueError(
+            f"{argument} is in a store, from which Keras' callback cannot restore: use unisono.callbacks.BackupAndRestore."
+        )
 
 
 def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
@@ -112,7 +121,7 @@ def check_output_path(argument: str, place: str, folder: bool) -> None:
     path = Path(place)
     if not folder and path.is_dir():
         raise SaveError(errno.EISDIR, f"{argument} is a folder: give the path of a file. Received: {place}")
-    wanted = folder_of(os.path.join(place, "file") if folder else place)
+    wanted = fixed_folder(Path(place, "file") if folder else path)
     there = next((each for each in (wanted, *wanted.parents) if each.exists()), Path())
     if not there.is_dir():
         raise SaveError(
@@ -128,6 +137,8 @@ def check_output_path(argument: str, place: str, folder: bool) -> None:
 
 def check_template(argument: str, place: Any) -> None:
     """Raises a ValueError unless a value is a path whose placeholders can be filled."""
+    if is_remote(place):
+        place = str(place)
     if not isinstance(place, str | os.PathLike) or not os.fspath(place):
         raise ValueError(f"{argument} must be a path, as a str or a pathlib.Path. Received: {shown(place)}")
     try:
@@ -158,37 +169,55 @@ def _can_be_written(number: float, form: str) -> bool:
 
 
 @contextlib.contextmanager
-def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
+def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[Spool]:
     """On every worker but the chief, Keras' own callbacks write into a temporary folder, and loggers are not called.
 
     Keras' own are called there as on the chief, so that they read the same of the model and decide the same. Enter this
     before `set_model` of the callbacks. Our own callbacks know whether they are on the chief. The profiles of `TensorBoard`,
-    which show this worker alone, are kept.
+    which show this worker alone, are kept. What is written to a store is written to the `Spool` that this yields.
     """
-    if chief:
-        yield
-        return
+    with Spool() as spool, contextlib.ExitStack() as stack:
+        for callback in callbacks:
+            if chief or isinstance(callback, Profiler):
+                _write_to(spool, callback, stack)
+        if not chief:
+            _discard_writes(callbacks, spool, stack)
+        yield spool
+
+
+def _write_to(spool: Spool, callback: Any, stack: contextlib.ExitStack) -> None:
+    """Has a callback write to the spool what it would write to a store, except for those that do that themselves."""
+    for kind, (name, folder) in _OUTPUTS.items():
+        url = getattr(callback, name, None) if isinstance(callback, kind) else None
+        if url is None or isinstance(callback, BackupAndRestore) or hasattr(callback, "pending_upload"):
+            continue
+        if is_store_url(url):
+            local = spool.place(f"{name}` of `{kind.__name__}", url, folder)
+            stack.callback(setattr, callback, name, url)
+            setattr(callback, name, local if isinstance(url, str) else Path(local))
+
+
+def _discard_writes(callbacks: Iterable[Any], spool: Spool, stack: contextlib.ExitStack) -> None:
     hooks = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_") or name == "set_model"]
-    with contextlib.ExitStack() as stack:
-        for number, callback in enumerate(callbacks):
-            if any(cls.__module__.partition(".")[0] in LOGGERS for cls in type(callback).__mro__):
-                own = vars(callback)
-                stack.callback(own.update, {name: own[name] for name in hooks if name in own})
-                for name in hooks:
-                    own[name] = lambda *args, **kwargs: None
-                    stack.callback(own.pop, name, None)
-                continue
-            for kind in _ON_ALL_WORKERS:
-                if isinstance(callback, kind) and not hasattr(callback, "_writes_files"):
-                    attribute = _OUTPUTS[kind][0]
-                    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-not-chief-"))
-                    old = getattr(callback, attribute)
-                    name = str(old).replace("\\", "/").rpartition("/")[2] or f"callback-{number}"
-                    setattr(callback, attribute, f"{folder}/{name}")
-                    stack.callback(setattr, callback, attribute, old)
-                    if kind is keras.callbacks.TensorBoard:
-                        stack.callback(_keep_profiles, f"{folder}/{name}", str(old))
-        yield
+    for number, callback in enumerate(callbacks):
+        if any(cls.__module__.partition(".")[0] in LOGGERS for cls in type(callback).__mro__):
+            own = vars(callback)
+            stack.callback(own.update, {name: own[name] for name in hooks if name in own})
+            for name in hooks:
+                own[name] = lambda *args, **kwargs: None
+                stack.callback(own.pop, name, None)
+            continue
+        for kind in _ON_ALL_WORKERS:
+            if isinstance(callback, kind) and not hasattr(callback, "_writes_files"):
+                attribute = _OUTPUTS[kind][0]
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-not-chief-"))
+                old = getattr(callback, attribute)
+                name = str(old).replace("\\", "/").rpartition("/")[2] or f"callback-{number}"
+                setattr(callback, attribute, f"{folder}/{name}")
+                stack.callback(setattr, callback, attribute, old)
+                if kind is keras.callbacks.TensorBoard:
+                    kept = spool.place("log_dir", old, folder=True) if is_store_url(old) else str(old)
+                    stack.callback(_keep_profiles, f"{folder}/{name}", kept)
 
 
 def _keep_profiles(written: str, log_dir: str) -> None:

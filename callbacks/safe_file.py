@@ -8,12 +8,13 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from ..distribute.storage import open_plain as open_plain
+from ..distribute.objects import is_remote, names_in, open_plain, upload
 from .process_identity import ProcessIdentity, this_process
 
 _TEMPORARY = re.compile(r"^\.(.*)\.([0-9a-f-]+)\.tmp(?:\.|$)")
@@ -32,13 +33,27 @@ class SaveError(OSError):
 
 
 def write_safely(
-    path: str | Path, write: Callable[[BinaryIO], object], check: Callable[[], object] = lambda: None
+    path: Any,
+    write: Callable[[BinaryIO], object],
+    check: Callable[[], object] = lambda: None,
+    new: bool = False,
 ) -> None:
     """Writes the file `path` with `write(stream)`; after a failure or crash the old file is unchanged.
 
     Order: a new file next to it, `write`, flush and fsync of the file, `check`, rename to `path`, fsync of the directory.
     The `errno` of a SaveError says whether the directory is gone, read-only or full, or the disk failed.
+    In a store: a temporary file, `write`, `check`, one upload; of a `new` object only where none has its name.
     """
+    if is_remote(path):
+        try:
+            with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
+                with open(Path(folder, path.name), "wb") as stream:
+                    write(stream)
+                check()
+                upload(Path(folder, path.name), path, new)
+        except OSError as error:
+            raise error if isinstance(error, SaveError) else save_error(path.parent, error) from error
+        return
     path = Path(path)
     temporary = temporary_path(path)
     with rename_safely(temporary, path, check), open(temporary, "wb") as stream:
@@ -83,15 +98,17 @@ def rename_safely(temporary: Path, path: Path, check: Callable[[], object] = lam
         remove(replaced)
 
 
-def save_error(directory: Path, error: OSError) -> SaveError:
+def save_error(directory: Any, error: OSError) -> SaveError:
     """The sentence for a failed save in `directory`."""
-    reason = error.strerror or str(error)
+    reason = error.strerror or str(error) or type(error).__name__
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         with contextlib.suppress(OSError):
             reason += f", {shutil.disk_usage(directory).free} bytes free"
         fix = "Free space there"
     elif error.errno == errno.EFBIG:
         fix = "Allow larger files (`ulimit -f`)"
+    elif is_remote(directory):
+        fix = "Check the bucket, your rights and the network"
     elif not directory.is_dir():
         reason, fix = "the directory is gone", "Create it again"
     else:
@@ -100,23 +117,25 @@ def save_error(directory: Path, error: OSError) -> SaveError:
     return SaveError(error.errno or errno.EIO, message)
 
 
-def check_overwrite(argument: str, path: Path, mark: re.Pattern[bytes]) -> None:
+def check_overwrite(argument: str, path: Any, mark: re.Pattern[bytes]) -> None:
     """Raise a SaveError that names the `argument`, if the file at `path` has content but not the `mark` of the callback."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode) or not found.st_size or is_own(path, mark):
+        found = None if is_remote(path) else path.stat()
+        unwritten = found is not None and not (stat.S_ISREG(found.st_mode) and found.st_size)
+        if unwritten or is_own(path, mark):
             return
     except (FileNotFoundError, NotADirectoryError):
         return
-    except OSError:
-        pass
+    except OSError as error:
+        if is_remote(path):
+            raise save_error(path.parent, error) from error
     raise SaveError(
         errno.EEXIST,
         f"{argument} would overwrite {path}, a file that it did not write: move the file, or choose another path.",
     )
 
 
-def is_own(path: Path, mark: re.Pattern[bytes]) -> bool:
+def is_own(path: Any, mark: re.Pattern[bytes]) -> bool:
     """Whether a plain file has the `mark` of a callback in its first or its last bytes: the one way to know own files."""
     with open_plain(path) as stream:
         text = stream.read(_MOST_BYTES)
@@ -131,7 +150,7 @@ def begins_with_json(*keys: str, lines: bool = True) -> re.Pattern[bytes]:
     return re.compile(rf"\A{{\s*{inside}".encode())
 
 
-def read_plain(path: Path, most: int) -> bytes:
+def read_plain(path: Any, most: int) -> bytes:
     """The bytes of a plain file, at `most` so many; an OSError for anything else."""
     with open_plain(path) as stream:
         return stream.read(most)
@@ -143,9 +162,9 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{stem}.{this_process()}.tmp{dot}{suffixes}")
 
 
-def remove_leftovers(directory: Path, begin: str = "") -> None:
+def remove_leftovers(directory: Any, begin: str = "") -> None:
     """Removes incomplete files named `begin...` whose writers no longer exist; those of other machines when a day old."""
-    for name in os.listdir(directory) if directory.is_dir() else ():
+    for name in () if is_remote(directory) else names_in(directory):
         match = _TEMPORARY.match(name)
         process = ProcessIdentity.parse(match[2]) if match and match[1].startswith(begin) else None
         if process is None or process == this_process():

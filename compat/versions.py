@@ -38,7 +38,8 @@ ATTRIBUTES = {
     "keras:callbacks.ModelCheckpoint": "_batches_seen_since_last_saving _get_file_path _last_batch_seen "
     "_set_monitor_op _should_save_model",
     "keras:callbacks.TensorBoard": "_close_writers _global_test_batch _global_train_batch _is_tracing "
-    "_should_trace _should_write_train_graph _start_batch _start_trace _stop_batch _stop_trace _train_writer _val_writer",
+    "_should_trace _should_write_train_graph _start_batch _start_trace _stop_batch _stop_trace "
+    "_train_writer _val_writer _writers",
     "keras.src.losses.losses:LossFunctionWrapper": "_fn_kwargs",
     "keras.src.metrics.reduction_metrics:MeanMetricWrapper": "_fn_kwargs",
     "keras.src.models.functional:Functional": "_inputs_struct _nodes_by_depth _operations "

@@ -1,19 +1,18 @@
-"""Checks every path from an argument, a command or a variable, before files are written.
+"""Checks every path from an argument, a command or a variable: local, or in a store such as a bucket.
 
-Unisono renames, truncates, maps and flushes files, which buckets do not support. TensorFlow writes event files itself.
+A path in a store is a `upath.UPath` of universal_pathlib, which uses fsspec. TensorFlow writes event files itself.
 """
 
 from __future__ import annotations
 
-import errno
-import io
 import os
 import re
-import stat
 from pathlib import Path
 from typing import Any
 
 from .arguments import shown
+from .environment import without_password
+from .objects import is_remote, without_secrets
 
 # pathlib.Path turns gs://bucket into gs:/bucket. A single letter is a drive of Windows.
 _LONGEST = 255  # bytes of a file's name, on the usual file systems
@@ -40,6 +39,64 @@ def local_path(name: str, value: Any, optional: bool = False) -> Any:
     )
 
 
+def storage_path(name: str, value: Any, optional: bool = False) -> Any:
+    """As `local_path`, but a URL of another scheme becomes a `upath.UPath`. Nothing is asked of the store."""
+    if value is None and optional:
+        return None
+    path: Any = value
+    if not is_remote(path):
+        text = path_text(name, value)
+        found = _URL.match(text)
+        if found is None or found[1].lower() == "file":
+            return local_path(name, text)
+        path = _store_path(name, text, *found.groups())
+    if path.protocol in ("", "file", "local"):
+        return local_path(name, path.path)
+    try:
+        _ = path.fs
+    except Exception as error:  # a package that is missing, or options that it does not take
+        reason = f"{type(error).__name__}: {without_secrets(str(error), path)}"
+        raise ValueError(f"`{name}`: the store of {path} cannot be opened ({reason}).") from None
+    return path
+
+
+def _store_path(name: str, text: str, scheme: str, slash: str) -> Any:
+    """The UPath of a URL."""
+    if not slash:
+        raise ValueError(_lost_slash(name, text, scheme))
+    if without_password(text) != text:
+        raise ValueError(
+            f"`{name}` must not hold a password: give it in the variables of the store, or in a `upath.UPath`. "
+            f"Received: {without_password(text)}"
+        )
+    try:
+        from upath import UPath  # pyright: ignore[reportMissingImports]
+
+        return UPath(text)
+    except ImportError:
+        raise ValueError(
+            f"`{name}` is a URL, for which `universal-pathlib` and the package of its store are missing: install them, "
+            f"such as `pip install universal-pathlib s3fs` for s3://, or mount the store. Received: {shown(text)}"
+        ) from None
+    except ValueError:
+        raise ValueError(
+            f"`{name}` has the scheme {scheme}://, which fsspec does not know: give that of a store, such as s3://, or a "
+            f"local path. Received: {shown(text)}"
+        ) from None
+
+
+def is_store_url(value: Any) -> bool:
+    """Whether a path is in a store that TensorFlow does not write to itself."""
+    if is_remote(value):
+        return True
+    found = _URL.match(os.fspath(value)) if isinstance(value, str | os.PathLike) else None
+    if found is None or found[1].lower() == "file":
+        return False
+    import tensorflow as tf  # commands that need no TensorFlow import this module
+
+    return found[1] not in {scheme.rstrip(":/") for scheme in tf.io.gfile.get_registered_schemes()}
+
+
 def tensorflow_path(name: str, value: Any) -> str:
     """`value` as text, if TensorFlow can write there: a local path, or a URL whose scheme has a TensorFlow file system.
 
@@ -50,10 +107,7 @@ def tensorflow_path(name: str, value: Any) -> str:
     if found is None:
         return text
     if not found[2]:
-        raise ValueError(
-            f"`{name}` is a URL that has lost a slash, as in a `pathlib.Path`: give it as a text such as "
-            f'"{found[1]}://...". Received: {shown(text)}'
-        )
+        raise ValueError(_lost_slash(name, text, found[1]))
     import tensorflow as tf  # commands that need no TensorFlow import this module
 
     known = {scheme.rstrip(":/") for scheme in tf.io.gfile.get_registered_schemes()} - {""}
@@ -63,6 +117,13 @@ def tensorflow_path(name: str, value: Any) -> str:
             f"local path or one of {', '.join(sorted(known))}. Received: {shown(text)}"
         )
     return text
+
+
+def _lost_slash(name: str, text: str, scheme: str) -> str:
+    return (
+        f"`{name}` is a URL that has lost a slash, as in a `pathlib.Path`: give it as a text such as "
+        f'"{scheme}://...". Received: {shown(text)}'
+    )
 
 
 def is_url(value: Any) -> bool:
@@ -80,20 +141,3 @@ def path_text(name: str, value: Any) -> str:
             f"`{name}` has a name of more than {_LONGEST} bytes: give a shorter one. Received: {shown(text)}"
         )
     return text
-
-
-def open_plain(path: str | Path) -> io.BufferedReader:
-    """Opens a plain file for reading; an OSError for FIFOs, devices and folders, without waiting for them."""
-    _reject_unless_plain(os.stat(path), path)  # opening a device can have effects
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        _reject_unless_plain(os.fstat(descriptor), path)
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
-def _reject_unless_plain(status: os.stat_result, path: str | Path) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is not a plain file", str(path))

@@ -67,6 +67,7 @@ class FitState:
         None  # what watches the compiled calls of this `fit` (`trainer.run.slow_steps.SlowSteps`)
     )
     save_and_exit: str | None = None  # why training saves and stops at the next step, on all workers
+    spool: Any = None  # what uploads the files that callbacks write to a store (`callbacks.spool.Spool`)
     asked_to_exit: str | None = None  # set by a signal handler: why this process was asked to
     settles_exit: bool = False  # the loop makes `asked_to_exit` `save_and_exit`, at one step on all workers
     # For `on_train_end`: runs the model with `training=True` on each batch of one more epoch, and yields the number of

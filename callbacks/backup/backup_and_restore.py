@@ -39,8 +39,9 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
     skips the batches before, and keeps any other state itself.
 
     Args:
-        directory: where backups are stored; created if missing. Use a separate directory for each run: one that another
-            running process uses is rejected. All workers must see it. The chief writes; others write their own shards.
+        directory: where backups are stored: a folder, created if missing, or a URL of a store such as "s3://bucket/run". Use
+            a separate one for each run: one that another running process uses is rejected. All workers must see it. The
+            chief writes; others write their own shards.
         save_freq: "epoch"; or an int: every so many steps; or seconds as a float, a `datetime.timedelta` or a string
             such as "30s" or "10min"; or False: only before preemption.
         keep: int; number of backups to keep. The newest good one is used; the others are there in case it is damaged.
@@ -282,9 +283,23 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         strategy = self.model.distribute_strategy
         job = shard_files.job(strategy, fit_state.chief, self._store, content, summary)
         if job is not None:
-            self._writer.submit(job)
+            self._writer.submit(_after_uploads(fit_state, job))
             if not self.background:
                 self._writer.wait()
         self.saves += 1
         self._saved_at_step, self._saved_at_time = self._steps_before_epoch + step, self._clock()
         self.stall_seconds += self._saved_at_time - begin
+
+
+def _after_uploads(fit_state: FitState, job: Callable[[], None]) -> Callable[[], None]:
+    """The job, once what the backup refers to is in the store: logs that it continues, checkpoints that it lists."""
+    pending = [each.pending_upload() for each in fit_state.callbacks if hasattr(each, "pending_upload")]
+
+    def run() -> None:
+        for upload in filter(None, pending):
+            upload.exception()  # its own callback raises it
+        if fit_state.spool is not None:
+            fit_state.spool.upload()
+        job()
+
+    return run

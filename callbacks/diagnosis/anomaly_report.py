@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...distribute.parameter_servers.updates import on_parameter_servers
-from ...distribute.storage import local_path
+from ...distribute.storage import storage_path
 from ...optimizers.stages.gradient_watch import GradientWatch, watch_gradients
 from ..custom_loop import CustomLoopSupport, add_step_hook, remove_step_hook
 from ..monitoring.json_lines import jsonable
@@ -53,7 +53,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         super().__init__()
-        self.path = local_path("path", path, optional=True)
+        self.path = storage_path("path", path, optional=True)
         self.report: dict[str, Any] | None = None
         self._watches: list[GradientWatch] = []
         self._kept: list[Any] = []  # variables with the parts of the last batch, until a guard has tripped

@@ -7,14 +7,13 @@ import math
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 from ...distribute.arguments import function, whole_number
-from ...distribute.storage import local_path
+from ...distribute.storage import storage_path
 from ..backup.save_schedule import SaveSchedule
 from ..custom_loop import CustomLoopSupport
 from ..safe_file import begins_with_json, check_overwrite
@@ -23,8 +22,8 @@ from ..safe_file import begins_with_json, check_overwrite
 class LineFile:
     """A file of JSON lines. Each line is flushed whole; a new run overwrites the file, a resumed one continues it."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Any) -> None:
+        self.path: Any = path
         self._keep = 0
         self._stream: Any = None
 
@@ -101,7 +100,7 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._schedule = SaveSchedule.parse(whole_number("every", every, words=("epoch",)))
-        self.path = local_path("path", path)
+        self.path = storage_path("path", path)
         self._file = LineFile(self.path)
         self._clock = function("clock", clock)
 
@@ -120,6 +119,7 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Rejects a file that this callback did not write."""
         self._watch_plain_fit()
+        self._file.path = self.path
         if self._fit_state().chief:
             check_overwrite("`path` of `JSONLines`", self.path, begins_with_json("epoch", "step", "time"))
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from ...compat.keras_private.callbacks import profile_nothing
 from ...distribute.arguments import shown, whole_number
-from ...distribute.storage import local_path
+from ...distribute.storage import storage_path
 from ...distribute.workers.addresses import why_taken
 from ...distribute.workers.agreement import from_chief, spans_workers
 from ...distribute.workers.cluster import num_workers, worker_index
@@ -63,7 +63,7 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
                 )
         if port is not None and whole_number("port", port) > 65535:
             raise ValueError(f"`port` must be None or a port from 1 to 65535. Received: {port}")
-        self.log_dir = local_path("log_dir", log_dir)
+        self.log_dir = storage_path("log_dir", log_dir)
         self.steps = steps
         self.port = port
         self._served = False

@@ -13,7 +13,7 @@ import tensorflow as tf
 from ...compat.keras_private import callbacks as private
 from ...distribute.arguments import truth, whole_number
 from ...distribute.parameter_servers.updates import on_parameter_servers
-from ...distribute.storage import tensorflow_path
+from ...distribute.storage import is_store_url, storage_path, tensorflow_path
 from ..custom_loop import CustomLoopSupport, add_step_hook, remove_step_hook
 
 
@@ -41,8 +41,11 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         embeddings_freq: int = 0,
         embeddings_metadata: Any = None,
     ) -> None:
+        place = (
+            storage_path("log_dir", log_dir) if is_store_url(log_dir) else tensorflow_path("log_dir", log_dir)
+        )
         super().__init__(
-            tensorflow_path("log_dir", log_dir),
+            str(place),
             whole_number("histogram_freq", histogram_freq, 0),
             truth("write_graph", write_graph),
             truth("write_images", write_images),
@@ -52,6 +55,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
             whole_number("embeddings_freq", embeddings_freq, 0),
             embeddings_metadata,
         )
+        self.log_dir = place
 
     def steps_until_call(self, step: int) -> int | None:
         """The next step at which something is written, or a profile begins or ends."""
@@ -121,6 +125,9 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         """Writes the epoch's logs and histograms, whatever `update_freq` is."""
         with tf.summary.record_if(True):
             super().on_epoch_end(epoch, logs)
+        spool = self._fit_state().spool
+        if spool is not None and spool.holds(self.log_dir) and not self._contexts:
+            private.begin_new_files(self)  # each is uploaded once
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Opens the writer of validation."""

@@ -12,7 +12,7 @@ import keras
 
 from ...distribute.arguments import function, number, truth
 from ...distribute.parameter_servers.updates import on_parameter_servers
-from ...distribute.storage import local_path
+from ...distribute.storage import storage_path
 from ...distribute.workers.agreement import gather_json
 from ..custom_loop import CustomLoopSupport
 from ..monitoring.formatting import scalar
@@ -58,7 +58,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         check_installed()
-        self.path = local_path("path", path)
+        self.path = storage_path("path", path)
         if self.path.suffix not in (".html", ".htm"):
             raise ValueError(
                 f"`path` must end in .html; the numbers are written next to it as .jsonl. Received: {str(path)!r}"
@@ -90,6 +90,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         """Adds the measurement to the step, before it is compiled."""
         self._forget()
         self._watch_plain_fit()
+        self._file.path = self.path.with_suffix(".jsonl")
         if self._fit_state().chief:
             argument = "`path` of `TrainingReport`"
             check_overwrite(argument, self._file.path, begins_with_json("event", "time"))

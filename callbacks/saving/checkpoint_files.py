@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from ...distribute.storage import local_path
+from ...distribute.objects import ask_store, is_remote, names_in, remove_file, size_of
+from ...distribute.storage import storage_path
 from ..safe_file import is_own, open_plain, rename_safely, temporary_path
 
 _LAST_LINE = re.compile(rb"BLAKE2b of all bytes before this line: ([0-9a-f]{128})\n\Z")
@@ -31,13 +32,13 @@ def write_checkpoint(path: Path, write: Callable[[Path], object]) -> str:
     is renamed to `path` + ".old", with a warning.
     """
     temporary = temporary_path(path)
-    with rename_safely(temporary, path, lambda: _keep_foreign_file(path)):
+    with rename_safely(temporary, path, lambda: keep_foreign_file(path)):
         write(temporary)
         digest = _append_checksum(temporary)
     return digest
 
 
-def verify_checkpoint(path: str | Path) -> bool | None:
+def verify_checkpoint(path: Any) -> bool | None:
     """Whether `path` has the bytes that `ModelCheckpoint` wrote; None where it carries no checksum.
 
     A `.keras` or `.h5` file whose end is missing is False, whoever wrote it.
@@ -47,8 +48,8 @@ def verify_checkpoint(path: str | Path) -> bool | None:
         >>> unisono.callbacks.verify_checkpoint("checked.keras")
         True
     """
-    digest, end = _stored(local_path("path", path))
-    return None if digest is None else digest != "" and _blake2b(path, end) == digest
+    digest, end = _stored(place := storage_path("path", path))
+    return None if digest is None else digest != "" and _blake2b(place, end) == digest
 
 
 def checkpoint_checksum(path: str | Path) -> str:
@@ -61,17 +62,18 @@ def checkpoint_checksum(path: str | Path) -> str:
     return _blake2b(path, end) if digest is None else digest
 
 
-def checkpoints_in(directory: Path) -> list[Path]:
+def checkpoints_in(directory: Any) -> list[Path]:
     """The files in a folder that carry a checksum or should, sorted."""
 
-    def may_have_checksum(path: Path) -> bool:
+    def may_have_checksum(path: Any) -> bool:
         try:
             return _stored(path)[0] is not None
         except OSError:
             return True
 
-    paths = (path for ending in ("*.keras", "*.h5") for path in directory.glob(ending))
-    return sorted(path for path in paths if not path.name.startswith(".") and may_have_checksum(path))
+    names = (name for name in sorted(names_in(directory)) if name.endswith((".keras", ".h5")))
+    paths = (directory / name for name in names if not name.startswith("."))
+    return [path for path in paths if may_have_checksum(path)]
 
 
 class Saved(NamedTuple):
@@ -82,14 +84,7 @@ class Saved(NamedTuple):
     digest: str | None  # its checksum as it was written; None where this process writes no files
 
 
-def folder_of(template: str) -> Path:
-    """The folder of a path such as `runs/{epoch:03d}.keras`, up to its first placeholder."""
-    parts = Path(template).parts
-    fixed = next((i for i, part in enumerate(parts) if "{" in part), len(parts))
-    return Path(*parts[: min(fixed, len(parts) - 1)])
-
-
-def remove_checkpoint(folder: Path, saved: Saved) -> None:
+def remove_checkpoint(folder: Any, saved: Saved) -> None:
     """Removes a file, if it is the one that was written.
 
     A list of files may come from a backup, which may have been copied from another run or be damaged on purpose. So a file
@@ -97,6 +92,10 @@ def remove_checkpoint(folder: Path, saved: Saved) -> None:
     """
     path = folder / saved.name
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if is_remote(path):
+            if saved.digest and checkpoint_checksum(path) == saved.digest:
+                remove_file(path)
+            return
         inside = path.parent.resolve().is_relative_to(folder.resolve())
         plain = stat.S_ISREG(path.lstat().st_mode)
         if saved.digest and plain and inside and checkpoint_checksum(path) == saved.digest:
@@ -116,18 +115,23 @@ def valid_entries(saved: Any) -> list[Saved]:
     return result
 
 
-def _keep_foreign_file(path: Path) -> None:
+def keep_foreign_file(path: Any) -> None:
     """Renames a file that has content and that no `ModelCheckpoint` wrote: where Keras overwrites it, nothing is lost."""
     try:
-        if not path.lstat().st_size or is_own(path, _LAST_LINE):
+        if not size_of(path) or is_own(path, _LAST_LINE):
             return
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError:
         pass
     names = (f"{path}.old{number or ''}" for number in itertools.count())
-    kept = next(name for name in names if not os.path.lexists(name))
-    os.rename(path, kept)
+    if is_remote(path):
+        there = set(names_in(path.parent))
+        kept = next(name for name in names if name.rpartition("/")[2] not in there)
+        ask_store(path, lambda: path.fs.copy(path.path, path.with_name(kept.rpartition("/")[2]).path))
+    else:
+        kept = next(name for name in names if not os.path.lexists(name))
+        os.rename(path, kept)
     warnings.warn(
         f"`ModelCheckpoint` renamed {path}, which it did not write, to {kept}, because its `filepath` names that file. "
         "Remove the renamed file if it is not needed, or choose another `filepath`."

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import math
 import os
+import shutil
+import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,17 @@ import keras
 
 from ...compat.keras_private.callbacks import choose_monitor_op, path_to_save, should_save
 from ...distribute.arguments import number, truth, whole_number
+from ...distribute.objects import is_remote, upload
 from ...distribute.sharding.sharded_value import read_together
-from ...distribute.storage import local_path
+from ...distribute.storage import storage_path
 from ...optimizers.held_optimizers import optimizers_of
+from ..backup.files.store import BackgroundWriter
 from ..backup.save_schedule import SaveSchedule
 from ..custom_loop import CustomLoopSupport
 from ..output_paths import check_template
-from ..safe_file import remove_leftovers
-from .checkpoint_files import Saved, folder_of, remove_checkpoint, valid_entries, write_checkpoint
+from ..safe_file import remove_leftovers, save_error
+from ..spool import check_writable, fixed_folder, name_below
+from .checkpoint_files import Saved, keep_foreign_file, remove_checkpoint, valid_entries, write_checkpoint
 
 
 class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
@@ -77,7 +82,8 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         keep_last: int | None = None,
     ):
         check_template("`filepath`", filepath)
-        filepath = str(local_path("filepath", filepath))
+        place = storage_path("filepath", filepath)
+        filepath = str(place)
         self._schedule = SaveSchedule.parse(save_freq, or_never=False)
         whole_number("verbose", verbose, 0)
         number("initial_value_threshold", initial_value_threshold, finite=False, optional=True)
@@ -104,8 +110,9 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
                 )
         self.keep_best = keep_best
         self.keep_last = keep_last
-        self._folder = folder_of(self.filepath)
+        self._folder = fixed_folder(place)
         self._saved: list[Saved] = []
+        self._writer = BackgroundWriter()  # of uploads
 
     def steps_until_call(self, step: int) -> int | None:
         """The number of steps after which the loop must call `on_train_batch_end`; None: not in this epoch."""
@@ -142,7 +149,9 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         """Removes incomplete files of interrupted writes."""
         self._saved_at = self._clock()
         directory = Path(self.filepath).parent
-        if self._writes_files() and "{" not in str(directory):
+        if is_remote(self._folder) and self._writes_files():
+            check_writable("`filepath` of `ModelCheckpoint`", self._folder)
+        elif self._writes_files() and "{" not in str(directory):
             remove_leftovers(directory)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
@@ -172,10 +181,13 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         logs = logs or {}
         if self.monitor_op is None and (self.save_best_only or self.keep_best):
             choose_monitor_op(self)
-        path = Path(path_to_save(self, epoch, batch, logs))
+        text = path_to_save(self, epoch, batch, logs)
+        path: Any = Path(text)
+        if is_remote(self._folder):
+            path = self._folder / text.removeprefix(str(self._folder)).lstrip("/")
         value = logs.get(self.monitor)
         value = None if value is None or getattr(value, "shape", ()) else float(value)
-        entry = Saved(Path(os.path.relpath(path, self._folder)).as_posix(), value, None)
+        entry = Saved(self._name_of(path), value, None)
         if not should_save(self, epoch, batch, logs, path) or not self._wanted(entry):
             return
         # Keras writes optimizer state into files of weights, too.
@@ -183,16 +195,55 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         state = [variable for saver in savers for variable in getattr(saver, "variables", ())]
         with read_together(state, here=self._writes_files()):
             if self._writes_files():
-                entry = Saved(entry.name, value, self._write(path))
+                local = self._local(path)
+                entry = Saved(entry.name, value, self._write(local))
                 if self.verbose > 0:
                     print(f"\nEpoch {epoch + 1}: finished saving model to {path}")
         self._saved = [*self._others(entry), entry]
-        self._remove_unwanted()
+        unwanted = self._take_unwanted()
+        if is_remote(path) and self._writes_files():
+            self._writer.submit(functools.partial(self._upload, local, path, unwanted))
+        else:
+            self._remove(unwanted)
+
+    def _local(self, path: Any) -> Path:
+        """Where a file is written: a file of a store first into a temporary folder."""
+        return Path(tempfile.mkdtemp(prefix="unisono-"), path.name) if is_remote(path) else path
+
+    def _upload(self, local: Path, path: Any, unwanted: Sequence[Saved]) -> None:
+        try:
+            keep_foreign_file(path)
+            upload(local, path)
+            self._remove(unwanted)
+        except OSError as error:
+            raise save_error(path.parent, error) from error
+        finally:
+            shutil.rmtree(local.parent, ignore_errors=True)
 
     def _writes_files(self) -> bool:
         return self._fit_state().chief
 
-    def _write(self, path: Path) -> str:
+    def pending_upload(self) -> Any:
+        """The `Future` of the upload that is running, or None."""
+        return self._writer.pending
+
+    def on_train_end(self, logs: dict | None = None) -> None:
+        """Waits for the last upload."""
+        self._writer.wait()
+
+    def on_fit_exit(self) -> None:
+        """Waits for the last upload, also after an error. The loop calls it however `fit` ends."""
+        try:
+            self._writer.wait()
+        except OSError as error:
+            warnings.warn(str(error))
+
+    def _name_of(self, path: Any) -> str:
+        if is_remote(path):
+            return name_below(self._folder, path)
+        return Path(os.path.relpath(path, self._folder)).as_posix()
+
+    def _write(self, path: Any) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise OSError(
@@ -229,10 +280,14 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
     def _others(self, entry: Saved) -> list[Saved]:
         return [other for other in self._saved if other.name != entry.name]
 
-    def _remove_unwanted(self) -> None:
+    def _take_unwanted(self) -> list[Saved]:
+        """The files that are to be removed, which it forgets."""
         kept = self._kept(self._saved)
-        removes = self._writes_files() and (self.keep_best is not None or self.keep_last is not None)
-        for entry in self._saved if removes else ():
-            if entry not in kept:
-                remove_checkpoint(self._folder, entry)
+        removes = self.keep_best is not None or self.keep_last is not None
+        unwanted = [entry for entry in self._saved if removes and entry not in kept]
         self._saved = kept
+        return unwanted
+
+    def _remove(self, entries: Sequence[Saved]) -> None:
+        for entry in entries if self._writes_files() else ():
+            remove_checkpoint(self._folder, entry)

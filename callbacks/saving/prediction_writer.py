@@ -14,11 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from ...distribute.arguments import shown
-from ...distribute.storage import local_path
+from ...distribute.objects import is_remote
+from ...distribute.storage import storage_path
 from ...distribute.workers.cluster import is_chief
 from ...state.trained_model import TrainedModel
 from .. import safe_file
 from ..output_paths import check_output_path
+from ..spool import Spool
 
 
 class PredictionWriter(keras.callbacks.Callback):
@@ -48,8 +50,10 @@ class PredictionWriter(keras.callbacks.Callback):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
-        self.path = local_path("path", path)
+        self.path = storage_path("path", path)
         self._single = self.path.suffix == ".npy"
+        self._spool = Spool()
+        self._place: Path = self.path  # where it writes: in the spool, if `path` is in a store
         self._temporary: Path | None = None
         self._structure: Any = None
         self._files: list[_ArrayFile] = []
@@ -70,13 +74,16 @@ class PredictionWriter(keras.callbacks.Callback):
             )
         if not is_chief():
             return
-        check_output_path("`path` of `PredictionWriter`", os.fspath(self.path), folder=not self._single)
+        if is_remote(self.path):
+            self._spool = Spool()
+            self._place = Path(self._spool.place("path", self.path, folder=not self._single))
+        check_output_path("`path` of `PredictionWriter`", os.fspath(self._place), folder=not self._single)
         outputs = getattr(self.model, "outputs", None)
         custom_step = self.model._overrides_step("predict_step")
         if self._single and isinstance(outputs, list) and len(outputs) > 1 and not custom_step:
             self._reject_several(len(outputs))
         self._keep_others()
-        safe_file.remove_leftovers(self.path.parent, self.path.name.partition(".")[0])
+        safe_file.remove_leftovers(self._place.parent, self.path.name.partition(".")[0])
 
     def take_outputs(self, outputs: Any) -> None:
         """Write the outputs of the next samples, a nest of arrays."""
@@ -89,7 +96,7 @@ class PredictionWriter(keras.callbacks.Callback):
             for file, array in zip(self._files, arrays, strict=True):
                 file.append(array)
         except OSError as error:
-            raise safe_file.save_error(self.path.parent, error) from error
+            raise safe_file.save_error(self._place.parent, error) from error
 
     def on_predict_end(self, logs: Any = None) -> None:
         """Gives the files their name."""
@@ -97,16 +104,17 @@ class PredictionWriter(keras.callbacks.Callback):
             return
         self._keep_others()
         temporary, self._temporary = self._temporary, None
-        with safe_file.rename_safely(temporary, self.path):
+        with safe_file.rename_safely(temporary, self._place):
             for file in self._files:
                 file.finish()
+        self._spool.upload()
 
     def _keep_others(self) -> None:
         """Rejects files that it did not write."""
         if self._single:
-            safe_file.check_overwrite("`path` of `PredictionWriter`", self.path, _mark(self.path.name))
+            safe_file.check_overwrite("`path` of `PredictionWriter`", self._place, _mark(self.path.name))
             return
-        for each in sorted(self.path.iterdir()) if self.path.exists() else ():
+        for each in sorted(self._place.iterdir()) if self._place.exists() else ():
             if not (each.is_file() and not each.is_symlink() and safe_file.is_own(each, _mark(each.name))):
                 raise ValueError(
                     f"`path` of `PredictionWriter` is a folder with {each.name}, which it did not write and would delete: "
@@ -130,7 +138,7 @@ class PredictionWriter(keras.callbacks.Callback):
         if self._structure is None:
             return None
         return keras.tree.map_structure(
-            lambda name: np.load(self._file(self.path, name), mmap_mode="r"), self._structure
+            lambda name: np.load(self._file(self._place, name), mmap_mode="r"), self._structure
         )
 
     def _file(self, place: Path, name: str) -> Path:
@@ -144,12 +152,12 @@ class PredictionWriter(keras.callbacks.Callback):
         for place, _ in keras.tree.flatten_with_path(outputs):
             words = [urllib.parse.quote(str(key), safe=" ").replace(".", "%2E") for key in place or (0,)]
             names.append(".".join(words) + ".npy")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = safe_file.temporary_path(self.path)
+        self._place.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = safe_file.temporary_path(self._place)
         if not self._single:
             self._temporary.mkdir()
         self._files = [
-            _ArrayFile(self._file(self._temporary, name), array, _end_of(self._file(self.path, name).name))
+            _ArrayFile(self._file(self._temporary, name), array, _end_of(self._file(self._place, name).name))
             for name, array in zip(names, arrays)
         ]
         self._structure = keras.tree.pack_sequence_as(outputs, names)

@@ -54,6 +54,12 @@ close_writers = methodcaller("_close_writers")
 """Closes both writers."""
 
 
+def begin_new_files(callback: Any) -> None:
+    """Closes both writers; what is written next begins other files."""
+    close_writers(callback)
+    callback._writers = {}
+
+
 def profiled_steps(callback: Any) -> tuple[int, int] | None:
     """The first and the last step of the profile; None without one."""
     return (callback._start_batch, callback._stop_batch) if callback._should_trace else None

@@ -94,7 +94,7 @@ def read(folder: Path, pid: int) -> Record | None:
     """The record of a process of this machine; None where there is no valid one, whatever the file contains."""
     wrong = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
     with contextlib.suppress(*wrong):
-        from ..storage import open_plain  # imports NumPy, which `--help` need not wait for
+        from ..objects import open_plain  # imports NumPy, which `--help` need not wait for
 
         with open_plain(path_of(folder, pid)) as file:
             data = file.read(_MOST_BYTES + 1)

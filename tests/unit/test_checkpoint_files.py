@@ -129,9 +129,9 @@ def test_forged_state_removes_no_file_of_others(tmp_path):
         callback = checkpoint(folder / pattern, keep_last=1)
         for state in ("text", {"a": 1}, [*wrong_types, someone_else, *([v, 0.0, digest] for v in victims)]):
             callback.set_state({"best": 0.0, "batches_since_save": 0, "last_batch": 0, "saved": state})
-            callback._remove_unwanted()
+            callback._remove(callback._take_unwanted())
             callback._saved.append(Saved("9.keras", 0.0, None))
-            callback._remove_unwanted()
+            callback._remove(callback._take_unwanted())
         assert {path: path.lstat().st_size for path in before} == before
 
 

@@ -105,7 +105,7 @@ def _begin(
         check_output_paths(given, None if any(map(may_add_logs, given)) else logs)
         if a.verbose != 0:
             say_what_determinism_costs(model, a.x)
-    at_exit.enter_context(only_chief_writes(given, is_chief()))
+    spool = at_exit.enter_context(only_chief_writes(given, is_chief()))
     callbacks = callback_list(
         model, a.callbacks, a.verbose, a.epochs, source.steps_per_epoch, add_history=True
     )
@@ -120,6 +120,7 @@ def _begin(
         validation=validation,
         callbacks=callbacks.callbacks,
         chief=is_chief(),
+        spool=spool,
         settles_exit=spans_workers(model.distribute_strategy),
         forward_pass=lambda: forward_pass(model),
         why_no_pass=why_no_pass(model, source),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 
-from .parser import Parser, columns, local
+from .parser import Parser, columns, place
 
 ALL_GOOD, NONE_GOOD, NO_DIRECTORY, SOME_GOOD = 0, 1, 2, 3
 PARSER = Parser(
@@ -19,14 +19,16 @@ PARSER = Parser(
     },
 )
 PARSER.add_argument(
-    "directory", type=local, help="the directory given to BackupAndRestore or ModelCheckpoint"
+    "directory", type=place, help="the directory given to BackupAndRestore or ModelCheckpoint"
 )
 
 
 def main(argv: list[str]) -> int:
     """Prints one line for each file after checking every byte of it; returns the status that `--help` explains."""
     directory = PARSER.parse_args(argv).directory
-    if not directory.is_dir():
+    from ..distribute.objects import is_remote, size_of
+
+    if not is_remote(directory) and not directory.is_dir():
         print(f"There is no directory {directory}.")
         return NO_DIRECTORY
     from ..callbacks import (  # imports TensorFlow, which `--help` need not wait for
@@ -61,7 +63,7 @@ def main(argv: list[str]) -> int:
             state = "missing"
         except OSError:  # it, or its checksum, is not a plain file, or cannot be read
             state = "damaged"
-        size = in_words(path.lstat().st_size) if state != "missing" else ""
+        size = in_words(size_of(path)) if state != "missing" else ""
         print(f"{path.name if path.name.isprintable() else ascii(path.name)}  {size}  {state}")
         states.append(state)
     good = states.count("good")

@@ -16,8 +16,19 @@ def local(text: str) -> Path:
     """The type of an argument that is a file or a folder."""
     from ..distribute.storage import local_path  # imports NumPy, which `--help` need not wait for
 
+    return _checked(local_path, text)
+
+
+def place(text: str) -> Any:
+    """The type of an argument that is a file or a folder, local or in a store."""
+    from ..distribute.storage import storage_path  # imports NumPy, which `--help` need not wait for
+
+    return _checked(storage_path, text)
+
+
+def _checked(path_of: Callable[[str, str], Any], text: str) -> Any:
     try:
-        return local_path("path", text)
+        return path_of("path", text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

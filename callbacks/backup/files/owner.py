@@ -10,12 +10,21 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from ....distribute.environment import RUN
+from ....distribute.objects import is_remote, remove_file
 from ....distribute.workers.ticker import Ticker
 from ...process_identity import ProcessIdentity, this_process
-from ...safe_file import SaveError, check_overwrite, open_plain, read_plain, save_error, temporary_path
+from ...safe_file import (
+    SaveError,
+    check_overwrite,
+    open_plain,
+    read_plain,
+    save_error,
+    temporary_path,
+    write_safely,
+)
 
 OWNER_FILE = "owner.json"
 _CLAIM = re.compile(rb'"token"|\A\0*\Z')  # of zeros is what a power failure may leave of it
@@ -34,6 +43,8 @@ class Owner(NamedTuple):
     host: str
     since: float  # seconds since 1970
     token: str  # of one use of the folder
+    run: str = ""  # the job of a scheduler, which starts it again only once it has ended
+    restarts: int = 0  # of that job
 
     def __str__(self) -> str:
         if self.process is None:
@@ -50,12 +61,13 @@ class FolderOwner:
     An owner on the same machine is judged by its process: when it has ended, the folder is taken over at once. One on
     another machine, or in another container, is judged by its sign of life, the time of the file, which it renews every
     `beat` seconds; after `patience` seconds without one it counts as dead. No clocks of two machines are compared: the one
-    that wants the folder looks whether the time changes. Another training run of this process asks `runs` instead.
+    that wants the folder looks whether the time changes, or the object in a store. Where a scheduler started the same job
+    again, the first process has ended. Another training run of this process asks `runs` instead.
     """
 
     def __init__(
         self,
-        directory: Path,
+        directory: Any,
         beat: float = 10.0,
         patience: float = 60.0,
         runs: Callable[[], bool] = lambda: True,
@@ -64,6 +76,7 @@ class FolderOwner:
         self._directory, self._path = directory, directory / OWNER_FILE
         self._beat, self._patience = beat, patience
         self._token: str | None = None  # None: it does not hold the folder
+        self._said: dict[str, Any] = {}  # the content of the file
         self._ticker: Ticker | None = None
 
     def acquire(self) -> None:
@@ -73,7 +86,7 @@ class FolderOwner:
         found = read_owner(self._directory)
         if found is not None and self._lives(found):
             raise self._in_use(found)
-        mine = Owner(this_process(), socket.gethostname(), time.time(), uuid.uuid4().hex)
+        mine = Owner(this_process(), socket.gethostname(), time.time(), uuid.uuid4().hex, *_job())
         _held[mine.token], self._token = self, mine.token
         try:
             self._write(mine, instead_of=found)
@@ -89,7 +102,7 @@ class FolderOwner:
         if self._token is None:
             return
         found = read_owner(self._directory)
-        if found is None and not self._directory.is_dir():
+        if found is None and not is_remote(self._directory) and not self._directory.is_dir():
             return  # the save itself says that the folder is gone
         if found is None or found.token != self._token:
             raise self._in_use(found, taken=True)
@@ -106,12 +119,20 @@ class FolderOwner:
         found = read_owner(self._directory)
         if found is not None and found.token == token:
             with contextlib.suppress(OSError):
-                self._path.unlink()
+                remove_file(self._path)
 
     def _write(self, mine: Owner, instead_of: Owner | None) -> None:
         """Writes the file: where there was none, only if there still is none."""
-        said = {"process": str(mine.process), "host": mine.host, "since": mine.since, "token": mine.token}
-        text = json.dumps(said).encode()
+        self._said = dict(zip(Owner._fields, mine)) | {"process": str(mine.process)}
+        text = json.dumps(self._said).encode()
+        if is_remote(self._path):
+            try:
+                write_safely(self._path, lambda stream: stream.write(text), new=instead_of is None)
+            except SaveError as error:
+                if isinstance(error.__cause__, FileExistsError):
+                    raise self._in_use(read_owner(self._directory)) from None
+                raise
+            return
         temporary = temporary_path(self._directory / f"owner-{mine.token}.json")  # threads share a process
         try:
             temporary.write_bytes(text)
@@ -141,7 +162,10 @@ class FolderOwner:
             return holder is not None
         if runs is not None:
             return runs
-        first = _time_of(self._path)
+        run, restarts = _job()
+        if run and run == found.run and (restarts > found.restarts or not restarts):
+            return False
+        first = _sign_of(self._path)
         if first is None or self._age(first) > self._patience:
             return False
         print(
@@ -151,13 +175,15 @@ class FolderOwner:
         until = time.monotonic() + self._patience
         while time.monotonic() < until:
             time.sleep(min(1.0, self._beat / 2))
-            now = _time_of(self._path)
+            now = _sign_of(self._path)
             if now != first:
                 return now is not None
         return False
 
-    def _age(self, moment: int) -> float:
+    def _age(self, moment: Any) -> float:
         """Seconds from `moment` to now, by the clock of the file system; 0 where that cannot be measured."""
+        if is_remote(self._path):
+            return 0.0
         probe = temporary_path(self._directory / "clock")
         seconds = 0.0
         with contextlib.suppress(OSError):
@@ -169,7 +195,11 @@ class FolderOwner:
     def _keep_alive(self) -> bool:
         with contextlib.suppress(OSError):
             found = read_owner(self._directory)
-            if found is not None and found.token == self._token:
+            if found is not None and found.token == self._token and is_remote(self._path):
+                self._said["beats"] = self._said.get("beats", 0) + 1
+                text = json.dumps(self._said).encode()
+                write_safely(self._path, lambda stream: stream.write(text))
+            elif found is not None and found.token == self._token:
                 os.utime(self._path)
         return True
 
@@ -181,25 +211,40 @@ class FolderOwner:
         )
 
 
-def read_owner(directory: str | os.PathLike) -> Owner | None:
+def read_owner(directory: Any) -> Owner | None:
     """The owner that is named in a folder, alive or dead; None without one."""
     try:
-        saved: Any = json.loads(read_plain(Path(directory) / OWNER_FILE, _MOST_BYTES))
+        saved: Any = json.loads(read_plain(directory / OWNER_FILE, _MOST_BYTES))
         process = ProcessIdentity.parse(saved["process"])
         host, since, token = saved["host"], saved["since"], saved["token"]
         time.localtime(since)
         if isinstance(host, str) and isinstance(token, str) and host.isprintable():
-            return Owner(process, host[:255], float(since), token)
+            run, restarts = str(saved.get("run", "")), int(saved.get("restarts", 0))
+            return Owner(process, host[:255], float(since), token, run, restarts)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except PermissionError:
+        if is_remote(directory):
+            raise
     except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
         pass
     return Owner(None, "", 0.0, "")
 
 
-def _time_of(path: Path) -> int | None:
-    """When the file was last changed, as the file system says; None where it is gone."""
+def _job() -> tuple[str, int]:
+    """The job that a scheduler never runs twice at once, and how often it was restarted; "" outside of one."""
+    if job := os.environ.get("SLURM_JOB_ID"):
+        restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+        step = os.environ.get("SLURM_STEP_ID", "")
+        return f"slurm {job} {step}", int(restarts) if restarts.isdecimal() else 0
+    return os.environ.get(RUN, ""), 0
+
+
+def _sign_of(path: Any) -> Any:
+    """When the file was last changed, as the file system says, or the bytes of an object; None where it is gone."""
     try:
+        if is_remote(path):
+            return read_plain(path, _MOST_BYTES)
         with open_plain(path) as stream:  # NFS asks its server when a file is opened
             return os.fstat(stream.fileno()).st_mtime_ns
     except OSError:

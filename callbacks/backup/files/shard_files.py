@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,12 +15,14 @@ import tensorflow as tf
 from ....compat.keras_private.variables import raw_value
 from ....compat.tensorflow_private.clusters import get_value, set_value
 from ....distribute.environment import peer_timeout
+from ....distribute.objects import names_in
 from ....distribute.sharding.sharded_value import ShardedValue
 from ....distribute.workers.agreement import from_chief, place_among_workers
 from ...safe_file import SaveError, write_safely
 from . import container
 
 _LONGEST = 10  # times the timeout of peers: writing a part takes longer than a sign of life
+IS_PART = re.compile(r"^backup-.*\.part-[0-9]+\.unisono$")
 _saves = itertools.count()  # every worker begins the same saves
 
 Shards = dict[str, dict[int, Any]]
@@ -63,7 +66,11 @@ def part_path(path: Path, worker: int) -> Path:
 
 def part_paths(path: Path) -> list[Path]:
     """The files of parts that belong to a backup, by their names."""
-    return sorted(path.parent.glob(f"{path.stem}.part-*.unisono"))
+    return sorted(
+        path.parent / name
+        for name in names_in(path.parent)
+        if name.startswith(f"{path.stem}.") and IS_PART.match(name)
+    )
 
 
 def write_part(path: Path, save: int, worker: int, shards: Shards) -> None:

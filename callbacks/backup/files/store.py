@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ....distribute.arguments import shown
-from ....distribute.storage import local_path
+from ....distribute.objects import is_remote, names_in, remove_file, size_of
+from ....distribute.storage import storage_path
 from ...safe_file import is_own, remove_leftovers, save_error, write_safely
 from . import container, schema, shard_files
 
@@ -56,7 +57,7 @@ class BackupInfo:
 
 
 def backup_directory(directory: str | os.PathLike | None, backup_dir: str | os.PathLike | None) -> Path:
-    """The local directory that is given as `directory` or as `backup_dir`, its name in Keras; a ValueError without one."""
+    """The directory that is given as `directory` or as `backup_dir`, its name in Keras; a ValueError without one."""
     if directory is None:
         directory = backup_dir
     elif backup_dir is not None:
@@ -66,7 +67,7 @@ def backup_directory(directory: str | os.PathLike | None, backup_dir: str | os.P
         )
     if isinstance(directory, str | None) and not directory:
         raise ValueError(f"Empty `backup_dir` argument passed, `directory` {directory!r}: give a directory.")
-    return local_path("directory", directory)
+    return storage_path("directory", directory)
 
 
 def list_backups(directory: str | os.PathLike) -> list[BackupInfo]:
@@ -76,7 +77,7 @@ def list_backups(directory: str | os.PathLike) -> list[BackupInfo]:
         >>> [(info.path.name, info.status) for info in unisono.callbacks.list_backups("run")]
         [('backup-000002.unisono', 'good'), ('backup-000001.unisono', 'good')]
     """
-    return [_inspect(path) for path in backup_paths(local_path("directory", directory))]
+    return [_inspect(path) for path in backup_paths(storage_path("directory", directory))]
 
 
 def latest_backup(directory: str | os.PathLike) -> BackupInfo | None:
@@ -87,7 +88,7 @@ def latest_backup(directory: str | os.PathLike) -> BackupInfo | None:
         >>> info.path.name, info.epoch, info.step
         ('backup-000002.unisono', 2, 0)
     """
-    paths = backup_paths(local_path("directory", directory))
+    paths = backup_paths(storage_path("directory", directory))
     return next((info for info in map(_inspect, paths) if info.status == "good"), None)
 
 
@@ -103,7 +104,7 @@ def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
         >>> summary["total_steps"], sorted(content)
         (4, ['calendar', 'callbacks', 'counters', 'fingerprint', 'variables', 'workers'])
     """
-    return read_checked(local_path("path", path))
+    return read_checked(storage_path("path", path))
 
 
 def read_checked(path: Path, outline: bool = False, only: int | None = None) -> tuple[dict[str, Any], Any]:
@@ -114,14 +115,11 @@ def read_checked(path: Path, outline: bool = False, only: int | None = None) -> 
     return summary, content
 
 
-def backup_paths(directory: str | os.PathLike, fit: int | None = None) -> list[Path]:
+def backup_paths(directory: Any, fit: int | None = None) -> list[Path]:
     """The files with a backup's name, the newest first; of one fit of a process, or of all."""
-    try:
-        names = os.listdir(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    found = [(*place, name) for name in names if (place := _place(name)) and fit in (None, place[0])]
-    return [Path(directory) / name for _, _, name in sorted(found, reverse=True)]
+    places = ((_place(name), name) for name in names_in(directory))
+    found = [(*place, name) for place, name in places if place and fit in (None, place[0])]
+    return [directory / name for _, _, name in sorted(found, reverse=True)]
 
 
 def _place(name: str) -> tuple[int, int] | None:
@@ -146,8 +144,9 @@ class BackupStore:
     """
 
     def __init__(self, directory: str | os.PathLike, keep: int, check: Callable[[], object] = lambda: None):
-        self.directory = Path(directory)
+        self.directory = storage_path("directory", directory)
         self.fit = 1
+        self._newest: int | None = None  # the number of the newest backup, once it is known
         self._run: dict[str, str] = {}  # what a summary says of the run
         self._keep = keep  # files that remain after a save, at least 1
         self._check = check
@@ -155,14 +154,18 @@ class BackupStore:
     def prepare(self) -> None:
         """Creates the directory; a SaveError where that is not possible."""
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            if not is_remote(self.directory):  # the owner's object says whether a store can be written
+                self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise save_error(self.directory, error) from error
-        self.fit = 1 + _finished[os.path.realpath(self.directory)]
+        self.fit, self._newest = 1 + _finished[self._key()], None
 
     def finished(self) -> None:
         """Notes that the fit is done: the next one in this process is another."""
-        _finished[os.path.realpath(self.directory)] += 1
+        _finished[self._key()] += 1
+
+    def _key(self) -> str:
+        return str(self.directory) if is_remote(self.directory) else os.path.realpath(self.directory)
 
     def others(self) -> list[Path]:
         """The backups of other fits of the script."""
@@ -172,9 +175,10 @@ class BackupStore:
     def remove_leftovers(self) -> None:
         """Removes what writes that were interrupted left behind. The owner of the directory calls it."""
         remove_leftovers(self.directory)
-        for part in self.directory.glob("backup-*.part-*.unisono"):
-            if not part.with_name(f"{part.name.partition('.')[0]}.unisono").exists():
-                _remove(part)
+        names = set(names_in(self.directory))
+        for name in names:
+            if shard_files.IS_PART.match(name) and f"{name.partition('.')[0]}.unisono" not in names:
+                _remove(self.directory / name)
 
     def newest_good(self, read: Callable[[Path], Any] = lambda path: read_checked(path)[1]) -> Found:
         """The newest backup that is complete; later backups continue its run. `read` gives the content of a backup.
@@ -213,16 +217,20 @@ class BackupStore:
     def write(self, content: Any, summary: Mapping[str, Any]) -> None:
         """Writes one backup under the next number, then removes the oldest beyond `keep`; on SaveError it did neither."""
         self._check()
-        path = self.path_of(self.fit, self.next_number())
+        number = self.next_number()
+        path = self.path_of(self.fit, number)
         stamped = {**summary, "time": time.time(), **self._run}
-        write_safely(path, lambda stream: container.write(stream, content, stamped), self._check)
+        write_safely(path, lambda stream: container.write(stream, content, stamped), self._check, new=True)
+        self._newest = number
         for old in backup_paths(self.directory, self.fit)[self._keep :]:
             _remove(old)
 
     def next_number(self) -> int:
-        """The number of the next backup."""
-        places = map(_place, (path.name for path in backup_paths(self.directory, self.fit)[:1]))
-        return 1 + max((place[1] for place in places if place), default=0)
+        """The number of the next backup. Its own are counted: to list a store takes time."""
+        if self._newest is None:
+            places = map(_place, (path.name for path in backup_paths(self.directory, self.fit)[:1]))
+            self._newest = max((place[1] for place in places if place), default=0)
+        return 1 + self._newest
 
     def path_of(self, fit: int, number: int) -> Path:
         """The path of a backup of a fit."""
@@ -237,7 +245,8 @@ class BackupStore:
     def remove_directory(self) -> None:
         """Removes the directory if nothing is in it."""
         with contextlib.suppress(OSError):
-            self.directory.rmdir()
+            if not is_remote(self.directory):
+                self.directory.rmdir()
 
 
 class BackgroundWriter:
@@ -260,6 +269,11 @@ class BackgroundWriter:
         executor = ThreadPoolExecutor(1, "unisono-backup")
         self._running = executor.submit(job), executor
 
+    @property
+    def pending(self) -> Future[object] | None:
+        """The running job."""
+        return None if self._running is None else self._running[0]
+
     def raise_error(self) -> None:
         """Raises the error of a job that has ended, once."""
         if not self.busy:
@@ -280,13 +294,13 @@ def _remove(path: Path) -> None:
     for file in [path, *shard_files.part_paths(path)]:
         with contextlib.suppress(OSError):
             if is_own(file, _MARK):
-                file.unlink()
+                remove_file(file)
 
 
 def _inspect(path: Path) -> BackupInfo:
     size = 0
     try:
-        size = sum(file.lstat().st_size for file in [path, *shard_files.part_paths(path)])
+        size = sum(size_of(file) for file in [path, *shard_files.part_paths(path)])
         summary, _ = read_checked(path, outline=True)
     except container.NewerFormatError as error:
         return BackupInfo(path, "newer", size=size, problem=str(error))

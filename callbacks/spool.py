@@ -1,0 +1,149 @@
+"""A local folder for callbacks that write to a store, such as a bucket, files that grow or that TensorFlow writes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import uuid
+import warnings
+import weakref
+from pathlib import Path
+from typing import Any
+
+from ..distribute.objects import is_remote, names_in, open_plain, remove_file, upload
+from ..distribute.storage import storage_path
+from ..distribute.workers.ticker import Ticker
+from .safe_file import SaveError, save_error
+
+_PAUSE = 30.0  # seconds between uploads while training goes on
+
+
+class Spool:
+    """Owns the folder, and, in its block, a thread that uploads what changes in it.
+
+    `place` the paths of callbacks in the block, and leave it after their last write: what has changed by then is uploaded.
+    An error of an upload is a warning, and tried again; at the end it is a SaveError. Training waits for the end alone.
+    """
+
+    def __init__(self) -> None:
+        self._folder: str | None = None
+        self._entered = False
+        self._roots: list[tuple[Path, Any]] = []  # a local folder, and the one in the store
+        self._uploaded: dict[Path, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+        self._ticker: Ticker | None = None
+        self._has_warned = False
+
+    def place(self, argument: str, url: Any, folder: bool) -> str:
+        """The local path to write to instead of `url`: a `folder`, or a file, whose name may have placeholders.
+
+        Files of that name which exist already, with any suffix, are downloaded: a resumed run continues them.
+        """
+        remote = storage_path(argument, url)
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="unisono-spool-")
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            if self._entered:
+                self._ticker = Ticker("spool", self._tick, _PAUSE)
+                self._ticker.start()
+        local = Path(self._folder, str(len(self._roots)))
+        local.mkdir()
+        base = remote if folder else fixed_folder(remote)
+        check_writable(argument, base)
+        for name in () if folder else names_in(base):
+            if Path(name).stem == remote.stem:
+                with open_plain(base / name) as source, open(local / name, "wb") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+                self._uploaded[local / name] = _sign(local / name)
+        self._roots.append((local, base))
+        return str(local) if folder else f"{local}/{name_below(base, remote)}"
+
+    def holds(self, place: Any) -> bool:
+        """Whether a local path is in the folder."""
+        return any(local == Path(place) for local, _ in self._roots)
+
+    def upload(self) -> None:
+        """Uploads what has changed, and removes what was removed. Context: any thread."""
+        with self._lock:
+            for local, remote in self._roots:
+                found = {
+                    file for file in local.rglob("*") if file.is_file() and not file.name.startswith(".")
+                }
+                for file in sorted(found):
+                    sign = _sign(file)
+                    if self._uploaded.get(file) != sign:
+                        _upload_growing(file, remote / file.relative_to(local).as_posix())
+                        self._uploaded[file] = sign
+                for file in [each for each in self._uploaded if local in each.parents and each not in found]:
+                    remove_file(remote / file.relative_to(local).as_posix())
+                    del self._uploaded[file]
+
+    def __enter__(self) -> Spool:
+        self._entered = True
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if self._ticker is None:
+            return
+        self._ticker.stop()
+        try:
+            self.upload()
+        except OSError as error:
+            failed = _failed(error)
+            if kind is None:
+                raise failed from error
+            warnings.warn(str(failed), stacklevel=2)
+
+    def _tick(self) -> bool:
+        try:
+            self.upload()
+        except OSError as error:
+            if not self._has_warned:
+                warnings.warn(f"{_failed(error)} Training goes on, and the upload is tried again.")
+            self._has_warned = True
+        return True
+
+
+def fixed_folder(path: Any) -> Any:
+    """The folder of a path such as `runs/{epoch:03d}.keras`, up to its first placeholder."""
+    folder = path.parent
+    while "{" in str(folder):
+        folder = folder.parent
+    return folder
+
+
+def name_below(folder: Any, path: Any) -> str:
+    """The name of a path relative to a folder, with "/"."""
+    if is_remote(path):
+        return path.path.removeprefix(folder.path).lstrip("/")
+    return path.relative_to(folder).as_posix()
+
+
+def check_writable(argument: str, folder: Any) -> None:
+    """A SaveError that names the argument, unless an object can be written to a folder of a store, and removed again."""
+    probe = folder / f".unisono-{uuid.uuid4().hex}"
+    try:
+        with tempfile.NamedTemporaryFile() as empty:
+            upload(Path(empty.name), probe)
+        remove_file(probe)
+    except OSError as error:
+        failed = save_error(folder, error)
+        raise SaveError(failed.errno, f"`{argument.strip('`')}`: {failed.strerror}") from error
+
+
+def _upload_growing(file: Path, remote: Any) -> None:
+    """Uploads what a file holds now."""
+    with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
+        upload(Path(shutil.copyfile(file, Path(folder, file.name))), remote)
+
+
+def _sign(file: Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+def _failed(error: OSError) -> SaveError:
+    return (
+        error if isinstance(error, SaveError) else save_error(Path(error.filename or "a store").parent, error)
+    )

@@ -1,0 +1,181 @@
+"""Files and objects alike: a path is a local file, or an object in a store such as a bucket (a `upath.UPath`).
+
+A store renames and truncates nothing: an object is written whole, and shown to every reader at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import random
+import re
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .environment import without_password
+
+_PAUSES = (0.2, 0.6, 1.8, 5.4)  # seconds before a store is asked again
+_jitter = random.Random()  # not the generator that training draws from
+_SECRET_NAME = re.compile("KEY|SECRET|TOKEN|PASSW|CREDENTIAL|CONNECTION_STRING|SAS", re.IGNORECASE)
+_SIGNATURE = re.compile(r"(?i)\b(sig|signature|accountkey|token|x-amz-signature)=[^&;\s'\"]+")
+_BUFFER_BYTES = 1 << 20
+
+
+def is_remote(path: Any) -> bool:
+    """Whether a path is a `upath.UPath` in a store, rather than a local one."""
+    return hasattr(path, "storage_options") and not isinstance(path, str)
+
+
+def open_plain(path: Any) -> io.BufferedReader:
+    """Opens a plain file or an object for reading; an OSError for FIFOs, devices and folders, without waiting for them."""
+    if is_remote(path):
+        return io.BufferedReader(_Object(path), _BUFFER_BYTES)
+    _reject_unless_plain(os.stat(path), path)  # opening a device can have effects
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        _reject_unless_plain(os.fstat(descriptor), path)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _reject_unless_plain(status: os.stat_result, path: str | Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+
+
+def names_in(directory: Any) -> list[str]:
+    """The names in a folder, in any order; none where there is no such folder."""
+    try:
+        if not is_remote(directory):
+            return os.listdir(directory)
+        directory.fs.invalidate_cache()  # others write, too
+        found = ask_store(directory, lambda: directory.fs.ls(directory.path, detail=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    own = directory.path.rstrip("/")
+    return [each.rstrip("/").rpartition("/")[2] for each in found if each.rstrip("/") != own]
+
+
+def size_of(path: Any) -> int:
+    """The bytes of a file or an object; a FileNotFoundError without one."""
+    if not is_remote(path):
+        return path.lstat().st_size
+    path.fs.invalidate_cache()
+    return int(ask_store(path, lambda: path.fs.info(path.path))["size"])
+
+
+def remove_file(path: Any) -> None:
+    """Removes a file or an object; a FileNotFoundError without one."""
+    if is_remote(path):
+        ask_store(path, lambda: path.fs.rm_file(path.path))
+    else:
+        path.unlink()
+
+
+def upload(source: Path, path: Any, new: bool = False) -> None:
+    """Writes a local file as an object, whole. If it must be `new`, a FileExistsError where another object has its name.
+
+    An attempt whose answer was lost may have written it: an object with the same bytes is this one.
+    """
+    exclusive = [new]
+
+    def write() -> None:
+        try:
+            if exclusive[0]:
+                path.fs.put_file(str(source), path.path, mode="create")
+            else:
+                path.fs.put_file(str(source), path.path)
+        except (TypeError, NotImplementedError):  # the store knows no exclusive write
+            if not exclusive[0]:
+                raise
+            if path.fs.exists(path.path):
+                raise FileExistsError(errno.EEXIST, "it exists", str(path)) from None
+            path.fs.put_file(str(source), path.path)
+        except FileExistsError:
+            with open_plain(path) as stream:
+                if stream.read() != source.read_bytes():
+                    raise
+        if size_of(path) != source.stat().st_size:
+            exclusive[0] = False  # it is ours, and not whole
+            raise OSError(errno.EIO, "the store has kept a part of it alone")
+
+    ask_store(path, write)
+
+
+def ask_store(path: Any, call: Callable[[], Any]) -> Any:
+    """`call()`; again, after a pause with jitter, where a store fails for another reason than the path or the rights.
+
+    Raises FileNotFoundError, FileExistsError, PermissionError or another OSError with the cause, without credentials.
+    """
+    pauses = iter(_PAUSES)
+    while True:
+        try:
+            return call()
+        except (FileNotFoundError, FileExistsError):
+            raise
+        except Exception as error:  # each store has errors of its own
+            pause = next(pauses, None)
+            if pause is None or isinstance(error, PermissionError):
+                kind = PermissionError if isinstance(error, PermissionError) else OSError
+                reason = f"{type(error).__name__}: {without_secrets(str(error), path)}"
+                raise kind(getattr(error, "errno", None) or errno.EIO, reason, str(path)) from None
+        time.sleep(pause * _jitter.uniform(0.5, 1.5))
+
+
+def without_secrets(text: str, path: Any) -> str:
+    """An error of a store in one line, without what its options and the environment hold of credentials."""
+    given = [
+        path.storage_options,
+        *(v for v in path.storage_options.values() if isinstance(v, dict)),
+        os.environ,
+    ]
+    for name, value in (pair for options in given for pair in options.items()):
+        if _SECRET_NAME.search(name) and isinstance(value, str) and len(value) >= 4:
+            text = text.replace(value, "***")
+    text = re.sub(r"\s+", " ", _SIGNATURE.sub(r"\1=***", without_password(text)))
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+class _Object(io.RawIOBase):
+    """The bytes of an object, read in parts."""
+
+    def __init__(self, path: Any) -> None:
+        super().__init__()
+        self._path, self._at, self._size = path, 0, size_of(path)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._at + len(buffer), self._size)
+        if end <= self._at:
+            return 0
+        path = self._path
+        part = ask_store(
+            path, lambda: _whole(path.fs.cat_file(path.path, start=self._at, end=end), end - self._at)
+        )
+        buffer[: len(part)] = part
+        self._at = end
+        return len(part)
+
+
+def _whole(part: bytes, size: int) -> bytes:
+    if len(part) != size:
+        raise OSError(errno.EIO, f"{len(part)} of {size} bytes were read")
+    return part

@@ -1,0 +1,377 @@
+"""Callbacks that write to a store: `memory://` of fsspec, and the same store with faults at each call in turn."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import warnings
+from pathlib import Path
+
+import fsspec
+import keras
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from upath import UPath
+from upath.implementations.memory import MemoryPath
+from upath.registry import register_implementation
+
+import unisono
+from unisono import callbacks
+from unisono.callbacks.backup.files import container
+from unisono.callbacks.backup.files.owner import FolderInUseError, FolderOwner
+from unisono.callbacks.backup.files.store import BackupStore, backup_paths
+from unisono.distribute import objects
+
+X = np.random.default_rng(0).normal(size=(32, 3))
+Y = X[:, :1]
+
+
+class Killed(BaseException):
+    pass
+
+
+class KillAt(keras.callbacks.Callback):
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if int(self.model.optimizer.iterations.numpy()) >= self.step:
+            raise Killed
+
+
+class Faulty(MemoryFileSystem):
+    """A memory store in which one call of those that read or write goes wrong."""
+
+    protocol = "faulty"
+    cachable = False
+    kind = None  # how: "fail", "lose the answer", "cut", "twice"
+    at = -1  # which call
+    calls = itertools.count()
+    names: list[str] = []
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return MemoryFileSystem._strip_protocol(str(path).replace("faulty://", "memory://"))
+
+    @classmethod
+    def plan(cls, kind, at):
+        cls.kind, cls.at, cls.calls, cls.names = kind, at, itertools.count(), []
+
+    def _faulty(self, name, call, *args, **kwargs):
+        number = next(Faulty.calls)
+        Faulty.names.append(name)
+        if number != Faulty.at:
+            return call(*args, **kwargs)
+        if Faulty.kind == "fail":
+            raise ConnectionError("secret-key-of-mine was not let through")
+        if Faulty.kind == "lose the answer":
+            call(*args, **kwargs)
+            raise TimeoutError("no answer")
+        if Faulty.kind == "twice":
+            call(*args, **kwargs)
+            return call(*args, **kwargs)
+        result = call(*args, **kwargs)
+        if name == "put":
+            path = self._strip_protocol(args[1])
+            self.pipe_file(path, self.cat_file(path)[:-3])
+        return result[:-1] if name == "cat" else result
+
+    def put_file(self, *args, **kwargs):
+        return self._faulty("put", super().put_file, *args, **kwargs)
+
+    def cat_file(self, *args, **kwargs):
+        return self._faulty("cat", super().cat_file, *args, **kwargs)
+
+    def info(self, *args, **kwargs):
+        return self._faulty("info", super().info, *args, **kwargs)
+
+    def rm_file(self, *args, **kwargs):
+        return self._faulty("remove", super().rm_file, *args, **kwargs)
+
+
+fsspec.register_implementation("faulty", Faulty, clobber=True)
+register_implementation("faulty", MemoryPath, clobber=True)
+
+
+@pytest.fixture(autouse=True)
+def empty_store(monkeypatch):
+    MemoryFileSystem.store.clear()
+    Faulty.plan(None, -1)
+    monkeypatch.setattr(objects, "_PAUSES", (0.0, 0.0, 0.0))
+    yield
+    MemoryFileSystem.store.clear()
+
+
+def new_model():
+    keras.utils.set_random_seed(3)
+    model = unisono.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dropout(0.3), keras.layers.Dense(1)]
+    )
+    model.compile(unisono.optimizers.Adam(0.01), "mse")
+    return model
+
+
+def train(*given, epochs=2, model=None):
+    model = model or new_model()
+    model.fit(X, Y, batch_size=8, epochs=epochs, verbose=0, callbacks=list(given))
+    return model
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(a.get_weights(), b.get_weights()))
+
+
+def killed_and_resumed(url, **arguments):
+    def backup():
+        return callbacks.BackupAndRestore(url, save_freq=2, **arguments)
+
+    with pytest.raises(Killed):
+        train(backup(), KillAt(7))
+    return train(backup())
+
+
+def test_resumed_run_has_the_bits_of_one_that_was_not_killed(capsys):
+    url = "memory://bucket/run"
+    assert same(killed_and_resumed(url, delete_when_done=False), train())
+    assert (
+        "Resuming from memory://bucket/run/backup-000003.unisono at epoch 2, step 2"
+        in capsys.readouterr().out
+    )
+    found = callbacks.list_backups(url)
+    assert [info.status for info in found] == ["good", "good"]
+    assert callbacks.latest_backup(url).total_steps == 8
+    summary, content = callbacks.read_backup(found[0].path)
+    assert summary["total_steps"] == 8 and content["counters"]
+    assert not [name for name in MemoryFileSystem.store if "owner" in name]
+
+
+def test_backups_are_removed_when_training_is_done():
+    train(callbacks.BackupAndRestore(UPath("memory://bucket/run")))
+    assert not MemoryFileSystem.store
+
+
+@pytest.mark.parametrize("kind", ["fail", "lose the answer", "cut", "twice"])
+def test_one_fault_at_each_call_loses_nothing(kind, monkeypatch):
+    """Every call that reads or writes goes wrong once, in a run that is killed and resumed."""
+    monkeypatch.setenv("MY_SECRET_KEY", "secret-key-of-mine")
+    Faulty.plan(None, -1)
+    save_and_read("faulty://bucket/first")
+    calls = len(Faulty.names)
+    assert calls > 30 and set(Faulty.names) == {"put", "cat", "info", "remove"}
+    for at in range(calls):
+        MemoryFileSystem.store.clear()
+        Faulty.plan(kind, at)
+        save_and_read(f"faulty://bucket/{kind}-{at}")
+        assert len(Faulty.names) >= calls
+
+
+def save_and_read(url):
+    """What `BackupAndRestore` does to a store."""
+    place = UPath(url)
+    owner = FolderOwner(place)
+    store = BackupStore(place, keep=2, check=owner.check)
+    store.prepare()
+    owner.acquire()
+    store.remove_leftovers()
+    assert store.newest_good(lambda path: container.read(path)[1]).content is None
+    for number in range(3):
+        store.write({"a": np.arange(number)}, {"epoch": number})
+    owner._keep_alive()
+    found = store.newest_good(lambda path: container.read(path)[1])
+    assert len(found.content["a"]) == 2 and not found.problems
+    assert [path.name for path in backup_paths(place)] == ["backup-000003.unisono", "backup-000002.unisono"]
+    owner.release()
+    assert not (place / "owner.json").exists()
+
+
+@pytest.mark.parametrize("kind", ["fail", "cut"])
+def test_faults_in_a_run_that_is_killed_and_resumed(kind):
+    reference = train()
+    for at in (3, 17, 29):
+        Faulty.plan(kind, at)
+        assert same(killed_and_resumed(f"faulty://bucket/{at}"), reference)
+        assert len(Faulty.names) > at
+
+
+def test_store_that_stays_unreachable_is_an_error_before_the_first_step_without_credentials(monkeypatch):
+    monkeypatch.setenv("MY_SECRET_KEY", "secret-key-of-mine")
+
+    def refuse(self, *args, **kwargs):
+        raise ConnectionError("secret-key-of-mine sig=abcdef123&x=1 was not let through")
+
+    monkeypatch.setattr(Faulty, "_faulty", refuse)
+    for callback in (
+        callbacks.BackupAndRestore("faulty://bucket/run"),
+        callbacks.ModelCheckpoint("faulty://bucket/{epoch}.keras"),
+        callbacks.JSONLines("faulty://bucket/log.jsonl"),
+        keras.callbacks.CSVLogger("faulty://bucket/log.csv"),
+    ):
+        model = new_model()
+        with pytest.raises(
+            callbacks.SaveError, match=r"bucket.*ConnectionError: .*Check the bucket"
+        ) as caught:
+            train(callback, model=model)
+        assert "secret" not in str(caught.value) and "abcdef" not in str(caught.value)
+        assert int(model.optimizer.iterations.numpy()) == 0
+
+
+def test_two_runs_never_write_to_one_place(monkeypatch):
+    first = FolderOwner(UPath("memory://bucket/run"), beat=0.02, patience=0.3)
+    first.acquire()
+    with pytest.raises(FolderInUseError, match=r"memory://bucket/run is used by another fit"):
+        FolderOwner(UPath("memory://bucket/run")).acquire()
+    # An owner in another container: its object changes while it lives.
+    path = UPath("memory://bucket/run/owner.json")
+    said = json.loads(path.read_bytes())
+    elsewhere = said | {"process": "00000000-1-1", "host": "other", "token": "theirs"}
+    first.release()
+    path.fs.pipe_file(path.path, json.dumps(elsewhere).encode())
+    second = FolderOwner(UPath("memory://bucket/run"), beat=0.02, patience=0.3)
+    second.acquire()  # it did not change for 0.3 s
+    path.fs.pipe_file(path.path, json.dumps(elsewhere).encode())
+    with pytest.raises(FolderInUseError, match="has been taken over by process 1 on other"):
+        second.check()
+    second.release()
+    assert json.loads(path.read_bytes())["token"] == "theirs"
+
+
+def test_same_job_takes_over_at_once(monkeypatch):
+    path = UPath("memory://bucket/run/owner.json")
+    said = {"process": "00000000-1-1", "host": "other", "since": 1.0, "token": "theirs"}
+    for before, now, at_once in (
+        (
+            {"run": "slurm 7 0", "restarts": 0},
+            {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "1"},
+            True,
+        ),
+        ({"run": "slurm 7 0", "restarts": 1}, {"SLURM_JOB_ID": "8", "SLURM_STEP_ID": "0"}, False),
+        ({"run": "night"}, {"UNISONO_RUN": "night"}, True),
+        ({"run": ""}, {}, False),
+    ):
+        path.fs.pipe_file(path.path, json.dumps(said | before).encode())
+        with monkeypatch.context() as patch:
+            for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "UNISONO_RUN"):
+                patch.delenv(name, raising=False)
+            for name, value in now.items():
+                patch.setenv(name, value)
+            waited = []
+            patch.setattr("unisono.callbacks.backup.files.owner.time.sleep", waited.append)
+            owner = FolderOwner(path.parent, patience=0.0 if at_once else 0.01)
+            owner.acquire()
+            owner.release()
+            assert bool(waited) is not at_once
+
+
+def test_checkpoints_keep_the_best_and_the_last(tmp_path):
+    for place in ("memory://bucket/models", str(tmp_path)):
+        train(callbacks.ModelCheckpoint(f"{place}/{{epoch}}-{{loss:.3f}}.keras", keep_last=2), epochs=4)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert [path.name for path in sorted(UPath("memory://bucket/models").iterdir())] == names and len(
+        names
+    ) == 2
+    url = f"memory://bucket/models/{names[0]}"
+    assert callbacks.verify_checkpoint(url) is True
+    assert UPath(url).read_bytes()[:2] == b"PK"
+    UPath(url).write_bytes(UPath(url).read_bytes()[:-200])
+    assert callbacks.verify_checkpoint(url) is False
+
+
+def test_checkpoint_does_not_overwrite_a_file_of_others():
+    UPath("memory://bucket/best.keras").write_bytes(b"mine")
+    with pytest.warns(
+        UserWarning, match=r"renamed memory://bucket/best.keras.* to memory://bucket/best.keras.old"
+    ):
+        train(callbacks.ModelCheckpoint("memory://bucket/best.keras"))
+    assert UPath("memory://bucket/best.keras.old").read_bytes() == b"mine"
+    assert callbacks.verify_checkpoint("memory://bucket/best.keras")
+
+
+def test_logs_reports_and_events_are_those_of_a_local_run(tmp_path):
+    def written(place):
+        train(
+            callbacks.JSONLines(f"{place}/log.jsonl", clock=lambda: 1.0),
+            keras.callbacks.CSVLogger(f"{place}/log.csv"),
+            callbacks.TrainingReport(f"{place}/report.html"),
+            callbacks.TensorBoard(f"{place}/events"),
+            keras.callbacks.ModelCheckpoint(f"{place}/keras/{{epoch}}.weights.h5", save_weights_only=True),
+        )
+
+    written("memory://bucket/run")
+    written(tmp_path)
+    store = UPath("memory://bucket/run")
+    for name in ("log.jsonl", "log.csv"):
+        assert (store / name).read_bytes() == (tmp_path / name).read_bytes()
+    assert b"<html" in (store / "report.html").read_bytes() and (store / "report.jsonl").exists()
+    assert sorted(p.name for p in (store / "keras").iterdir()) == ["1.weights.h5", "2.weights.h5"]
+    events = [p for p in (store / "events" / "train").iterdir() if "tfevents" in p.name]
+    assert len(events) == 2  # a file for each epoch, which is uploaded once
+
+
+def test_resumed_log_continues():
+    def given():
+        return callbacks.JSONLines("memory://bucket/log.jsonl"), callbacks.BackupAndRestore(
+            "memory://bucket/b", save_freq=2
+        )
+
+    with pytest.raises(Killed):
+        train(*given(), KillAt(7))
+    train(*given())
+    lines = UPath("memory://bucket/log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [0, 1]
+
+
+def test_file_of_others_is_rejected_before_the_first_step():
+    UPath("memory://bucket/log.jsonl").write_bytes(b"mine")
+    with pytest.raises(callbacks.SaveError, match="would overwrite"):
+        train(callbacks.JSONLines("memory://bucket/log.jsonl"))
+    assert UPath("memory://bucket/log.jsonl").read_bytes() == b"mine"
+
+
+def test_predictions():
+    model = train()
+    for url in ("memory://bucket/p.npy", "memory://bucket/folder"):
+        outputs = model.predict(X, verbose=0, callbacks=[callbacks.PredictionWriter(url)])
+        assert np.array_equal(outputs, model.predict(X, verbose=0))
+    assert sorted(MemoryFileSystem.store) == ["/bucket/folder/0.npy", "/bucket/p.npy"]
+
+
+def test_upload_that_fails_while_training_is_tried_again(monkeypatch):
+    """The callback's file is complete at the end, and one warning says that an upload failed."""
+    from unisono.callbacks import spool
+
+    monkeypatch.setattr(spool, "_PAUSE", 0.01)
+    made = spool.Spool()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with made:
+            place = made.place("path", "memory://bucket/a.txt", folder=False)
+            monkeypatch.setattr(
+                spool, "upload", lambda *_: (_ for _ in ()).throw(OSError(5, "down", "memory://bucket/a.txt"))
+            )
+            Path(place).write_text("text")
+            assert made._tick() and made._tick()
+            monkeypatch.setattr(spool, "upload", objects.upload)
+    assert UPath("memory://bucket/a.txt").read_text() == "text"
+    assert [str(each.message) for each in caught if "tried again" in str(each.message)]
+
+
+def test_custom_loop_says_where_stores_work():
+    log = callbacks.JSONLines("memory://bucket/log.jsonl")
+    log.set_model(keras.Sequential([keras.layers.Dense(1)]))
+    with pytest.raises(ValueError, match="only in the `fit` of a Unisono model"):
+        log.on_train_begin()
+
+
+def test_keras_backup_in_a_store_is_rejected():
+    with pytest.raises(ValueError, match=r"use unisono\.callbacks\.BackupAndRestore"):
+        train(keras.callbacks.BackupAndRestore("memory://bucket/b"))
+
+
+def test_backups_command(capsys):
+    from unisono.commands import backups
+
+    train(callbacks.BackupAndRestore("memory://bucket/listed", delete_when_done=False))
+    assert backups.main(["memory://bucket/listed"]) == 0
+    assert "backup-000002.unisono" in capsys.readouterr().out
