@@ -34,7 +34,7 @@ def forward_pass(model: TrainedModel) -> Iterator[int]:
         return {}
 
     with model._strategy_scope():
-        function, steps = StepFunction(model, False, step, loop_for), 0
+        function, steps = StepFunction(model, "test", step, loop_for), 0
     state.source.begin_epoch(state.epoch)
     model.stop_evaluating = False
     for call in compiled_calls(state.source, lambda: 1, Workers(model, "stop_evaluating")):

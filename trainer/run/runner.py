@@ -20,10 +20,9 @@ from ..step.variable_placement import place_with_model
 from . import build
 from .checks.argument_errors import explained
 from .logs.step_logs import record_steps
-from .loops import predict_loop
 from .loops.compiled_calls import CallLength, compiled_calls
 from .loops.loop_choice import loop_for
-from .loops.predict_function import PredictFunction
+from .loops.predictions import FEWEST_STEPS
 from .loops.step_function import StepFunction
 from .worker_settlement import Workers
 from .xla.xla_rule import choose_backend, open_sizes
@@ -60,9 +59,7 @@ class Runner:
     def function(self, model: TrainedModel, phase: str) -> Any:
         """The function that runs the steps of "train", "test" or "predict"."""
         step = self.step_of(model, f"{phase}_step")
-        if phase == "predict":
-            return PredictFunction(model, step)
-        return StepFunction(model, phase == "train", step, loop_for)
+        return StepFunction(model, phase, step, loop_for)
 
     def make_function(self, model: TrainedModel, phase: str) -> Any:
         """Calls `make_train_function`, `make_test_function` or `make_predict_function`, and returns what it made.
@@ -120,7 +117,7 @@ class Runner:
         self, model: TrainedModel, source: Source, callbacks: keras.callbacks.CallbackList
     ) -> Iterator[tuple[int, list[Any]]]:
         """One pass over `source`, in order: (its last batch, the outputs of its batches) of each compiled call."""
-        source.open_sizes = open_sizes(model, source.steps_per_epoch, predict_loop.FEWEST_STEPS)
+        source.open_sizes = open_sizes(model, source.steps_per_epoch, FEWEST_STEPS)
         return _pass(model, source, callbacks, "predict", "stop_predicting", list)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -12,11 +14,15 @@ from ...inputs.sources.source import Chunk
 from ..xla import xla_loops
 from ..xla.xla_rule import decides, reason_in_layout, reason_in_step
 from .compiled import GRAPH, XLA, Compiled, inputs_and_steps, signed
+from .predictions import Predictions, run_one_by_one
 from .step_function import StepFunction
 
 
 def loop_for(function: StepFunction, chunk: Chunk) -> Compiled:
     """The loop over the steps of `function` for chunks with the layout of `chunk`."""
+    if function.predicts:
+        predictions = Predictions(function, chunk)
+        return Compiled(predictions, inputs_and_steps, predictions.graphs)
     if function.model.run_eagerly:
         return Compiled(function.loop(function.global_step, chunk), inputs_and_steps)
     by_rule = function.backend == XLA and not function.model.jit_compile and decides(function, chunk)
@@ -30,7 +36,8 @@ def loop_for(function: StepFunction, chunk: Chunk) -> Compiled:
         first = not (function.alone or chunk.open_ended)
         compiled = signed(loop, None if chunk.open_ended else chunk.signature, first)
         if not function.alone and _shapes_vary(function, compiled, chunk):
-            compiled = _one_by_one(function, compiled, first)
+            each = functools.partial(_single_steps, function, compiled, first)
+            compiled = compiled._replace(function=functools.partial(run_one_by_one, function, each))
     if not by_rule:
         return compiled
     try:
@@ -54,23 +61,14 @@ def _shapes_vary(function: StepFunction, loop: Compiled, chunk: Chunk) -> bool:
     return function.shapes_vary
 
 
-def _one_by_one(function: StepFunction, loop: Compiled, first: bool) -> Compiled:
-    """`loop`, called for every step separately: from number `first` on, or for the next batch of an iterator."""
-
-    def run(inputs: Any, steps: tf.Tensor, *_: Any) -> tuple[int, dict[str, Any]]:
-        logs: dict[str, Any] = {}
-        for i in range(int(steps)):
-            function.begin(i)
-            span = (i + 1, i) if first else (1,)
-            ran, new = loop.function(inputs, *(tf.constant(number, tf.int32) for number in span))
-            if not int(ran):
-                return i, logs
-            logs = new
-            if function.halted():
-                return i + 1, logs
-        return int(steps), logs
-
-    return loop._replace(function=run)
+def _single_steps(
+    function: StepFunction, loop: Compiled, first: bool, inputs: Any, steps: int
+) -> Iterator[Any]:
+    """Call `loop` for every step separately: from number `first` on, or for the next batch of an iterator."""
+    for i in range(steps):
+        function.begin(i)
+        span = (i + 1, i) if first else (1,)
+        yield loop.function(inputs, *(tf.constant(number, tf.int32) for number in span))
 
 
 def _or_graph(function: StepFunction, loop: Compiled, chunk: Chunk, whole: bool) -> Compiled:
