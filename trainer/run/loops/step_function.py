@@ -79,8 +79,8 @@ class StepFunction:
         with tf.device("CPU:0"):  # the steps of the last call that ran before an error, or UNKNOWN
             self.reached_steps = plain_variable(tf.constant(UNKNOWN))
 
-    def __call__(self, call: CompiledCall, step: int = 0) -> tuple[int, Any]:
-        """Runs a compiled call after `step` steps of the epoch, which errors name.
+    def __call__(self, call: CompiledCall) -> tuple[int, Any]:
+        """Runs a compiled call, whose errors name the step.
 
         Returns:
             The steps that ran (fewer than requested when an open-ended input ended), and the logs after the last or a list
@@ -90,7 +90,7 @@ class StepFunction:
         for chunk in call.chunks:
             (function, arguments, _), familiar = self.compiled_for(chunk)
             self.reached_steps.assign(0, read_value=False)
-            with monitored_collective(familiar), noted(self.reached, step + done), self._optimization():
+            with monitored_collective(familiar), noted(self.reached, call.first + done), self._optimization():
                 given = arguments(chunk)
                 run = graph_for(function, given) if chunk.signature is None else only_graph(function)
                 ran, new = run(*given)
