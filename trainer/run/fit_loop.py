@@ -33,8 +33,7 @@ from .fit_begin import begin_fit
 from .fit_inputs import FitArguments, draw_seed, sources
 from .forward_pass import forward_pass
 from .logs.step_logs import record_steps
-from .loops.loop_choice import loop_for
-from .loops.step_function import StepFunction
+from .loops.loop_choice import LoopedSteps
 from .passes import Pass, TrainingPass
 from .worker_settlement import Workers, check_same_begin, check_same_fit
 from .xla.xla_rule import choose_backend
@@ -72,7 +71,7 @@ class Runner:
     def function(self, model: TrainedModel, phase: str) -> Any:
         """The function that runs the steps of "train", "test" or "predict"."""
         step = self.step_of(model, f"{phase}_step")
-        return StepFunction(model, phase, step, loop_for)
+        return LoopedSteps(model, phase, step)
 
     def make_function(self, model: TrainedModel, phase: str) -> Any:
         """Calls `make_train_function`, `make_test_function` or `make_predict_function`, and returns what it made.

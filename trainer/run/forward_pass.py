@@ -14,8 +14,7 @@ from ...distribute.parameter_servers.updates import on_parameter_servers
 from ..inputs import Source
 from ..step.train_step import forward
 from .loops.compiled_calls import CompiledCall
-from .loops.loop_choice import loop_for
-from .loops.step_function import StepFunction
+from .loops.loop_choice import LoopedSteps
 from .passes import Pass
 
 
@@ -31,7 +30,7 @@ def why_no_pass(model: TrainedModel, source: Source) -> str | None:
 class _ForwardPass(Pass):
     """One batch in a call, without callbacks."""
 
-    def __init__(self, model: TrainedModel, source: Source, function: StepFunction) -> None:
+    def __init__(self, model: TrainedModel, source: Source, function: LoopedSteps) -> None:
         super().__init__(model, source, keras.callbacks.CallbackList(), "test", function=function)
         self.fixed_steps = 1
 
@@ -49,7 +48,7 @@ def forward_pass(model: TrainedModel, runner: Any) -> Iterator[int]:
         return {}
 
     with model._strategy_scope():
-        function = StepFunction(model, "test", step, loop_for)
+        function = LoopedSteps(model, "test", step)
     state.source.begin_epoch(state.epoch)
     model.stop_evaluating = False
     for steps, _ in enumerate(runner.run_steps(_ForwardPass(model, state.source, function)), 1):

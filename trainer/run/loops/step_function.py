@@ -1,4 +1,4 @@
-"""Runs steps: several in one call of a compiled function, under any strategy; `loop_choice.py` chooses the function."""
+"""Runs steps: several in one call of a compiled function, under any strategy; `loop_choice.py` chooses the loops."""
 
 from __future__ import annotations
 
@@ -43,18 +43,11 @@ _EACH_INPUT = 5e-6  # seconds for TensorFlow to pass one variable to a graph
 class StepFunction:
     """Runs the steps of "train", "test" or "predict" on global batches, in loops in the graph. Owns the compiled functions.
 
-    `step_fn(data)` returns logs or outputs, and is called in replica context. `loop_for(self, chunk)` is the loop for chunks
-    of that layout, see `loop_choice.py`.
+    `step_fn(data)` returns logs or outputs, and is called in replica context. `LoopedSteps` chooses the loops.
     """
 
-    def __init__(
-        self,
-        model: TrainedModel,
-        phase: str,
-        step_fn: Callable[[Any], Any],
-        loop_for: Callable[[StepFunction, Chunk], Compiled],
-    ) -> None:
-        self.model, self.phase, self._step_fn, self._loop_for = model, phase, step_fn, loop_for
+    def __init__(self, model: TrainedModel, phase: str, step_fn: Callable[[Any], Any]) -> None:
+        self.model, self.phase, self._step_fn = model, phase, step_fn
         self.training, self.predicts = phase == "train", phase == "predict"
         self.alone = model.distribute_strategy.num_replicas_in_sync == 1  # one replica
         self.backend = GRAPH  # or XLA; see `xla_rule`
@@ -153,13 +146,17 @@ class StepFunction:
         """Whether callbacks have added operations to the step."""
         return bool(self._hooks())
 
+    def compile_loop(self, chunk: Chunk) -> Compiled:
+        """Compile the loop for chunks with the layout of `chunk`; may change the backend."""
+        raise NotImplementedError
+
     def compiled_for(self, chunk: Chunk) -> tuple[Compiled, bool]:
         """The compiled function for chunks of this layout, and whether it existed already."""
         familiar = self._key(chunk) in self._compiled
         if not familiar:
             if runs_in_threads(self.model.distribute_strategy):
                 thread_state()  # its variable, created in a trace, would cost another trace
-            compiled = self._loop_for(self, chunk)  # may change the backend
+            compiled = self.compile_loop(chunk)  # may change the backend
             self._compiled[self._key(chunk)] = compiled
             self.fresh = True
         return self._compiled[self._key(chunk)], familiar
@@ -268,7 +265,7 @@ class StepFunction:
         run = replica_function(strategy, step_fn, slices.of_this_replica, tracing)
         with effects() as made, losses_count_samples(model):
             logs: Any = strategy.run(run)
-        self.shapes_vary = self.shapes_vary or tracing.shapes_vary or slices.shapes_vary
+        self.shapes_vary = self.shapes_vary or tracing.shapes_vary
         if self.predicts:
             return outputs_of_replicas(logs, strategy)
         logs = self._partition.checked(logs) if own is None else Shares.of(logs, own.sums, strategy)
