@@ -31,6 +31,9 @@ class ReplicaSamples:
     global_samples: Any
     # The position of this replica's first sample in the global batch. None: split evenly, in the order of the replicas.
     first_sample: Any = None
+    # Set while the step is traced: a collective in it may have another shape in another step. TensorFlow keeps the shape of
+    # a collective for a whole call, so such steps cannot run in one loop.
+    shapes_vary: bool = False
 
     @property
     def alive(self) -> Any:
@@ -100,9 +103,6 @@ class StepContext(ReplicaSamples):
     finite_checks: list[Any] = dataclasses.field(default_factory=list)
     # Notes of other objects for the rest of this step.
     notes: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    # Set while the step is traced: a collective in it may have another shape in another step. TensorFlow keeps the shape of
-    # a collective for a whole call, so such steps cannot run in one loop.
-    shapes_vary: bool = False
     builds_under: Any = None  # None or the strategy under which layers that have no variables yet are built
     # None or `fn(optimizer, pairs)`, called with the gradients instead of applying them.
     take_gradients: Any = None

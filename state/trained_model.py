@@ -59,8 +59,6 @@ class FitState:
     # Run once, after the next `on_epoch_begin`: restores what that hook would change of a resume within an epoch.
     after_epoch_begin: Callable[[], None] | None = None
     chief: bool = True  # whether this process writes files
-    # The current or the last compiled call, with `chunks`, each of batches of one size; None where workers run the steps.
-    compiled_call: Any = None
     function: Any = None  # the model's `train_function` with which the loop runs
     times: Times = dataclasses.field(default_factory=Times)
     slow_steps: Any = (

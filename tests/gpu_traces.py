@@ -15,7 +15,6 @@ from custom_step import CustomStep
 from tensorflow.python.framework import kernels
 
 import unisono
-from unisono.compat.tensorflow_graphs.graphs import graph_function
 from unisono.distribute.hardware.data_placement import keep_data_on
 from unisono.trainer.compilation import runner_of
 from unisono.trainer.inputs.sources.make_source import make_source
@@ -124,14 +123,9 @@ def prediction_of(model):
     source, chunk = first_chunk(model, X, None, shuffle=False)
     runner = runner_of(model)
     runner.build(model, source.spec, step="predict_step")
-    function, traced = runner.function(model, "predict"), []
-
-    def only_traced(key, fn, **options):
-        return lambda *args: traced.append(graph_function(fn).get_concrete_function(*args))
-
-    function._function = only_traced
-    next(function._one_by_one(chunk))
-    return machine.place(traced[0], devices_of_inputs(source, chunk))
+    predictions = runner.function(model, "predict").compiled_for(chunk)[0].function
+    traced = predictions.graphs[0].get_concrete_function(chunk.inputs, tf.constant(0))
+    return machine.place(traced, devices_of_inputs(source, chunk))
 
 
 @functools.cache

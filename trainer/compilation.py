@@ -23,8 +23,7 @@ from . import compile_checks
 from .compile_checks import optimizer_from
 from .parameter_servers.runner import ParameterServerRunner
 from .pipeline import step as pipeline_step
-from .run.fit_loop import LocalRunner
-from .run.runner import Runner
+from .run.fit_loop import Runner
 from .step.variable_placement import bring_along
 
 
@@ -32,7 +31,7 @@ def runner_of(model: TrainedModel) -> Runner:
     """The runner of the steps: on workers of parameter servers, in the stages of a pipeline, or in this process."""
     if on_parameter_servers(model.distribute_strategy):
         return ParameterServerRunner()
-    return LocalRunner() if model._pipeline is None else pipeline_step.PipelineRunner()
+    return Runner() if model._pipeline is None else pipeline_step.PipelineRunner()
 
 
 class Compilation(keras.Model if TYPE_CHECKING else object):

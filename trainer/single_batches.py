@@ -135,11 +135,11 @@ def _on_batch(
         check_class_weights(model, spec, class_weights(class_weight), step)
         check_weights(model, spec, {int(sample_count(chunk.inputs))}, step)
         model.reset_metrics()
-        function = runner.make_function(model, phase)
+        function, call = runner.make_function(model, phase), CompiledCall([chunk])
         with explained(model, spec, step=step):
-            _, logs = function(CompiledCall([chunk]))
+            _, logs = function(call)
         if phase == "train":
-            check_progress(model, chunk, 1)
+            check_progress(model, call, 1)
     logs = pythonify_logs(logs)
     return logs if return_dict else logs_in_order(model, logs)
 

@@ -46,9 +46,9 @@ def warnings_of(monkeypatch, callback, compute=0.0, call=0.8, batches=30, strate
             kind = type(self.model.train_function)
             run = kind.__call__
 
-            def slow(function, compiled, step=0):
+            def slow(function, compiled):
                 clock.sleep(compute * (1.0 if compiled.steps else call))
-                return run(function, compiled, step)
+                return run(function, compiled)
 
             monkeypatch.setattr(kind, "__call__", slow)
 

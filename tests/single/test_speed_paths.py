@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import FLOAT32, Clock, assert_close
+from helpers import FLOAT32, assert_close
 
 import unisono
-from unisono.trainer.inputs import Chunk
-from unisono.trainer.run.loops import predict_loop
+from unisono.trainer.run.loops import predictions
+from unisono.trainer.run.outputs import loop_spec
 from unisono.trainer.run.xla import xla_loops
 from unisono.trainer.run.xla.batch_stacks import Stacks
 
@@ -191,76 +191,80 @@ def predictor(kind):
     return unisono.Model(inputs, outputs)
 
 
+def loops_of(model):
+    """The graphs of loops that predict several batches in a call."""
+    found = [compiled.function._loop for compiled in model.predict_function._compiled.values()]
+    return [loop for loop in found if loop is not None]
+
+
+@pytest.fixture
+def early_loops(monkeypatch):
+    """Predictions run in a loop from the second call on."""
+    monkeypatch.setattr(predictions, "FEWEST_STEPS", 1)
+    monkeypatch.setattr(predictions, "FEWEST_BATCHES", 1)
+
+
 @pytest.mark.parametrize("kind", ["one", "nest"])
-def test_predictions_in_a_loop_have_the_bits_of_those_one_by_one(kind, monkeypatch):
+def test_predictions_in_a_loop_have_the_bits_of_those_one_by_one(kind, request):
     x = np.resize(X, (20 * BATCH + 3, 4))
     model = predictor(kind)
     expected = model.predict(x, batch_size=BATCH, verbose=0)
-    monkeypatch.setattr(predict_loop, "FEWEST_STEPS", 1)
-    (loop,) = [loop for loop in model.predict_function._loops.values() if loop._samples == BATCH]
-    loop._others = loop._first + 1
+    assert not loops_of(model), "few batches"
+    request.getfixturevalue("early_loops")
     actual = model.predict(x, batch_size=BATCH, verbose=0)
-    assert loop._function.experimental_get_tracing_count() == 1
+    assert [loop.experimental_get_tracing_count() for loop in loops_of(model)] == [1, 1]
     keras.tree.map_structure(np.testing.assert_array_equal, actual, expected)
 
 
 @pytest.mark.parametrize("remainder", [True, False], ids=["last batch smaller", "all full"])
 @pytest.mark.parametrize("length", ["known", "unknown"])
-def test_predictions_from_a_dataset_in_a_loop_have_the_bits_of_those_one_by_one(
-    length, remainder, monkeypatch
-):
+def test_predictions_from_a_dataset_in_a_loop_have_the_bits_of_those_one_by_one(length, remainder, request):
     rows = tf.data.Dataset.from_tensor_slices(np.resize(X, (5 * BATCH + 3, 4)))
     if length == "unknown":
         rows = rows.filter(lambda x: True)
     dataset = rows.batch(BATCH, drop_remainder=not remainder)
     model = predictor("nest")
     expected = model.predict(dataset, verbose=0)
-    monkeypatch.setattr(predict_loop, "FEWEST_STEPS", 1)
-    (loop,) = model.predict_function._loops.values()
-    loop._others = loop._first + 1
+    assert not loops_of(model), "few batches"
+    request.getfixturevalue("early_loops")
     for _ in range(2):
         actual = model.predict(dataset, verbose=0)
         keras.tree.map_structure(np.testing.assert_array_equal, actual, expected)
-    assert loop._function.experimental_get_tracing_count() == 1
+    (loop,) = loops_of(model)
+    assert loop.experimental_get_tracing_count() == 1
 
 
-def test_outputs_that_vary_in_shape_are_predicted_one_by_one(monkeypatch):
-    monkeypatch.setattr(predict_loop, "FEWEST_STEPS", 1)
-
+@pytest.mark.usefixtures("early_loops")
+def test_outputs_that_vary_in_shape_are_predicted_one_by_one():
     class Varying(unisono.Model):
         def call(self, x):
             return x[:, : tf.cast(tf.reduce_max(x), tf.int32)]
 
     x = np.repeat([1.0, 1.0, 3.0, 2.0], BATCH)[:, None] * np.ones(4, "float32")
     model = Varying()
-    model.predict(x[:BATCH], batch_size=BATCH, verbose=0)
-    for loop in model.predict_function._loops.values():
-        loop._others = loop._first + 1
-    assert model.predict(x, batch_size=BATCH, verbose=0).shape[0] == 4 * BATCH
-    assert all(loop._rejected for loop in model.predict_function._loops.values())
+    for _ in range(2):
+        assert model.predict(x, batch_size=BATCH, verbose=0).shape[0] == 4 * BATCH
+    assert not loops_of(model)[0].experimental_get_tracing_count()
 
 
-def test_loop_of_predictions_is_made_when_calls_have_cost_more_than_the_first(monkeypatch):
-    loop = predict_loop.PredictLoop(lambda batch: None, Chunk(None, 1, 2, lambda inputs, i: None))
-    now = 100.0
-    monkeypatch.setattr(predict_loop, "time", Clock(now))
-    assert not loop.pays(100)
-    loop.note([tf.zeros((2, 3))], now - 1.0)
-    loop.note([tf.zeros((2, 3))], now - 0.9)
-    assert not loop.pays(100)
-    loop.note([tf.zeros((2, 3))], now - 0.9)
-    assert loop.pays(100) and not loop.pays(7)
+@pytest.mark.usefixtures("early_loops")
+def test_error_in_a_loop_of_predictions_names_its_batch():
+    model = unisono.Sequential(
+        [keras.Input((4,)), keras.layers.Lambda(lambda x: tf.debugging.check_numerics(x, "bad"))]
+    )
+    x = np.ones((6 * BATCH, 4), "float32")
+    model.predict(x, batch_size=BATCH, verbose=0)
+    x[4 * BATCH] = np.nan
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        model.predict(x, batch_size=BATCH, verbose=0)
+    assert "step 4 of the epoch" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(
     "output", [tf.zeros(()), tf.zeros((3, 2)), tf.ragged.constant([[1], [2, 3]])], ids=str
 )
-def test_outputs_without_a_sample_for_each_input_are_predicted_one_by_one(output, monkeypatch):
-    monkeypatch.setattr(predict_loop, "time", Clock(100.0))
-    loop = predict_loop.PredictLoop(lambda batch: None, Chunk(None, 1, 2, lambda inputs, i: None))
-    for _ in range(3):
-        loop.note([output], 99.0)
-    assert not loop.pays(100)
+def test_output_without_a_sample_for_each_input_fits_in_no_loop(output):
+    assert loop_spec(output, 2) is None
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

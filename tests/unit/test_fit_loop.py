@@ -21,12 +21,13 @@ class CountingFunction:
     def __init__(self, events: list[Any], name: str, fails_at: int = -1) -> None:
         self.events, self.name, self.steps, self.fails_at = events, name, 0, fails_at
 
-        self.alone, self.training, self.backend = True, name == "run", "graph"
+        self.alone, self.training, self.backend, self.recorder = True, name == "run", "graph", None
+        self.predicts = False
         self.model = types.SimpleNamespace(
             run_eagerly=True, jit_compile=False, _auto_jit=True, _pipeline=None
         )
 
-    def __call__(self, execution: Any, step: int) -> tuple[int, dict[str, Any]]:
+    def __call__(self, execution: Any) -> tuple[int, dict[str, Any]]:
         for chunk in execution.chunks:
             self.steps += chunk.steps
             if self.steps == self.fails_at:

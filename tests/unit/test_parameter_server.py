@@ -16,10 +16,11 @@ from unisono.distribute.workers.cluster import ClusterError
 from unisono.optimizers.stages.user_code import is_elementwise
 from unisono.optimizers.update_rules import replica_rule
 from unisono.trainer.inputs.sources.source import Chunk
-from unisono.trainer.parameter_servers.schedule import PieceLength, wants_each_step
+from unisono.trainer.parameter_servers.schedule import wants_each_step
 from unisono.trainer.parameter_servers.step_results import CustomLogs, ResultLayout
 from unisono.trainer.parameter_servers.worker_function import pieces_of
 from unisono.trainer.parameter_servers.worker_steps import WorkerSteps
+from unisono.trainer.run.loops.compiled_calls import CallLength
 
 GOOD = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 
@@ -71,12 +72,22 @@ def test_results_of_steps_hold_metrics_and_own_logs_where_they_belong():
 
 
 def test_compiled_calls_are_short_near_the_end_so_that_no_worker_is_waited_for():
-    pace = PieceLength(None, workers=2, epoch_steps=100, most=None)
-    pace._steps = 64.0
-    assert [pace.next(done, None, 512) for done in (0, 60, 92, 99)] == [25, 10, 2, 1]
-    assert pace.next(0, left=3, most=512) == 3
-    assert PieceLength(8, workers=2, epoch_steps=100, most=None).next(99, None, 8) == 8
-    assert PieceLength(8, workers=2, epoch_steps=100, most=3).next(0) == 3, "limited by max_staleness"
+    length = CallLength(None, workers=2)
+    length._steps = 64
+    assert [length.of_worker(100 - done, None, 512) for done in (0, 60, 92, 99)] == [25, 10, 2, 1]
+    assert length.of_worker(100, 3, 512) == 3
+    assert CallLength(8, workers=2).of_worker(1, None, 8) == 8
+    assert CallLength(8, workers=2).of_worker(100, 3) == 3, "limited by max_staleness"
+
+
+def test_results_of_workers_come_at_an_even_pace():
+    now = iter([0.0, 9.0, 9.0, 9.01, 9.02, 9.04, 9.04 + 0.2])
+    length, steps = CallLength(None, workers=2, clock=lambda: next(now)), []
+    for _ in range(6):
+        length.done(length.of_worker(None))
+        steps.append(length.of_worker(None))
+    assert steps == [1, 1, 2, 4, 8, 2], "the first two have compiled; then each may double, and one came late"
+    assert length.step == 1 + 1 + 1 + 2 + 4 + 8 and length.last_batch(8) == length.step - 1
 
 
 @pytest.mark.parametrize("sparse", [True, False])

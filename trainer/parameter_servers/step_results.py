@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ...compat.keras_private.optimizers import call_count
 from ...compat.keras_private.variables import raw_value
 from ...compat.shared_change import shared_attributes
 from ...compat.tensorflow_graphs.graphs import graph_function, made_in_this_graph
@@ -204,3 +205,19 @@ def result_function(model: TrainedModel, layout: ResultLayout) -> Any:
             return as_tensors({**results, **model.get_metrics_result()})
 
     return graph_function(read)
+
+
+class UpdateCount:
+    """The optimizer's count of updates, corrected after a worker was lost while it was counting."""
+
+    def __init__(self, model: TrainedModel) -> None:
+        optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        self._variable: Any = None
+        if optimizer is not None and not model._overrides_step("train_step"):
+            self._variable = call_count(optimizer)
+        self._start = int(self._variable.numpy()) if self._variable is not None else 0
+
+    def correct(self, totals: Any, losses: int) -> None:
+        """Sets the count to the number of applied steps, if a worker was lost. Context: host, no step in progress."""
+        if losses and self._variable is not None:
+            self._variable.assign(self._start + totals.applied)

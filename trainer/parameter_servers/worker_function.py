@@ -13,7 +13,6 @@ import tensorflow as tf
 from ...compat.tensorflow_graphs.graphs import graph_function
 from ...compat.tensorflow_private.parameter_servers import scheduling
 from ...distribute.parameter_servers.strategy import pool_of
-from ...distribute.parameter_servers.worker_pool import Phase
 from ...distribute.step_context import StepContext, step_scope
 from ...state.trained_model import TrainedModel
 from ..inputs import Chunk
@@ -65,6 +64,8 @@ class WorkerFunction:
         self._number = 0
         self.lines = 2 * self._pool.num_workers
         self._held: dict[int, tuple[Any, Any]] = {}
+        self._phase: Any = None  # the `Phase` of the last pass
+        self._runs = False  # whether it is running
 
     @property
     def fixed_steps(self) -> int | None:
@@ -102,51 +103,69 @@ class WorkerFunction:
         with self._strategy.scope(), scheduling(self._strategy):
             return graph_function(function).get_concrete_function(*signature)
 
-    def phase(self, max_staleness: int | None = None) -> contextlib.AbstractContextManager[Phase]:
-        """The workers, ready for pieces."""
-        return self._pool.phase(self.run, lambda worker: self._held.pop(worker, None), max_staleness)
+    @contextlib.contextmanager
+    def phase(self, in_order: bool = True, max_staleness: int | None = None) -> Iterator[None]:
+        """A pass on the workers. Its results come `in_order` of the input, or as they arrive."""
+        self._free, self._early, self._in_order = list(range(self.lines)), {}, in_order
+        self._due = self._number + 1
+        with self._pool.phase(
+            self.run, lambda worker: self._held.pop(worker, None), max_staleness
+        ) as self._phase:
+            self.begin()
+            self._runs = True
+            try:
+                yield
+            finally:
+                self._runs = False
+        self.commit()
 
-    def results(
-        self,
-        phase: Phase,
-        next_chunk: Callable[[], Chunk | None],
-        arrived: Callable[[int], None] = lambda steps: None,
-        in_order: bool = False,
-    ) -> Iterator[tuple[int, Any]]:
-        """Hands out chunks and yields (steps, result) of each, until none is in progress and none is left.
+    def accepts_more(self) -> bool:
+        """Whether another piece may be handed out before a result has come."""
+        return self._phase.under_way + len(self._early) < self.lines
 
-        `next_chunk` returns a prepared chunk; None before more results have arrived. `arrived` is called with the steps of
-        each. Results come in the order of arrival, or `in_order`: in that of the input.
+    def is_busy(self) -> bool:
+        """Whether a result is still to come."""
+        return self._phase.under_way + len(self._early) > 0
+
+    def __call__(self, call: CompiledCall) -> tuple[int, Any]:
+        """Hands out the piece of a call, if it has one; returns a piece's (steps, results), (0, None) while it accepts more.
+
+        Outside of a phase one worker runs the call.
         """
-        free = list(range(self.lines))
-        early: dict[int, tuple[int, Any]] = {}
-        due = self._number + 1
-        while True:
-            while phase.under_way + len(early) < self.lines and (chunk := next_chunk()) is not None:
-                self._number += 1
-                phase.put(Piece(chunk, chunk.steps, self._number, free.pop()))
-            if not phase.under_way:
-                return
-            piece, result = phase.get()
-            free.append(piece.line)
-            arrived(piece.steps)
-            if not in_order:
-                yield piece.steps, result
-                continue
-            early[piece.number] = piece.steps, result
-            while due in early:
-                yield early.pop(due)
-                due += 1
+        if not self._runs:
+            return self._alone(call.chunks[0])
+        for chunk in call.chunks:
+            self._number += 1
+            self._phase.put(Piece(chunk, chunk.steps, self._number, self._free.pop()))
+        if call.chunks and self.accepts_more():
+            return 0, None
+        while self._due not in self._early:
+            piece, result = self._phase.get()
+            self._free.append(piece.line)
+            self._early[piece.number if self._in_order else self._due] = piece.steps, result
+        self._due += 1
+        steps, result = self._early.pop(self._due - 1)
+        return steps, self._results(result)
+
+    def _results(self, result: Any) -> Any:
+        """The results after a piece: outputs, or logs."""
+        return result
 
     def _alone(self, chunk: Chunk) -> tuple[int, Any]:
-        """The steps of a chunk of one piece, and its result."""
+        """The steps of a chunk of one piece, and its results."""
         chunk, *_ = pieces_of(chunk)
         self.prepare(chunk)
-        left = [chunk]
-        with self.phase() as phase:
-            (done,) = self.results(phase, lambda: left.pop() if left else None)
+        with self.phase():
+            self(CompiledCall([chunk]))
+            found = self(CompiledCall([]))
         self.free_inputs()
-        return done
+        return found
+
+    def begin(self) -> None:
+        """A pass begins."""
+
+    def commit(self) -> None:
+        """All steps that were handed out are done."""
 
     def graph(self) -> Any:
         """The first graph, for drawing; None without one."""
@@ -159,10 +178,6 @@ class WorkerFunction:
 
 class WorkerPrediction(WorkerFunction):
     """Runs `predict_step` on workers; the result of a piece is a list with the outputs of each of its batches."""
-
-    def __call__(self, call: CompiledCall) -> tuple[int, list[Any]]:
-        """Runs one chunk on one worker; returns the number of its batches and the outputs of each."""
-        return self._alone(call.chunks[0])
 
     def _make(self, chunk: Chunk) -> Any:
         def run(inputs: Any, i: tf.Tensor) -> Any:

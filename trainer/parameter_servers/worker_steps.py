@@ -15,10 +15,17 @@ from ...distribute.step_context import StepContext, WeightTotals
 from ...state.trained_model import TrainedModel
 from ..inputs import Chunk
 from ..inputs.batch import sample_count
-from ..run.loops.compiled_calls import CompiledCall
+from ..run.loops.compiled_calls import MOST_OF_WORKER
 from ..step.variable_placement import accumulates
-from .schedule import MOST_STEPS
-from .step_results import CustomLogs, ResultLayout, Totals, noted_results, result_function, worker_step
+from .step_results import (
+    CustomLogs,
+    ResultLayout,
+    Totals,
+    UpdateCount,
+    noted_results,
+    result_function,
+    worker_step,
+)
 from .worker_function import HOST, Piece, WorkerFunction
 
 _LEDGER_NUMBERS = 2**17  # float64 numbers in one line of the ledger: 1 MiB
@@ -46,25 +53,29 @@ class WorkerSteps(WorkerFunction):
             self._layout = ResultLayout(self._model, self._step_logs(chunk))
             self._read = result_function(self._model, self._layout)
             self.most_steps = self.fixed_steps or max(
-                1, min(MOST_STEPS, _LEDGER_NUMBERS // self._layout.width)
+                1, min(MOST_OF_WORKER, _LEDGER_NUMBERS // self._layout.width)
             )
             with tf.device(FIRST_SERVER):
                 shape = [self.lines, self.most_steps, self._layout.width]
                 self._ledger = tf.Variable(tf.zeros(shape, tf.float64), trainable=False, name="ledger")
         super().prepare(chunk)
 
-    def totals(self) -> Totals:
-        """Totals that begin with the state of the metrics."""
+    def begin(self) -> None:
+        """A pass begins: its totals begin with the state of the metrics."""
         assert self._layout is not None
-        return Totals(self._layout, self._read)
+        self._totals = Totals(self._layout, self._read)
+        self._count = UpdateCount(self._model) if self._training else None
 
-    def __call__(self, call: CompiledCall) -> tuple[int, dict[str, Any]]:
-        """Runs one chunk on one worker; returns the number of its steps and the logs after the last."""
-        steps, results = self._alone(call.chunks[0])
-        totals = self.totals()
-        totals.add(results)
-        totals.commit()
-        return steps, totals.logs()
+    def commit(self) -> None:
+        """All steps that were handed out are done: writes their totals, and the number of updates if a worker was lost."""
+        if self._count is not None:
+            self._count.correct(self._totals, self._phase.losses)
+        self._totals.commit()
+
+    def _results(self, result: np.ndarray) -> dict[str, Any]:
+        """The logs after the steps of a piece."""
+        self._totals.add(result)
+        return self._totals.logs()
 
     def run(self, worker: int, piece: Piece) -> np.ndarray:
         """The results of the piece's steps, `(steps, width)`. Context: host, in the thread of a worker."""

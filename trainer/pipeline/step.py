@@ -16,7 +16,7 @@ from ...distribute.step_context import StepContext, this_step
 from ...optimizers.held_optimizers import optimizers_of
 from ...state.trained_model import TrainedModel
 from ..run import build
-from ..run.fit_loop import LocalRunner
+from ..run.fit_loop import Runner
 from ..step.train_step import default_train_step, track_loss
 from .engine import PipelinedStep, Result
 from .loss import head_of, own_loss, track_single_losses
@@ -124,7 +124,7 @@ def _pipelined(plan: Plan, x: Any, step: StepContext, training: bool, **scale: A
     return PipelinedStep(plan.chain, plan.stages, micro_slices(x, steps), steps, replicas, training, **scale)
 
 
-class PipelineRunner(LocalRunner):
+class PipelineRunner(Runner):
     """Like the plain runner, with forward and backward passes in stages."""
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""`evaluate` and `predict`: one pass over an input, and the callbacks around it."""
+"""`evaluate` and `predict`: one pass over an input, and the callbacks around it. `runner` is a `fit_loop.Runner`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import keras
 from ...compat.keras_private.training import convert_to_np_if_not_ragged, potentially_ragged_concat
 from ...compat.shared_change import shared_attribute
 from ...state.trained_model import TrainedModel
-from ..inputs import Source
+from ..inputs import Source, make_source
+from ..inputs.sources.derived_inputs import copied_input, first_batches
 from .callback_list import callback_list
 from .checks.argument_errors import check_labels
-from .runner import Runner
+from .fit_inputs import FitArguments
+from .passes import Pass
+from .untouched import untouched
 
 
 def evaluate(
@@ -21,7 +24,7 @@ def evaluate(
     source: Source,
     verbose: Any,
     callbacks: Any,
-    runner: Runner,
+    runner: Any,
     passes: int = 1,
 ) -> dict[str, Any]:
     """The logs of one pass over `source`, of `passes` in all. Context: host."""
@@ -35,13 +38,38 @@ def evaluate(
         model.reset_metrics()
         source.begin_epoch(0)
         logs: dict[str, Any] = {}
-        for batch, logs in runner.test_steps(model, source, callbacks, passes):
-            callbacks.on_test_batch_end(batch, logs)
+        runner.prepare(model, "test", source, callbacks.callbacks, passes)
+        with contextlib.closing(runner.run_steps(Pass(model, source, callbacks, "test"))) as calls:
+            for batch, logs in calls:
+                callbacks.on_test_batch_end(batch, logs)
         callbacks.on_test_end(logs)
     return logs
 
 
-def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Runner) -> Any:
+def try_validation(model: TrainedModel, a: FitArguments, runner: Any) -> None:
+    """Evaluates a few batches, so that an error in the validation appears before the first epoch. No callback is called."""
+    if a.validation_data is None or not a.validation_sanity_steps:
+        return
+    x, y, sample_weight = a.validation_data
+    with untouched(model, (x, y, sample_weight)):
+        steps = a.validation_sanity_steps
+        copy = copied_input(x, f"`validation_sanity_steps` ({steps})")
+        x, y, sample_weight, batch_size = first_batches(
+            copy, y, sample_weight, steps, a.validation_batch_size, a.validation_steps
+        )
+        source = make_source(
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            strategy=model.distribute_strategy,
+            custom_step=model._overrides_step("test_step"),
+        )
+        with contextlib.closing(source):
+            evaluate(model, source, 0, None, runner)
+
+
+def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Any) -> Any:
     """The outputs for one pass over `source`, in order. Context: host."""
     with runner.watching(model), contextlib.ExitStack() as at_exit:
         callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
@@ -56,12 +84,14 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
         source.begin_epoch(0)
         outputs: list[Any] = []
         batch = -1
-        for batch, new in runner.predict_steps(model, source, callbacks):
-            joined = concatenated(new)
-            outputs += [] if taking else new
-            for callback in taking:
-                callback.take_outputs(joined)
-            callbacks.on_predict_batch_end(batch, {"outputs": joined})
+        runner.prepare(model, "predict", source, callbacks.callbacks)
+        with contextlib.closing(runner.run_steps(Pass(model, source, callbacks, "predict"))) as calls:
+            for batch, new in calls:
+                joined = concatenated(new)
+                outputs += [] if taking else new
+                for callback in taking:
+                    callback.take_outputs(joined)
+                callbacks.on_predict_batch_end(batch, {"outputs": joined})
         callbacks.on_predict_end()
     if batch < 0:
         raise ValueError("`predict()` got no batch from `x`: give at least one sample.")

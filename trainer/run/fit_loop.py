@@ -1,44 +1,139 @@
-"""The loop of `fit`: epochs, compiled calls and callbacks, in order.
+"""The host loop: epochs, compiled calls and callbacks, in order.
 
-It only schedules: `FitState` has the position, `CallLength` the length of a call, the source the data, the runner the steps.
+It only schedules: `FitState` has the position, `CallLength` the length of a call, the source the data,
+and a `StepFunction` the steps.
 """
 
 from __future__ import annotations
 
 import contextlib
-import warnings
+import inspect
+from collections.abc import Callable, Generator
 from typing import Any
 
 import keras
 
+from ...callbacks.call_schedule import steps_until_call
 from ...callbacks.fast_dev_run import one_batch_of_everything
-from ...callbacks.monitors import check_monitors, may_add_logs
-from ...callbacks.output_paths import check_launched_alone, check_output_paths, only_chief_writes
-from ...compat.keras_private.training import epoch_to_begin_with, evaluates_after, pythonify_logs
+from ...compat.keras_private.training import epoch_to_begin_with, evaluates_after
+from ...compat.patches import replaced_functions
+from ...distribute.arguments import shown
 from ...distribute.hardware.devices import wait_for_accelerators
-from ...distribute.workers.agreement import spans_workers
-from ...distribute.workers.cluster import is_chief
 from ...distribute.workers.records import reporting_position
 from ...state.trained_model import FitState, TrainedModel
 from .. import checks
-from ..inputs import Source, make_source
+from ..inputs import Source
 from ..inputs.checks import named
-from ..inputs.sources.derived_inputs import copied_input, first_batches
-from .build import creates_variables_late
-from .callback_list import callback_list, log_names
-from .checks.argument_errors import check_labels, check_validation, explained
-from .checks.determinism import say_what_determinism_costs
-from .checks.out_of_memory import with_advice
-from .checks.overflow import check_progress
-from .evaluation import evaluate
+from ..step.variable_placement import place_with_model
+from . import build
+from .calls import Calls
+from .checks.argument_errors import check_labels, check_validation
+from .evaluation import evaluate, try_validation
+from .fit_begin import begin_fit
 from .fit_inputs import FitArguments, draw_seed, sources
-from .forward_pass import forward_pass, why_no_pass
-from .logs.step_logs import StepLogs
-from .loops.compiled_calls import CallLength, compiled_calls
-from .runner import Runner
-from .slow_steps import SlowSteps
-from .untouched import untouched
+from .forward_pass import forward_pass
+from .logs.step_logs import record_steps
+from .loops.loop_choice import LoopedSteps
+from .passes import Pass, TrainingPass
 from .worker_settlement import Workers, check_same_begin, check_same_fit
+from .xla.xla_rule import choose_backend
+
+
+class Runner:
+    """The host loop, which runs steps in this process, or in each worker's process, synchronously with the others.
+
+    Subclasses run them in a pipeline or on workers of parameter servers. It has no state. `runner_of` chooses the class.
+    Context of its methods: host.
+    """
+
+    def watching(self, model: TrainedModel) -> contextlib.AbstractContextManager[None]:
+        """A block in which the loss of a participating process is reported by name."""
+        return contextlib.nullcontext()
+
+    def build(
+        self, model: TrainedModel, spec: Any, samples: int | None = None, step: str = "train_step"
+    ) -> None:
+        """Creates every variable that "train_step", "test_step" or "predict_step" needs for batches of `spec`.
+
+        `samples`: of a global batch, where known.
+        """
+        predicts = step == "predict_step"
+        unbuilt = not (predicts or build.is_built(model))
+        with model._strategy_scope(), replaced_functions() if unbuilt else contextlib.nullcontext():
+            build.build_for(model, spec, step)
+        if not predicts:
+            place_with_model(model)  # the model has the metrics of `compile` only now
+
+    def step_of(self, model: TrainedModel, name: str) -> Callable[[Any], Any]:
+        """The step "train_step", "test_step" or "predict_step" of a model: a function of a batch."""
+        return getattr(model, name)
+
+    def function(self, model: TrainedModel, phase: str) -> Any:
+        """The function that runs the steps of "train", "test" or "predict"."""
+        step = self.step_of(model, f"{phase}_step")
+        return LoopedSteps(model, phase, step)
+
+    def make_function(self, model: TrainedModel, phase: str) -> Any:
+        """Calls `make_train_function`, `make_test_function` or `make_predict_function`, and returns what it made.
+
+        Raises:
+            ValueError: a user's version made something else, which calls the step for one batch of one device.
+        """
+        name = f"make_{phase}_function"
+        getattr(model, name)()
+        function = getattr(model, f"{phase}_function")
+        if inspect.isroutine(function) or hasattr(function, "get_concrete_function"):
+            raise ValueError(
+                f"`{name}` of {type(model).__name__} made `{phase}_function` itself, which does not run here: override "
+                f"`{phase}_step` instead, or call `super().{name}(force)` and keep what it makes. Made: {shown(function)}"
+            )
+        return function
+
+    def begin_steps(self, model: TrainedModel, state: FitState) -> None:
+        """Prepares the steps that come next, if they are new: a callback may compile the model, or make them again."""
+        if model.train_function is state.function:
+            return
+        if state.function is not None:
+            self.build(model, state.source.spec, state.source.batch_size)
+        state.function = self.make_function(model, "train")
+        self.prepare(model, "train", state.source, state.callbacks, state.epochs - state.first_epoch)
+
+    def prepare(
+        self, model: TrainedModel, phase: str, source: Source, callbacks: list[Any], passes: int = 1
+    ) -> None:
+        """Choose between the plain graph and XLA, by the number of steps in all `passes` over a source."""
+        function = getattr(model, f"{phase}_function")
+        if phase == "train":
+            record_steps(model, callbacks)
+        records = function.recorder is not None
+        each = any(steps_until_call(callback, 0, phase, records) == 1 for callback in callbacks)
+        steps = source.steps_per_epoch * passes if source.steps_per_epoch else None
+        choose_backend(function, source, 0 if each else steps)
+
+    def calls(self, steps: Pass) -> contextlib.AbstractContextManager[Any]:
+        """The compiled calls of a pass, until the block is left."""
+        return contextlib.nullcontext(Calls(steps))
+
+    def run_steps(self, steps: Pass) -> Generator[tuple[int, Any], None, None]:
+        """The host loop: runs the steps of a pass, one compiled call at a time.
+
+        Yields (the number of the last batch, the results) of a call when they are ready. The caller calls the callbacks for
+        the end of the batch.
+        """
+        with self.calls(steps) as calls:
+            for call in calls:
+                if call.chunks:
+                    steps.begin(call)
+                with steps.errors(call):
+                    done, results = steps.function(call)
+                calls.report(call, done)
+                if done:
+                    results = steps.end(call, done, results)
+                    wait_for_accelerators()  # logs are ready before the last update is
+                    calls.length.done(done)
+                    yield calls.length.last_batch(done), results
+                if calls.over():
+                    return
 
 
 def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks.History:
@@ -52,7 +147,7 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         at_exit.callback(source.close)
         if validation is not None:
             at_exit.callback(validation.close)
-        if a.callbacks or not creates_variables_late(
+        if a.callbacks or not build.creates_variables_late(
             model
         ):  # a callback may restore the state of an optimizer
             runner.build(model, source.spec, source.batch_size)
@@ -64,7 +159,8 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
             with named("validation_data"):
                 check_labels(model, validation, "test_step")
         check_same_fit(model, source, validation, {"epochs": a.epochs, "initial_epoch": a.initial_epoch})
-        callbacks, state = _begin(model, a, source, validation, at_exit)
+        callbacks, state = begin_fit(model, a, source, validation, at_exit)
+        state.forward_pass = lambda: forward_pass(model, runner)
         at_exit.enter_context(reporting_position(lambda: f"epoch {state.epoch + 1}, step {state.step}"))
         model.stop_training = False
         made = runner.make_function(model, "train")
@@ -74,7 +170,7 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         state.function = None if model.train_function is made else made
         runner.begin_steps(model, state)
         if (state.epoch, state.step, state.epoch_logs) == (a.initial_epoch, 0, {}):  # else it is resumed
-            _try_validation(model, a, runner)
+            try_validation(model, a, runner)
         logs = None
         workers = Workers(model, "stop_training")
         while state.epoch < state.epochs and not workers.stopped():
@@ -84,82 +180,6 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
                 model.optimizer.finalize_variable_values(model.trainable_weights)
         callbacks.on_train_end(logs=logs)
     return model.history
-
-
-def _begin(
-    model: TrainedModel,
-    a: FitArguments,
-    source: Source,
-    validation: Source | None,
-    at_exit: contextlib.ExitStack,
-) -> tuple[keras.callbacks.CallbackList, FitState]:
-    """The callbacks of this fit and its schedule, and the cleanup of both at its end."""
-    at_exit.callback(setattr, model, "fit_state", None)
-    given = a.callbacks.callbacks if isinstance(a.callbacks, keras.callbacks.CallbackList) else a.callbacks
-    given = keras.tree.flatten(given or [])
-    check_launched_alone(given, model.distribute_strategy)
-    logs = log_names(model, validation is not None)
-    if logs is not None:
-        check_monitors(given, logs)
-    if is_chief():
-        check_output_paths(given, None if any(map(may_add_logs, given)) else logs)
-        if a.verbose != 0:
-            say_what_determinism_costs(model, a.x)
-    spool = at_exit.enter_context(only_chief_writes(given, is_chief()))
-    callbacks = callback_list(
-        model, a.callbacks, a.verbose, a.epochs, source.steps_per_epoch, add_history=True
-    )
-    if source.home and a.verbose and is_chief():
-        print(source.home)
-    model.fit_state = FitState(
-        epoch=a.initial_epoch,
-        first_epoch=a.initial_epoch,
-        epochs=_cap(a.epochs),
-        steps_per_epoch=source.steps_per_epoch,
-        source=source,
-        validation=validation,
-        callbacks=callbacks.callbacks,
-        chief=is_chief(),
-        spool=spool,
-        settles_exit=spans_workers(model.distribute_strategy),
-        forward_pass=lambda: forward_pass(model),
-        why_no_pass=why_no_pass(model, source),
-    )
-    for callback in reversed(callbacks.callbacks):
-        if hasattr(callback, "on_fit_exit"):
-            at_exit.callback(callback.on_fit_exit)
-    return callbacks, model.fit_state
-
-
-def _try_validation(model: TrainedModel, a: FitArguments, runner: Runner) -> None:
-    """Evaluates a few batches, so that an error in the validation appears before the first epoch. No callback is called."""
-    if a.validation_data is None or not a.validation_sanity_steps:
-        return
-    x, y, sample_weight = a.validation_data
-    with untouched(model, (x, y, sample_weight)):
-        steps = a.validation_sanity_steps
-        copy = copied_input(x, f"`validation_sanity_steps` ({steps})")
-        x, y, sample_weight, batch_size = first_batches(
-            copy, y, sample_weight, steps, a.validation_batch_size, a.validation_steps
-        )
-        source = make_source(
-            x,
-            y,
-            sample_weight,
-            batch_size=batch_size,
-            strategy=model.distribute_strategy,
-            custom_step=model._overrides_step("test_step"),
-        )
-        with contextlib.closing(source):
-            evaluate(model, source, 0, None, runner)
-
-
-def _cap(epochs: int) -> int:
-    most = keras.config.max_epochs()
-    if most and most < epochs:
-        warnings.warn(f"Limiting epochs to {most}", stacklevel=4)
-        return most
-    return epochs
 
 
 def _epoch(
@@ -183,8 +203,14 @@ def _epoch(
     if not logs and model.stop_training:  # a resumed run may have stopped after its last step
         logs = state.step_logs
     elif not logs:
-        runner.begin_steps(model, state)
-        logs = runner.train_steps(model, state, callbacks)
+        replaced = True
+        while replaced:  # by a callback, in the middle of the epoch
+            runner.begin_steps(model, state)
+            steps = TrainingPass(model, state, callbacks)
+            with contextlib.closing(runner.run_steps(steps)) as calls:
+                for batch, logs in calls:
+                    steps.call_callbacks(batch, logs)
+            logs, replaced = steps.logs, steps.replaced
         if state.steps_per_epoch is None and not model.stop_training:
             state.steps_per_epoch = state.step
         if state.step == started == 0 and epoch == state.first_epoch:
@@ -209,48 +235,3 @@ def _validations(model: TrainedModel, a: FitArguments, state: FitState) -> int:
     """The number of validations in all; an early stop may come, so none is counted after a hundred epochs."""
     epochs = range(state.first_epoch, min(state.epochs, state.first_epoch + 100))
     return sum(evaluates_after(model, epoch, a.validation_freq) for epoch in epochs)
-
-
-class LocalRunner(Runner):
-    """Trains in this process; see `Runner`."""
-
-    def train_steps(
-        self, model: TrainedModel, state: FitState, callbacks: keras.callbacks.CallbackList
-    ) -> dict[str, Any]:
-        """The training steps of the epoch in this process; returns the logs after the last, nothing if there was no data."""
-        function, lap = model.train_function, state.times.lap
-        length = CallLength(model._fixed_steps, callbacks.callbacks, step=state.step, function=function)
-        logs = state.step_logs
-        lap("other")
-        workers = Workers(model, "stop_training")
-        step_logs = StepLogs(callbacks.callbacks, state, function, model._fixed_steps)
-        state.slow_steps = watched = state.slow_steps or SlowSteps(model, state)
-        watched.begin(function)
-        for call in compiled_calls(state.source, length.next, workers):
-            lap("input")
-            state.compiled_call = call
-            callbacks.on_train_batch_begin(state.step)
-            lap("callbacks")
-            samples = state.source.batch_size
-            with step_logs.compiled_call(), with_advice(model, function, samples):
-                with explained(model, state.source.spec, samples, first=state.step == 0):
-                    done, new = function(call, state.step)
-            step_logs.report_to_source(call, done)
-            if done:
-                logs = pythonify_logs({**new, **model._optimizer_logs()})
-                step_logs.ended(done, logs)
-                state.step_logs = logs
-                check_progress(model, call.chunks[-1], done)
-                wait_for_accelerators()  # the logs are ready before the last update is
-                length.done(done)
-                lap("compute")
-                callbacks.on_train_batch_end(length.last_batch(done), logs)
-                lap("callbacks")
-                watched.end_call(call, done)
-            ended = done < call.steps and (done or state.source.position.is_over())
-            if ended or (model.stop_training and not workers.several):
-                break
-            if model.train_function is not function:
-                self.begin_steps(model, state)
-                return self.train_steps(model, state, callbacks) or logs
-        return logs

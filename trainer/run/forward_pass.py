@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
+
+import keras
 
 from ...compat.keras_private.training import unpack_x_y_sample_weight
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...state.trained_model import TrainedModel
 from ..inputs import Source
 from ..step.train_step import forward
-from .loops.compiled_calls import compiled_calls
-from .loops.loop_choice import loop_for
-from .loops.step_function import StepFunction
-from .worker_settlement import Workers
+from .loops.compiled_calls import CompiledCall
+from .loops.loop_choice import LoopedSteps
+from .passes import Pass
 
 
 def why_no_pass(model: TrainedModel, source: Source) -> str | None:
@@ -25,7 +27,19 @@ def why_no_pass(model: TrainedModel, source: Source) -> str | None:
     return None
 
 
-def forward_pass(model: TrainedModel) -> Iterator[int]:
+class _ForwardPass(Pass):
+    """One batch in a call, without callbacks."""
+
+    def __init__(self, model: TrainedModel, source: Source, function: LoopedSteps) -> None:
+        super().__init__(model, source, keras.callbacks.CallbackList(), "test", function=function)
+        self.fixed_steps = 1
+
+    def errors(self, call: CompiledCall) -> contextlib.AbstractContextManager[None]:
+        """Entered around the call: the scope of the model's strategy."""
+        return self.model._strategy_scope()
+
+
+def forward_pass(model: TrainedModel, runner: Any) -> Iterator[int]:
     """See `FitState.forward_pass`. Context: host; on every worker."""
     state: Any = model.fit_state
 
@@ -34,14 +48,8 @@ def forward_pass(model: TrainedModel) -> Iterator[int]:
         return {}
 
     with model._strategy_scope():
-        function, steps = StepFunction(model, False, step, loop_for), 0
+        function = LoopedSteps(model, "test", step)
     state.source.begin_epoch(state.epoch)
     model.stop_evaluating = False
-    for call in compiled_calls(state.source, lambda: 1, Workers(model, "stop_evaluating")):
-        with model._strategy_scope():
-            done, _ = function(call, steps)
-        call.report(state.source, done)
-        if not done:
-            return
-        steps += done
+    for steps, _ in enumerate(runner.run_steps(_ForwardPass(model, state.source, function)), 1):
         yield steps

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...callbacks.call_schedule import batch_hook_of, steps_until_call
+from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.workers.agreement import spans_workers
 from ...state.trained_model import FitState, TrainedModel
 from ..inputs.batch import all_leaves
@@ -40,7 +41,9 @@ class SlowSteps:
             self._function, self._traces = function, function.compilations()
 
     def end_call(self, call: CompiledCall, done: int) -> None:
-        """A compiled call has run `done` steps, and its callbacks have been called."""
+        """A compiled call has run `done` steps, and its callbacks have been called. Not of workers, whose calls overlap."""
+        if on_parameter_servers(self._model.distribute_strategy):
+            return
         traces = self._function.compilations()
         new, self._traces = traces - self._traces, traces
         if new:
@@ -77,10 +80,10 @@ class SlowSteps:
         in_graph = function.backend == GRAPH and self._model._pipeline is None
         if chunk.open_ended or not in_graph or spans_workers(self._model.distribute_strategy):
             return 0.0
-        empty = CompiledCall([dataclasses.replace(chunk, steps=0)])
+        empty = CompiledCall([dataclasses.replace(chunk, steps=0)], self._state.step)
         times.lap("other")
         before = times.seconds["other"]
-        function(empty, self._state.step)
+        function(empty)
         times.lap("other")
         self._before = dict(times.seconds)
         return times.seconds["other"] - before

@@ -26,7 +26,6 @@ class ReplicaSlices:
     Attributes:
         global_samples: int or int32 scalar tensor; samples of the global batch; its units, where its arrays have different
             numbers of samples and there are several replicas (see `inputs/batch.py`).
-        shapes_vary: see `StepContext`; of the collectives that all-gather batches.
 
     Args:
         strategy: shares the batch.
@@ -53,7 +52,6 @@ class ReplicaSlices:
     ) -> None:
         self._strategy, self._batch, self._worker_samples = strategy, batch, worker_samples
         self._part, self._whole = part, whole
-        self.shapes_vary = False
         self._replicas = strategy.num_replicas_in_sync
         self._in_units = (
             in_units and self._replicas > 1 and samples is None and worker_samples is None and part is None
@@ -76,21 +74,21 @@ class ReplicaSlices:
         replica = first_local_replica(self._strategy) + here
         data = self._slice(replica, here)
         if self._whole:
-            data = data if self._worker_samples is None else self._gathered(data, replica)
+            data, varies = (data, False) if self._worker_samples is None else self._gathered(data, replica)
             samples, before = (self.global_samples, 0) if replica == 0 else (0, self.global_samples)
-            return data, ReplicaSamples(replica, self._replicas, samples, self.global_samples, before)
+            return data, ReplicaSamples(replica, self._replicas, samples, self.global_samples, before, varies)
         return data, self._own_samples(replica)
 
     def _own_samples(self, replica: int) -> ReplicaSamples:
         first, last, before = self._bounds(replica)
         return ReplicaSamples(replica, self._replicas, last - first, self.global_samples, before + first)
 
-    def _gathered(self, data: Any, replica: int) -> Any:
-        """The samples of all replicas, where each worker has read its own."""
-        with step_scope(StepContext(**vars(self._own_samples(replica)))) as step:
+    def _gathered(self, data: Any, replica: int) -> tuple[Any, bool]:
+        """The samples of all replicas, where each worker has read its own, and `shapes_vary` of `ReplicaSamples`."""
+        step = StepContext(**vars(self._own_samples(replica)))
+        with step_scope(step):
             data = gather_for_step(data)
-            self.shapes_vary = step is not None and step.shapes_vary
-        return data
+        return data, step.shapes_vary
 
     def _slice(self, replica: int, here: int) -> Any:
         with tf.device("CPU:0"):

@@ -7,19 +7,23 @@ from typing import Any, cast
 import keras
 
 from .... import mixed_precision
+from ....distribute.parameter_servers.updates import on_parameter_servers
 from ....mixed_precision import skipped_steps
 from ....optimizers.held_optimizers import optimizers_of
 from ....state.trained_model import TrainedModel
-from ...inputs import Chunk
+from ..loops.compiled_calls import CompiledCall
 
 
-def check_progress(model: TrainedModel, chunk: Chunk, done: int) -> None:
+def check_progress(model: TrainedModel, call: CompiledCall, done: int) -> None:
     """Raises `LossScaleError` if every step is skipped: it names the first layer with a value that is not finite.
 
-    After a compiled call of `done` steps it analyses the last step of `chunk`, the last chunk. Context: host.
+    After a compiled call of `done` steps it analyses the last step of its last chunk. Context: host.
     """
 
     def diagnose(loss_scale: float) -> str:
+        if on_parameter_servers(model.distribute_strategy):
+            return "The layer that overflows is not searched for on parameter servers: run one step on one device"
+        chunk = call.chunks[-1]
         batch = chunk.batch(min(done, chunk.steps) - 1)  # of an iterator, which has moved on, the next one
         if batch is None:
             return "The input has ended, so there is no batch to analyse"

@@ -15,7 +15,6 @@ from ....callbacks.call_schedule import (
 )
 from ....distribute.workers.agreement import exchange
 from ....state.trained_model import FitState, TrainedModel
-from ..loops.compiled_calls import CompiledCall
 from ..loops.step_function import StepFunction
 from .step_recorder import MOST_STEPS, StepRecorder
 
@@ -64,13 +63,6 @@ class StepLogs:
             if rows and len(next(iter(rows.values()))):
                 self._pass_on(rows, all_done=True)
             raise
-
-    def report_to_source(self, call: CompiledCall, done: int) -> None:
-        """Reports to the source where fewer steps ran than planned: the data has ended, or the loss was not finite."""
-        if done == call.steps or self._recorder is None or not self._recorder.halted():
-            call.report(self._state.source, done)
-        else:
-            self._state.source.position.advance(done - call.steps)
 
     def ended(self, done: int, logs: Mapping[str, Any]) -> None:
         """The compiled call has run `done` steps, with `logs` after the last. The fit's step is the next one."""

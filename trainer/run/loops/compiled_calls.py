@@ -1,68 +1,32 @@
-"""The compiled calls of a pass over the data: their length, their chunks, and the step of an error."""
+"""Compiled calls: their chunks, their length, and the step of an error."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from ....callbacks.call_schedule import steps_until_call
-from ...inputs import Chunk, Source
-from ..worker_settlement import Workers
+from ...inputs import Chunk
 
 UNKNOWN = -1  # number of completed steps, where it is not known
 _SHARE_OF_CALLS = 0.05  # the overhead's share of the time of compiled calls
 _LONGEST = 1.0  # seconds that a callback may have to wait
+MOST_OF_WORKER = 512  # steps of one call of a worker of parameter servers
 
 
 class CompiledCall:
-    """The chunks of one compiled call. A chunk has batches of one size, so the last partial batch is a separate one."""
+    """The chunks of one compiled call. A chunk has batches of one size, so the last partial batch is a separate one.
 
-    def __init__(self, chunks: list[Chunk]) -> None:
-        self.chunks = chunks
-        self.steps = sum(chunk.steps for chunk in chunks)
-
-    def report(self, source: Source, done: int) -> None:
-        """Reports to the source that its last chunk gave fewer steps than planned: `done` steps of the call ran."""
-        if done < self.steps:
-            source.drawn(self.chunks[-1].steps - (self.steps - done))
-
-
-def compiled_calls(source: Source, next_steps: Callable[[], int], workers: Workers) -> Iterator[CompiledCall]:
-    """The compiled calls of a pass: each with `next_steps()` steps, fewer at its end; none after it returns 0.
-
-    An error of the input is raised after the steps on the batches before it.
+    `first` is the number of its first step in the epoch.
     """
-    failure: Exception | None = None
-    while failure is None:
-        wanted = workers.settle(next_steps())
-        chunks, chunk = list[Chunk](), None
-        while wanted > 0:
-            try:
-                chunk = source.take(wanted)
-            except Exception as error:
-                failure, chunk = error, None
-            if chunk is None:
-                break
-            chunks.append(chunk)
-            wanted -= chunk.steps
-            if chunk.open_ended:
-                break
-        call = CompiledCall(chunks)
-        try:
-            workers.check_taken(source, call.steps)
-        except ValueError as mismatch:
-            if failure is not None:
-                raise failure from mismatch
-            raise
-        if chunks:
-            yield call
-        if chunk is None and failure is None:
-            return
-    raise failure
+
+    def __init__(self, chunks: list[Chunk], first: int = 0) -> None:
+        self.chunks, self.first = chunks, first
+        self.steps = sum(chunk.steps for chunk in chunks)
 
 
 class CallLength:
@@ -72,24 +36,28 @@ class CallLength:
     If the user set the steps (`fixed`), every call has so many, and callbacks wait for its end. `phase` is "train", "test"
     or "predict", `step` the completed steps of the epoch. `function` runs the steps: it reports whether the last call
     included compilation (`fresh`), and keeps the size (`usual_steps`) for the next epoch.
+
+    The calls of several `workers` of parameter servers overlap: a result should come every `target / workers` seconds. The
+    calls that begin before the first results have come are not judged: they have compiled, or waited for it.
     """
 
     def __init__(
         self,
         fixed: int | None,
-        callbacks: list[Any],
+        callbacks: Sequence[Any] = (),
         phase: str = "train",
         step: int = 0,
         function: Any = None,
         target: float = 0.1,
         clock: Callable[[], float] = time.perf_counter,
+        workers: int = 0,
     ) -> None:
         self._fixed, self._callbacks, self._phase = fixed, callbacks, phase
         self.step = step
-        self._target, self._clock = target, clock
+        self._target, self._clock, self._workers = target, clock, workers
         self._function = function
         self._steps = getattr(function, "usual_steps", 1)
-        self._began = 0.0
+        self._began, self._results = clock(), 0
 
     def next(self) -> int:
         """The number of steps of the next compiled call."""
@@ -104,28 +72,37 @@ class CallLength:
                 steps = min(steps, max(1, until))
         return steps
 
+    def of_worker(self, left: int | None, *bounds: int | None) -> int:
+        """The steps of the next call of a worker, within `bounds`; `left` in the epoch, so that workers end together."""
+        steps = self._steps if self._fixed is None else self._fixed
+        if self._fixed is None and left is not None and self._workers > 1:
+            steps = min(steps, max(1, left // (2 * self._workers)))
+        return max(1, min([steps, *(bound for bound in bounds if bound is not None)]))
+
     def last_batch(self, done: int) -> int:
         """The batch number for callbacks at the end of a compiled call of `done` steps.
 
         It is that of the last batch. Where the user set the steps, it is Keras' number, which assumes that every compiled
         call is full, including the last of an epoch.
         """
-        return self.step - done + (done if self._fixed is None else self._fixed) - 1
+        return self.step - 1 if self._fixed is None or self._workers else self.step - done + self._fixed - 1
 
     def done(self, steps: int) -> None:
         """Lets the next compiled call grow or shrink: this one ended after `steps` steps, and its results are ready."""
-        seconds = self._clock() - self._began
+        now, function, workers = self._clock(), self._function, self._workers
+        seconds = now - self._began
         self.step += steps
-        if steps < 1:
+        if workers:
+            self._began = now
+        self._results += 1
+        if steps < 1 or getattr(function, "fresh", False) or self._results <= workers:
             return
-        function = self._function
-        if not getattr(function, "fresh", False):
-            overhead = getattr(function, "call_seconds", 0.0)
-            target = max(self._target, min(overhead / _SHARE_OF_CALLS, _LONGEST))
-            wanted = int(target * steps / max(seconds, 1e-6))
-            self._steps = max(1, min(wanted, 8 * steps))
-            if function is not None:
-                function.usual_steps = self._steps
+        overhead = getattr(function, "call_seconds", 0.0)
+        target = max(self._target, min(overhead / _SHARE_OF_CALLS, _LONGEST)) / max(1, workers)
+        most = 8 * steps if not workers else min(2 * self._steps, MOST_OF_WORKER)
+        self._steps = max(1, min(int(target * steps / max(seconds, 1e-6)), most))
+        if function is not None and not workers:
+            function.usual_steps = self._steps
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ....compat.tensorflow_graphs.graphs import effects
 from ....distribute.replicas import all_reduce_sum, local_replica_index
 from ....distribute.workers.agreement import place_among_workers
 from ...inputs.batch import sample_count
@@ -70,6 +71,41 @@ def batches_of(
     if chunk.per_worker:
         return WorkerBatches(compile_count(functools.partial(samples_of_workers, strategy)))
     return OptionalBatches(chunk.batch_size)
+
+
+def run_until_the_end(
+    function: Any,
+    step: Callable[..., Any],
+    batches: OptionalBatches,
+    read: Callable[[Any], Any],
+    steps: Any,
+    kept: Any,
+) -> tuple[tf.Tensor, Any]:
+    """The number of steps of a `StepFunction` on batches, each read after the step before, and what the steps kept."""
+    first = read(tf.constant(0))
+    empty = tf.experimental.Optional.empty(first.element_spec)
+
+    def body(i: tf.Tensor, drawn: Any, kept: Any) -> Any:
+        function.begin(i)
+        with effects() as made:
+            results = step(*batches.arguments(drawn))
+        kept = function.keep(kept, i, results)
+        with tf.control_dependencies(made):  # the step is complete before an error of the input
+            function.begin(i + 1)
+            more = tf.cond(function.goes_on(i + 1 < steps), lambda: read(i + 1), lambda: empty)
+        return i + 1, batches.take(more, drawn), kept
+
+    def exists(i: tf.Tensor, drawn: Any, _: Any) -> Any:
+        return function.goes_on(tf.logical_and(i < steps, batches.exists(drawn)))
+
+    state = tf.constant(0), batches.take(first), kept
+    if not function.model.run_eagerly:
+        state = tf.while_loop(exists, body, state)
+    while function.model.run_eagerly and exists(
+        *state
+    ):  # TensorFlow's loop takes no None, as a batch may have
+        state = body(*state)
+    return state[0], state[2]
 
 
 def samples_of_workers(strategy: tf.distribute.Strategy, samples: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Runs steps: several in one call of a compiled function, under any strategy; `loop_choice.py` chooses the function."""
+"""Runs steps: several in one call of a compiled function, under any strategy; `loop_choice.py` chooses the loops."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from ....compat.keras_private.random_state import thread_state
@@ -30,29 +31,24 @@ from ...step.train_step import Tracing, replica_function
 from ...step.variable_placement import accumulates
 from ..logs.last_logs import LastLogs, Shares, whole
 from ..logs.step_recorder import StepRecorder
+from ..outputs import checked_outputs, output_array, outputs_of_replicas, write_outputs
 from .compiled import GRAPH, XLA, Compiled
 from .compiled_calls import UNKNOWN, CompiledCall, noted
-from .drawn_batches import batches_of
+from .drawn_batches import batches_of, run_until_the_end
 
 LARGE = 100  # copies of variables: saved inputs slow down an MLP's step by 4 %, but not the steps of larger models
 _EACH_INPUT = 5e-6  # seconds for TensorFlow to pass one variable to a graph
 
 
 class StepFunction:
-    """Runs training or evaluation steps on global batches, in loops in the graph. Owns the compiled functions.
+    """Runs the steps of "train", "test" or "predict" on global batches, in loops in the graph. Owns the compiled functions.
 
-    `step_fn(data) -> logs` is called in replica context. `loop_for(self, chunk)` is the loop for chunks of that layout, see
-    `loop_choice.py`.
+    `step_fn(data)` returns logs or outputs, and is called in replica context. `LoopedSteps` chooses the loops.
     """
 
-    def __init__(
-        self,
-        model: TrainedModel,
-        training: bool,
-        step_fn: Callable[[Any], Any],
-        loop_for: Callable[[StepFunction, Chunk], Compiled],
-    ) -> None:
-        self.model, self.training, self._step_fn, self._loop_for = model, training, step_fn, loop_for
+    def __init__(self, model: TrainedModel, phase: str, step_fn: Callable[[Any], Any]) -> None:
+        self.model, self.phase, self._step_fn = model, phase, step_fn
+        self.training, self.predicts = phase == "train", phase == "predict"
         self.alone = model.distribute_strategy.num_replicas_in_sync == 1  # one replica
         self.backend = GRAPH  # or XLA; see `xla_rule`
         self.reason = ""  # of the backend
@@ -67,33 +63,39 @@ class StepFunction:
         self.call_seconds = 0.0
         self.recorder: StepRecorder | None = None  # keeps the logs of each step for callbacks that need them
         self._compiled: dict[Any, Any] = {}
-        self._partition = ModelPartition(model, "train_step" if training else "test_step", step_fn)
+        self._partition = ModelPartition(model, f"{phase}_step", step_fn)
         self._device = ""
         self._is_large: bool | None = None
         self._last_logs = LastLogs()
-        self._calls = CallsOnHost(model.optimizer, training and not model._overrides_step("train_step"))
+        once = self.training and not model._overrides_step("train_step")
+        self._calls = CallsOnHost(model.optimizer if once else None, once)
         with tf.device("CPU:0"):  # the steps of the last call that ran before an error, or UNKNOWN
             self.reached_steps = plain_variable(tf.constant(UNKNOWN))
 
-    def __call__(self, call: CompiledCall, step: int = 0) -> tuple[int, dict[str, Any]]:
-        """Runs a compiled call after `step` steps of the epoch, which errors name.
+    def __call__(self, call: CompiledCall) -> tuple[int, Any]:
+        """Runs a compiled call, whose errors name the step.
 
         Returns:
-            The steps that ran (fewer than requested when an open-ended input ended) and the logs after the last.
+            The steps that ran (fewer than requested when an open-ended input ended), and the logs after the last or a list
+            of the outputs in order, each of one batch or of several.
         """
-        done, logs, self.fresh = 0, {}, False
+        done, results, self.fresh = 0, self.results(), False
         for chunk in call.chunks:
             (function, arguments, _), familiar = self.compiled_for(chunk)
             self.reached_steps.assign(0, read_value=False)
-            with monitored_collective(familiar), noted(self.reached, step + done), self._optimization():
+            with monitored_collective(familiar), noted(self.reached, call.first + done), self._optimization():
                 given = arguments(chunk)
                 run = graph_for(function, given) if chunk.signature is None else only_graph(function)
                 ran, new = run(*given)
             ran = int(ran)
-            done, logs = done + ran, new if ran else logs
+            done, results = done + ran, self.results(results, new) if ran else results
             if ran < chunk.steps or self.halted():
                 break
-        return done, logs
+        return done, results
+
+    def results(self, before: Any = (), new: Any = ()) -> Any:
+        """The results after more steps, which returned `new`: all outputs, or the last logs."""
+        return [*before, *new] if self.predicts else dict(new)
 
     def _optimization(self) -> contextlib.AbstractContextManager[None]:
         """How a graph is optimized on its first run: for a large model only as long as it pays."""
@@ -144,13 +146,17 @@ class StepFunction:
         """Whether callbacks have added operations to the step."""
         return bool(self._hooks())
 
+    def compile_loop(self, chunk: Chunk) -> Compiled:
+        """Compile the loop for chunks with the layout of `chunk`; may change the backend."""
+        raise NotImplementedError
+
     def compiled_for(self, chunk: Chunk) -> tuple[Compiled, bool]:
         """The compiled function for chunks of this layout, and whether it existed already."""
         familiar = self._key(chunk) in self._compiled
         if not familiar:
             if runs_in_threads(self.model.distribute_strategy):
                 thread_state()  # its variable, created in a trace, would cost another trace
-            compiled = self._loop_for(self, chunk)  # may change the backend
+            compiled = self.compile_loop(chunk)  # may change the backend
             self._compiled[self._key(chunk)] = compiled
             self.fresh = True
         return self._compiled[self._key(chunk)], familiar
@@ -159,67 +165,51 @@ class StepFunction:
         stacked = chunk.usual_batch_size if self.backend == XLA else None
         return chunk.reader, chunk.batch_size, chunk.open_ended, self.recorder, stacked
 
-    def loop(self, step: Callable[..., Any], chunk: Chunk, in_xla: bool = False) -> Callable[..., Any]:
+    def loop(
+        self, step: Callable[..., Any], chunk: Chunk, in_xla: bool = False, like: Any = None
+    ) -> Callable[..., Any]:
         """`run(inputs, steps, first=0)`: the loop over batches `first` to `steps - 1` of such chunks, in a graph or eagerly.
 
         `step` is `global_step`, or a function with its arguments. `in_xla`: XLA compiles the loop; its steps cannot report
-        that they begin.
+        that they begin. `like`: nest of `tf.TensorSpec`, the outputs of a step that predicts.
         """
         reader, samples, eager = chunk.reader, chunk.batch_size, self.model.run_eagerly
         parts = None if in_xla or eager else chunk.part_reader
         layout = dataclasses.replace(chunk, inputs=None)  # the function outlives the data
 
-        def run(inputs: Any, steps: Any, first: Any = 0) -> tuple[tf.Tensor, dict[str, Any]]:
-            def body(i: tf.Tensor) -> tuple[tf.Tensor]:
+        def run(inputs: Any, steps: Any, first: Any = 0) -> tuple[tf.Tensor, Any]:
+            def body(i: tf.Tensor, kept: Any) -> Any:
                 if not in_xla:
                     self.begin(i)
                 with effects() as drawn:
                     batch = reader(inputs, i)
                 own = {} if parts is None else {"part": functools.partial(parts, inputs, i)}
-                self._keep(step(batch, samples, after=drawn, **own))
-                return (i + 1,)
+                return i + 1, self.keep(kept, i, step(batch, samples, after=drawn, **own))
 
             if not (in_xla or eager):
                 self._calls.begin()
+            kept = [output_array(spec) for spec in keras.tree.flatten(like)] if self.predicts else ()
             if layout.open_ended:
-                done = self._until_the_end(step, layout, functools.partial(reader, inputs), steps)
+                batches, read = (
+                    batches_of(layout, self.model.distribute_strategy),
+                    functools.partial(reader, inputs),
+                )
+                done, kept = run_until_the_end(self, step, batches, read, steps, kept)
             else:
-                start = (tf.convert_to_tensor(first),)
-                (done,) = tf.while_loop(lambda i: self.goes_on(i < steps), body, start)
-            return done, self.logs(self._last_logs.take())
+                start = tf.convert_to_tensor(first), kept
+                done, kept = tf.while_loop(lambda i, _: self.goes_on(i < steps), body, start)
+            if not self.predicts:
+                return done, self.logs(self._last_logs.take())
+            return done, [keras.tree.pack_sequence_as(like, [array.concat() for array in kept])]
 
         return run
 
-    def _until_the_end(
-        self, step: Callable[..., Any], layout: Chunk, read: Callable[[Any], Any], steps: Any
-    ) -> tf.Tensor:
-        """The number of steps on batches that may end, each of which is read after the step before."""
-        batches, first = batches_of(layout, self.model.distribute_strategy), read(tf.constant(0))
-        empty = tf.experimental.Optional.empty(first.element_spec)
-
-        def body(i: tf.Tensor, drawn: Any) -> Any:
-            self.begin(i)
-            with effects() as made:
-                logs = step(*batches.arguments(drawn))
-            self._keep(logs)
-            with tf.control_dependencies(made):  # the step is complete before an error of the input
-                self.begin(i + 1)
-                more = tf.cond(self.goes_on(i + 1 < steps), lambda: read(i + 1), lambda: empty)
-            return i + 1, batches.take(more, drawn)
-
-        def exists(i: tf.Tensor, drawn: Any) -> Any:
-            return self.goes_on(tf.logical_and(i < steps, batches.exists(drawn)))
-
-        state = tf.constant(0), batches.take(first)
-        if not self.model.run_eagerly:
-            return tf.while_loop(exists, body, state)[0]
-        while exists(*state):  # TensorFlow's loop takes no None, which a batch may have
-            state = body(*state)
-        return state[0]
-
-    def _keep(self, logs: dict[str, Any] | Shares) -> None:
-        """Keeps the logs of a step for the end of the loop; XLA compiles for one device, that of the model."""
-        self._last_logs.keep(logs, self.device() if self.alone else None)
+    def keep(self, kept: Any, i: tf.Tensor, results: Any) -> Any:
+        """Keep the outputs of step `i` in arrays, or its logs on the device that XLA compiles for."""
+        if self.predicts:
+            return write_outputs(kept, i, results)
+        self._last_logs.keep(results, self.device() if self.alone else None)
+        return kept
 
     def call_hooks(self, batch: Any) -> None:
         """Calls the hooks of callbacks before a step, on the global batch."""
@@ -227,7 +217,7 @@ class StepFunction:
             hook(batch)
 
     def _hooks(self) -> Sequence[Any]:
-        return self.model.__dict__.get("_step_hooks", {}).get("train" if self.training else "test", ())
+        return self.model.__dict__.get("_step_hooks", {}).get(self.phase, ())
 
     def global_step(
         self,
@@ -239,8 +229,8 @@ class StepFunction:
         in_xla: bool = False,
         hooks: bool = True,
         part: Callable[[int, Any, Any], Any] | None = None,
-    ) -> dict[str, Any] | Shares:
-        """One step on a global batch; returns the logs that are not metrics, for `logs`. Context: cross-replica.
+    ) -> Any:
+        """One step on a global batch; returns the outputs, or the logs that are not metrics. Context: cross-replica.
 
         Args:
             batch: nest of tensors `(batch, ...)` and Nones.
@@ -255,10 +245,10 @@ class StepFunction:
         model, strategy = self.model, self.model.distribute_strategy
         if hooks:
             self.call_hooks(batch)
-        custom = model._overrides_step("train_step" if self.training else "test_step")
+        custom = model._overrides_step(f"{self.phase}_step")
         if not (in_xla or custom):
-            sharers = strategy.num_replicas_in_sync if model._pipeline is None else 2
-            after = [*after, *check_samples(batch, sharers)]
+            sharers = strategy.num_replicas_in_sync if self.predicts or model._pipeline is None else 2
+            after = [*after, *check_samples(batch, sharers, inputs_alone=self.predicts)]
         elif worker_samples is not None:
             after = [*after, *check_equal_samples(batch)]
         own = self._partition.of(batch, compiles)
@@ -271,10 +261,13 @@ class StepFunction:
         )
         tracing = Tracing(self.training and accumulates(model.optimizer), in_xla, after)
         tracing.calls = {} if in_xla else self._calls.next()
-        run = replica_function(strategy, own or self._step_fn, slices.of_this_replica, tracing)
+        step_fn = checked_outputs(own or self._step_fn, strategy) if self.predicts else own or self._step_fn
+        run = replica_function(strategy, step_fn, slices.of_this_replica, tracing)
         with effects() as made, losses_count_samples(model):
             logs: Any = strategy.run(run)
-        self.shapes_vary = self.shapes_vary or tracing.shapes_vary or slices.shapes_vary
+        self.shapes_vary = self.shapes_vary or tracing.shapes_vary
+        if self.predicts:
+            return outputs_of_replicas(logs, strategy)
         logs = self._partition.checked(logs) if own is None else Shares.of(logs, own.sums, strategy)
         if self.recorder is not None:
             logs = whole(logs)

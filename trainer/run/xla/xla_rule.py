@@ -13,6 +13,7 @@ from ....distribute.sharding.sharded import level_of
 from ....state.trained_model import TrainedModel
 from ...inputs import Chunk, Source
 from ...inputs.sources.feed import FedSource
+from ..loops import predictions
 from ..loops.compiled import GRAPH, XLA
 from ..loops.step_function import StepFunction
 from . import xla_loops
@@ -70,6 +71,9 @@ def choose_backend(function: StepFunction, source: Source, steps: int | None) ->
     a call of its own), so that a resumed run has the same. What the step contains is known once it has been traced: a step
     that XLA would change, or does not support, is traced again for the graph (`loop_choice.py`).
     """
+    if function.predicts:  # in the graph
+        source.open_sizes = open_sizes(function.model, source.steps_per_epoch, predictions.FEWEST_STEPS)
+        return
     function.full_size = source.batch_size
     reason = _reason_before_tracing(function, source, steps)
     function.use(GRAPH if reason else XLA, reason or "XLA compiles the steps")

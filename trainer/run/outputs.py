@@ -1,0 +1,69 @@
+"""The outputs of predictions: those of replicas, and of the batches of a loop in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...distribute.arguments import shown
+from ...distribute.gathering import gather_outputs
+from ...distribute.step_context import this_step
+from ...distribute.workers.agreement import spans_workers
+from ..inputs.batch import concat_samples
+
+
+class ShapesVary(Exception):
+    """The traced step's outputs have no fixed shape."""
+
+
+def checked_outputs(
+    predict_step: Callable[[Any], Any], strategy: tf.distribute.Strategy
+) -> Callable[[Any], Any]:
+    """`predict_step`, which must return tensors; each of several workers returns the outputs of all."""
+    several_workers = spans_workers(strategy)
+
+    def predict(data: Any) -> Any:
+        outputs = predict_step(data)
+        if any(leaf is None for leaf in keras.tree.flatten(outputs)):
+            raise TypeError(
+                "`predict_step` must return tensors, or a dict, list or tuple of them: is a `return` missing? "
+                f"Received: {shown(outputs)}"
+            )
+        return gather_outputs(outputs, this_step()) if several_workers else outputs
+
+    return predict
+
+
+def outputs_of_replicas(outputs: Any, strategy: tf.distribute.Strategy) -> Any:
+    """The outputs of all replicas, in the order of the batch. Context: cross-replica."""
+    if strategy.num_replicas_in_sync == 1:
+        return outputs
+    leaves = [strategy.experimental_local_results(leaf) for leaf in keras.tree.flatten(outputs)]
+    if spans_workers(strategy):
+        return keras.tree.pack_sequence_as(outputs, [parts[0] for parts in leaves])
+    with tf.device("CPU:0"):  # each replica sends its result there
+        return keras.tree.pack_sequence_as(outputs, [concat_samples(list(parts)) for parts in leaves])
+
+
+def loop_spec(output: Any, samples: int | None) -> tf.TensorSpec | None:
+    """What a loop knows of an output for `samples` samples (None: of any number); None where it could not keep it."""
+    if not isinstance(output, tf.Tensor) or not output.shape.rank or samples not in (None, output.shape[0]):
+        return None
+    return tf.TensorSpec([samples, *output.shape[1:]], output.dtype)
+
+
+def output_array(spec: tf.TensorSpec) -> tf.TensorArray:
+    """An array for the outputs of the batches of a loop."""
+    return tf.TensorArray(spec.dtype, 0, dynamic_size=True, element_shape=spec.shape, infer_shape=False)
+
+
+def write_outputs(arrays: list[tf.TensorArray], i: tf.Tensor, outputs: Any) -> list[tf.TensorArray]:
+    """The arrays with the outputs of batch `i`; raise `ShapesVary` where their shapes are others."""
+    leaves = keras.tree.flatten(outputs)
+    layout = [(tuple(leaf.shape), leaf.dtype) for leaf in leaves]
+    if layout != [(tuple(array.element_shape), array.dtype) for array in arrays]:
+        raise ShapesVary
+    return [array.write(i, leaf) for array, leaf in zip(arrays, leaves)]

@@ -1,0 +1,101 @@
+"""What the host does around the steps of one pass over the data: callbacks, clocks, and the errors of arguments."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from ...compat.keras_private.training import pythonify_logs
+from ...state.trained_model import FitState, TrainedModel
+from ..inputs import Source
+from .checks.argument_errors import explained
+from .checks.out_of_memory import with_advice
+from .checks.overflow import check_progress
+from .logs.step_logs import StepLogs
+from .loops.compiled_calls import CompiledCall
+from .slow_steps import SlowSteps
+
+_STOPS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
+
+
+class Pass:
+    """One pass of "train", "test" or "predict", after `step` steps of it. `Runner.run_steps` calls its methods.
+
+    `stop` is the attribute of the model with which callbacks end it. `replaced`: whether it ended because a callback made
+    other steps. Context of the methods: host.
+    """
+
+    def __init__(
+        self,
+        model: TrainedModel,
+        source: Source,
+        callbacks: keras.callbacks.CallbackList,
+        phase: str,
+        step: int = 0,
+        function: Any = None,
+    ) -> None:
+        self.model, self.source, self.callbacks = model, source, callbacks
+        self.phase, self.stop, self.step = phase, _STOPS[phase], step
+        self.function = function or getattr(model, f"{phase}_function")
+        self.fixed_steps, self.epoch_steps, self.replaced = model._fixed_steps, source.steps_per_epoch, False
+
+    def begin(self, call: CompiledCall) -> None:
+        """A compiled call comes next."""
+        getattr(self.callbacks, f"on_{self.phase}_batch_begin")(call.first)
+
+    def errors(self, call: CompiledCall) -> contextlib.AbstractContextManager[None]:
+        """Entered around the compiled call: adds to its errors what the user can do."""
+        state = self.model.fit_state
+        argument = "validation_data" if state is not None and state.validation is self.source else ""
+        source, first = self.source, call.first == 0
+        return explained(self.model, source.spec, source.batch_size, f"{self.phase}_step", first, argument)
+
+    def end(self, call: CompiledCall, done: int, results: Any) -> Any:
+        """The call has run `done` steps; returns its results as callbacks get them, logs as numbers."""
+        return results if self.phase == "predict" else pythonify_logs(results)
+
+
+class TrainingPass(Pass):
+    """The training steps of an epoch, from `state` on. `logs` are those after the last step."""
+
+    def __init__(self, model: TrainedModel, state: FitState, callbacks: keras.callbacks.CallbackList) -> None:
+        super().__init__(model, state.source, callbacks, "train", state.step)
+        state.times.lap("other")
+        self._state, self.logs, self.epoch_steps = state, state.step_logs, state.steps_per_epoch
+        self._step_logs = StepLogs(callbacks.callbacks, state, self.function, self.fixed_steps)
+        state.slow_steps = self._watched = state.slow_steps or SlowSteps(model, state)
+        self._watched.begin(self.function)
+
+    def begin(self, call: CompiledCall) -> None:
+        """A compiled call comes next."""
+        self._state.times.lap("input")
+        super().begin(call)
+        self._state.times.lap("callbacks")
+
+    @contextlib.contextmanager
+    def errors(self, call: CompiledCall) -> Iterator[None]:
+        """As in `Pass`; callbacks get the steps before the error."""
+        with self._step_logs.compiled_call(), with_advice(self.model, self.function, self.source.batch_size):
+            with super().errors(call):
+                yield
+
+    def end(self, call: CompiledCall, done: int, results: Any) -> Any:
+        """As in `Pass`; callbacks that read each step have been called."""
+        model, state = self.model, self._state
+        self.logs = pythonify_logs({**results, **model._optimizer_logs()})
+        self._step_logs.ended(done, self.logs)
+        state.step_logs = self.logs
+        check_progress(model, call, done)
+        self._call = call, done
+        return self.logs
+
+    def call_callbacks(self, batch: int, logs: dict[str, Any]) -> None:
+        """The results of a compiled call are ready; `batch` is the number of its last."""
+        times = self._state.times
+        times.lap("compute")
+        self.callbacks.on_train_batch_end(batch, logs)
+        times.lap("callbacks")
+        self._watched.end_call(*self._call)
