@@ -252,4 +252,5 @@ class LocalRunner(Runner):
             if model.train_function is not function:
                 self.begin_steps(model, state)
                 return self.train_steps(model, state, callbacks) or logs
+        workers.check_read(state.source)
         return logs

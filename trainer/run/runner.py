@@ -158,4 +158,5 @@ def _pass(
             length.done(done)
             yield length.last_batch(done), result
         if (getattr(model, stop) and not workers.several) or done < call.steps:
-            return
+            break
+    workers.check_read(source)

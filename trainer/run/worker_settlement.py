@@ -10,7 +10,7 @@ from typing import Any
 from ...callbacks.backup.identity.settings import settings_of
 from ...callbacks.trained_model import TrainedModel
 from ...distribute.workers.agreement import check_same_everywhere, exchange, spans_workers
-from ..inputs.sources.arrays import ArraySource
+from ..inputs.same_input import check_same_data
 from ..inputs.sources.datasets import DatasetSource
 from ..inputs.sources.source import Source
 
@@ -25,7 +25,7 @@ class Workers:
         self._model, self._stop = model, stop
         self._strategy = model.distribute_strategy
         self.several = spans_workers(self._strategy)
-        self._begun = False
+        self._begun = self._checked = False
 
     def settle(self, steps: int) -> int:
         """The steps of the next compiled call: the minimum over the workers; 0 when any worker wants to end the loop.
@@ -58,16 +58,18 @@ class Workers:
         return self.settle(1) == 0
 
     def check_taken(self, source: Source, steps: int) -> None:
-        """Rejects inputs that end at different steps on different workers, with a `ValueError` on all of them."""
-        if not self.several or isinstance(source, ArraySource | DatasetSource):
-            return  # these know their lengths, which were compared before the first step, or end in the graph
-        given = [int(row[0]) for row in exchange([float(steps)], self._strategy)]
-        if len(set(given)) > 1:
-            each = ", ".join(f"{n} on worker {i}" for i, n in enumerate(given))
-            raise ValueError(
-                f"The input must give the same global batches on every worker. Batches in one compiled call: {each}. "
-                "Give the same data everywhere, or a function of tf.distribute.InputContext for data that differs."
-            )
+        """Rejects inputs that differ between workers, before steps on them, with a `ValueError` on all workers.
+
+        Of a dataset, which is read inside the steps, the first batch is known then.
+        """
+        if not (isinstance(source, DatasetSource) and self._checked):
+            check_same_data(source, self._strategy, 0 if isinstance(source, DatasetSource) else steps)
+        self._checked = True
+
+    def check_read(self, source: Source) -> None:
+        """Rejects datasets that gave different batches on different workers, at the end of a pass."""
+        if isinstance(source, DatasetSource):
+            check_same_data(source, self._strategy)
 
 
 def check_same_begin(model: TrainedModel) -> None:
@@ -122,6 +124,8 @@ def check_same_fit(
             values[f"the size of a {name} batch"] = part.batch_size
             values[f"the number of {name} samples"] = getattr(part.position, "samples", None)
             values[f"the structure of a {name} batch"] = repr(part.spec)
+            values[f"the order of the {name} samples"] = part.position.identity()
+            values[f"`class_weight` of {name}"] = part.class_weights
     try:
         check_same_everywhere(values, "fit", model.distribute_strategy)
     except ValueError:  # raised on all workers, as each differs from one at least

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...inputs.sources.readers import ITERATORS
 from ...inputs.sources.source import Chunk
 from ..xla import xla_loops
 from ..xla.xla_rule import decides, reason_in_layout, reason_in_step
@@ -92,7 +93,7 @@ def _or_graph(function: StepFunction, loop: Compiled, chunk: Chunk, whole: bool)
                 return loop.function(*arguments)
             loop.function(*loop.arguments(dataclasses.replace(this, steps=0)))
         except (tf.errors.OpError, ValueError) as error:
-            if not whole and (function.reached() != 0 or isinstance(this.inputs, tf.data.Iterator)):
+            if not whole and (function.reached() != 0 or isinstance(this.inputs, ITERATORS)):
                 error.add_note("If XLA does not support this step: pass `jit_compile=False` to `compile`.")
                 raise
             cause = str(error).partition("\n")[0][:200]
