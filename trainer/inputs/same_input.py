@@ -63,31 +63,31 @@ def check_not_split(x: Any, strategy: tf.distribute.Strategy) -> None:
     )
 
 
-def check_same_input(x: Any, kind: str, strategy: tf.distribute.Strategy, content: Any = None) -> None:
+def check_same_input(x: Any, kind: str, strategy: tf.distribute.Strategy) -> None:
     """Compares the input of each worker, before it is read. All workers must call it; one does nothing.
 
-    Another kind, other arrays, or a `shard` of the pipeline that differs between workers is a ValueError, because samples
+    Another kind, or a `shard` of the pipeline that differs between workers is a ValueError, because samples
     would be lost. A `shard` that is the same on all workers, such as a split for validation, does not shard over workers.
     Other differences between pipelines, for instance in their files or in the order of a `shuffle`, are warnings:
     `check_same_data` compares what is read.
 
-    `x` is a `tf.data.Dataset`, the `tf.distribute.DistributedDataset` made of it, or another input. Of arrays, `content` is
-    the digest.
+    `x` is a `tf.data.Dataset`, the `tf.distribute.DistributedDataset` made of it, or another input.
     """
     if not spans_workers(strategy):
         return
     dataset = read_dataset(x)
     distributed = dataset is not None and dataset is not x
     known = [[], [], None] if dataset is None else _known_of_pipeline(dataset, distributed, strategy)
-    same = [kind, None if content is None else content.numpy().tolist()]
-    everyone = gather_json([same, *known], strategy)
+    everyone = gather_json([kind, *known], strategy)
     other = next((number for number, each in enumerate(everyone) if each != everyone[0]), None)
     if other is None:
         return
-    (data, first, order, _), (other_data, second, other_order, _) = everyone[0], everyone[other]
+    (_, first, order, _), (other_kind, second, other_order, _) = everyone[0], everyone[other]
     sharer = "TensorFlow shards it" if distributed else "each replica takes its part of a batch"
-    if data != other_data:
-        raise _other_samples(other, "tf.data.Dataset.from_tensor_slices((x, y)).batch", 64)
+    if other_kind != everyone[0][0]:
+        raise ValueError(
+            f"`x` is a {everyone[0][0]} on worker 0 and a {other_kind} on worker {other}: pass the same kind of input."
+        )
     if first != second:
         raise ValueError(
             f"`x` has {_show_shards(first)} on worker 0 and {_show_shards(second)} on worker {other}, but {sharer}: "
@@ -120,28 +120,26 @@ def check_same_data(source: Source, strategy: tf.distribute.Strategy, steps: int
     other = next((number for number, row in enumerate(rows) if row != rows[0]), None)
     if other is None:
         return
+    must = "The input must give the same global batches on every worker."
     if any(row[0] != rows[0][0] for row in rows):
         each = ", ".join(f"{int(row[0])} on worker {number}" for number, row in enumerate(rows))
         raise ValueError(
-            f"The input must give the same global batches on every worker. Batches in one compiled call: {each}. "
+            f"{must} Batches in one compiled call: {each}. "
             "Give the same data everywhere, or a function of tf.distribute.InputContext for data that differs."
         )
     draws, tensors = zip(*gather_json([source.draws(), mine], strategy))
     if not (all(draws) and any(len(set(each)) == 1 for each in zip(*tensors))):
-        raise _other_samples(other, "dataset.rebatch", source.batch_size or source.usual_batch_size or 64)
+        size = source.batch_size or source.usual_batch_size or 64
+        raise ValueError(
+            f"{must} `x` gives other samples on worker {other} than on worker 0, and each replica takes its part of a "
+            "batch: samples would be lost. Give all workers the same data in the same order, with one seed for each `shuffle` "
+            "(keras.utils.set_random_seed). Or does each worker read its own samples?"
+            + _FIX.format(dataset=f"dataset.rebatch(context.get_per_replica_batch_size({size}))")
+        )
     warnings.warn(
         f"`x` draws other random numbers on worker {other} than on worker 0. A part of each batch is the same, so it is "
         "taken for augmentation of the same samples. If these differ, pass a function of tf.distribute.InputContext.",
         stacklevel=2,
-    )
-
-
-def _other_samples(other: int, batched: str, size: int) -> ValueError:
-    fix = f"{batched}(context.get_per_replica_batch_size({size}))"
-    return ValueError(
-        f"`x` gives other samples on worker {other} than on worker 0, but each replica takes its part of a batch: samples "
-        "would be lost. Give all workers the same data in the same order, with one seed for each `shuffle` "
-        f"(keras.utils.set_random_seed). Or does each worker read its own samples?{_FIX.format(dataset=fix)}"
     )
 
 

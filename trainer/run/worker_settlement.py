@@ -11,6 +11,7 @@ from ...callbacks.backup.identity.settings import settings_of
 from ...callbacks.trained_model import TrainedModel
 from ...distribute.workers.agreement import check_same_everywhere, exchange, spans_workers
 from ..inputs.same_input import check_same_data
+from ..inputs.sources.arrays import ArraySource
 from ..inputs.sources.datasets import DatasetSource
 from ..inputs.sources.source import Source
 
@@ -62,8 +63,9 @@ class Workers:
 
         Of a dataset, which is read inside the steps, the first batch is known then.
         """
-        if not (isinstance(source, DatasetSource) and self._checked):
-            check_same_data(source, self._strategy, 0 if isinstance(source, DatasetSource) else steps)
+        once = isinstance(source, ArraySource | DatasetSource)  # the others change in each compiled call
+        if not (once and self._checked):
+            check_same_data(source, self._strategy, 0 if once else steps)
         self._checked = True
 
     def check_read(self, source: Source) -> None:
@@ -132,3 +134,5 @@ def check_same_fit(
         each = {name: value for part in settings for name, value in _leaves(f"the {part}", settings[part])}
         check_same_everywhere(each, "fit", model.distribute_strategy)
         raise
+    for part in filter(None, (source, validation)):
+        check_same_data(part, model.distribute_strategy)

@@ -84,7 +84,6 @@ def make_source(
     check_not_split(x, strategy)
     if kind == "Keras data adapter":
         x = x.get_tf_dataset()
-    content = None
     if kind == "array":
         arrays = standard_arrays(x, y, sample_weight)
         samples = checks.same_samples(arrays)
@@ -95,7 +94,7 @@ def make_source(
         source = _from_arrays(batch, order, strategy, resident_bytes, other)
         source.targets = arrays[1]
         if isinstance(source, ArraySource) and spans_workers(strategy):
-            content = digest_of(batch)
+            source.digest = digest_of(batch)
     else:
         checks.alone(kind, y, sample_weight, batch_size=batch_size)
         if shuffle == "batch":  # True is the default of `fit`, no request
@@ -111,7 +110,7 @@ def make_source(
             source = StreamSource(x, kind, steps_per_epoch, spans_workers(strategy), sharing)
         else:
             source = _from_dataset(x, kind, steps_per_epoch, strategy, resumable, sharing)
-    check_same_input(x, kind, strategy, content)
+    check_same_input(x, kind, strategy)
     if weights is not None:
         check_class_weight(source.spec, class_weight)
         source.class_weights, source.spec = weights, weighted_spec(source.spec)

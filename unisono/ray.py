@@ -1,0 +1,86 @@
+"""Ray Train, Tune and Data (`pip install "unisono[ray]"`): shards as inputs of `fit`, backups as Ray's checkpoints."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from typing import Any
+
+import ray.train
+import ray.tune
+import tensorflow as tf
+
+from .callbacks import BackupAndRestore
+from .callbacks.backup.files.shard_files import part_paths
+from .callbacks.backup.files.store import latest_backup
+from .distribute.workers.agreement import exchange
+from .distribute.workers.cluster import is_chief
+
+
+def dataset(
+    shard: Any, features: Any = None, labels: Any = None, batch_size: int = 32, **options: Any
+) -> Any:
+    """Make the input for `fit`, `evaluate` or `predict` of a shard of Ray Data: each sample is used once.
+
+        model.fit(unisono.ray.dataset(ray.train.get_dataset_shard("train"), "x", "y", batch_size=64))
+
+    Args:
+        shard: from `ray.train.get_dataset_shard`, or the `tf.data.Dataset` that its `to_tf` returned.
+        features: the columns of `x`, as `to_tf` takes them: a name, or a list of names for a dict.
+        labels: the columns of `y`, likewise.
+        batch_size: int; samples of the global batch, over all replicas of all workers.
+        **options: further arguments of `to_tf`, such as `local_shuffle_buffer_size`.
+    """
+
+    def make_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        samples = context.get_per_replica_batch_size(batch_size)
+        if isinstance(shard, tf.data.Dataset):
+            return shard.rebatch(samples)
+        return shard.to_tf(features, labels, batch_size=samples, **options)
+
+    return make_dataset
+
+
+class BackupAndReport(BackupAndRestore):
+    """Saves a backup after every epoch and reports it to Ray with the metrics; a restarted run or trial resumes from it.
+
+    Pass it on every worker, with the options of `BackupAndRestore` except `directory`: a backup is in a temporary directory
+    until Ray stores it as a `Checkpoint`. Workers with sharded state must therefore be on one host.
+    """
+
+    def __init__(self, **options: Any):
+        cluster = json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster")
+        name = hashlib.sha256(json.dumps(cluster).encode()).hexdigest()[:16]  # all workers need the same path
+        shared = os.path.join(tempfile.gettempdir(), f"unisono-{name}")
+        super().__init__(shared if cluster else tempfile.mkdtemp(prefix="unisono-"), **options)
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        """Resumes from the checkpoint that Ray gives to this run or trial, if there is one."""
+        checkpoint = _session().get_checkpoint()
+        if checkpoint is not None and (
+            _session() is ray.tune or ray.train.get_context().get_local_rank() == 0
+        ):
+            checkpoint.to_directory(self.directory)
+        exchange([0.0], self.model.distribute_strategy)  # the others on this host wait for it
+        super().on_train_begin(logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Saves, then reports: all workers wait here for one another."""
+        super().on_epoch_end(epoch, logs)
+        self._writer.wait()
+        newest, checkpoint = latest_backup(self.directory) if is_chief() else None, None
+        with tempfile.TemporaryDirectory() as folder:
+            if newest is not None:
+                for path in (newest.path, *part_paths(newest.path)):
+                    shutil.copy(path, folder)
+                checkpoint = _session().Checkpoint.from_directory(folder)
+            _session().report(dict(logs or {}), checkpoint=checkpoint)
+
+
+def _session() -> Any:
+    """The module whose functions to call: in a worker of Ray Train `ray.train`, in a trial of Ray Tune `ray.tune`."""
+    try:
+        return ray.train if ray.train.get_context() else ray.tune
+    except (RuntimeError, DeprecationWarning):
+        return ray.tune
