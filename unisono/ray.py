@@ -1,4 +1,4 @@
-"""Ray Train, Tune and Data (`pip install "unisono[ray]"`): shards as inputs of `fit`, backups as Ray's checkpoints."""
+"""Ray Train, Tune and Data, with the extra `ray`: shards as inputs of `fit`, backups as Ray's checkpoints."""
 
 import hashlib
 import json

@@ -63,7 +63,7 @@ def check_not_split(x: Any, strategy: tf.distribute.Strategy) -> None:
     )
 
 
-def check_same_input(x: Any, kind: str, strategy: tf.distribute.Strategy) -> None:
+def check_same_input(x: Any, strategy: tf.distribute.Strategy, kind: str = "tf.data.Dataset") -> None:
     """Compares the input of each worker, before it is read. All workers must call it; one does nothing.
 
     Another kind, or a `shard` of the pipeline that differs between workers is a ValueError, because samples
@@ -132,7 +132,7 @@ def check_same_data(source: Source, strategy: tf.distribute.Strategy, steps: int
         size = source.batch_size or source.usual_batch_size or 64
         raise ValueError(
             f"{must} `x` gives other samples on worker {other} than on worker 0, and each replica takes its part of a "
-            "batch: samples would be lost. Give all workers the same data in the same order, with one seed for each `shuffle` "
+            "batch: samples would be lost. Give all workers the same data in the same order, one seed for each `shuffle` "
             "(keras.utils.set_random_seed). Or does each worker read its own samples?"
             + _FIX.format(dataset=f"dataset.rebatch(context.get_per_replica_batch_size({size}))")
         )

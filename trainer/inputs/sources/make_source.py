@@ -110,7 +110,7 @@ def make_source(
             source = StreamSource(x, kind, steps_per_epoch, spans_workers(strategy), sharing)
         else:
             source = _from_dataset(x, kind, steps_per_epoch, strategy, resumable, sharing)
-    check_same_input(x, kind, strategy)
+    check_same_input(x, strategy, kind)
     if weights is not None:
         check_class_weight(source.spec, class_weight)
         source.class_weights, source.spec = weights, weighted_spec(source.spec)
