@@ -1,5 +1,6 @@
 """Ray Train, Tune and Data, with the extra `ray`: shards as inputs of `fit`, backups as Ray's checkpoints."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -7,8 +8,8 @@ import shutil
 import tempfile
 from typing import Any
 
-import ray.train
-import ray.tune
+import ray.train  # pyright: ignore[reportMissingImports]
+import ray.tune  # pyright: ignore[reportMissingImports]
 import tensorflow as tf
 
 from .callbacks import BackupAndRestore
@@ -18,12 +19,8 @@ from .distribute.workers.agreement import exchange
 from .distribute.workers.cluster import is_chief
 
 
-def dataset(
-    shard: Any, features: Any = None, labels: Any = None, batch_size: int = 32, **options: Any
-) -> Any:
-    """Make the input for `fit`, `evaluate` or `predict` of a shard of Ray Data: each sample is used once.
-
-        model.fit(unisono.ray.dataset(ray.train.get_dataset_shard("train"), "x", "y", batch_size=64))
+def dataset(shard: Any, features: Any = None, labels: Any = None, batch_size: int = 32, **options: Any):
+    """Make the input for `fit`, `evaluate` or `predict` of a shard of Ray Data, in which each sample is used once.
 
     Args:
         shard: from `ray.train.get_dataset_shard`, or the `tf.data.Dataset` that its `to_tf` returned.
@@ -34,10 +31,9 @@ def dataset(
     """
 
     def make_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        samples = context.get_per_replica_batch_size(batch_size)
-        if isinstance(shard, tf.data.Dataset):
-            return shard.rebatch(samples)
-        return shard.to_tf(features, labels, batch_size=samples, **options)
+        size = context.get_per_replica_batch_size(batch_size)
+        given = isinstance(shard, tf.data.Dataset)
+        return shard.rebatch(size) if given else shard.to_tf(features, labels, batch_size=size, **options)
 
     return make_dataset
 
@@ -45,14 +41,14 @@ def dataset(
 class BackupAndReport(BackupAndRestore):
     """Saves a backup after every epoch and reports it to Ray with the metrics; a restarted run or trial resumes from it.
 
-    Pass it on every worker, with the options of `BackupAndRestore` except `directory`: a backup is in a temporary directory
-    until Ray stores it as a `Checkpoint`. Workers with sharded state must therefore be on one host.
+    Pass it on every worker, with options of `BackupAndRestore` other than `directory`: backups are in a temporary directory
+    until Ray stores them as a `Checkpoint`, so that workers with sharded state must be on one host.
     """
 
     def __init__(self, **options: Any):
         cluster = json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster")
-        name = hashlib.sha256(json.dumps(cluster).encode()).hexdigest()[:16]  # all workers need the same path
-        shared = os.path.join(tempfile.gettempdir(), f"unisono-{name}")
+        name = hashlib.sha256(json.dumps(cluster).encode()).hexdigest()  # all workers need the same path
+        shared = f"{tempfile.gettempdir()}/unisono-{name[:16]}"
         super().__init__(shared if cluster else tempfile.mkdtemp(prefix="unisono-"), **options)
 
     def on_train_begin(self, logs: dict | None = None) -> None:
@@ -69,18 +65,16 @@ class BackupAndReport(BackupAndRestore):
         """Saves, then reports: all workers wait here for one another."""
         super().on_epoch_end(epoch, logs)
         self._writer.wait()
-        newest, checkpoint = latest_backup(self.directory) if is_chief() else None, None
+        newest = latest_backup(self.directory) if is_chief() else None
         with tempfile.TemporaryDirectory() as folder:
-            if newest is not None:
-                for path in (newest.path, *part_paths(newest.path)):
-                    shutil.copy(path, folder)
-                checkpoint = _session().Checkpoint.from_directory(folder)
+            for path in [newest.path, *part_paths(newest.path)] if newest else []:
+                shutil.copy(path, folder)
+            checkpoint = _session().Checkpoint.from_directory(folder) if newest else None
             _session().report(dict(logs or {}), checkpoint=checkpoint)
 
 
 def _session() -> Any:
-    """The module whose functions to call: in a worker of Ray Train `ray.train`, in a trial of Ray Tune `ray.tune`."""
-    try:
-        return ray.train if ray.train.get_context() else ray.tune
-    except (RuntimeError, DeprecationWarning):
-        return ray.tune
+    """Return `ray.train` in a worker of Ray Train, and `ray.tune` in a trial of Ray Tune."""
+    with contextlib.suppress(RuntimeError, DeprecationWarning):
+        return ray.train.get_context() and ray.train
+    return ray.tune

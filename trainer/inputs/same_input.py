@@ -43,9 +43,9 @@ _FIX = """ Pass a function of tf.distribute.InputContext, whose batches have the
 
 def check_not_split(x: Any, strategy: tf.distribute.Strategy) -> None:
     """Rejects an input that is split over workers by construction, a function of `tf.distribute.InputContext` excepted."""
-    dataset, fix = read_dataset(x), "x.rebatch(context.get_per_replica_batch_size(64))"
     if callable(x) or not spans_workers(strategy):
         return
+    dataset, fix = read_dataset(x), "x.rebatch(context.get_per_replica_batch_size(64))"
     source = "reads a part of the elements of a tf.data service (dynamic sharding, or a `job_name`)"
     if dataset is None or not shares_service(dataset):
         ray: Any = sys.modules.get("ray.data")
@@ -66,8 +66,8 @@ def check_not_split(x: Any, strategy: tf.distribute.Strategy) -> None:
 def check_same_input(x: Any, strategy: tf.distribute.Strategy, kind: str = "tf.data.Dataset") -> None:
     """Compares the input of each worker, before it is read. All workers must call it; one does nothing.
 
-    Another kind, or a `shard` of the pipeline that differs between workers is a ValueError, because samples
-    would be lost. A `shard` that is the same on all workers, such as a split for validation, does not shard over workers.
+    Another kind, or a `shard` of the pipeline that differs between workers is a ValueError, because samples would be lost. A
+    `shard` that is the same on all workers, such as a split for validation, does not shard over workers.
     Other differences between pipelines, for instance in their files or in the order of a `shuffle`, are warnings:
     `check_same_data` compares what is read.
 

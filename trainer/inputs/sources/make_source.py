@@ -81,9 +81,9 @@ def make_source(
     assert strategy is not None
 
     kind = kind_of(x)
-    check_not_split(x, strategy)
     if kind == "Keras data adapter":
         x = x.get_tf_dataset()
+    check_not_split(x, strategy)
     if kind == "array":
         arrays = standard_arrays(x, y, sample_weight)
         samples = checks.same_samples(arrays)
