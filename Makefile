@@ -9,7 +9,7 @@ INSTALL = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BI
 comma := ,
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo install test test-gpu test-long keras-tests pytest check lint format bench docs notebooks dist release clean
+.PHONY: demo install test test-gpu test-long test-clusters keras-tests pytest check lint format bench docs notebooks dist release clean
 
 $(BIN)/unisono-demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -59,6 +59,14 @@ pytest: $(BIN)/unisono-dev.stamp
 
 test-long: $(BIN)/unisono-dev.stamp
 	$(PYTEST) -m long tests
+
+# What needs more than the other tests: Ray, an S3 server, schedulers. What is missing is skipped, with its name.
+$(BIN)/unisono-clusters.stamp: $(BIN)/unisono-dev.stamp
+	$(call INSTALL,-e ".[dev$(comma)clusters]")
+	touch $@
+
+test-clusters: $(BIN)/unisono-clusters.stamp
+	$(BIN)/python -m pytest -q -m clusters tests
 
 # All of Keras' own tests that concern us; the suite runs those that are quick.
 keras-tests: $(BIN)/unisono-dev.stamp

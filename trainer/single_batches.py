@@ -13,6 +13,7 @@ from .compilation import runner_of
 from .inputs import Chunk, make_source
 from .inputs.batch import batch_spec, sample_count, unpack
 from .inputs.class_weights import class_weights
+from .inputs.same_input import check_same_data
 from .inputs.sources.arrays import ArraySource
 from .inputs.sources.make_source import kind_of
 from .partition.steps.explain import StepExplanation
@@ -168,6 +169,7 @@ def _whole_batch(
         if chunk is None:
             raise ValueError("The batch has no samples: give at least one.")
         batch = chunk.batch(0)
+    check_same_data(source, model.distribute_strategy)
     source.close()
     return Chunk(unpack(batch), 1, None, _same)
 

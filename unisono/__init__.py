@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         rowwise,
     )
 
-_PACKAGES = ("callbacks", "distribute", "mixed_precision", "models", "optimizers", "trainer")
+_PACKAGES = ("callbacks", "distribute", "mixed_precision", "models", "optimizers", "ray", "trainer")
 
 __all__ = [
     "Model",

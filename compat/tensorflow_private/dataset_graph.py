@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.protobuf import data_service_pb2
 from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
 
@@ -49,6 +50,18 @@ def numbers_of(dataset: tf.data.Dataset, *names: str) -> list[list[int]]:
     """These attributes of each transformation of a pipeline that has all of them, without those in functions."""
     found = [[tf.get_static_value(getattr(each, n, None)) for n in names] for each in datasets_of(dataset)]
     return [[int(number) for number in numbers] for numbers in found if not any(n is None for n in numbers)]
+
+
+def shares_service(dataset: tf.data.Dataset) -> bool:
+    """Whether a pipeline reads from a tf.data service that gives each reader a part of the elements."""
+    for each in datasets_of(dataset):
+        mode, job = (
+            tf.get_static_value(getattr(each, name, None)) for name in ("_processing_mode", "_job_name")
+        )
+        if mode is not None:
+            policy = data_service_pb2.ProcessingModeDef.FromString(mode).sharding_policy
+            return bool(job) or policy == data_service_pb2.ProcessingModeDef.DYNAMIC
+    return False
 
 
 def pipeline_checksum(dataset: tf.data.Dataset, of_python: Callable[[Any], str]) -> str | None:

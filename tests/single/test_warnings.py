@@ -24,6 +24,7 @@ from unisono.compat.tensorflow_private import datasets
 from unisono.distribute import automatic
 from unisono.mixed_precision import hardware
 from unisono.trainer.inputs import make_source, same_input
+from unisono.trainer.inputs.sources.datasets import DatasetSource
 
 ROOT = Path(unisono.trainer.__file__).parents[1]
 PACKAGES = (
@@ -72,7 +73,10 @@ NEIGHBOURS = {
         "trainer/inputs/sources/python_inputs.py restore",
         "trainer/inputs/sources/datasets.py restore",
     ],
-    "one input made by two workers": ["trainer/inputs/same_input.py check_same_input"],
+    "one input made by two workers": [
+        "trainer/inputs/same_input.py check_same_data",
+        "trainer/inputs/same_input.py check_same_input",
+    ],
     "custom step on two replicas": [
         "trainer/partition/steps/step_partition.py _trace",
         "trainer/partition/steps/step_partition.py of",
@@ -213,11 +217,16 @@ def one_input_made_by_two_workers(tmp_path, monkeypatch):
     for _ in range(2):
         scaled = batches().map(lambda x, y: (2 * x, y), num_parallel_calls=2).prefetch(1)
         same_input.check_same_input(scaled, tf.distribute.get_strategy())
-    for given in (np.ones((4, 2)), [(np.ones((4, 2)), np.ones(4))]):
-        sent.clear()
-        make_source(given).close()
-        make_source(given).close()
-        assert len(sent) == 2 and sent[0][2] is not None
+    noisy = batches().map(lambda x, y: (x + tf.random.normal([1], seed=1), y))
+    sent.clear()
+    first, second = (DatasetSource(noisy, None, compared=True) for _ in range(2))
+    rows = []
+    monkeypatch.setattr(same_input, "exchange", lambda mine, strategy: rows.append(list(mine)) or rows)
+    for source in (first, second):
+        source.take(1)
+        same_input.check_same_data(source, tf.distribute.get_strategy())
+        source.close()
+    assert len(rows) == 2 and rows[0][1] > 0 and not sent
 
 
 class RowByRow(keras.layers.Layer):

@@ -58,7 +58,8 @@ def test_workers_that_differ_are_rejected_with_a_sentence_on_each(start_workers)
             *(f"{name}: went through" for name in trained),
             "silent: []",
             "orders: 4",
-            "values: 2",
+            "own values: ValueError: The input must give the same global batches on every worker. `x` gives other",
+            "own generator: ValueError: The input must give the same global batches on every worker. `x` gives other",
             "warned: ['`x` is another tf.data pipeline (data, files, constants or functions) on worker 1 than on worker 0",
         ):
             assert line in printed, printed

@@ -254,3 +254,14 @@ def map_leaves(fn: Callable[..., Any], *structures: Any) -> Any:
         return type(first)(**fields)
 
     return tf.nest.map_structure(apply, *structures)
+
+
+def digest_of(batch: Any) -> tf.Tensor:
+    """Hash every tensor of a batch, except variants: int64 `(tensors,)`, on the host, in a graph or eager."""
+    with tf.device("CPU:0"):
+        hashes = [
+            tf.raw_ops.Fingerprint(data=tf.reshape(leaf, [1, -1]), method="farmhash64")  # about 6 GB/s
+            for leaf in tf.nest.flatten(batch, expand_composites=True)
+            if leaf is not None and leaf.dtype not in (tf.variant, tf.resource)
+        ]
+        return tf.bitcast(tf.concat([tf.zeros([0, 8], tf.uint8), *hashes], 0), tf.int64)

@@ -141,6 +141,12 @@ class PipelineState:
         self._began = self._read()
 
 
+def draws_numbers(dataset: tf.data.Dataset) -> bool:
+    """Whether functions of a pipeline, also those of Python, draw random numbers."""
+    steps = list(transformations(dataset))
+    return any(step.draws or step.keeps_state for step in steps) or bool(found_generators(_python(steps)))
+
+
 def _python(steps: list[Transformation]) -> dict[str, Any]:
     return {f"function {i}.{j}": each for i, step in enumerate(steps) for j, each in enumerate(step.python)}
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from ...compat.tensorflow_private.dataset_graph import held_data, numbers_of, pipeline_checksum, read_dataset
-from ...compat.tensorflow_private.pipelines import in_any_order
-from ...distribute.workers.agreement import gather_json, place_among_workers, spans_workers
+from ...compat.tensorflow_private.dataset_graph import (
+    held_data,
+    numbers_of,
+    pipeline_checksum,
+    read_dataset,
+    shares_service,
+)
+from ...compat.tensorflow_private.pipelines import in_any_order, transformations
+from ...distribute.workers.agreement import exchange, gather_json, place_among_workers, spans_workers
 from ...state.identity.data import checksum
 from ...state.identity.settings import text_of_value
+from ...state.random_state import reached
+from .sources.source import Source
 
+_FLOAT = 2**52  # integers below it are exact in float64
 _KEEP = (
     "Remove `shard`, or pass a function of tf.distribute.InputContext that returns this worker's shard in batches of "
     "context.get_per_replica_batch_size(global_batch_size) samples."
@@ -22,32 +32,62 @@ _TURN_OFF = (
     "Remove `shard`, or set options.experimental_distribute.auto_shard_policy to "
     "tf.data.experimental.AutoShardPolicy.OFF."
 )
+_FIX = """ Pass a function of tf.distribute.InputContext, whose batches have the samples of one replica:
+
+    def make_dataset(context):
+        return {dataset}
+
+    model.fit(make_dataset)
+"""
 
 
-def check_same_input(
-    x: Any, strategy: tf.distribute.Strategy, content: Callable[[], str | None] | None = None
-) -> None:
-    """Compares the input of each worker, where each must give all samples. All workers must call it; one does nothing.
-
-    A `shard` of the pipeline that differs between workers is a ValueError, because samples would be lost. One that is the
-    same on all workers, such as a split for validation, does not shard over workers. Other differences, for instance in
-    their files or in the order of a `shuffle`, are warnings.
-
-    `x` is a `tf.data.Dataset`, the `tf.distribute.DistributedDataset` made of it, or another input with a checksum of its
-    data, `content`.
-    """
-    dataset = read_dataset(x)
-    if not spans_workers(strategy) or (dataset is None and content is None):
+def check_not_split(x: Any, strategy: tf.distribute.Strategy) -> None:
+    """Rejects an input that is split over workers by construction, a function of `tf.distribute.InputContext` excepted."""
+    if callable(x) or not spans_workers(strategy):
         return
-    distributed = content is None and dataset is not x
-    sharer = "TensorFlow shards it" if distributed else "each replica takes its part of a batch"
-    everyone = gather_json(
-        [[], [], content()] if content else _known_of_pipeline(dataset, distributed, strategy), strategy
+    dataset, fix = read_dataset(x), "x.rebatch(context.get_per_replica_batch_size(64))"
+    source = "reads a part of the elements of a tf.data service (dynamic sharding, or a `job_name`)"
+    if dataset is None or not shares_service(dataset):
+        ray: Any = sys.modules.get("ray.data")
+        steps = [] if dataset is None else transformations(dataset)
+        held = {"x": x if dataset is None else [function for step in steps for function in step.python]}
+        shards = [shard for _, shard in reached(held, (ray.DataIterator,))] if ray is not None else []
+        if all(getattr(shard, "world_size", lambda: 1)() == 1 for shard in shards):
+            return
+        source = "reads a shard of a Ray dataset"
+        if x is shards[0]:
+            fix = 'x.to_tf("features", "labels", batch_size=context.get_per_replica_batch_size(64))'
+    raise ValueError(
+        f"`x` {source}, so that every worker has its own samples, but each replica takes its part of a batch: samples would "
+        f"be lost.{_FIX.format(dataset=fix)}"
     )
+
+
+def check_same_input(x: Any, strategy: tf.distribute.Strategy, kind: str = "tf.data.Dataset") -> None:
+    """Compares the input of each worker, before it is read. All workers must call it; one does nothing.
+
+    Another kind, or a `shard` of the pipeline that differs between workers is a ValueError, because samples would be lost. A
+    `shard` that is the same on all workers, such as a split for validation, does not shard over workers.
+    Other differences between pipelines, for instance in their files or in the order of a `shuffle`, are warnings:
+    `check_same_data` compares what is read.
+
+    `x` is a `tf.data.Dataset`, the `tf.distribute.DistributedDataset` made of it, or another input.
+    """
+    if not spans_workers(strategy):
+        return
+    dataset = read_dataset(x)
+    distributed = dataset is not None and dataset is not x
+    known = [[], [], None] if dataset is None else _known_of_pipeline(dataset, distributed, strategy)
+    everyone = gather_json([kind, *known], strategy)
     other = next((number for number, each in enumerate(everyone) if each != everyone[0]), None)
     if other is None:
         return
-    (first, order, _), (second, other_order, _) = everyone[0], everyone[other]
+    (_, first, order, _), (other_kind, second, other_order, _) = everyone[0], everyone[other]
+    sharer = "TensorFlow shards it" if distributed else "each replica takes its part of a batch"
+    if other_kind != everyone[0][0]:
+        raise ValueError(
+            f"`x` is a {everyone[0][0]} on worker 0 and a {other_kind} on worker {other}: pass the same kind of input."
+        )
     if first != second:
         raise ValueError(
             f"`x` has {_show_shards(first)} on worker 0 and {_show_shards(second)} on worker {other}, but {sharer}: "
@@ -59,13 +99,48 @@ def check_same_input(
             "one seed on all workers, or call keras.utils.set_random_seed; do not set deterministic=False."
         )
     else:
-        pipeline = "is another tf.data pipeline (data, files, constants or functions)"
-        what = "has other values" if content else pipeline
         problem = (
-            f"{what} on worker {other} than on worker 0, but {sharer}: samples are lost if each reads its own. Pass the "
-            "same, from one seed, or a function of tf.distribute.InputContext."
+            f"is another tf.data pipeline (data, files, constants or functions) on worker {other} than on worker 0, but "
+            f"{sharer}: samples are lost if each reads its own. Pass the same, from one seed, or a function of "
+            "tf.distribute.InputContext."
         )
     warnings.warn(f"`x` {problem}", stacklevel=2)
+
+
+def check_same_data(source: Source, strategy: tf.distribute.Strategy, steps: int = 0) -> None:
+    """Compares what the workers have read, and the `steps` that come next. All must call it; one does nothing.
+
+    Different data is a ValueError on all workers. Where the input draws random numbers, and a part of the batches is the
+    same everywhere, such as the targets, the samples are the same and their augmentation differs: that is a warning.
+    """
+    if source.digest is None or not spans_workers(strategy):
+        return
+    mine = [int(each) % _FLOAT for each in source.digest]
+    rows = exchange([steps, functools.reduce(lambda all, each: (31 * all + each) % _FLOAT, mine)], strategy)
+    other = next((number for number, row in enumerate(rows) if row != rows[0]), None)
+    if other is None:
+        return
+    must = "The input must give the same global batches on every worker."
+    if any(row[0] != rows[0][0] for row in rows):
+        each = ", ".join(f"{int(row[0])} on worker {number}" for number, row in enumerate(rows))
+        raise ValueError(
+            f"{must} Batches in one compiled call: {each}. "
+            "Give the same data everywhere, or a function of tf.distribute.InputContext for data that differs."
+        )
+    draws, tensors = zip(*gather_json([source.draws(), mine], strategy))
+    if not (all(draws) and any(len(set(each)) == 1 for each in zip(*tensors))):
+        size = source.batch_size or source.usual_batch_size or 64
+        raise ValueError(
+            f"{must} `x` gives other samples on worker {other} than on worker 0, and each replica takes its part of a "
+            "batch: samples would be lost. Give all workers the same data in the same order, one seed for each `shuffle` "
+            "(keras.utils.set_random_seed). Or does each worker read its own samples?"
+            + _FIX.format(dataset=f"dataset.rebatch(context.get_per_replica_batch_size({size}))")
+        )
+    warnings.warn(
+        f"`x` draws other random numbers on worker {other} than on worker 0. A part of each batch is the same, so it is "
+        "taken for augmentation of the same samples. If these differ, pass a function of tf.distribute.InputContext.",
+        stacklevel=2,
+    )
 
 
 def _known_of_pipeline(

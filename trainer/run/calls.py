@@ -50,6 +50,7 @@ class Calls:
             if chunks:
                 yield call
             if chunk is None and failure is None:
+                workers.check_read(source)
                 return
         raise failure
 
@@ -67,4 +68,6 @@ class Calls:
         steps, model = self._pass, self._pass.model
         stopped = self._ended or (getattr(model, steps.stop) and not self._workers.several)
         steps.replaced = steps.phase == "train" and not stopped and model.train_function is not self._function
+        if stopped:
+            self._workers.check_read(steps.source)
         return stopped or steps.replaced

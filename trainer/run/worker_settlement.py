@@ -10,6 +10,7 @@ from typing import Any
 from ...distribute.workers.agreement import check_same_everywhere, exchange, spans_workers
 from ...state.identity.settings import settings_of
 from ...state.trained_model import TrainedModel
+from ..inputs.same_input import check_same_data
 from ..inputs.sources.arrays import ArraySource
 from ..inputs.sources.datasets import DatasetSource
 from ..inputs.sources.source import Source
@@ -25,7 +26,7 @@ class Workers:
         self._model, self._stop = model, stop
         self._strategy = model.distribute_strategy
         self.several = spans_workers(self._strategy)
-        self._begun = False
+        self._begun = self._checked = False
 
     def settle(self, steps: int) -> int:
         """The steps of the next compiled call: the minimum over the workers; 0 when any worker wants to end the loop.
@@ -58,16 +59,19 @@ class Workers:
         return self.settle(1) == 0
 
     def check_taken(self, source: Source, steps: int) -> None:
-        """Rejects inputs that end at different steps on different workers, with a `ValueError` on all of them."""
-        if not self.several or isinstance(source, ArraySource | DatasetSource):
-            return  # these know their lengths, which were compared before the first step, or end in the graph
-        given = [int(row[0]) for row in exchange([float(steps)], self._strategy)]
-        if len(set(given)) > 1:
-            each = ", ".join(f"{n} on worker {i}" for i, n in enumerate(given))
-            raise ValueError(
-                f"The input must give the same global batches on every worker. Batches in one compiled call: {each}. "
-                "Give the same data everywhere, or a function of tf.distribute.InputContext for data that differs."
-            )
+        """Rejects inputs that differ between workers, before steps on them, with a `ValueError` on all workers.
+
+        Of a dataset, which is read inside the steps, the first batch is known then.
+        """
+        once = isinstance(source, ArraySource | DatasetSource)  # the others change in each compiled call
+        if not (once and self._checked):
+            check_same_data(source, self._strategy, 0 if once else steps)
+        self._checked = True
+
+    def check_read(self, source: Source) -> None:
+        """Rejects datasets that gave different batches on different workers, at the end of a pass."""
+        if isinstance(source, DatasetSource):
+            check_same_data(source, self._strategy)
 
 
 def check_same_begin(model: TrainedModel) -> None:
@@ -122,9 +126,13 @@ def check_same_fit(
             values[f"the size of a {name} batch"] = part.batch_size
             values[f"the number of {name} samples"] = getattr(part.position, "samples", None)
             values[f"the structure of a {name} batch"] = repr(part.spec)
+            values[f"the order of the {name} samples"] = part.position.identity()
+            values[f"`class_weight` of {name}"] = part.class_weights
     try:
         check_same_everywhere(values, "fit", model.distribute_strategy)
     except ValueError:  # raised on all workers, as each differs from one at least
         each = {name: value for part in settings for name, value in _leaves(f"the {part}", settings[part])}
         check_same_everywhere(each, "fit", model.distribute_strategy)
         raise
+    for part in filter(None, (source, validation)):
+        check_same_data(part, model.distribute_strategy)

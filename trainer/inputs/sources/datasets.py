@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ....compat.keras_private.variables import plain_variable
 from ....compat.tensorflow_private.dataset_graph import held_data, pipeline_checksum
 from ....compat.tensorflow_private.datasets import (
     LIVE_SHUFFLE,
@@ -22,11 +23,11 @@ from ....compat.tensorflow_private.datasets import (
 )
 from ....state.identity.data import checksum
 from ....state.identity.settings import text_of_value
-from ..batch import batch_spec
-from ..outside_state import PipelineState
+from ..batch import batch_spec, digest_of
+from ..outside_state import PipelineState, draws_numbers
 from ..position import Position
 from ..values import LabelRule
-from .readers import IteratorReader
+from .readers import ComparedIterator, IteratorReader
 from .source import Chunk, Source
 
 _log = logging.getLogger("unisono")
@@ -46,9 +47,11 @@ class DatasetSource(Source):
         by_replica: whether the elements depend on the number of replicas.
         batches: of a pass, like the cardinality of a dataset; None: the cardinality of `dataset`.
         resumable: whether its position will be requested.
+        compared: whether the workers compare what they read.
     """
 
     _iterator: Any = None
+    _early: Any = None
     _asked = 0
 
     def __init__(
@@ -60,8 +63,10 @@ class DatasetSource(Source):
         by_replica: bool = False,
         batches: int | None = None,
         resumable: bool = True,
+        compared: bool = False,
     ) -> None:
         self._by_replica = by_replica
+        self.digest = plain_variable(tf.zeros([1], tf.int64), [None]) if compared else None
         self._dataset = saving_exactly(dataset) if resumable else dataset
         self._element_spec = dataset.element_spec
         self._parts, self.per_worker = parts, per_worker
@@ -134,17 +139,36 @@ class DatasetSource(Source):
         """The next chunk. Its batches are drawn when the compiled function runs."""
         if self._iterator is None:
             self._open()
-        self._asked = steps
+        self._asked, inputs = steps, self._inputs()
         return Chunk(
-            self._iterator,
+            inputs,
             steps,
             self.batch_size,
             self._reader,
             open_ended=not self._reader.counted,
-            signature=tf.type_spec_from_value(self._iterator),
+            signature=tf.nest.map_structure(tf.type_spec_from_value, inputs),
             per_worker=self.per_worker,
             usual_batch_size=self.usual_batch_size,
         )
+
+    def _inputs(self) -> Any:
+        """The iterator for the steps. Where workers compare what they read, the first batch of all is drawn here."""
+        if self.digest is None:
+            return self._iterator
+        if self._early is None:
+            first, none = (
+                self._iterator.get_next_as_optional(),
+                tf.experimental.Optional.empty(self._element_spec),
+            )
+            if first.has_value():
+                self.digest.assign(digest_of(first.get_value()))
+            others = tf.data.Dataset.from_tensors(none).repeat()
+            self._early = iter(tf.data.Dataset.from_tensors(first).concatenate(others))
+        return ComparedIterator(self._iterator, self._early, self.digest.handle)
+
+    def draws(self) -> bool:
+        """Whether its functions draw random numbers."""
+        return draws_numbers(self._dataset)
 
     def drawn(self, steps: int) -> None:
         """The data ended after `steps` steps of the last chunk; where it ended with the epoch before, it begins anew."""
@@ -171,7 +195,7 @@ class DatasetSource(Source):
     def restore(self, state: dict[str, Any]) -> None:
         """Goes to a position of `state()`; another pipeline, or one with fewer batches, is a ValueError."""
         super().restore(state)
-        taken = self.position.taken
+        self._early, taken = None, self.position.taken
         if "iterator" in state:
             self._open()
             load_iterator(self._iterator, state["iterator"])

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ..batch import concat_samples, is_scalar, open_spec, sample_count
+from ..batch import concat_samples, digest_of, is_scalar, open_spec, sample_count
 from .readers import ArrayReader, WholeReader
 from .source import Chunk, Source
 
@@ -35,6 +35,8 @@ class Group:
     """The size of each batch where the compiled function must know it."""
     whole: bool = False
     """Whether the arrays form one batch: they have different numbers of samples."""
+    digest: Any = None
+    """Of the arrays and the splits, where workers compare them."""
 
     @property
     def steps(self) -> int:
@@ -149,8 +151,8 @@ class FedSource(Source):
     function is not traced for each.
 
     Args:
-        steady: whether groups must be the same in every run and on every worker; otherwise a group is closed early when the
-            consumer waits for it.
+        steady: whether groups must be the same on every worker, which compare them; otherwise a group is closed early when
+            the consumer waits for it.
     """
 
     _feed: Feed | None = None
@@ -162,6 +164,7 @@ class FedSource(Source):
         self._steady = steady
         self._most = 16 if steady else 1024
         self._sizes: set[int] = set()
+        self.digest = np.zeros(1, np.int64) if steady else None
 
     def _batches(self) -> Iterator[tuple[Any, Layout]]:
         """The batches from the position on to the end of the epoch, with their layouts. Context: the thread."""
@@ -175,6 +178,7 @@ class FedSource(Source):
         if self._group is None:
             self.position.ended = True
             return None
+        self.digest = self._group.digest
         steps = min(steps, self._group.steps - self._first)
         chunk = self._group.part(self._first, steps, self._signature)
         self._first += steps
@@ -231,9 +235,10 @@ class FedSource(Source):
         size = held[0][1].size
         with tf.device("CPU:0"):
             arrays = tf.nest.map_structure(_concat_arrays, *(batch for batch, _ in held))
-        if size is None:
-            return Group(arrays, np.array([0, 1]), None, whole=True)
-        if not self._varies(size):
+        if size is not None and not self._varies(size):
             self._sizes.add(size)
         splits = np.cumsum([0, *(layout.size or 0 for _, layout in held)], dtype=np.int64)
-        return Group(arrays, splits, size if size in self._sizes else None)
+        digest = 31 * digest_of(arrays) + digest_of(splits) if self._steady else None
+        if size is None:
+            return Group(arrays, np.array([0, 1]), None, True, digest)
+        return Group(arrays, splits, size if size in self._sizes else None, False, digest)

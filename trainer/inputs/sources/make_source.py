@@ -18,11 +18,11 @@ from ....distribute.hardware.data_placement import data_home
 from ....distribute.replicas import shares_variables
 from ....distribute.workers.agreement import spans_workers
 from .. import checks
-from ..batch import concat_samples
+from ..batch import concat_samples, digest_of
 from ..class_weights import check_class_weight, class_weights, weighted_spec
 from ..convert import is_array, resident_size, standard_arrays
 from ..position import SampleOrder
-from ..same_input import check_same_input
+from ..same_input import check_not_split, check_same_input
 from ..values import is_memory_mapped
 from .arrays import ArraySource, StreamedArrays
 from .datasets import DatasetSource, without_optionals
@@ -81,6 +81,9 @@ def make_source(
     assert strategy is not None
 
     kind = kind_of(x)
+    if kind == "Keras data adapter":
+        x = x.get_tf_dataset()
+    check_not_split(x, strategy)
     if kind == "array":
         arrays = standard_arrays(x, y, sample_weight)
         samples = checks.same_samples(arrays)
@@ -90,6 +93,8 @@ def make_source(
         batch = keras.utils.pack_x_y_sample_weight(*arrays)
         source = _from_arrays(batch, order, strategy, resident_bytes, other)
         source.targets = arrays[1]
+        if isinstance(source, ArraySource) and spans_workers(strategy):
+            source.digest = digest_of(batch)
     else:
         checks.alone(kind, y, sample_weight, batch_size=batch_size)
         if shuffle == "batch":  # True is the default of `fit`, no request
@@ -105,8 +110,7 @@ def make_source(
             source = StreamSource(x, kind, steps_per_epoch, spans_workers(strategy), sharing)
         else:
             source = _from_dataset(x, kind, steps_per_epoch, strategy, resumable, sharing)
-    if not isinstance(source, DatasetSource):
-        check_same_input(x, strategy, source.content_on_workers)
+    check_same_input(x, strategy, kind)
     if weights is not None:
         check_class_weight(source.spec, class_weight)
         source.class_weights, source.spec = weights, weighted_spec(source.spec)
@@ -193,15 +197,12 @@ def _from_dataset(
     The elements of the latter are the samples of one replica; those of all replicas of this worker are concatenated.
     """
     parts, per_worker, batches = 1, False, None
-    if kind == "Keras data adapter":
-        x = x.get_tf_dataset()
     if kind == FUNCTION:
         context = input_context(strategy)
         x = _called_with(context, x)
         parts = max(1, strategy.num_replicas_in_sync // context.num_input_pipelines)
         per_worker = context.num_input_pipelines > 1
-    if not per_worker:
-        check_same_input(x, strategy)
+    compared = spans_workers(strategy) and not per_worker and kind != DISTRIBUTED
     if kind == DISTRIBUTED:
         datasets, replicas, batches = distributed_parts(x)
         per_worker = spans_workers(strategy)
@@ -212,7 +213,7 @@ def _from_dataset(
     x = without_optionals(x)
     checks.batched(x.element_spec, parts, sharing)
     by_replica = kind in (FUNCTION, DISTRIBUTED)
-    return DatasetSource(x, steps_per_epoch, parts, per_worker, by_replica, batches, resumable)
+    return DatasetSource(x, steps_per_epoch, parts, per_worker, by_replica, batches, resumable, compared)
 
 
 def _called_with(context: tf.distribute.InputContext, function: Any) -> tf.data.Dataset:

@@ -63,9 +63,9 @@ class PythonSource(FedSource):
         # An iterator may come from an earlier call, and continue where that has ended.
         return self._checksum if self.rewinds and self.inexact is None else None
 
-    def content_on_workers(self) -> str | None:
-        """A checksum of the first batches."""
-        return self._checksum
+    def draws(self) -> bool:
+        """Whether its first batches drew random numbers."""
+        return self.inexact is not None
 
     def check_values(self, rules: tuple[LabelRule, ...]) -> None:
         """Lets the thread check each batch."""

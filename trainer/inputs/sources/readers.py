@@ -8,12 +8,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from ....distribute.step_context import here
-from ..batch import batch_spec, concat_samples, gather_samples, map_leaves, on_device, slice_samples
+from ..batch import (
+    batch_spec,
+    concat_samples,
+    digest_of,
+    gather_samples,
+    map_leaves,
+    on_device,
+    slice_samples,
+)
 from ..values import LabelRule, assert_values
 
 HOST = "CPU:0"
@@ -133,6 +141,42 @@ class IteratorReader:
             return batch
         with tf.control_dependencies(assert_values(batch, self.rules)):
             return map_leaves(tf.identity, batch)
+
+
+class ComparedIterator(NamedTuple):
+    """An iterator for `IteratorReader` whose batches go into a digest, which the workers compare.
+
+    `early` gives an Optional for each batch: the first, which was compared before the first step; then no value. `digest` is
+    the handle of a variable, because the signature of a function takes no variable.
+    """
+
+    iterator: Any
+    early: Any
+    digest: Any
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of a batch."""
+        return self.iterator.element_spec
+
+    def get_next(self) -> Any:
+        """The next batch."""
+        early = self.early.get_next()
+        return self._noted(tf.cond(early.has_value(), early.get_value, self.iterator.get_next))
+
+    def get_next_as_optional(self) -> Any:
+        """The next batch, if there is one."""
+        early = self.early.get_next()
+        drawn = tf.cond(early.has_value(), lambda: early, self.iterator.get_next_as_optional)
+        return map_optional(self._noted, drawn, self.element_spec)
+
+    def _noted(self, batch: Any) -> Any:
+        before = tf.raw_ops.ReadVariableOp(resource=self.digest, dtype=tf.int64)
+        tf.raw_ops.AssignVariableOp(resource=self.digest, value=31 * before + digest_of(batch))
+        return batch
+
+
+ITERATORS = (tf.data.Iterator, ComparedIterator)
 
 
 def map_optional(fn: Callable[[Any], Any], optional: Any, spec: Any) -> Any:

@@ -76,6 +76,7 @@ class Source:
         home: str; a sentence about the device that holds the data, where that had to be chosen.
         inexact: str or None; a sentence about the reason why a resumed run may get other batches.
         owned: generators and variables that this input advances, maybe ahead of the steps: `restore` restores them.
+        digest: int64 `(tensors,)`, of what was read so far, where workers read the same data and compare it; else None.
         class_weights: added to every batch `(x, y)` as the `sample_weight` of its samples; None: no weights.
     """
 
@@ -92,6 +93,7 @@ class Source:
     home = ""
     inexact: str | None = None
     owned: Sequence[Any] = ()
+    digest: Any = None
     class_weights: ClassWeights | None = None
 
     def _read(self, steps: int) -> Chunk | None:
@@ -159,9 +161,9 @@ class Source:
         """A checksum of the data."""
         return None
 
-    def content_on_workers(self) -> str | None:
-        """A checksum of the data that every worker must have, also where another run has other data."""
-        return self._content()
+    def draws(self) -> bool:
+        """Whether its batches draw random numbers, which differ where workers draw for themselves."""
+        return False
 
     def state(self) -> dict[str, Any]:
         """The position after the last chunk taken, as a flat dict of NumPy arrays, numbers, strings and bytes."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...inputs.sources.readers import ITERATORS
 from ...inputs.sources.source import Chunk
 from ..xla import xla_loops
 from ..xla.xla_rule import decides, reason_in_layout, reason_in_step
@@ -88,7 +89,7 @@ class LoopedSteps(StepFunction):
                     return loop.function(*arguments)
                 loop.function(*loop.arguments(dataclasses.replace(this, steps=0)))
             except (tf.errors.OpError, ValueError) as error:
-                if not whole and (self.reached() != 0 or isinstance(this.inputs, tf.data.Iterator)):
+                if not whole and (self.reached() != 0 or isinstance(this.inputs, ITERATORS)):
                     error.add_note(
                         "If XLA does not support this step: pass `jit_compile=False` to `compile`."
                     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
 from ....compat.keras_private.layers import computes_again, layers_of
 from ....compat.tensorflow_graphs.graphs import operations_are_deterministic
 from ....distribute.hardware.devices import is_gpu
@@ -13,6 +11,7 @@ from ....distribute.sharding.sharded import level_of
 from ....state.trained_model import TrainedModel
 from ...inputs import Chunk, Source
 from ...inputs.sources.feed import FedSource
+from ...inputs.sources.readers import ITERATORS
 from ..loops import predictions
 from ..loops.compiled import GRAPH, XLA
 from ..loops.step_function import StepFunction
@@ -131,7 +130,7 @@ def decides(function: StepFunction, chunk: Chunk) -> bool:
 
 def reason_in_layout(function: StepFunction, chunk: Chunk) -> str | None:
     """The reason for the plain graph in the layout of the input, for this fit or pass; None where XLA is to be used."""
-    if not function.alone and isinstance(chunk.inputs, tf.data.Iterator):
+    if not function.alone and isinstance(chunk.inputs, ITERATORS):
         return "on several replicas XLA could fail after a batch was drawn"
     if not xla_loops.has_one_size(chunk):
         return "the batches have no fixed size"

@@ -1,0 +1,65 @@
+"""Inputs of which every worker reads its own samples are an error on all workers, before the first step on them."""
+
+import re
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+PARTS = r"(kept|moved): (\[.*?\]): (.*)"  # whether the weights moved, the warnings, how the call ended
+OTHER = "ValueError: The input must give the same global batches on every worker. `x` gives other samples on worker 1"
+SERVICE = "ValueError: `x` reads a part of the elements of a tf.data service"
+REJECTED = {
+    "own arrays": OTHER,
+    "one number of a large array": OTHER,
+    "own dataset": OTHER,
+    "own generator": OTHER,
+    "own PyDataset": OTHER,
+    "own dataset of Python": OTHER,
+    "auto-shard off": OTHER,
+    "other kind": "ValueError: `x` is a tf.data.Dataset on worker 0 and a PyDataset on worker 1",
+    "other batch size": OTHER,
+    "other splits": OTHER,
+    "other order": "ValueError: the order of the training samples must be the same on all workers",
+    "class weights": "ValueError: `class_weight` of training must be the same on all workers",
+    "own seed": OTHER,
+    "evaluate": OTHER,
+    "predict": OTHER,
+    "evaluate arrays": OTHER,
+    "train_on_batch": OTHER,
+    "everything drawn": OTHER,
+    "dynamic sharding": SERVICE,
+    "one job": SERVICE,
+}
+LATER = {"second epoch": OTHER, "validation": OTHER}  # earlier steps were on the same samples
+TRAINED = {  # the warning, if there is one
+    "paths": "[]",
+    "constants": "is another tf",
+    "augmented": "draws other random numbers",
+    "same dataset": "[]",
+    "same of unknown length": "[]",
+    "same of several sizes": "[]",
+    "one pass over two epochs": "[]",
+    "same generator": "[]",
+    "own samples by a function": "[]",
+    "parallel epochs": "is another tf",  # each worker registers its dataset
+    "service by a function": "[]",
+}
+
+
+def test_different_samples_are_an_error_on_both_workers(start_workers):
+    workers = start_workers("own_samples")
+    workers.succeed()
+    for index in range(2):
+        found = dict(re.findall(r"^([^:\n]+): (.*)$", workers.printed(index), re.MULTILINE))
+        for cases, moved in ((REJECTED, "kept"), (LATER, "moved")):
+            for name, said in cases.items():
+                state, _, ended = re.fullmatch(PARTS, found[name]).groups()
+                assert state == moved and ended.startswith(said), (name, found[name])
+        for name, warning in TRAINED.items():
+            state, told, ended = re.fullmatch(PARTS, found[name]).groups()
+            assert (state, ended) == ("moved", "went through") and warning in told, (name, found[name])
+        fix = ["def make_dataset(context):", "return dataset.rebatch(context.get_per_replica_batch_size(4))"]
+        assert [line.strip() for line in found["own dataset"].split("|")[2:4]] == fix
+    losses = [workers.printed(index).partition("losses: ")[2] for index in range(2)]
+    assert losses[0] and losses[0] == losses[1]
