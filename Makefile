@@ -9,7 +9,7 @@ INSTALL = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BI
 comma := ,
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo install test test-gpu test-long keras-tests pytest check lint format bench docs notebooks dist release clean
+.PHONY: demo install test test-gpu test-long test-clusters keras-tests pytest check lint format bench docs notebooks dist release clean
 
 $(BIN)/unisono-demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,7 +31,7 @@ install: $(BIN)/unisono-dev.stamp
 demo: $(BIN)/unisono-demo.stamp
 	$(BIN)/python examples/digits_mirrored.py
 
-check pytest test-long keras-tests: export CUDA_VISIBLE_DEVICES =
+check pytest test-long test-clusters keras-tests: export CUDA_VISIBLE_DEVICES =
 PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal -q
 
 lint: $(BIN)/unisono-dev.stamp
@@ -59,6 +59,10 @@ pytest: $(BIN)/unisono-dev.stamp
 
 test-long: $(BIN)/unisono-dev.stamp
 	$(PYTEST) -m long tests
+
+# Tests with real launchers; each that is not installed is named.
+test-clusters: $(BIN)/unisono-dev.stamp
+	$(BIN)/python -m pytest -m clusters tests
 
 # All of Keras' own tests that concern us; the suite runs those that are quick.
 keras-tests: $(BIN)/unisono-dev.stamp

@@ -299,3 +299,15 @@ def test_alone_everything_is_agreed(monkeypatch):
 def test_former_name_of_monitored_collective_works_and_warns():
     with pytest.warns(DeprecationWarning, match="monitored_collective"), meeting():
         pass
+
+
+def test_gpus_that_slurm_has_bound_to_tasks_are_told_apart(monkeypatch):
+    for variables, devices in (
+        ({}, ["0", "0"]),
+        ({"SLURM_GPUS_PER_TASK": "1"}, ["0 of task 0", "0 of task 1"]),
+    ):
+        for name, value in {**variables, "CUDA_VISIBLE_DEVICES": "0"}.items():
+            monkeypatch.setenv(name, value)
+        (meeting,) = addresses(1)
+        with in_threads(functools.partial(meet, place(1, 2, meeting), NEVER)):
+            assert [peer.devices for peer in meet(place(0, 2, meeting), NEVER)] == devices
