@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import hashlib
 import json
 import os
@@ -141,7 +142,10 @@ def _bounded(start: Callable[[], None], timeout: float) -> None:
     timer = threading.Timer(timeout, give_up)
     timer.daemon = True
     timer.start()
+    # TensorFlow waits for a worker that has gone without releasing Python's lock: no thread of Python's can end that.
+    faulthandler.dump_traceback_later(timeout + 1.0, exit=True, file=2)
     try:
         start()
     finally:
+        faulthandler.cancel_dump_traceback_later()
         timer.cancel()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..arguments import shown
 from ..environment import ENDPOINT, RANK, SIZE, ClusterError
 
 LEVELS = ("cluster", "process", "task", "node")  # what a launcher numbers; the innermost comes first
@@ -17,7 +18,7 @@ Column = str | Callable[[Environ], str]
 
 
 class Launcher(NamedTuple):
-    """One row. A column names variables, the first that is set counts, or is a function of all; "" is not known."""
+    """One entry. A column names variables, the first that is set counts, or is a function of all; "" is not known."""
 
     name: str
     level: str
@@ -181,12 +182,18 @@ def register_launcher(
             from them.
 
     Raises:
+        TypeError: a column is neither a str nor a function.
         ValueError: `level` is another.
 
     Examples:
         >>> unisono.distribute.register_launcher("flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_HEAD", job="FLUX_JOB_ID")
     """
+    for argument, value in {"name": name, "rank": rank, "size": size, "host": host, "job": job}.items():
+        if not isinstance(value, str) and (argument in ("name", "job") or not callable(value)):
+            raise TypeError(
+                f"`{argument}` must be a str, or for a column a function. Received: {shown(value)}"
+            )
     if level not in LEVELS[1:]:
-        raise ValueError(f"`level` must be 'process', 'task' or 'node'. Received: {level!r}")
+        raise ValueError(f"`level` must be 'process', 'task' or 'node'. Received: {shown(level)}")
     TABLE[:] = [row for row in TABLE if row.name != name]
     TABLE.append(Launcher(name, level, rank, size, host, job=job))

@@ -98,7 +98,7 @@ def meet(place: Place, timeout: float, program: str = "") -> list[Peer]:
 
 
 class _Host:
-    """Worker 0, which answers all once each has told it who it is. Every other connection is closed without a word."""
+    """Worker 0, which answers all workers once each has come. Every other connection is closed without a word."""
 
     def __init__(self, place: Place, mine: dict[str, Any]) -> None:
         self._place, self._mine = place, mine

@@ -205,7 +205,7 @@ def test_late_processes_of_a_launcher_are_named_with_it_everywhere():
             "worker 1 (task 1 of 4, by srun), worker 3 (task 3 of 4, by srun) did not start within 1 s"
             in str(error)
         )
-    with pytest.raises(TimeoutError, match=rf"worker 0 \({meeting}, task 0 of 4, by srun\) .* refused"):
+    with pytest.raises(TimeoutError, match=rf"worker 0 \({meeting}, task 0 of 4, by srun\) .* refus"):
         meet(place(1, 4, meeting), 0.5)
 
 

@@ -233,6 +233,9 @@ def test_own_launcher_can_be_registered_and_replaced(monkeypatch):
     assert numbers(environ) == ("flux", 1, 2) and read_place(environ).addresses == ("a:7",)
     with pytest.raises(ValueError, match=r"`level` .*'core'"):
         register_launcher("flux", "R", "S", level="core")
+    for wrong in ({"rank": 1}, {"size": None}, {"host": 2}, {"job": len}, {"name": len}):
+        with pytest.raises(TypeError, match=f"`{next(iter(wrong))}` must be a str"):
+            register_launcher(**{"name": "flux", "rank": "R", "size": "S", **wrong})
 
 
 def set_variables(monkeypatch, variables):

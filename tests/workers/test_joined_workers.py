@@ -30,6 +30,22 @@ def check_joined(text, workers, alone):
         np.testing.assert_allclose(weights, alone, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+def run_joined(forked, tmp_path, workers, *arguments, timeout="250"):
+    """The statuses and the output of workers that have torchrun's variables."""
+    (port,) = free_ports(1)
+    common = {"WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    running = []
+    for rank in range(workers):
+        files = {kind: tmp_path / f"{rank}.{kind}" for kind in ("out", "err")}
+        env = {**common, "RANK": str(rank), "UNISONO_REPLICAS_PER_WORKER": "1", "UNISONO_TIMEOUT": timeout}
+        running.append(forked.start(JOINED, tmp_path, *arguments, folder=ROOT, env=env, **files))
+    codes = [process.wait() for process in running]
+    printed = (
+        "\n".join((tmp_path / f"{r}.{kind}").read_text() for r in range(workers)) for kind in ("out", "err")
+    )
+    return codes, *printed
+
+
 @pytest.fixture
 def alone(forked, tmp_path):
     """The weights of the program in one process."""
@@ -43,22 +59,16 @@ def alone(forked, tmp_path):
 
 def test_processes_with_the_variables_of_torchrun_train_one_model(forked, tmp_path, alone):
     """Three workers of which each has other samples: 5 in a batch."""
-    (port,) = free_ports(1)
-    common = {
-        "WORLD_SIZE": "3",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "UNISONO_TIMEOUT": "250",
-    }
-    running = []
-    for rank in range(3):
-        files = {kind: tmp_path / f"{rank}.{kind}" for kind in ("out", "err")}
-        env = {**common, "RANK": str(rank), "UNISONO_REPLICAS_PER_WORKER": "1"}
-        running.append(forked.start(JOINED, tmp_path, folder=ROOT, env=env, **files))
-    codes = [process.wait() for process in running]
-    printed = [(tmp_path / f"{rank}.{kind}").read_text() for kind in ("out", "err") for rank in range(3)]
-    assert codes == [0, 0, 0], printed
-    check_joined("\n".join(printed[:3]), 3, alone)
+    codes, out, err = run_joined(forked, tmp_path, 3)
+    assert codes == [0, 0, 0], err
+    check_joined(out, 3, alone)
+
+
+@pytest.mark.long
+def test_worker_that_ends_after_the_meeting_is_not_waited_for(forked, tmp_path):
+    """TensorFlow holds Python's lock while it waits, for an hour."""
+    codes, _, err = run_joined(forked, tmp_path, 2, "gone", timeout="8")
+    assert codes == [1, 5] and "in _bounded" in err, err
 
 
 @pytest.mark.parametrize("restarts", [0, pytest.param(1, marks=pytest.mark.long)])
