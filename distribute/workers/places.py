@@ -94,7 +94,7 @@ def _read_row(row: Launcher, environ: Environ) -> Place | None:
 
 
 def _read_addresses(row: Launcher, environ: Mapping[str, str], size: int, job: str) -> tuple[str, ...]:
-    """The addresses that the launcher tells. The port is MASTER_PORT, the launcher's own, or one that all derive from the job."""
+    """The addresses that the launcher tells; the port is MASTER_PORT, its own, or one that all derive from the job."""
     hosts = [each for each in re.split(r"[,\s]+", _read(row.host, environ)) if each]
     parts = [_split_host(host) for host in hosts]
     if len(parts) != size or not all(port for _, port in parts):
