@@ -31,7 +31,7 @@ install: $(BIN)/unisono-dev.stamp
 demo: $(BIN)/unisono-demo.stamp
 	$(BIN)/python examples/digits_mirrored.py
 
-check pytest test-long keras-tests: export CUDA_VISIBLE_DEVICES =
+check pytest test-long test-clusters keras-tests: export CUDA_VISIBLE_DEVICES =
 PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal -q
 
 lint: $(BIN)/unisono-dev.stamp

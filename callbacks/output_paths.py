@@ -16,11 +16,12 @@ import keras
 import tensorflow as tf
 
 from ..distribute.arguments import shown
-from ..distribute.environment import launched_task
+from ..distribute.environment import ClusterError
 from ..distribute.objects import is_remote
 from ..distribute.storage import is_store_url, is_url, local_path, tensorflow_path
 from ..distribute.workers.agreement import spans_workers
-from ..distribute.workers.cluster import ClusterError, read_cluster, worker_index
+from ..distribute.workers.cluster import read_cluster, worker_index
+from ..distribute.workers.places import read_place, warn_of_unknown_size
 from .backup.backup_and_restore import BackupAndRestore
 from .diagnosis.anomaly_report import AnomalyReport
 from .monitoring.json_lines import JSONLines
@@ -79,17 +80,16 @@ def _check_store(argument: str, callback: Any) -> None:
 def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
     """Warns where a launcher started several processes, or TF_CONFIG names them, and each trains a separate model.
 
-    Raises a ClusterError if the processes would overwrite each other's files.
+    Raises a ClusterError where callbacks would save, and the processes cannot be joined.
     """
-    task = launched_task()
     if spans_workers(strategy):
         return
-    if task is None:
-        try:
-            cluster = read_cluster()
-        except ClusterError as error:  # that a strategy of several workers would raise
-            warnings.warn(f"This process trains alone. {error}", stacklevel=2)
-            return
+    try:
+        place, cluster = read_place(), read_cluster()
+    except ClusterError as error:  # that a strategy of several workers would raise
+        warnings.warn(f"This process trains alone. {error}", stacklevel=2)
+        return
+    if place is None:
         if cluster is not None and cluster.trains_together:
             warnings.warn(
                 f"TF_CONFIG makes this process worker {cluster.worker_index} of {cluster.num_workers}, but each worker "
@@ -98,10 +98,15 @@ def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strat
                 stacklevel=2,
             )
         return
+    if place.size is None:
+        warn_of_unknown_size(place)
+        return
     writing = [type(each).__name__ for each in callbacks if isinstance(each, tuple(_OUTPUTS))]
-    if writing and read_cluster() is None:  # where Slurm says which task is the chief, it alone writes
-        raise ClusterError(f"`callbacks` would overwrite each other's files ({', '.join(writing)}): {task}")
-    warnings.warn(str(task), stacklevel=2)
+    if writing and not place.addresses:
+        raise ClusterError(
+            f"`callbacks` save one model of several, or overwrite each other's files ({', '.join(writing)}): {place}"
+        )
+    warnings.warn(str(place), stacklevel=2)
 
 
 def _check_logs(argument: str, pattern: str, logs: Callable[[], set[str]]) -> None:

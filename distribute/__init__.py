@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .pipeline import Pipeline, StageError
     from .sharding.sharded import sharded
     from .workers.cluster import is_chief, num_workers, worker_index
+    from .workers.launchers import register_launcher
     from .workers.peer_monitor import meeting, monitored_collective
 
 _NAMES_OF = {
@@ -37,6 +38,7 @@ _NAMES_OF = {
     "hardware.scaling": ("ScaledStep", "simulate_scaling"),
     "sharding.sharded": ("sharded",),
     "workers.cluster": ("is_chief", "num_workers", "worker_index"),
+    "workers.launchers": ("register_launcher",),
     "workers.peer_monitor": ("meeting", "monitored_collective"),
 }
 __all__ = sorted(name for names in _NAMES_OF.values() for name in names)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import tensorflow as tf
 
 from .arguments import shown
-from .environment import launched_task
+from .environment import peer_timeout
 from .hardware.devices import simulate_replicas
 from .parameter_servers.strategy import ParameterServerStrategy
 from .workers import cluster_start
 from .workers.addresses import split_address
-from .workers.cluster import Cluster, ClusterError, read_cluster, read_tf_config
+from .workers.cluster import Cluster, ClusterError, read_cluster
+from .workers.places import Place, read_place, warn_of_unknown_size
+from .workers.rendezvous import Peer, meet
 
 # TensorFlow's strategies, for clusters without TF_CONFIG.
 cluster_resolver = tf.distribute.cluster_resolver
@@ -26,19 +29,20 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
     | found | strategy |
     |---|---|
     | TF_CONFIG with parameter servers | `ParameterServerStrategy` (in the coordinator) |
-    | TF_CONFIG or Slurm with several workers | `MultiWorkerMirroredStrategy` |
+    | TF_CONFIG, or a launcher's variables, with several workers | `MultiWorkerMirroredStrategy` |
     | a TPU (TPU_NAME, or Cloud TPU's own variables) | `TPUStrategy` |
     | several GPUs, or several simulated devices | `MirroredStrategy` |
     | one GPU, or none | `OneDeviceStrategy` |
 
-    Call it once, before TensorFlow's devices are used. `python -m unisono launch` sets TF_CONFIG, and
-    UNISONO_REPLICAS_PER_WORKER, the number of CPU devices that a worker without GPUs creates.
+    Call it once, before TensorFlow's devices are used. Where a launcher (Slurm, MPI, torchrun, Kubernetes) started
+    this process as one of several, all meet at the address of process 0, which sets TF_CONFIG. A worker without GPUs
+    creates UNISONO_REPLICAS_PER_WORKER CPU devices.
 
     Args:
         communication_options: `tf.distribute.experimental.CommunicationOptions`, for several workers.
 
     Raises:
-        ClusterError: TF_CONFIG or Slurm's variables are wrong, or mpirun or torchrun started the processes without them.
+        ClusterError: TF_CONFIG or a launcher's variables are wrong, or do not tell where process 0 is.
         TimeoutError: a worker did not start within UNISONO_TIMEOUT seconds (60).
 
     Examples:
@@ -53,9 +57,15 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
             "`communication_options` must be a tf.distribute.experimental.CommunicationOptions; the numbers of replicas and "
             f"workers are detected, not given. Received: {shown(communication_options)}"
         )
-    cluster, task = read_cluster(), launched_task()
-    if cluster is None and task is not None:
-        raise ClusterError(str(task))
+    place = read_place()
+    if place is not None and place.size:
+        peers = meet(place, peer_timeout(), cluster_start.digest_program())
+        _divide_gpus(place, peers)
+        config = {"cluster": {"worker": [each.address for each in peers]}}
+        os.environ["TF_CONFIG"] = json.dumps({**config, "task": {"type": "worker", "index": place.rank}})
+    elif place is not None:
+        warn_of_unknown_size(place)
+    cluster = read_cluster()
     if cluster is not None and cluster.has_parameter_servers:
         return ParameterServerStrategy()
     simulate_replicas()
@@ -87,36 +97,25 @@ def _multi_worker(cluster: Cluster, communication_options: Any) -> tf.distribute
     if cluster.task_type not in ("chief", "worker"):
         raise ClusterError(
             f"TF_CONFIG's task type must be 'chief' or 'worker' for a process that trains. Received: "
-            f"{cluster.task_type!r}. An evaluator runs the script without a strategy of several workers."
+            f"{cluster.task_type!r}."
         )
     cluster_start.install()
     options = communication_options or tf.distribute.experimental.CommunicationOptions()
-    resolver = None
-    if read_tf_config(os.environ) is None:  # Slurm: TensorFlow does not read its variables
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec(dict(cluster.jobs)),
-            task_type=cluster.task_type,
-            task_id=cluster.task_index,
-            num_accelerators={"GPU": _take_gpus_of_slurm_task(cluster)},
-            rpc_layer="grpc",
-        )
-    return tf.distribute.MultiWorkerMirroredStrategy(resolver, communication_options=options)
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 
-def _take_gpus_of_slurm_task(cluster: Cluster) -> int:
-    """Makes this task's share of the machine's GPUs visible, where Slurm has not bound them to tasks; returns the number."""
-    gpus = tf.config.list_physical_devices("GPU")
-    host, _ = split_address(cluster.address)
-    neighbours = [address for address in cluster.workers if split_address(address)[0] == host]
-    bound = any(name in os.environ for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"))
-    if gpus and not bound and len(neighbours) > 1:
-        each = len(gpus) // len(neighbours)
+def _divide_gpus(place: Place, peers: list[Peer]) -> None:
+    """Makes this process's share of the machine's GPUs visible, among the processes that see the same ones."""
+    mine, gpus = peers[place.rank], tf.config.list_physical_devices("GPU")
+    host, _ = split_address(mine.address)
+    sharing = [
+        n for n, p in enumerate(peers) if split_address(p.address)[0] == host and p.devices == mine.devices
+    ]
+    if gpus and len(sharing) > 1:
+        each, position = len(gpus) // len(sharing), sharing.index(place.rank)
         if not each:
             raise ClusterError(
-                f"Slurm runs {len(neighbours)} tasks on {host}, which has {len(gpus)} GPU(s): start at most one task "
-                f"for each GPU (--ntasks-per-node)."
+                f"{place.launcher} runs {len(sharing)} processes on {host}, which has {len(gpus)} GPU(s): start at most one "
+                "for each GPU there."
             )
-        mine = neighbours.index(cluster.address)
-        gpus = gpus[mine * each : (mine + 1) * each]
-        tf.config.set_visible_devices(gpus, "GPU")
-    return len(gpus)
+        tf.config.set_visible_devices(gpus[position * each : (position + 1) * each], "GPU")

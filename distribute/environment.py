@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 TIMEOUT = "UNISONO_TIMEOUT"
 REPLICAS_PER_WORKER = "UNISONO_REPLICAS_PER_WORKER"
@@ -13,6 +12,8 @@ STAGES = "UNISONO_STAGES"
 RESTART = "UNISONO_RESTART"
 RECORDS = "UNISONO_RECORDS"
 RUN = "UNISONO_RUN"
+# The place of a worker that `launch` started on one of several machines, and where all of them meet.
+RANK, SIZE, ENDPOINT = "UNISONO_RANK", "UNISONO_SIZE", "UNISONO_ENDPOINT"
 
 DEFAULT_TIMEOUT = 60.0
 LONGEST_TIMEOUT = 1e6  # 11 days; longer waits overflow system timers
@@ -27,44 +28,13 @@ _SHOWN = frozenset(
     """.split()  # noqa: SIM905
 )
 _PASSWORD = re.compile(r"""(?<=//)[^\s/'"]+@|[^\s/:'"]+:[^\s/'"]+@""")  # of a URL or an address
-# The launcher, and its variables for the number of tasks and the number of this task.
-_SLURM_STEP, _SLURM_JOB = "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"
-_LAUNCHERS = (
-    ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
-    ("mpirun", "PMI_SIZE", "PMI_RANK"),
-    ("torchrun", "WORLD_SIZE", "RANK"),
-    ("srun", _SLURM_STEP, "SLURM_PROCID"),
-    ("srun", _SLURM_JOB, "SLURM_PROCID"),
-)
 
 
-class LaunchedTask(NamedTuple):
-    """This process as one of several that a launcher has started without TF_CONFIG."""
+class ClusterError(ValueError):
+    """The description of the cluster is wrong; the message names the mistake and the fix, and no password."""
 
-    launcher: str
-    size_name: str
-    rank_name: str
-    size: int
-    rank: int
-
-    @property
-    def of_job_step(self) -> bool:
-        """Whether Slurm's variables describe the tasks, so that they can form a cluster."""
-        return self.size_name == _SLURM_STEP
-
-    def __str__(self) -> str:
-        """The problem and the fix."""
-        return (
-            f"{self.launcher} started this process as task {self.rank} of {self.size} ({self.rank_name}={self.rank}, "
-            f"{self.size_name}={self.size}) without TF_CONFIG, so each task trains a separate model: "
-            + (
-                "create the model under unisono.distribute.auto_strategy()"
-                if self.of_job_step
-                else f"use `python -m unisono launch --workers {self.size}` instead, or set TF_CONFIG for each task"
-            )
-            + "; set TF_CONFIG={} if the models are meant to be independent."
-        )
+    def __init__(self, message: str) -> None:
+        super().__init__(without_password(message))
 
 
 def peer_timeout() -> float:
@@ -107,26 +77,3 @@ def without_password(text: str) -> str:
     'https://***@host/data'
     """
     return _PASSWORD.sub("***@", text)
-
-
-def launched_task(environ: Mapping[str, str] | None = None) -> LaunchedTask | None:
-    """The launcher that started this process as one of several without TF_CONFIG; None: it was started alone.
-
-    `srun` counts only where no other launcher is found, or with other numbers.
-    """
-    environ = os.environ if environ is None else environ
-    if "TF_CONFIG" in environ:
-        return None
-    found = []
-    for launcher, size_name, rank_name in _LAUNCHERS:
-        size, rank = environ.get(size_name, ""), environ.get(rank_name, "")
-        # A script under `sbatch` has the variables of task 0, and may be the only process.
-        lone = size_name == _SLURM_JOB and (rank == "0" or _SLURM_STEP in environ)
-        numbers = all(text.isdecimal() and len(text) < 10 for text in (size, rank))
-        if numbers and int(rank) < int(size) > 1 and not lone:
-            found.append(LaunchedTask(launcher, size_name, rank_name, int(size), int(rank)))
-    slurm = [task for task in found if task.launcher == "srun"]
-    same = len({(task.size, task.rank) for task in found}) == 1
-    return next(
-        iter(slurm if same and slurm else [task for task in found if task not in slurm] or slurm), None
-    )

@@ -162,6 +162,9 @@ class _Object(io.RawIOBase):
     def tell(self) -> int:
         return self._at
 
+    def readall(self) -> bytes:
+        return self.read(max(0, self._size - self._at)) or b""  # in one part
+
     def readinto(self, buffer: Any) -> int:
         end = min(self._at + len(buffer), self._size)
         if end <= self._at:

@@ -45,7 +45,8 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         save_freq: "epoch"; or an int: every so many steps; or seconds as a float, a `datetime.timedelta` or a string
             such as "30s" or "10min"; or False: only before preemption.
         keep: int; number of backups to keep. The newest good one is used; the others are there in case it is damaged.
-        save_before_preemption: save at the next step on SIGTERM (then exit with status 143) and on Ctrl-C; main thread only.
+        save_before_preemption: save at the next step on SIGTERM or SIGUSR1 (then exit with status 143) and on Ctrl-C; main
+            thread only. A program's own handler of SIGUSR1 stays.
         delete_when_done: remove the backups when `fit` has finished.
         background: write in a thread while training goes on. A save first waits for the previous one. Errors are raised
             at the next step at which the callback is called, at the latest at the end of `fit`.

@@ -1,4 +1,4 @@
-"""When a save is due: at every epoch, every n steps, every so many seconds, or never; and on SIGTERM and Ctrl-C."""
+"""When a save is due: at every epoch, every n steps, every so many seconds, or never; and on SIGTERM, SIGUSR1 and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -82,8 +82,9 @@ def _seconds(save_freq: Any) -> float | None:
 
 
 class InterruptionHandlers:
-    """Owns the handlers of SIGTERM and SIGINT from `install` to `remove`: training saves and stops at the next step.
+    """Owns the handlers of SIGTERM, SIGUSR1 and SIGINT from `install` to `remove`.
 
+    Training saves and stops at the next step.
     The first signal sets `fit_state.asked_to_exit`, and with one worker `save_and_exit`. A second one has its usual
     effect at once, and so has one after the loop has ended (`runs` returns False). It does nothing outside the main thread.
     """
@@ -94,14 +95,15 @@ class InterruptionHandlers:
         self._fit_state: FitState | None = None
 
     def install(self, fit_state: FitState) -> None:
-        """Handles both signals, unless the program ignores them."""
+        """Handles these signals, unless the program ignores them, or has its own handler for SIGUSR1."""
         if threading.current_thread() is not threading.main_thread():
             return
         self.remove()
         self._fit_state = fit_state
         fit_state.asked_to_exit = fit_state.save_and_exit = None  # of an earlier fit
-        for number in (signal.SIGTERM, signal.SIGINT):
-            if signal.getsignal(number) is not signal.SIG_IGN:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            handler = signal.getsignal(number)
+            if handler is not signal.SIG_IGN and (number != signal.SIGUSR1 or handler is signal.SIG_DFL):
                 self._previous[number] = signal.signal(number, self._handle)
 
     def remove(self) -> None:

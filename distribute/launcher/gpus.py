@@ -107,11 +107,10 @@ def visible(gpus: Sequence[Gpu]) -> list[str]:
     return [gpu.index for gpu in sorted(working, key=lambda gpu: (bool(gpu.busy), int(gpu.index)))]
 
 
-def environment_of(names: Sequence[str]) -> dict[str, str]:
-    """The environment variables of a worker with the GPUs `names`; the user's NCCL settings stay."""
+def environment_of(names: Sequence[str], alone: bool = True) -> dict[str, str]:
+    """The variables of a worker with the GPUs `names`, on one machine if `alone`; the user's NCCL settings stay."""
     wanted = {"CUDA_VISIBLE_DEVICES": ",".join(names)}
     if "CUDA_VISIBLE_DEVICES" not in os.environ:  # else the user may use CUDA's own numbers
         wanted["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi counts
-    # All workers are on this machine; errors say why.
-    ours = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "WARN"}
+    ours = {"NCCL_DEBUG": "WARN"} | ({"NCCL_SOCKET_IFNAME": "lo"} if alone else {})  # errors say why
     return wanted | {name: value for name, value in ours.items() if name not in os.environ}

@@ -6,6 +6,7 @@ Nothing here imports TensorFlow, so that the launcher starts quickly and uses no
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import sys
 import tempfile
@@ -30,6 +31,7 @@ _SPARE_SHARE = 0.5  # of the timeout: a replaceable worker is replaced before th
 _PORT_RETRIES = 3
 _PORT_TAKEN = ("Could not start gRPC server", "Address already in use", "is in use by another process")
 _WRONG_ARGUMENT = 2
+_SAVED = 143  # of a worker that saved and exited because a signal asked it to
 _MOST_OTHERS = 8
 WARNING = (
     "whoever reaches the ports of these processes can run code as you: TensorFlow's servers listen on all interfaces. Close "
@@ -45,7 +47,7 @@ class Launcher:
     ends processes, `attribute` finds the one that failed first, `Restarts` decides whether to try again.
     """
 
-    script: Sequence[str]  # its path and its arguments
+    script: Sequence[str]  # its path, or -m and a module, and its arguments
     layout: Layout
     most_restarts: int  # how often all processes are restarted after a failure
     log_dir: Path | None  # for the output of each task; None: the output is only printed
@@ -53,6 +55,7 @@ class Launcher:
     network: str  # "host": that of this machine; "private": one with a loopback interface only
     _signals: list[int] = dataclasses.field(default_factory=list)
     _stopping: int | None = None
+    _saving: bool = False  # the workers were sent SIGUSR1, after which they save and exit
 
     def run(self) -> int:
         """Runs to the end, and returns the exit status. Context: no thread has been started.
@@ -65,8 +68,12 @@ class Launcher:
         if self.network == "private":
             read_gpus()  # may load the driver, which a user namespace has no privilege for
             enter_private_network()
-        elif self.layout.workers * self.layout.stages > 1 or self.layout.parameter_servers:
+        elif (
+            self.layout.nnodes * self.layout.workers * self.layout.stages > 1 or self.layout.parameter_servers
+        ):
             _say(WARNING)
+        if self.layout.nnodes > 1:
+            os.environ.pop("TF_CONFIG", None)  # the workers get theirs when they meet
         with tempfile.TemporaryDirectory(prefix="unisono-records-") as records:
             old = {
                 each: signal.signal(each, lambda number, _: self._signals.append(number))
@@ -96,6 +103,9 @@ class Launcher:
             if not failed:
                 return 0
             first = failed[0]
+            if self._saving and first.status == _SAVED:
+                _say("the workers saved and ended after SIGUSR1")
+                return _SAVED
             self._report(failed, processes)
             if self._stopping is not None:
                 return 128 + self._stopping
@@ -123,6 +133,7 @@ class Launcher:
         while processes.scripts_left:
             for number in self._take_signals():
                 processes.signal(number)
+                self._saving |= number == signal.SIGUSR1
                 if number in _ENDING:
                     if self._stopping is not None:
                         return failures or [_unwilling(processes, number)]

@@ -27,6 +27,9 @@ class Layout:
     parameter_servers: int = 0
     stages: int = 1  # of the pipeline; each process that runs the script gets `stages - 1` helpers
     timeout: float = environment.DEFAULT_TIMEOUT  # seconds after which a lost peer is an error
+    nnodes: int = 1  # machines, with a launcher on each
+    node_rank: int = 0  # of this machine
+    endpoint: str = ""  # "host:port" of worker 0, where the workers of several machines meet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +50,7 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
     common = {
         "PYTHONUNBUFFERED": "1",
         environment.TIMEOUT: f"{layout.timeout:g}",
-        environment.RUN: secrets.token_hex(8),
+        environment.RUN: secrets.token_hex(8) if layout.nnodes == 1 else f"launch at {layout.endpoint}",
     }
     if layout.replicas_per_worker is not None:
         common[environment.REPLICAS_PER_WORKER] = str(layout.replicas_per_worker)
@@ -76,8 +79,25 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
     places, tasks = _gpus_of_processes(layout, workers * stages), []
     for i in range(workers):
         own, *of_stages = places[i * stages : (i + 1) * stages]
-        tasks += _with_stages(task(f"worker-{i}", "worker", i, own, "script"), of_stages)
+        if layout.nnodes == 1:
+            worker = task(f"worker-{i}", "worker", i, own, "script")
+        else:
+            worker = _among_machines(layout, layout.node_rank * workers + i, {**common, **own}, script)
+        tasks += _with_stages(worker, of_stages)
     return tasks
+
+
+def _among_machines(layout: Layout, rank: int, env: Mapping[str, str], script: Sequence[str]) -> Task:
+    """A worker that meets those of other machines at the endpoint, and gets TF_CONFIG there."""
+    place = {
+        environment.RANK: str(rank),
+        environment.SIZE: str(layout.nnodes * layout.workers),
+        environment.ENDPOINT: layout.endpoint,
+    }
+    aliases = {f"worker {rank}"} | ({LEADER} if rank == 0 else set())
+    return Task(
+        f"worker-{rank}", (sys.executable, "-u", *script), {**env, **place}, "script", frozenset(aliases)
+    )
 
 
 def _with_stages(task: Task, places: Sequence[Mapping[str, str]]) -> list[Task]:
@@ -130,4 +150,5 @@ def _gpus_of_processes(layout: Layout, processes: int) -> list[dict[str, str]]:
     chosen = "CUDA_VISIBLE_DEVICES" in os.environ
     order = names if chosen or not of_machine else [gpu.index for gpu in of_machine]
     used = sorted(names[: each * processes], key=order.index)
-    return [gpus.environment_of(used[i * each : (i + 1) * each]) for i in range(processes)]
+    alone = layout.nnodes == 1
+    return [gpus.environment_of(used[i * each : (i + 1) * each], alone) for i in range(processes)]

@@ -66,7 +66,7 @@ def read_line(connection: socket.socket, until: float) -> bytes:
     return data
 
 
-def is_grpc(data: bytes) -> bool:
+def is_grpc(data: bytes | bytearray) -> bool:
     """Whether these are the first bytes of a gRPC server: an HTTP/2 SETTINGS frame (RFC 9113, 4.1 and 6.5)."""
     return len(data) >= 9 and data[3] == _HTTP2_SETTINGS and data[5:9] == b"\0\0\0\0"
 

@@ -1,7 +1,4 @@
-"""The cluster of this process, read from TF_CONFIG or from Slurm's variables, and checked.
-
-Reading TF_CONFIG needs no TensorFlow.
-"""
+"""The cluster of this process, read from TF_CONFIG and checked. Reading it needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -13,18 +10,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ..environment import launched_task, without_password
+from ..environment import ClusterError as ClusterError
 from .addresses import split_address
+from .places import read_place
 
-_MORE_THAN_TASKS = 1024
 JOBS = ("chief", "worker", "ps", "evaluator", "stage")
-
-
-class ClusterError(ValueError):
-    """The description of the cluster is wrong; the message names the mistake and the fix, and no password."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(without_password(message))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +59,8 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes files, logs and the progress bar: the chief, or worker 0 without a chief."""
-        return self.address in self.workers[:1]
+        """Whether this process writes files, logs and the progress bar: the chief, worker 0 without one, or an evaluator."""
+        return self.address in self.workers[:1] or self.task_type == "evaluator"
 
 
 def cluster_of(resolver: Any) -> Cluster | None:
@@ -84,12 +74,8 @@ def cluster_of(resolver: Any) -> Cluster | None:
 
 
 def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
-    """The cluster that the environment describes, TF_CONFIG first, then Slurm; None where it describes none."""
-    environ = os.environ if environ is None else environ
-    task = launched_task(environ)
-    if task is not None and task.of_job_step:
-        return _read_slurm()
-    return read_tf_config(environ)
+    """The cluster in TF_CONFIG, by default that of this process; None where it names none."""
+    return read_tf_config(os.environ if environ is None else environ)
 
 
 def read_tf_config(environ: Mapping[str, str]) -> Cluster | None:
@@ -107,10 +93,16 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster | None:
         raise _wrong("must be a JSON object with 'cluster' and 'task'", text)
     if config == {}:
         return None
+    if "sparseCluster" in config:
+        raise _wrong(
+            "has a 'sparseCluster', which names this worker alone: set enableDynamicWorker of the TFJob to false",
+            text,
+        )
     if not config.get("cluster"):
         raise _wrong("has no 'cluster': name the addresses of all tasks, or unset it", text)
     if not isinstance(config["cluster"], dict):
         raise _wrong("must have a 'cluster' that maps task types to lists of addresses", config["cluster"])
+    config = rename_master(config)
     jobs = {kind: _read_addresses(kind, addresses) for kind, addresses in config["cluster"].items()}
     counts = collections.Counter(address for addresses in jobs.values() for address in addresses)
     if not counts:
@@ -120,7 +112,27 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster | None:
         raise ClusterError(f"TF_CONFIG gives the address {address} to two tasks: give each a separate one.")
     if len(jobs.get("chief", ())) > 1:
         raise ClusterError(f"TF_CONFIG names {len(jobs['chief'])} chiefs: there can be one.")
-    return Cluster(jobs, *_read_task(config.get("task"), jobs))
+    task = config.get("task")
+    if isinstance(task, dict) and task.get("type") == "evaluator":
+        return _read_evaluator(task, jobs)
+    return Cluster(jobs, *_read_task(task, jobs))
+
+
+def _read_evaluator(task: dict[str, Any], jobs: Mapping[str, tuple[str, ...]]) -> Cluster:
+    """An evaluator alone, as it takes no part in training; Kubeflow's TFJob does not name it in `cluster`."""
+    known = jobs.get("evaluator") or ("localhost:1",)
+    kind, index = _read_task({"index": 0, **task}, {"evaluator": known})
+    return Cluster({"evaluator": known}, kind, index)
+
+
+def rename_master(config: dict[str, Any]) -> dict[str, Any]:
+    """The same without `master`, the former name of the chief."""
+    cluster, task = config["cluster"], config.get("task")
+    if "master" in cluster and "chief" not in cluster:
+        cluster = {"chief" if kind == "master" else kind: tasks for kind, tasks in cluster.items()}
+        if isinstance(task, dict) and task.get("type") == "master":
+            task = {**task, "type": "chief"}
+    return {**config, "cluster": cluster, "task": task}
 
 
 def _wrong(what: str, received: Any) -> ClusterError:
@@ -172,31 +184,21 @@ def _read_task(task: Any, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int
     return kind, number
 
 
-def _read_slurm() -> Cluster:
-    """The tasks of this job step, as TensorFlow's own resolver names them: each is one worker."""
-    import tensorflow as tf
+def _find_place() -> tuple[int, int, bool]:
+    """This worker's number, how many train together, and whether it is the chief.
 
-    try:
-        # It cannot name the tasks of a machine without GPUs; `auto_strategy` assigns GPUs to tasks.
-        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
-            gpus_per_node=_MORE_THAN_TASKS, gpus_per_task=1, auto_set_gpu=False
-        )
-        spec = resolver.cluster_spec()
-    except (KeyError, RuntimeError, ValueError, IndexError) as error:
-        raise ClusterError(f"Slurm's variables do not describe the tasks of a job step: {error}") from None
-    jobs = {kind: tuple(addresses) for kind, addresses in spec.as_dict().items()}
-    return Cluster(jobs, resolver.task_type, resolver.task_id)
-
-
-def _current() -> Cluster | None:
-    """The cluster of the current strategy if it spans workers, else the environment's."""
+    The cluster of the current strategy counts if it spans workers, then TF_CONFIG, then the launcher's variables.
+    """
+    cluster = None
     if "tensorflow" in sys.modules:
         import tensorflow as tf
 
         cluster = cluster_of(getattr(tf.distribute.get_strategy(), "cluster_resolver", None))
-        if cluster is not None:
-            return cluster
-    return read_cluster()
+    cluster = cluster or read_cluster()
+    if cluster is not None:
+        return cluster.worker_index, max(1, cluster.num_workers), cluster.is_chief
+    place = read_place()
+    return (0, 1, True) if place is None or place.size is None else (place.rank, place.size, place.rank == 0)
 
 
 def is_chief() -> bool:
@@ -206,8 +208,7 @@ def is_chief() -> bool:
         >>> if unisono.distribute.is_chief():
         ...     model.save("model.keras")
     """
-    cluster = _current()
-    return cluster is None or cluster.is_chief
+    return _find_place()[2]
 
 
 def num_workers() -> int:
@@ -217,8 +218,7 @@ def num_workers() -> int:
         >>> unisono.distribute.num_workers()
         1
     """
-    cluster = _current()
-    return 1 if cluster is None else max(1, cluster.num_workers)
+    return _find_place()[1]
 
 
 def worker_index() -> int:
@@ -228,5 +228,4 @@ def worker_index() -> int:
         >>> unisono.distribute.worker_index()
         0
     """
-    cluster = _current()
-    return 0 if cluster is None else cluster.worker_index
+    return _find_place()[0]

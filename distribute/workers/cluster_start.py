@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import hashlib
+import json
 import os
 import signal
 import sys
@@ -30,7 +32,7 @@ from ..environment import RECORDS, peer_timeout, replicas_per_worker
 from ..hardware.devices import simulate_replicas
 from . import peer_monitor, records
 from .agreement import check_same_variable
-from .cluster import Cluster, ClusterError, cluster_of, read_tf_config
+from .cluster import Cluster, ClusterError, cluster_of, read_cluster, rename_master
 from .rendezvous import rendezvous
 
 _HEARTBEAT = 10.0
@@ -45,16 +47,22 @@ def install() -> None:
     """Guards every MultiWorkerMirroredStrategy that is created from now on; a second call does nothing."""
     task = ""  # without a cluster
     with contextlib.suppress(ClusterError):  # creating a strategy raises the error
-        if (cluster := read_tf_config(os.environ)) is not None:
+        if (cluster := read_cluster()) is not None:
             task = f"{cluster.task_type} {cluster.task_index}"
     records.start(os.environ.get(RECORDS), task)
     guard_multi_worker_strategies(
-        lambda: read_tf_config(os.environ),
+        _check_tf_config,
         _join,
         replicas_per_worker,
         peer_monitor.monitored_collective,
         check_same_variable,
     )
+
+
+def _check_tf_config() -> None:
+    """Raises the errors of TF_CONFIG, and renames its `master` for TensorFlow."""
+    if read_cluster() is not None and '"master"' in os.environ["TF_CONFIG"]:
+        os.environ["TF_CONFIG"] = json.dumps(rename_master(json.loads(os.environ["TF_CONFIG"])))
 
 
 def _join(resolver: Any, start: Callable[[], None]) -> None:
@@ -67,7 +75,7 @@ def _join(resolver: Any, start: Callable[[], None]) -> None:
     simulate_replicas()
     if cluster.num_workers > 1:
         timeout = peer_timeout()
-        rendezvous(cluster, timeout, _program())
+        rendezvous(cluster, timeout, digest_program())
         trained = [(job, len(cluster.jobs[job])) for job in ("chief", "worker") if cluster.jobs.get(job)]
         leader = f"/job:{trained[0][0]}/replica:0/task:0"
         configure_coordination(leader, trained, min(_HEARTBEAT, timeout), min(_SHUTDOWN, timeout))
@@ -110,7 +118,7 @@ def _leave_together(cluster: Cluster, seconds: float) -> None:
     atexit.register(leave)
 
 
-def _program() -> str:
+def digest_program() -> str:
     """A digest of the running script; "" without a file (a notebook, a prompt)."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
@@ -134,7 +142,10 @@ def _bounded(start: Callable[[], None], timeout: float) -> None:
     timer = threading.Timer(timeout, give_up)
     timer.daemon = True
     timer.start()
+    # TensorFlow waits for a worker that has gone without releasing Python's lock: no thread of Python's can end that.
+    faulthandler.dump_traceback_later(timeout + 1.0, exit=True, file=2)
     try:
         start()
     finally:
+        faulthandler.cancel_dump_traceback_later()
         timer.cancel()

@@ -18,7 +18,6 @@
 
 set -euo pipefail
 
-# A job that was preempted, lost a node or ran out of time is queued again; it continues from its last backup.
 attempts=${SLURM_RESTART_COUNT:-0}
 echo "attempt $attempts on $SLURM_JOB_NODELIST"
 
@@ -26,7 +25,14 @@ status=0
 srun --kill-on-bad-exit=1 --wait=60 --label \
     env UNISONO_TIMEOUT=60 PYTHONUNBUFFERED=1 python "$@" || status=$?
 
-if ((status != 0 && attempts < 20)); then
+# A node that is lost does not run even this.
+lost_node() {
+    ! timeout 60 srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 true
+}
+
+# The job is queued again, and continues from its last backup, where a signal asked it to save and stop (status 143) or a node
+# was lost. An error of the program is the same in the next attempt: the job ends.
+if ((attempts < 20)) && { ((status == 143)) || { ((status != 0)) && lost_node; }; }; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"

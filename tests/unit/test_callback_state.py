@@ -322,6 +322,24 @@ def test_first_signal_asks_and_the_second_acts():
     assert signal.getsignal(signal.SIGINT) == before
 
 
+def test_sigusr1_saves_and_exits_unless_the_program_has_a_handler_of_its_own():
+    handlers, fit_state = InterruptionHandlers(), FitState()
+    handlers.install(fit_state)
+    signal.raise_signal(signal.SIGUSR1)
+    assert fit_state.save_and_exit == "SIGUSR1"
+    handlers.remove()
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    told = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: told.append(number))
+    try:
+        handlers.install(fit_state)
+        signal.raise_signal(signal.SIGUSR1)
+        handlers.remove()
+        assert told == [signal.SIGUSR1] and fit_state.save_and_exit is None
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
 def test_with_several_workers_the_loop_decides_the_step():
     handlers, fit_state = InterruptionHandlers(), FitState(settles_exit=True)
     handlers.install(fit_state)
@@ -330,7 +348,9 @@ def test_with_several_workers_the_loop_decides_the_step():
     assert (fit_state.asked_to_exit, fit_state.save_and_exit) == ("SIGTERM", None)
 
 
-@pytest.mark.parametrize(("reason", "error"), [("SIGINT", KeyboardInterrupt), ("SIGTERM", SystemExit)])
+@pytest.mark.parametrize(
+    ("reason", "error"), [("SIGINT", KeyboardInterrupt), ("SIGTERM", SystemExit), ("SIGUSR1", SystemExit)]
+)
 def test_stop_ends_as_documented(reason, error):
     with pytest.raises(error) as caught:
         stop(reason)

@@ -1,16 +1,16 @@
-"""TF_CONFIG and Slurm's variables are parsed, and every mistake is reported."""
+"""TF_CONFIG is parsed, and every mistake is reported."""
 
 import json
+import os
 import warnings
 
-import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import unisono
 from unisono.callbacks.output_paths import check_launched_alone
-from unisono.distribute.environment import launched_task
+from unisono.distribute import is_chief, num_workers, worker_index
+from unisono.distribute.workers import cluster_start
 from unisono.distribute.workers.cluster import Cluster, ClusterError, read_cluster, read_tf_config
 
 TWO = ["10.0.0.1:1111", "10.0.0.2:1111"]
@@ -96,99 +96,35 @@ def test_each_mistake_in_tf_config_is_named_in_one_sentence(text, mistake):
     assert "\n" not in str(caught.value)
 
 
-def test_slurm_tasks_are_workers(monkeypatch):
-    tasks = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4"}
-    nodes = {"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
-    for name, value in {**tasks, **nodes}.items():
-        monkeypatch.setenv(name, value)
-    found = read_cluster()
-    assert found.jobs["worker"] == ("node1:8888", "node1:8889", "node2:8888", "node2:8889")
-    assert (found.worker_index, found.is_chief, found.num_workers) == (2, False, 4)
+def test_tfjob_s_evaluator_runs_as_one_though_the_cluster_leaves_it_out(monkeypatch):
+    """Kubeflow's TFJob: cluster without the evaluator, and an environment that TensorFlow's estimators read."""
+    jobs = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
+    for cluster in (jobs, {**jobs, "evaluator": ["d:1"]}):
+        given = {"cluster": cluster, "task": {"type": "evaluator", "index": 0}, "environment": "cloud"}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(given))
+        found = read_cluster()
+        assert (found.task_type, found.trains_together, found.num_workers) == ("evaluator", False, 0)
+        assert (is_chief(), num_workers(), worker_index()) == (True, 1, 0)
+        assert unisono.distribute.auto_strategy().num_replicas_in_sync == 4
 
 
-def test_slurm_variables_that_are_incomplete_are_rejected(monkeypatch):
-    monkeypatch.setenv("SLURM_PROCID", "0")
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
-    monkeypatch.delenv("SLURM_STEP_NODELIST", raising=False)
-    with pytest.raises(ClusterError, match="Slurm"):
-        read_cluster()
+def test_master_of_older_operators_is_the_chief(monkeypatch):
+    cluster = {"master": ["a:1"], "worker": ["b:1"]}
+    master = read_tf_config(config(cluster, {"type": "master", "index": 0}))
+    assert (master.task_type, master.is_chief, master.workers) == ("chief", True, ("a:1", "b:1"))
+    worker = read_tf_config(config(cluster, {"type": "worker", "index": 0}))
+    assert (worker.worker_index, worker.is_chief) == (1, False)
+    monkeypatch.setenv("TF_CONFIG", text_of(cluster, {"type": "worker", "index": 0}))
+    cluster_start._check_tf_config()  # TensorFlow reads it next
+    assert json.loads(os.environ["TF_CONFIG"])["cluster"] == {"chief": ["a:1"], "worker": ["b:1"]}
 
 
-OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
-PMI = {"PMI_SIZE": "2", "PMI_RANK": "0"}
-TORCHRUN = {"WORLD_SIZE": "4", "RANK": "3", "MASTER_ADDR": "host", "MASTER_PORT": "29500"}
-STEP = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
-
-
-@pytest.mark.parametrize(
-    ("variables", "found"),
-    [
-        (OPEN_MPI, ("mpirun", 1, 2)),
-        ({"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "0"}, ("mpirun", 0, 2)),
-        (PMI, ("mpirun", 0, 2)),
-        (TORCHRUN, ("torchrun", 3, 4)),
-        (STEP, ("srun", 0, 2)),
-        ({**STEP, **PMI}, ("srun", 0, 2)),  # srun --mpi=pmi2
-        ({**STEP, **TORCHRUN}, ("torchrun", 3, 4)),  # srun starts one torchrun on each machine
-        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, ("srun", 1, 2)),
-    ],
-)
-def test_launcher_without_tf_config_is_found(variables, found):
-    task = launched_task(variables)
-    assert (task.launcher, task.rank, task.size) == found
-    assert all(f"{name}={variables[name]}" in str(task) for name in (task.size_name, task.rank_name))
-    for given in ("{}", '{"cluster": {"worker": ["localhost:1"]}, "task": {"type": "worker", "index": 0}}'):
-        assert launched_task({**variables, "TF_CONFIG": given}) is None
-    assert read_cluster({**variables, "TF_CONFIG": "{}"}) is None
-
-
-def test_process_that_was_started_alone_is_silent():
-    """Also a script under `sbatch`, an interactive shell under `salloc`, and a single process of each launcher."""
-    alone = {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
-    for variables in (
-        {},
-        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
-        {"SLURM_NTASKS": "4"},
-        alone,
-        {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
-        {"WORLD_SIZE": "1", "RANK": "0"},
-        {"WORLD_SIZE": "8"},
-        {"WORLD_SIZE": "the world", "RANK": "0"},
-        {"WORLD_SIZE": "9" * 5000, "RANK": "0"},
+def test_sparse_cluster_of_a_tfjob_is_refused_in_its_own_words():
+    given = {"sparseCluster": {"worker": {"0": "a:1"}, "ps": ["b:1"]}, "task": {"type": "worker", "index": 0}}
+    with pytest.raises(
+        ClusterError, match="'sparseCluster', which names this worker alone: set enableDynamicWorker"
     ):
-        assert launched_task(variables) is None and read_cluster(variables) is None
-
-
-@pytest.mark.parametrize("variables", [OPEN_MPI, PMI, TORCHRUN])
-def test_unrelated_processes_are_reported_before_they_train(variables, monkeypatch, tmp_path):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ClusterError, match=r"--workers \d.* TF_CONFIG=\{\}"):
-        unisono.distribute.auto_strategy()
-    strategy = tf.distribute.get_strategy()
-    with pytest.warns(UserWarning, match="each task trains a separate model"):
-        check_launched_alone([keras.callbacks.EarlyStopping()], strategy)
-    writing = [unisono.callbacks.BackupAndRestore(tmp_path)]
-    with pytest.raises(ClusterError, match=r"overwrite each other's files \(BackupAndRestore\)"):
-        check_launched_alone(writing, strategy)
-    with pytest.warns(UserWarning, match="each task trains a separate model"):
-        strategy.run(unisono.replica_step(tf.identity), (np.ones(2),))
-    model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with pytest.raises(ClusterError):
-        model.fit(np.ones((2, 2)), np.ones((2, 1)), callbacks=writing, verbose=0)
-    assert list(tmp_path.iterdir()) == []
-    monkeypatch.setenv("TF_CONFIG", "{}")
-    check_launched_alone(writing, strategy)
-
-
-def test_tasks_of_slurm_warn_where_the_model_spans_one(monkeypatch, tmp_path):
-    """Only the chief writes, so no file is lost."""
-    nodes = {"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
-    for name, value in {**STEP, **nodes}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.warns(UserWarning, match=r"srun .*auto_strategy\(\)"):
-        check_launched_alone([unisono.callbacks.BackupAndRestore(tmp_path)], tf.distribute.get_strategy())
+        read_tf_config({"TF_CONFIG": json.dumps(given)})
 
 
 def test_workers_of_tf_config_warn_where_the_model_spans_one(monkeypatch):

@@ -1,15 +1,17 @@
 """Joining a simulated cluster: the rendezvous over sockets, its timeouts, the TensorFlow internals it relies on."""
 
 import contextlib
-import dataclasses
 import functools
+import json
 import socket
+import sys
 import threading
 import time
+import types
 
 import pytest
 import tensorflow as tf
-from helpers import Clock, in_threads
+from helpers import in_threads
 
 from unisono.distribute import (
     auto_strategy,
@@ -21,11 +23,11 @@ from unisono.distribute import (
     worker_index,
 )
 from unisono.distribute.workers import cluster_start
-from unisono.distribute.workers import rendezvous as rendezvous_module
-from unisono.distribute.workers.addresses import free_ports, read_line
+from unisono.distribute.workers.addresses import connect, free_ports, listens, read_line, split_address
 from unisono.distribute.workers.agreement import check_same_everywhere, from_chief
 from unisono.distribute.workers.cluster import Cluster, ClusterError
-from unisono.distribute.workers.rendezvous import rendezvous
+from unisono.distribute.workers.places import Place
+from unisono.distribute.workers.rendezvous import _digest, meet, rendezvous
 
 NEVER = 1e4  # seconds
 GREETING = b"\0\0\0\4\0\0\0\0\0"  # of a gRPC server
@@ -75,20 +77,19 @@ def test_rendezvous_names_a_port_that_is_taken():
             join(workers, 0.5)
 
 
-def refusals(first, second, programs=("", "")):
-    """The errors of two workers with these clusters; each keeps answering until both have their error."""
-    calls = [
-        rendezvous_module._Rendezvous(cluster, program, time.monotonic() + NEVER)
-        for cluster, program in zip((first, second), programs)
-    ]
-    asked = [functools.partial(call.ask, 1 - n) for n, call in enumerate(calls)]
-    with calls[0].answering(), calls[1].answering(), in_threads(*asked):
-        for call in calls:
-            with call._changed:
-                call._changed.wait_for(lambda call=call: call._failure)
-        for call in calls:
-            call.over.set()
-    return [call._failure for call in calls]
+def errors_of(*calls):
+    """The errors that these calls of `meet` or `rendezvous` raise at the same time."""
+    errors = [None] * len(calls)
+
+    def run(number, call):
+        try:
+            call()
+        except (ClusterError, TimeoutError) as error:
+            errors[number] = error
+
+    with in_threads(*(functools.partial(run, n, call) for n, call in enumerate(calls))):
+        pass
+    return errors
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,12 @@ def refusals(first, second, programs=("", "")):
 )
 def test_rendezvous_rejects_a_peer_with_another_cluster_or_script_and_reports_both(workers, programs, said):
     known = addresses(3)
-    told = refusals(*(worker(known[:count], index) for index, count in enumerate(workers)), programs)
+    told = errors_of(
+        *(
+            functools.partial(rendezvous, worker(known[:count], index), NEVER, program)
+            for index, (count, program) in enumerate(zip(workers, programs))
+        )
+    )
     assert all(isinstance(each, ClusterError) and said in str(each) for each in told), told
 
 
@@ -136,56 +142,111 @@ def peer(address, words, slowly=False):
                 done.set()
 
 
-@pytest.mark.parametrize("words", [GREETING, b"SSH-2.0-OpenSSH\r\n", b"unisono \n", b""])
-def test_rendezvous_takes_nobody_for_a_peer_who_does_not_say_so(words):
+@pytest.mark.parametrize("words", [GREETING, b"SSH-2.0-OpenSSH\r\n", b"unisono \n", b"[1]\n", b""])
+def test_rendezvous_takes_nobody_for_worker_0_who_does_not_say_so(words):
     workers = addresses(2)
-    with (
-        peer(workers[1], words),
-        pytest.raises(TimeoutError, match=r"worker 1 \(.*\) did not start within 1 s"),
-    ):
-        join(workers, 1.0)
+    with peer(workers[0], words):
+        with pytest.raises(TimeoutError, match=r"worker 0 \(.*\) did not start within 0.5 s"):
+            rendezvous(worker(workers, 1), 0.5)
 
 
 def test_rendezvous_ends_whatever_its_peers_do():
-    workers = addresses(12)
-    with contextlib.ExitStack() as stack:
-        for address in workers[1:]:
-            stack.enter_context(peer(address, b"", slowly=True))
-        with pytest.raises(TimeoutError, match="worker 11 "):
-            join(workers, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("mark", "refusal"),
-    [({"run": "0" * 16}, "belongs to another run"), ({"index": 0}, "says that it is worker 0")],
-)
-def test_rendezvous_rejects_a_worker_of_another_run_or_with_another_index(mark, refusal):
     workers = addresses(2)
-    call = rendezvous_module._Rendezvous(worker(workers, 1), "", 0.0)
-    theirs = dataclasses.replace(call._identity, **mark)
-    with peer(workers[1], theirs.line()), pytest.raises(ClusterError, match=refusal):
-        join(workers, NEVER)
+    with peer(workers[0], b"", slowly=True), pytest.raises(TimeoutError, match="worker 0 "):
+        rendezvous(worker(workers, 1), 0.5)
 
 
-def test_rendezvous_names_a_peer_that_does_not_reach_this_worker(monkeypatch):
-    """The time runs out after the peer was seen."""
-    workers, clock, compare = addresses(2), Clock(), rendezvous_module._Rendezvous._compare
+def place(rank, size, meeting, job="", launcher="srun"):
+    return Place(launcher, rank, size, (meeting,), job)
 
-    def compared(call, *who):
-        compare(call, *who)
-        if call._seen:
-            with call._changed:
-                clock.now = NEVER
-                call._changed.notify_all()
 
-    monkeypatch.setattr(rendezvous_module, "time", clock)
-    monkeypatch.setattr(rendezvous_module._Rendezvous, "_compare", compared)
-    call = rendezvous_module._Rendezvous(worker(workers, 1), "", 0.0)
-    with (
-        peer(workers[1], call._identity.line()),
-        pytest.raises(TimeoutError, match="could not reach this worker"),
-    ):
-        join(workers, NEVER)
+def test_processes_of_a_launcher_learn_the_addresses_of_all():
+    """Also while strangers connect, of whom one says that it is a worker, and one is a worker that ends."""
+    (meeting,) = addresses(1)
+    found = {}
+
+    def join(rank):
+        found[rank] = meet(place(rank, 4, meeting), NEVER)
+
+    def disturb():
+        while not listens(meeting, 1.0):
+            time.sleep(0.01)
+        for words in (b"", b"GET / HTTP/1.1\r\n\r\n", b'{"unisono": 1, "rank": 2}\n', b"[]\n", b"x" * 300):
+            with contextlib.suppress(OSError), connect(meeting, NEVER) as stranger:
+                stranger.sendall(words)
+        said = {
+            "unisono": _digest(""),
+            "cluster": _digest("[4]"),
+            "program": "",
+            "rank": 2,
+            "port": 1,
+            "devices": "",
+        }
+        with connect(meeting, NEVER) as former:
+            former.sendall(json.dumps(said).encode() + b"\n")
+            assert b"left" in former.recv(100), "it was taken for a worker"
+
+    with in_threads(functools.partial(join, 0)):
+        disturb()
+        with in_threads(*(functools.partial(join, rank) for rank in (3, 1, 2))):
+            pass
+    assert len(found) == 4 and all(peers == found[0] for peers in found.values())
+    assert found[0][0].address == meeting
+    ports = {split_address(peer.address)[1] for peer in found[0]}
+    assert len(ports) == 4 and all(peer.address.startswith("127.0.0.1:") for peer in found[0])
+
+
+def test_late_processes_of_a_launcher_are_named_with_it_everywhere():
+    (meeting,) = addresses(1)
+    calls = [functools.partial(meet, place(rank, 4, meeting), 1.0) for rank in (0, 2)]
+    for error in errors_of(*calls):
+        assert isinstance(error, TimeoutError)
+        assert (
+            "worker 1 (task 1 of 4, by srun), worker 3 (task 3 of 4, by srun) did not start within 1 s"
+            in str(error)
+        )
+    with pytest.raises(TimeoutError, match=rf"worker 0 \({meeting}, task 0 of 4, by srun\) .* refus"):
+        meet(place(1, 4, meeting), 0.5)
+
+
+def test_process_of_another_run_is_rejected_and_the_others_go_on_without_it():
+    (meeting,) = addresses(1)
+    ours, theirs = (
+        functools.partial(meet, place(rank, 2, meeting, job), 1.5) for rank, job in enumerate("ab")
+    )
+    late, rejected = errors_of(ours, theirs)
+    assert isinstance(rejected, ClusterError) and "belongs to another run" in str(rejected)
+    assert isinstance(late, TimeoutError) and "A process of another run came from 127.0.0.1" in str(late)
+
+
+def test_two_processes_with_one_rank_are_an_error_for_all():
+    (meeting,) = addresses(1)
+    calls = [functools.partial(meet, place(rank, 4, meeting), NEVER) for rank in (0, 1, 1)]
+    for error in errors_of(*calls):
+        assert isinstance(error, ClusterError) and "says that it is worker 1, which another one is" in str(
+            error
+        )
+
+
+def test_port_of_rank_0_that_is_taken_is_named():
+    (meeting,) = addresses(1)
+    with socket.create_server(("127.0.0.1", split_address(meeting)[1])):
+        with pytest.raises(ClusterError, match=f"{meeting}.* in use .* set MASTER_PORT"):
+            meet(place(0, 2, meeting), 1.0)
+
+
+def test_unknown_rank_0_is_asked_of_mpi_where_mpi4py_is_installed(monkeypatch):
+    (meeting,) = addresses(1)
+    here = Place("mpirun", 1, 2, (), "")
+    with pytest.raises(ClusterError, match=r"set MASTER_ADDR .* and MASTER_PORT"):
+        meet(here, 1.0)
+    world = types.SimpleNamespace(rank=1, size=2, bcast=lambda mine, root: meeting)
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.SimpleNamespace(COMM_WORLD=world))
+    with in_threads(functools.partial(meet, place(0, 2, meeting), NEVER)):
+        assert meet(here, NEVER)[0].address == meeting
+    world.size = 1  # mpi4py of another MPI
+    with pytest.raises(ClusterError, match="MASTER_ADDR"):
+        meet(here, 1.0)
 
 
 def test_replicas_per_worker_are_read_from_the_environment(monkeypatch):
@@ -238,3 +299,15 @@ def test_alone_everything_is_agreed(monkeypatch):
 def test_former_name_of_monitored_collective_works_and_warns():
     with pytest.warns(DeprecationWarning, match="monitored_collective"), meeting():
         pass
+
+
+def test_gpus_that_slurm_has_bound_to_tasks_are_told_apart(monkeypatch):
+    for variables, devices in (
+        ({}, ["0", "0"]),
+        ({"SLURM_GPUS_PER_TASK": "1"}, ["0 of task 0", "0 of task 1"]),
+    ):
+        for name, value in {**variables, "CUDA_VISIBLE_DEVICES": "0"}.items():
+            monkeypatch.setenv(name, value)
+        (meeting,) = addresses(1)
+        with in_threads(functools.partial(meet, place(1, 2, meeting), NEVER)):
+            assert [peer.devices for peer in meet(place(0, 2, meeting), NEVER)] == devices

@@ -11,9 +11,11 @@ import types
 
 import pytest
 
+from unisono.commands import launch as launch_command
 from unisono.distribute.launcher import network
 from unisono.distribute.launcher.output import Output
 from unisono.distribute.launcher.tasks import Layout, plan
+from unisono.distribute.workers.places import read_place
 
 
 def config(task):
@@ -60,6 +62,52 @@ def test_plan_shares_gpus_out_and_rejects_more_than_there_are(monkeypatch):
     assert [t.env["CUDA_VISIBLE_DEVICES"] for t in tasks] == ["4,5", "6,7"]
     with pytest.raises(ValueError, match=r"workers \(3\) \* replicas per worker \(2\) .* visible GPUs \(4\)"):
         plan(Layout(workers=3, replicas_per_worker=2), ["t.py"])
+
+
+def test_plan_of_one_of_several_machines_gives_each_worker_its_place_and_leaves_tf_config_to_them():
+    layout = Layout(workers=2, nnodes=3, node_rank=1, endpoint="node0:29500")
+    tasks = plan(layout, ["-m", "package.train"])
+    assert [t.name for t in tasks] == ["worker-2", "worker-3"]
+    assert tasks[1].command[-2:] == ("-m", "package.train")
+    for rank, task in zip((2, 3), tasks):
+        assert "TF_CONFIG" not in task.env
+        found = read_place(task.env)
+        assert (found.launcher, found.rank, found.size, found.addresses) == (
+            "launch",
+            rank,
+            6,
+            ("node0:29500",),
+        )
+    assert tasks[0].env["UNISONO_RUN"] == plan(layout, ["t.py"])[0].env["UNISONO_RUN"], (
+        "one run for all launchers"
+    )
+
+
+def test_plan_of_several_machines_leaves_the_network_of_nccl_to_it(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    alone, of_two = (plan(Layout(workers=2, nnodes=n, endpoint="a:1"), ["t.py"])[1].env for n in (1, 2))
+    assert alone["NCCL_SOCKET_IFNAME"] == "lo" and "NCCL_SOCKET_IFNAME" not in of_two
+    assert of_two["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+TWO_MACHINES = ("--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "a:1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--nnodes", "2"), "--node-rank: give 0 to 1"),
+        (("--nnodes", "2", "--node-rank", "2"), "--node-rank: give 0 to 1"),
+        (("--node-rank", "1"), "--node-rank: give 0 to 0"),
+        (TWO_MACHINES[:-2], "--rdzv-endpoint: an address must be 'host:port'"),
+        ((*TWO_MACHINES, "--network", "private"), "--network private"),
+        ((*TWO_MACHINES, "--parameter-servers", "1"), "--parameter-servers"),
+    ],
+)
+def test_launch_on_several_machines_names_the_argument_that_is_wrong(arguments, said, capsys):
+    with pytest.raises(SystemExit):
+        launch_command.main([*arguments, __file__])
+    assert said in capsys.readouterr().err
 
 
 def test_output_has_whole_lines_with_prefix_and_remembers_the_last(tmp_path, capsys):

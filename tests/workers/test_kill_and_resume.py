@@ -66,7 +66,7 @@ def test_signals_save_at_the_next_step_and_end_with_their_status(driver, left_al
     for number, status, kind, nth, epoch in (
         (signal.SIGTERM, 143, "step", 4, 0),
         (signal.SIGINT, 130, "step", 4, 1),
-        (signal.SIGTERM, 143, "validation", 2, 2),
+        (signal.SIGUSR1, 143, "validation", 2, 2),
     ):
         assert driver.start(order, kill_driver.Kill(kind, nth, 0.0, number)) == status
         info = latest_backup(tmp_path / "backup")

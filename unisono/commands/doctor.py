@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from ..distribute.environment import LONGEST_TIMEOUT, launched_task
+from ..distribute.environment import LONGEST_TIMEOUT
 from ..distribute.launcher.gpus import Gpu, complaint, read_gpus
 from ..distribute.workers.addresses import free_ports, listens, split_address, why_taken
 from ..distribute.workers.cluster import ClusterError, read_cluster
+from ..distribute.workers.places import read_place
 from ..version import __version__
 from .parser import Parser, at_least
 
@@ -125,11 +126,11 @@ def tensorflow(found: Any, failure: str, driver: bool, environ: Mapping[str, str
 def cluster(environ: Mapping[str, str]) -> Iterator[Finding]:
     """The cluster that the environment describes, and whether its other members can be reached now."""
     try:
-        found, problem = read_cluster(environ), str(launched_task(environ) or "")
+        found, problem = read_cluster(environ), str(read_place(environ) or "")
     except ClusterError as error:
         found, problem = None, str(error)
     if found is None:
-        yield Finding("cluster", "TF_CONFIG, Slurm", "wrong" if problem else "none", problem)
+        yield Finding("cluster", "TF_CONFIG, launcher", "wrong" if problem else "none", problem)
         return
     for job, index, address in ((job, i, a) for job, all in found.jobs.items() for i, a in enumerate(all)):
         own = (job, index) == (found.task_type, found.task_index)

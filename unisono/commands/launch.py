@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 
 from ..distribute.environment import LONGEST_TIMEOUT, peer_timeout
+from ..distribute.workers.addresses import split_address
 from .parser import Parser, at_least, local
 
 _COUNT = at_least(int, 1)
@@ -14,8 +15,12 @@ _COUNT = at_least(int, 1)
 
 PARSER = Parser(
     "launch",
-    "Start N worker processes on this machine, each with TF_CONFIG set, and run a script on them.",
-    examples=["--workers 2 train.py", "--workers 4 --restarts 3 --log-dir logs train.py --epochs 10"],
+    "Start N worker processes on this machine, or on each of several, and run a script on them.",
+    examples=[
+        "--workers 2 train.py",
+        "--workers 4 --restarts 3 --log-dir logs train.py --epochs 10",
+        "--nnodes 3 --node-rank 1 --nproc-per-node 2 --rdzv-endpoint node0:29500 -m package.train",
+    ],
     exit_codes={
         0: "every script ended with 0",
         1: "or another: the status of the script that failed first; 128 + n if signal n ended it",
@@ -30,10 +35,18 @@ machines:
 --network private also closes them to other users of this machine.""",
 )
 _add = PARSER.add_argument
-_add("script", help="the Python file that each worker runs")
+_add("script", help="the Python file that each worker runs, or with -m the module")
 _add("arguments", nargs=argparse.REMAINDER, help="the arguments of the script")
 _add = PARSER.add_argument_group("processes").add_argument
-_add("--workers", type=_COUNT, default=1, metavar="N", help="worker processes (default: 1)")
+_add("-m", "--module", action="store_true", help="the script is the name of a module, as for python -m")
+_add(
+    "--workers",
+    "--nproc-per-node",
+    type=_COUNT,
+    default=1,
+    metavar="N",
+    help="workers on this machine (default: 1)",
+)
 _add(
     "--replicas-per-worker",
     type=_COUNT,
@@ -48,6 +61,16 @@ _add(
     help="start M parameter servers; the script then runs on a coordinator, and workers wait for its steps",
 )
 _add("--stages", type=_COUNT, default=1, metavar="K", help="pipeline stages, one process each")
+_add = PARSER.add_argument_group(
+    "several machines: this command on each, spelled as for torchrun"
+).add_argument
+_add("--nnodes", type=_COUNT, default=1, metavar="N", help="machines (default: 1)")
+_add("--node-rank", type=at_least(int, 0), metavar="I", help="number of this machine, from 0 to N - 1")
+_add(
+    "--rdzv-endpoint",
+    metavar="HOST:PORT",
+    help="machine 0 and a free port there, where all workers meet; the same on all",
+)
 _add = PARSER.add_argument_group("failures and logs").add_argument
 _add(
     "--restarts",
@@ -80,14 +103,36 @@ _add(
 )
 
 
+def _check_machines(options: argparse.Namespace) -> None:
+    if options.nnodes == 1 and not options.node_rank:
+        return
+    if options.node_rank is None or options.node_rank >= options.nnodes:
+        PARSER.error(
+            f"argument --node-rank: give 0 to {options.nnodes - 1} with --nnodes {options.nnodes}: {options.node_rank}"
+        )
+    for name, wrong in (
+        ("--parameter-servers", options.parameter_servers),
+        ("--network private", options.network == "private"),
+    ):
+        if wrong:
+            PARSER.error(
+                f"argument --nnodes: {options.nnodes} machines exclude {name}, which is for one machine"
+            )
+    try:
+        split_address(options.rdzv_endpoint or "")
+    except ValueError as error:
+        PARSER.error(f"argument --rdzv-endpoint: {error}")
+
+
 def main(argv: Sequence[str]) -> int:
     """Starts the cluster and waits for its end; returns the status that `--help` explains."""
     options = PARSER.parse_args(argv)
     from ..distribute.launcher.launch import Launcher  # imports NumPy, which `--help` need not wait for
     from ..distribute.launcher.tasks import Layout
 
-    if not os.path.isfile(options.script):
+    if not options.module and not os.path.isfile(options.script):
         PARSER.error(f"there is no file {options.script!r} to run")
+    _check_machines(options)
     try:
         timeout = peer_timeout() if options.timeout is None else options.timeout
     except ValueError as error:
@@ -100,6 +145,9 @@ def main(argv: Sequence[str]) -> int:
         parameter_servers=options.parameter_servers,
         stages=options.stages,
         timeout=timeout,
+        nnodes=options.nnodes,
+        node_rank=options.node_rank or 0,
+        endpoint=options.rdzv_endpoint or "",
     )
-    script = [options.script, *options.arguments]
+    script = [*["-m"] * options.module, options.script, *options.arguments]
     return Launcher(script, layout, options.restarts, options.log_dir, options.grace, options.network).run()

@@ -1,0 +1,199 @@
+"""The table of launchers: the variables with which each tells a process its rank, their number, and where rank 0 is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..arguments import shown
+from ..environment import ENDPOINT, RANK, SIZE, ClusterError
+
+LEVELS = ("cluster", "process", "task", "node")  # what a launcher numbers; the innermost comes first
+Environ = Mapping[str, str]
+Column = str | Callable[[Environ], str]
+
+
+class Launcher(NamedTuple):
+    """One entry. A column names variables, the first that is set counts, or is a function of all; "" is not known."""
+
+    name: str
+    level: str
+    rank: Column
+    size: Column
+    host: Column = ""  # of rank 0, perhaps with a port, or the list of all
+    local_size: Column = ""  # processes on this machine
+    job: str = ""  # variables whose values together are unlike those of other runs
+
+
+def read_user_size(environ: Environ) -> str:
+    """The number of processes where the launcher does not tell it; WORLD_SIZE next to RANK counts others."""
+    return "" if "RANK" in environ else environ.get("WORLD_SIZE", "")
+
+
+def _keras_size(environ: Environ) -> str:
+    addresses = environ.get("KERAS_DISTRIBUTION_JOB_ADDRESSES", "")
+    return environ.get("KERAS_DISTRIBUTION_NUM_PROCESSES") or str(addresses.count(",") + 1)
+
+
+def _mpi_host(environ: Environ) -> str:
+    """Azure's first node, without the port of its agent; or where Open MPI 4 runs `mpirun`."""
+    azure = environ.get("AZ_BATCH_MASTER_NODE") or environ.get("AZ_BATCHAI_MPI_MASTER_NODE", "")
+    found = re.search(r"tcp://([^,:;]+)", environ.get("OMPI_MCA_orte_hnp_uri", ""))
+    return azure.partition(":")[0] or (found[1] if found else "")
+
+
+def _slurm_rank(environ: Environ) -> str:
+    """A script under `sbatch` has the variables of task 0, and may be the only process."""
+    rank = environ.get("SLURM_PROCID", "")
+    return "" if rank == "0" and "SLURM_STEP_NUM_TASKS" not in environ else rank
+
+
+def _slurm_host(environ: Environ) -> str:
+    """`gpu9` of `gpu[9-10,12],login1`: task 0 is on the first node of Slurm's list, unless a file orders the tasks."""
+    if environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
+        return ""
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).partition(",")[0]
+
+
+def _lsf_host(environ: Environ) -> str:
+    """The second host of the rank file: the first is the launch node."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(environ.get("LSB_DJOB_RANKFILE", "")).read_text().split()[1]
+    return ""
+
+
+def _kubeflow_host(environ: Environ) -> str:
+    return ":".join(filter(None, map(environ.get, ("PET_MASTER_ADDR", "PET_MASTER_PORT"))))
+
+
+def _sagemaker_hosts(environ: Environ) -> list[str]:
+    hosts = _read_json(environ, "SM_HOSTS")
+    return hosts if isinstance(hosts, list) else []
+
+
+def _sagemaker_rank(environ: Environ) -> str:
+    hosts, own = _sagemaker_hosts(environ), environ.get("SM_CURRENT_HOST", "")
+    return str(hosts.index(own)) if own in hosts else ""
+
+
+def _vertex_machines(environ: Environ) -> list[str]:
+    """The machines that train: those of the pools 0 and 1."""
+    spec = _read_json(environ, "CLUSTER_SPEC")
+    pools = spec.get("cluster") if isinstance(spec, dict) else None
+    pools = pools if isinstance(pools, dict) else {}  # something else may have this name
+    return [*pools.get("workerpool0", ()), *pools.get("workerpool1", ())]
+
+
+def _vertex_rank(environ: Environ) -> str:
+    if not (machines := _vertex_machines(environ)):
+        return ""
+    spec = _read_json(environ, "CLUSTER_SPEC")
+    pool, index = spec["task"]["type"], int(spec["task"]["index"])
+    if pool not in ("workerpool0", "workerpool1"):
+        raise ClusterError(
+            f"CLUSTER_SPEC puts this process into {pool}, and only workerpool0 and workerpool1 train: set TF_CONFIG for it."
+        )
+    return str(machines.index(spec["cluster"][pool][index]))
+
+
+def _read_json(environ: Environ, name: str) -> Any:
+    try:
+        return json.loads(environ.get(name) or "null")
+    except (ValueError, RecursionError) as error:
+        raise ClusterError(f"{name} is not JSON: {error}.") from None
+
+
+def _pod_rank(environ: Environ) -> str:
+    """The number of a pod among those of an Indexed Job, or of all jobs of a JobSet."""
+    names = ("JOB_COMPLETION_INDEX", "JOB_INDEX", "PROCESSES_IN_JOB")
+    index, job, pods = (environ.get(name) or "0" for name in names)
+    whole = names[0] in environ and all(map(str.isdecimal, (index, job, pods)))
+    return str(int(job) * int(pods) + int(index)) if whole else ""
+
+
+def _pod_host(environ: Environ) -> str:
+    job_set, job = environ.get("JOBSET_NAME"), environ.get("REPLICATED_JOB_NAME")
+    return f"{job_set}-{job}-0-0.{job_set}" if job_set and job else ""
+
+
+# fmt: off
+TABLE: list[Launcher] = [
+    Launcher("launch", "cluster", RANK, SIZE, ENDPOINT),
+    # keras.distribution.initialize
+    Launcher("KERAS_DISTRIBUTION", "cluster", "KERAS_DISTRIBUTION_PROCESS_ID", _keras_size,
+             "KERAS_DISTRIBUTION_JOB_ADDRESSES"),
+    # docs.pytorch.org/docs/stable/elastic/run.html; so do Kubeflow's PyTorchJob, Azure ML and Vertex AI
+    Launcher("torchrun", "process", "RANK", "WORLD_SIZE", "", "LOCAL_WORLD_SIZE",
+             "TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT"),
+    # docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
+    Launcher("mpirun", "process", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", _mpi_host, "OMPI_COMM_WORLD_LOCAL_SIZE",
+             "PMIX_NAMESPACE OMPI_MCA_ess_base_jobid"),
+    # Hydra of MPICH and of Intel MPI; Cray's PALS
+    Launcher("mpirun", "process", "PMI_RANK", "PMI_SIZE", _mpi_host, "MPI_LOCALNRANKS PMI_LOCAL_SIZE"),
+    # MVAPICH2's guide, parameters of mpirun_rsh
+    Launcher("mpirun", "process", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    # the PMIx standard, PMIx_Init
+    Launcher("PMIx", "process", "PMIX_RANK", read_user_size, job="PMIX_NAMESPACE"),
+    # slurm.schedmd.com/srun.html, output environment variables
+    Launcher("srun", "task", _slurm_rank, "SLURM_STEP_NUM_TASKS SLURM_NTASKS", _slurm_host,
+             job="SLURM_JOB_ID SLURM_STEP_ID SLURM_RESTART_COUNT"),
+    # IBM's Job Step Manager under LSF, as in Lightning's LSFEnvironment
+    Launcher("jsrun", "task", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", _lsf_host, job="LSB_JOBID"),
+    # Kubeflow Trainer v2: the variables of torchrun's own options
+    Launcher("Kubeflow", "node", "PET_NODE_RANK", "PET_NNODES", _kubeflow_host),
+    # docs.skypilot.co, running-jobs/environment-variables
+    Launcher("SkyPilot", "node", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS", job="SKYPILOT_TASK_ID"),
+    # dstack.ai/docs, distributed tasks
+    Launcher("dstack", "node", "DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP", job="DSTACK_RUN_NAME"),
+    # github.com/aws/sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md
+    Launcher("SageMaker", "node", _sagemaker_rank, lambda e: str(len(_sagemaker_hosts(e))),
+             lambda e: ",".join(_sagemaker_hosts(e)), job="TRAINING_JOB_NAME"),
+    # cloud.google.com/vertex-ai/docs/training/distributed-training, CLUSTER_SPEC
+    Launcher("Vertex AI", "node", _vertex_rank, lambda e: str(len(_vertex_machines(e))),
+             lambda e: ",".join(_vertex_machines(e)), job="CLOUD_ML_JOB_ID"),
+    # kubernetes.io/docs/concepts/workloads/controllers/job; JobSet's names by the downward API, as in its examples
+    Launcher("Kubernetes", "node", _pod_rank, read_user_size, _pod_host, job="JOBSET_NAME REPLICATED_JOB_NAME"),
+]
+# fmt: on
+
+
+def register_launcher(
+    name: str, rank: Column, size: Column, host: Column = "", *, level: str = "process", job: str = ""
+) -> None:
+    """Add a launcher to those whose processes `auto_strategy()` joins, or replace the one of this name.
+
+    Call it before `auto_strategy()`, in every process. A column is the name of an environment variable, or a function that
+    gets all variables and returns a str: "" where the launcher did not start this process.
+
+    Args:
+        name: the launcher's name in messages.
+        rank: the number of this process, from 0.
+        size: the number of processes.
+        host: the host of process 0, with a port or without; or "host:port" of every process, with commas between.
+            MASTER_ADDR and MASTER_PORT come before it.
+        level: "process", "task" or "node": what is numbered. Where one launcher started another, "process" comes before
+            "task", and "task" before "node".
+        job: names of variables, with spaces between, whose values together differ between runs; the default port is derived
+            from them.
+
+    Raises:
+        TypeError: a column is neither a str nor a function.
+        ValueError: `level` is another.
+
+    Examples:
+        >>> unisono.distribute.register_launcher("flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_HEAD", job="FLUX_JOB_ID")
+    """
+    for argument, value in {"name": name, "rank": rank, "size": size, "host": host, "job": job}.items():
+        if not isinstance(value, str) and (argument in ("name", "job") or not callable(value)):
+            raise TypeError(
+                f"`{argument}` must be a str, or for a column a function. Received: {shown(value)}"
+            )
+    if level not in LEVELS[1:]:
+        raise ValueError(f"`level` must be 'process', 'task' or 'node'. Received: {shown(level)}")
+    TABLE[:] = [row for row in TABLE if row.name != name]
+    TABLE.append(Launcher(name, level, rank, size, host, job=job))

@@ -1,0 +1,144 @@
+"""The place of this process among those that a launcher started: rank, size, addresses. Needs no TensorFlow."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..environment import ClusterError
+from .addresses import LOOPBACK, join_address, split_address
+from .launchers import LEVELS, TABLE, Column, Environ, Launcher, read_user_size
+
+_FIRST_PORT, _PORTS = 20_000, 10_000  # below the kernel's range for outgoing connections
+_warned: set[str] = set()
+
+
+class Place(NamedTuple):
+    """This process as one of several that a launcher started, without TF_CONFIG."""
+
+    launcher: str
+    rank: int
+    size: int | None  # None: the launcher does not tell how many there are
+    addresses: tuple[str, ...]  # "host:port" of all; or of rank 0 alone, where all meet; or (): not known
+    job: str  # what tells this run from others
+    level: str = ""
+    variables: str = ""  # with their values
+
+    def __str__(self) -> str:
+        """The problem and the fix."""
+        among = (
+            f"task {self.rank} of {self.size}" if self.size else f"number {self.rank} of several, or of one"
+        )
+        if self.size is None:
+            fix = "set WORLD_SIZE to their number and MASTER_ADDR to the host of number 0, the same for all, and "
+        elif self.addresses:
+            fix = ""
+        else:
+            fix = "set MASTER_ADDR to the host of task 0 and MASTER_PORT to a free port there, the same for all, and "
+        return (
+            f"{self.launcher} started this process as {among} ({self.variables}) without TF_CONFIG, so each task trains a "
+            f"separate model: {fix}create the model under unisono.distribute.auto_strategy(); set TF_CONFIG={{}} if the "
+            "models are meant to be independent."
+        )
+
+
+def read_place(environ: Environ | None = None) -> Place | None:
+    """This process among those that a launcher started; None: it was started alone, or has TF_CONFIG.
+
+    The innermost launcher counts. A `ClusterError` where two of one level give this process different numbers.
+    """
+    environ = os.environ if environ is None else environ
+    if "TF_CONFIG" in environ:
+        return None
+    found = [place for row in TABLE if (place := _read_row(row, environ)) is not None]
+    sized = sorted((place for place in found if place.size), key=lambda place: LEVELS.index(place.level))
+    if not sized:
+        return found[0] if found else None
+    inner = sized[0]
+    same = [place for place in sized if (place.rank, place.size) == (inner.rank, inner.size)]
+    for other in sized:
+        if other.level == inner.level and other not in same:
+            raise ClusterError(
+                f"{inner.launcher} says that this process is task {inner.rank} of {inner.size} ({inner.variables}), and "
+                f"{other.launcher} that it is task {other.rank} of {other.size} ({other.variables}): unset the variables of "
+                "the one that did not start it, or set TF_CONFIG."
+            )
+    return next(
+        (place for place in same if place.addresses), same[-1]
+    )  # `srun --mpi` sets variables of MPI too
+
+
+def warn_of_unknown_size(place: Place) -> None:
+    """Warns, once, that this process may be one of several."""
+    if str(place) not in _warned:
+        _warned.add(str(place))
+        warnings.warn(str(place), stacklevel=3)
+
+
+def _read_row(row: Launcher, environ: Environ) -> Place | None:
+    rank, size = (_number(_read(column, environ)) for column in (row.rank, row.size))
+    unknown = size is None and row.size is read_user_size
+    if rank is None or not (unknown or (size is not None and rank < size > 1)):
+        return None
+    names = " ".join(column for column in (row.rank, row.size) if isinstance(column, str)).split()
+    variables = (
+        ", ".join(f"{name}={environ[name]}" for name in names if name in environ) or "as its variables say"
+    )
+    job = " ".join(environ.get(name, "") for name in row.job.split())
+    addresses = () if size is None else _read_addresses(row, environ, size, job)
+    return Place(row.name, rank, size, addresses, job, row.level, variables)
+
+
+def _read_addresses(row: Launcher, environ: Mapping[str, str], size: int, job: str) -> tuple[str, ...]:
+    """The addresses that the launcher tells; the port is MASTER_PORT, its own, or one that all derive from the job."""
+    hosts = [each for each in re.split(r"[,\s]+", _read(row.host, environ)) if each]
+    parts = [_split_host(host) for host in hosts]
+    if len(parts) != size or not all(port for _, port in parts):
+        host, port = parts[0] if parts else ("", "")
+        if row.level != "cluster":
+            host = environ.get("MASTER_ADDR", "").strip("[]") or host
+            port = _master_port(environ) or port
+        if not host and _read(row.local_size, environ) == str(size):
+            host = LOOPBACK  # all are on this machine
+        parts = [(host, port or _derive_port(job))] if host else []
+    try:
+        return tuple(
+            join_address(*split_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
+            for host, port in parts
+        )
+    except ValueError as error:
+        raise ClusterError(
+            f"{row.name}: {error}. Set MASTER_ADDR and MASTER_PORT, the same for all."
+        ) from None
+
+
+def _master_port(environ: Environ) -> str:
+    """MASTER_PORT, or the one after it where torchrun itself listens there."""
+    port = environ.get("MASTER_PORT", "")
+    taken = port.isdecimal() and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return str(int(port) + 1) if taken else port
+
+
+def _derive_port(job: str) -> str:
+    seed = hashlib.sha256(job.encode()).digest()
+    return str(_FIRST_PORT + int.from_bytes(seed[:4], "big") % _PORTS)
+
+
+def _split_host(text: str) -> tuple[str, str]:
+    """The host and the port, "" without one; an IPv6 address has colons itself."""
+    host, _, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", "")
+    return host.strip("[]"), port
+
+
+def _read(column: Column, environ: Environ) -> str:
+    if callable(column):
+        return column(environ)
+    return next((environ[name] for name in column.split() if environ.get(name)), "")
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < 10 else None
