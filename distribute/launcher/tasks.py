@@ -45,12 +45,20 @@ class Task:
     aliases: frozenset[str] = frozenset()  # its names in the errors of others: its address, "worker 0"
 
 
+def _run_of(layout: Layout) -> str:
+    """The run that the user has named, and the attempt; of launchers on several machines all attempts are one."""
+    if layout.nnodes > 1:
+        return os.environ.get(environment.RUN) or f"launch at {layout.endpoint}"
+    given = os.environ.get(environment.RUN)
+    return f"{given}/{secrets.token_hex(8)}" if given else secrets.token_hex(8)
+
+
 def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
     """The processes of one attempt, with fresh ports; a ValueError if the machine has GPUs, but fewer than are needed."""
     common = {
         "PYTHONUNBUFFERED": "1",
         environment.TIMEOUT: f"{layout.timeout:g}",
-        environment.RUN: secrets.token_hex(8) if layout.nnodes == 1 else f"launch at {layout.endpoint}",
+        environment.RUN: _run_of(layout),
     }
     if layout.replicas_per_worker is not None:
         common[environment.REPLICAS_PER_WORKER] = str(layout.replicas_per_worker)

@@ -248,6 +248,7 @@ def test_same_job_takes_over_at_once(monkeypatch):
         ),
         ({"run": "slurm 7 0", "restarts": 1}, {"SLURM_JOB_ID": "8", "SLURM_STEP_ID": "0"}, False),
         ({"run": "night"}, {"UNISONO_RUN": "night"}, True),
+        ({"run": "night"}, {"UNISONO_RUN": "night/0123"}, True),
         ({"run": ""}, {}, False),
     ):
         path.fs.pipe_file(path.path, json.dumps(said | before).encode())

@@ -237,7 +237,7 @@ def _job() -> tuple[str, int]:
         restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
         step = os.environ.get("SLURM_STEP_ID", "")
         return f"slurm {job} {step}", int(restarts) if restarts.isdecimal() else 0
-    return os.environ.get(RUN, ""), 0
+    return os.environ.get(RUN, "").partition("/")[0], 0  # `launch` adds the attempt
 
 
 def _sign_of(path: Any) -> Any:
