@@ -44,7 +44,7 @@ ATTRIBUTES = {
     "keras.src.metrics.reduction_metrics:MeanMetricWrapper": "_fn_kwargs",
     "keras.src.models.functional:Functional": "_inputs_struct _nodes_by_depth _operations "
     "_outputs_struct _standardize_inputs",
-    "keras.src.trainers.compile_utils:CompileLoss": "_flat_losses",
+    "keras.src.trainers.compile_utils:CompileLoss": "_flat_losses _user_loss_weights",
     "keras.src.trainers.compile_utils:CompileMetrics": "_user_metrics _user_weighted_metrics",
     "tensorflow:RegisterGradient": "_op_type",
     "tensorflow:data.Options": "_to_proto",

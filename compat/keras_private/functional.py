@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+from keras.src.layers.input_spec import assert_input_compatibility
 from keras.src.models.functional import Functional, operation_fn, unpack_singleton
 
 _AS_KERAS = "_unisono_calls_as_keras"
@@ -103,3 +105,20 @@ def run_node(node: Any, values: dict[int, Any], training: bool) -> list[Any]:
     args, kwargs = node.arguments.fill_in(values)
     outputs = operation_fn(node.operation, training=training)(*args, **kwargs)
     return keras.tree.flatten(outputs)
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The error that `error` was raised in the place of, as Keras does to add the arguments of a call; or `error`."""
+    while error.__suppress_context__ and error.__cause__ is None and error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+def rejected_shapes(error: BaseException) -> list[list[int | None]]:
+    """The shapes, without the batch, of the inputs that a layer's `input_spec` rejected; none where another error began."""
+    checks = (
+        frame.f_locals["inputs"]
+        for frame, _ in traceback.walk_tb(first_error(error).__traceback__)
+        if frame.f_code is assert_input_compatibility.__code__
+    )
+    return [list(each.shape[1:]) for inputs in checks for each in keras.tree.flatten(inputs)]

@@ -81,6 +81,11 @@ def given_metrics(model: Any) -> dict[str, Any]:
     return {name: value for name, value in zip(("metrics", "weighted_metrics"), given) if value is not None}
 
 
+def given_loss_weights(model: Any) -> Any:
+    """The argument `loss_weights` of `compile`."""
+    return getattr(model._compile_loss, "_user_loss_weights", None)
+
+
 def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
     """`model.compute_loss`, with or without the argument `training`, as written; a TypeError if it returns no number."""
     loss = model._compute_loss(*args, **kwargs)

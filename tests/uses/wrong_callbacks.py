@@ -98,7 +98,9 @@ PLACES |= {
     "BackupAndRestore in two folders": made(
         lambda b: callbacks.BackupAndRestore("a", backup_dir="b"), "`directory`", "`backup_dir`", "either"
     ),
-    "BackupAndRestore in a bucket": _given("BackupAndRestore", "gs://a", "`directory`", "gs://a", "mounted"),
+    "BackupAndRestore in a bucket": _given(
+        "BackupAndRestore", "abc://a", "`directory`", "abc://a", "fsspec does not know"
+    ),
     "TensorBoard nowhere": _given("TensorBoard", None, "`log_dir`", "must be a path", "None"),
     **{
         f"Keras' {name} below a file": made(
@@ -172,7 +174,9 @@ SETTINGS: dict[str, Use] = {
         lambda b: callbacks.PredictionWriter(b.folder / "p.npy"), "`PredictionWriter`", "to `predict`"
     ),
     "PredictionWriter in a number": _given("PredictionWriter", 3, "`path`", "must be a path", "Received: 3"),
-    "PredictionWriter in a bucket": _given("PredictionWriter", "gs://a/p.npy", "`path`", "gs://a", "mounted"),
+    "PredictionWriter in a bucket": _given(
+        "PredictionWriter", "abc://a/p.npy", "`path`", "abc://a", "fsspec does not know"
+    ),
     **_of("JSONLines", "every", "whole number", 0, "step", 1.5, True, None),
     **_of("JSONLines", "clock", "function", 3),
     **_of("Profiler", "steps", "(first, last)|whole number", (20, 10), (0, 5), "10", 10, (1.0, 2), (1,), ()),

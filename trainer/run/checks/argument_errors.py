@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from ....state.trained_model import TrainedModel
 from ...inputs import Source
 from ...inputs.batch import is_standard, unpack
 from ...inputs.class_weights import ClassWeights
-from ...inputs.values import LabelRule, at, label_sentence, sentence_in
+from ...inputs.values import LabelRule, at, sentence_in
 from .mismatch import mismatch
 
 _ERRORS = (
@@ -26,7 +25,6 @@ _ERRORS = (
     tf.errors.InvalidArgumentError,
     tf.errors.UnimplementedError,
 )
-_LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 _SAMPLES = 7919  # a prime: no other dimension has this size
 
 
@@ -47,7 +45,7 @@ def explained(
 ) -> Iterator[None]:
     """Converts an error of the block to an `ArgumentError`, if an argument does not fit.
 
-    A label or a weight is found in the message of the error. Any other argument is found by `mismatch`, for the `first`
+    Assertions of ours name a label or a weight. Any other argument is found by `mismatch`, for the `first`
     batch of such a `spec`, if no custom step got it. `argument` is that of `fit` with the batches, where that is not `x`.
     """
     try:
@@ -55,8 +53,7 @@ def explained(
     except ArgumentError:
         raise
     except _ERRORS as error:
-        label = None if model._overrides_step(step) else _LABEL.search(str(error))
-        sentence = label_sentence("y", label[1], int(label[2])) if label else sentence_in(error)
+        sentence = sentence_in(error)
         if sentence is None and first:
             sentence = mismatch(model, spec, batch_size or _SAMPLES, step)
         if sentence is None:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ....compat.keras_private.functional import paired_inputs
+from ....compat.keras_private.functional import first_error, paired_inputs, rejected_shapes
 from ....compat.keras_private.training import (
     compute_loss,
     compute_output_spec,
+    given_loss_weights,
     given_metrics,
     overrides_compute_loss,
 )
-from ....distribute.arguments import shown
+from ....distribute.arguments import shown, takes_arguments
 from ....state.trained_model import TrainedModel
 from ...compile_checks import output_names
 from ...inputs.batch import is_standard, unpack
 from ...inputs.values import holds_text
 from ...step.first_call import placeholder
-
-_BOLD = re.compile(r"\x1b\[1m(.*?)\x1b\[0m", re.DOTALL)  # Keras prints the reason of a layer's error in bold
-# The shape in Keras' phrases for an input of another kind than the layer was built for, or accepts.
-_REJECTED = re.compile(r"incompatible with the layer.*\(([^()]*)\)\.?$")
 
 
 def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) -> str | None:
@@ -71,39 +67,34 @@ def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) 
     except Exception as error:  # any type: the call that originally failed raised one of `_ERRORS`
         reason = _reason(error)
         if reached[-1] == "x":
-            return _about_x(model, x, reason)
+            return _about_x(model, x, error, reason)
         made = f"targets of {_shapes(y)} and outputs of {_shapes(outputs[0])}"
         if reached[-1] == "y":
-            return _about_y(model, y, outputs[0], made, reason, error)
+            return _about_y(model, y, outputs[0], made, error, reason)
         if reached[-1] == "metrics" and (sentence := _about_missing(model, y, made)):
             return sentence
         if reached[-1] == "metrics":
             line = _line_of_users(error)
             given = [f"`{name}` {shown(value)}" for name, value in given_metrics(model).items()]
             return f"Invalid {' or '.join(given)} for {made}: {reason}{line}."
-        one_each = not tf.nest.is_nested(sample_weight) and sample_weight.shape.rank == 1
-        fix = (
-            "one weight for each loss, or an array of shape (samples, 1)"
-            if one_each
-            else "one weight for each sample"
-        )
-        if not one_each or "must be equal" in reason or _y_disagrees(model, y, outputs[0]):
-            return (
-                f"`sample_weight` of {_shapes(sample_weight)} does not fit the losses of {made}: give {fix}."
-            )
+        flat = not tf.nest.is_nested(sample_weight) and sample_weight.shape.rank == 1
+        fix = "one weight for each sample" + (", for each loss, or of shape (samples, 1)" if flat else "")
+        return f"`sample_weight` of {_shapes(sample_weight)} does not fit the losses of {made}: give {fix}."
     return None
 
 
-def _about_x(model: TrainedModel, x: Any, reason: str) -> str | None:
+def _about_x(model: TrainedModel, x: Any, error: Exception, reason: str) -> str | None:
     inputs = getattr(model, "inputs", None)
     pairs = paired_inputs(model, x) if inputs else []
     if not inputs:
-        disagrees = holds_text(x) or _is_rejected(model, x, reason)
-    elif len(pairs) != len(inputs):
-        disagrees = True
+        rejected = rejected_shapes(error)
+        shapes = [list(part.shape[1:]) for part in tf.nest.flatten(x)]
+        disagrees = (
+            holds_text(x) or not takes_arguments(model.call, 1) or any(each in shapes for each in rejected)
+        )
     else:
-        disagrees = any(
-            "is not optional" in reason if given is None else not _fits(tensor, given)
+        disagrees = len(pairs) != len(inputs) or any(
+            not _is_optional(model, tensor) if given is None else not _fits(tensor, given)
             for tensor, given in pairs
         )
     if not disagrees:
@@ -112,20 +103,19 @@ def _about_x(model: TrainedModel, x: Any, reason: str) -> str | None:
     return f"`x` of {_shapes(x)} does not fit the model{f', which takes {takes}' if takes else ''}: {reason}."
 
 
-def _is_rejected(model: TrainedModel, x: Any, reason: str) -> bool:
-    """Whether a layer rejects a tensor of the shape of `x`, or the model's `call` takes more arguments."""
-    if found := _REJECTED.search(reason):
-        rejected = found[1].split(", ")[1:]
-        return any(rejected == [str(size) for size in part.shape[1:]] for part in tf.nest.flatten(x))
-    return f"{type(model).call.__qualname__}() missing 1 required positional argument" in reason
+def _is_optional(model: TrainedModel, tensor: Any) -> bool:
+    layers = (layer for layer in model.layers if isinstance(layer, keras.layers.InputLayer))
+    return any(layer.output is tensor and getattr(layer, "optional", False) for layer in layers)
 
 
-def _about_y(model: TrainedModel, y: Any, outputs: Any, made: str, reason: str, error: Exception) -> str:
+def _about_y(model: TrainedModel, y: Any, outputs: Any, made: str, error: Exception, reason: str) -> str:
     loss = f"loss={shown(model.loss)}"
-    if not (holds_text(y) or "`loss_weights`" in reason or _y_disagrees(model, y, outputs)):
+    weights = given_loss_weights(model)
+    if tf.nest.is_nested(weights) and len(tf.nest.flatten(weights)) != len(tf.nest.flatten(model.loss)):
+        count = f"{len(tf.nest.flatten(model.loss))} losses and {len(tf.nest.flatten(weights))} weights"
+        return f"Invalid `loss_weights` for {loss}: {count}."
+    if not (holds_text(y) or _y_disagrees(model, y, outputs)):
         return f"{loss} failed for {made}: {reason}{_line_of_users(error)}."
-    if "`loss_weights`" in reason:
-        return f"Invalid `loss_weights` for {loss} and {len(tf.nest.flatten(y))} targets: {reason}."
     names = output_names(model)
     if isinstance(model.loss, dict) and names and set(names) != set(model.loss):
         return (
@@ -247,10 +237,8 @@ def _shapes(structure: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The reason, in one line: the first line of the error, or the text that Keras prints in bold."""
-    bold = _BOLD.search(str(error))
-    text = bold[1] if bold else str(error)
-    text = re.sub(r"\s+", " ", text).strip().rstrip(".")
+    """The error in one line, as it was before Keras added the arguments of the call."""
+    text = " ".join(str(first_error(error)).split()).rstrip(".")
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
