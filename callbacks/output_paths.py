@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.keras_private.callbacks import no_hook
 from ..distribute.arguments import shown
 from ..distribute.environment import launched_task
 from ..distribute.storage import is_url, local_path, tensorflow_path
@@ -175,7 +176,7 @@ def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[None]:
                 own = vars(callback)
                 stack.callback(own.update, {name: own[name] for name in hooks if name in own})
                 for name in hooks:
-                    own[name] = lambda *args, **kwargs: None
+                    own[name] = no_hook
                     stack.callback(own.pop, name, None)
                 continue
             for kind in _ON_ALL_WORKERS:
