@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from ...compat.tensorflow_private.strategies import devices_of
-from ...distribute.hardware.devices import is_gpu
 from ...distribute.workers.cluster import num_workers
 from ..backup.backup_and_restore import BackupAndRestore
 from ..report.facts import strategy_name
@@ -51,9 +49,12 @@ class FitLines:
 
 
 def _wrapped(parts: Sequence[str]) -> str:
-    return textwrap.fill(
-        ", ".join(parts), WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
+    """The parts in as few lines as they need."""
+    lines = [""]
+    for part in parts:
+        line = f"{lines[-1]}, {part}" if lines[-1] else part
+        lines = [*lines[:-1], line] if len(line) < WIDTH else [*lines, f"  {part}"]
+    return ",\n".join(filter(None, lines))
 
 
 def _place(model: TrainedModel, state: FitState) -> str:
@@ -68,7 +69,8 @@ def _place(model: TrainedModel, state: FitState) -> str:
     if replicas == 1:
         own = state.function.device() if hasattr(state.function, "device") else ""
         return own.rpartition("device:")[2] or "one device"
-    where = ", ".join(devices) if replicas <= 4 else f"{devices[0]} to {devices[-1]}"
+    kinds = {name.partition(":")[0] for name in devices}
+    where = f"{len(devices)} {kinds.pop()}s" if len(kinds) == 1 else ", ".join(devices)
     return f"{where} ({name}, {replicas} replicas)"
 
 
@@ -95,10 +97,7 @@ def _backend(model: TrainedModel, state: FitState) -> str:
     backend = getattr(state.function, "backend", None)
     if model.run_eagerly or backend is None:
         return "eager steps" if model.run_eagerly else ""
-    if backend != "xla":
-        return f"graph ({state.function.reason})"
-    chosen = "GPU" if is_gpu(state.function.device()) else "many steps"
-    return f"XLA ({chosen if model._auto_jit else '`jit_compile=True`'})"
+    return f"{'XLA' if backend == 'xla' else backend} ({state.function.reason})"
 
 
 def _backups(state: FitState) -> list[str]:

@@ -69,9 +69,10 @@ def fitted(parts: list[str], metrics: list[str], columns: int, may_wrap: bool) -
     rates = [[part for part in parts if part.endswith(end)] for end in ("samples/s", "/step")]
     short = [part for part in parts if part not in rates[0]]
     shorter = [part[::2] if part[:1] in _BAR else part for part in short]
-    shortest = [part for part in shorter if part not in rates[1]]
+    without = [part for part in shorter if part not in rates[1]]
+    shortest = [part[::2] if part[:1] in _BAR else part for part in without]
     beginning = ""
-    for beginning in map(" ".join, (parts, short, shorter, shortest)):
+    for beginning in map(" ".join, (parts, short, shorter, without, shortest)):
         if len(line := beginning + "".join(metrics)) <= columns:
             return line
     if may_wrap:

@@ -205,7 +205,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
                 parts.append(full * filled + empty * (_WIDTH - filled))
         else:
             parts = [f"{self.seen:7d}/Unknown"]
-        if self._rate.compiling and not last:
+        if self._rate.compiling and not last and self.seen != target:
             return [*parts, "compiling…" if self._can_print("…") else "compiling..."]
         if last or not target or seconds is None:
             parts.append(duration(self._clock() - self._rate.began))
