@@ -76,7 +76,9 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
     Examples:
         >>> bar = unisono.callbacks.ProgressBar(stream=sys.stdout)
         >>> history = model.fit(x, y, batch_size=32, callbacks=[bar])
+        Training on CPU:0, batch 32, float32, graph (fewer than 5000 steps)
         2/2 ━━━━━━━━━━━━━━━━━━━━ ... samples/s - loss: ...
+        1 epoch in ...
     """
 
     waits_for_compiled_calls = True
