@@ -63,7 +63,7 @@ def draw(path: pathlib.Path, curves: dict[str, list[float]]) -> None:
         {"svg.fonttype": "none", "svg.hashsalt": "unisono", "text.color": grey, "axes.labelcolor": grey}
     )
     plt.rcParams.update({"axes.edgecolor": grey, "xtick.color": grey, "ytick.color": grey, "font.size": 12})
-    figure, axis = plt.subplots(figsize=(8, 3.6), layout="constrained")
+    figure, axis = plt.subplots(figsize=(6.6, 3.3), layout="constrained")
     styles = {
         ONE: {"color": grey, "linewidth": 7, "alpha": 0.45},
         KERAS: {"color": "#d9602b", "linewidth": 2.5},
