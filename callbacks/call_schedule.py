@@ -120,12 +120,16 @@ class NumbersOfSteps(keras.StatelessScope):
 
     def __init__(self, columns: Mapping[int, Sequence[Any]]) -> None:
         super().__init__(initialize_variables=False)
-        self._columns, self.row = columns, 0
+        self._columns, self._tensors, self.row = columns, dict[int, list[tf.Tensor]](), 0
 
     def get_current_value(self, variable: Any) -> tf.Tensor | None:
         """The value of a variable after the step, None for that of now."""
-        column = self._columns.get(id(variable))
-        return None if column is None else tf.constant(column[self.row], raw_value(variable).dtype)
+        if id(variable) not in self._columns:
+            return None
+        if id(variable) not in self._tensors:  # all at once: a tensor for each read costs more than the read
+            column = tf.constant(self._columns[id(variable)], raw_value(variable).dtype)
+            self._tensors[id(variable)] = tf.unstack(column)
+        return self._tensors[id(variable)][self.row]
 
     def add_update(self, update: tuple[Any, Any]) -> None:
         """Write at once, as outside of the block."""
