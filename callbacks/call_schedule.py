@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from ..compat.keras_private.callbacks import batches_since_saving, is_default_hook, profiled_steps
+from ..compat.keras_private.variables import raw_value
 from ..state.trained_model import FitState
+from .monitors import is_metric_logger
 
 _BATCH_HOOKS = {
     "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
@@ -54,7 +57,7 @@ def steps_until_call(
     )
     if waits:
         return None
-    return 1 if any(_overrides(callback, hook) for hook in _BATCH_HOOKS[phase]) else None
+    return 1 if _batch_hooks(callback, phase) else None
 
 
 def batch_hook_of(callback: Any) -> tuple[str, bool]:
@@ -62,8 +65,8 @@ def batch_hook_of(callback: Any) -> tuple[str, bool]:
 
     The class is the one that defines the hook: Keras', where a subclass of its `TensorBoard` leaves the hook as it is.
     """
-    kind, hooks = type(callback), _BATCH_HOOKS["train"][::-1]
-    hook = next((each for each in hooks if _overrides(callback, each)), "steps_until_call")
+    kind = type(callback)
+    hook = next(reversed(_batch_hooks(callback)), "steps_until_call")
     is_set = hook in vars(callback)  # as `LambdaCallback` does
     owner = kind if is_set else next(each for each in kind.__mro__ if hook in vars(each))
     own = owner.__module__.startswith(("keras.", "unisono.")) and not is_set
@@ -86,9 +89,20 @@ def takes_step_logs(callback: Any) -> bool:
 
 
 def only_reads_logs(callback: Any) -> bool:
-    """Whether a class declares that its per-batch hooks only read logs; calls in threads (`async_safe`) have no order."""
-    declared = getattr(type(callback), "only_reads_logs", False)
+    """Whether the per-batch hooks of training only read logs; calls in threads (`async_safe`) have no order.
+
+    A class declares it. Metric loggers of known packages, and Keras' `TensorBoard` that measures no time, only read as well.
+    """
+    if type(callback) is keras.callbacks.TensorBoard:
+        measures = callback.write_steps_per_second or profiled_steps(callback) is not None
+        return callback.update_freq != "epoch" and not measures
+    declared = getattr(type(callback), "only_reads_logs", False) or reads_optimizer(callback)
     return bool(declared) and not getattr(callback, "async_safe", False)
+
+
+def reads_optimizer(callback: Any) -> bool:
+    """Whether the per-batch hooks are those of a metric logger, which may also read the learning rate and `iterations`."""
+    return is_metric_logger(callback, _batch_hooks(callback))
 
 
 def ends_at_bad_loss(callback: Any) -> bool:
@@ -101,23 +115,54 @@ def logs_of_one_step(logs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: np.asarray(value)[None] for name, value in logs.items()}
 
 
+class NumbersOfSteps(keras.StatelessScope):
+    """A block in which variables have their values after step `row` of a compiled call: `columns[id(variable)]`."""
+
+    def __init__(self, columns: Mapping[int, Sequence[Any]]) -> None:
+        super().__init__(initialize_variables=False)
+        self._columns, self._tensors, self.row = columns, dict[int, list[tf.Tensor]](), 0
+
+    def get_current_value(self, variable: Any) -> tf.Tensor | None:
+        """The value of a variable after the step, None for that of now."""
+        if id(variable) not in self._columns:
+            return None
+        if id(variable) not in self._tensors:  # all at once: a tensor for each read costs more than the read
+            column = tf.constant(self._columns[id(variable)], raw_value(variable).dtype)
+            self._tensors[id(variable)] = tf.unstack(column)
+        return self._tensors[id(variable)][self.row]
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        """Write at once, as outside of the block."""
+        raw_value(update[0]).assign(update[1])
+
+
 def replay_steps(
     callbacks: Sequence[Any],
     state: FitState,
     first: int,
     logs: Mapping[str, np.ndarray],
+    numbers: Mapping[int, Sequence[Any]] | None = None,
     *,
     replayed: bool,
     all_done: bool = False,
 ) -> None:
     """Passes the logs after each step of a compiled call, arrays `(steps, ...)`, to callbacks that only read or take them.
 
-    While a hook is called, `state` has the step and the logs of that step. `on_train_batch_begin` of the `first` step has
-    been called before. `replayed`: per-batch hooks are called for each step, for the last one only if `all_done`; otherwise
-    the loop calls its `on_train_batch_end` of all callbacks.
+    While a hook is called, `state` has the step and the logs of that step, and an optimizer that a metric logger reads has
+    its `numbers`. `on_train_batch_begin` of the `first` step has been called before. `replayed`: per-batch hooks are called
+    for each step, for the last one only if `all_done`; otherwise the loop calls its `on_train_batch_end` of all callbacks.
     """
     steps = len(next(iter(logs.values()), ()))
-    readers = [callback for callback in callbacks if only_reads_logs(callback)] if replayed else []
+    then, now = NumbersOfSteps(numbers or {}), contextlib.nullcontext()
+    readers = [
+        (
+            callback,
+            then if reads_optimizer(callback) else now,
+            any("begin" in hook for hook in _batch_hooks(callback)),
+        )
+        for callback in (callbacks if replayed else ())
+        if only_reads_logs(callback)
+    ]
     # The value after each step, as a loop passes one: a float, or a tensor where it is not a scalar.
     columns = [
         column.tolist() if column.ndim == 1 else [tf.constant(value) for value in column]
@@ -125,12 +170,14 @@ def replay_steps(
     ]
     last = first + steps - 1
     for step, values in zip(range(first, first + steps), zip(*columns)):
-        if step > first:
-            for callback in readers:
-                callback.on_train_batch_begin(step)
+        for callback, values_of, begins in readers if step > first else ():
+            if begins:
+                with values_of:
+                    callback.on_train_batch_begin(step)
+        then.row = step - first
         state.step, state.step_logs = step + 1, dict(zip(logs, values))
-        if step < last or all_done:
-            for callback in readers:
+        for callback, values_of, _ in readers if step < last or all_done else ():
+            with values_of:
                 callback.on_train_batch_end(step, state.step_logs)
     state.step = first + steps
     for callback in callbacks:
@@ -138,9 +185,11 @@ def replay_steps(
             callback.on_train_steps_end(first, {name: column.copy() for name, column in logs.items()})
 
 
-def _overrides(callback: Any, hook: str) -> bool:
-    inherited = getattr(type(callback), hook) is getattr(keras.callbacks.Callback, hook)
-    return hook in vars(callback) or not (inherited or is_default_hook(getattr(callback, hook)))
+def _batch_hooks(callback: Any, phase: str = "train") -> list[str]:
+    """The per-batch hooks of a phase that a callback overrides."""
+    hooks = [(hook, vars(callback).get(hook, getattr(type(callback), hook))) for hook in _BATCH_HOOKS[phase]]
+    base = keras.callbacks.Callback
+    return [hook for hook, own in hooks if own is not getattr(base, hook) and not is_default_hook(own)]
 
 
 def _renamed(callback: Any, old: str, new: str) -> Any:

@@ -1,8 +1,9 @@
-"""Checks before the first step that callbacks monitor logs that a fit can have."""
+"""Which callbacks log metrics, and checks before the first step that callbacks monitor logs that a fit can have."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,19 @@ import keras
 from ..distribute.arguments import shown
 
 # The packages of loggers that write to a server or to files of their own.
-LOGGERS = frozenset({"aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "wandb"})
+LOGGERS = frozenset(
+    [
+        "aim",
+        "clearml",
+        "comet_ml",
+        "dvclive",
+        "mlflow",
+        "neptune",
+        "neptune_tensorflow_keras",
+        "swanlab",
+        "wandb",
+    ]
+)
 _KNOWN = frozenset({"keras", "unisono", *LOGGERS})
 # class -> the method that reads the monitored log
 _READERS: dict[type, str] = {
@@ -19,6 +32,15 @@ _READERS: dict[type, str] = {
     keras.callbacks.ReduceLROnPlateau: "on_epoch_end",
     keras.callbacks.ModelCheckpoint: "on_epoch_end",
 }
+
+
+def is_metric_logger(callback: Any, hooks: Sequence[str]) -> bool:
+    """Whether a known package defines each of these hooks of a callback that neither saves nor evaluates."""
+    if any(re.search("Checkpoint|Eval", cls.__name__) for cls in type(callback).__mro__):
+        return False
+    return bool(hooks) and all(
+        hook not in vars(callback) and _package_defining(callback, hook) in LOGGERS for hook in hooks
+    )
 
 
 def may_add_logs(callback: Any) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.keras_private.callbacks import no_hook
 from ..distribute.arguments import shown
 from ..distribute.environment import ClusterError
 from ..distribute.objects import is_remote
@@ -209,7 +210,7 @@ def _discard_writes(callbacks: Iterable[Any], spool: Spool, stack: contextlib.Ex
             own = vars(callback)
             stack.callback(own.update, {name: own[name] for name in hooks if name in own})
             for name in hooks:
-                own[name] = lambda *args, **kwargs: None
+                own[name] = no_hook
                 stack.callback(own.pop, name, None)
             continue
         for kind in _ON_ALL_WORKERS:

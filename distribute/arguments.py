@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import numbers
@@ -15,12 +16,53 @@ import numpy as np
 from .environment import without_password
 
 _LONGEST = 120  # characters of a value in a message
+_LARGEST = 8  # numbers of an array that are shown
 
 
 def shown(value: Any) -> str:
-    """`value` for a message: its `repr` in one line, without passwords, truncated where it is long."""
-    text = without_password(re.sub(r"\s+", " ", repr(value)))
+    """`value` for a message in one line, without passwords, truncated where it is long.
+
+    Specs and tensors of more than a few numbers are shown as "(batch, 4) float32", objects without an address.
+
+    >>> import tensorflow as tf
+    >>> shown((tf.TensorSpec([None, 4]), {"a": tf.TensorSpec([2], tf.int32)})), shown("a"), shown(shown)
+    ("((batch, 4) float32, {'a': (2,) int32})", "'a'", '<function shown>')
+    """
+    text = without_password(re.sub(r"\s+", " ", _text(value)))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _text(value: Any) -> str:
+    if type(value) in (list, tuple):
+        parts = ", ".join(map(_text, value[:_LONGEST])) + "," * (type(value) is tuple and len(value) == 1)
+        return f"[{parts}]" if type(value) is list else f"({parts})"
+    if type(value) is dict:
+        return "{" + ", ".join(f"{key!r}: {_text(each)}" for key, each in [*value.items()][:_LONGEST]) + "}"
+    shape, dtype = (getattr(value, name, None) for name in ("shape", "dtype"))
+    holds_numbers = (
+        isinstance(value, np.ndarray | np.generic) or hasattr(value, "numpy") or hasattr(value, "device")
+    )
+    if shape is not None and dtype is not None and not (holds_numbers and _size(shape) <= _LARGEST):
+        return f"{_shape(shape)} {getattr(dtype, 'name', dtype)}"
+    text = repr(value)
+    if " at 0x" in text and hasattr(value, "get_config"):
+        return type(value).__name__
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+def _size(shape: Any) -> float:
+    with contextlib.suppress(TypeError, ValueError):  # of sizes that are not known
+        return math.prod(shape)
+    return math.inf
+
+
+def _shape(shape: Any) -> str:
+    """A shape as text: "batch" for a first size that is not known, "?" for another, "(...)" where the rank is not known."""
+    if getattr(shape, "rank", 0) is None:
+        return "(...)"
+    sizes = ["batch" if n == 0 else "?" for n in range(len(shape))]
+    known = [str(size) if size is not None else word for size, word in zip(shape, sizes)]
+    return f"({', '.join(known)}{',' * (len(known) == 1)})"
 
 
 def whole_number(

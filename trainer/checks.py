@@ -257,21 +257,21 @@ def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
     if not custom_step and not is_standard(spec):
         raise ValueError(
             f"`x` gives tuples of {len(spec)}, but `{step}` takes x, (x,), (x, y) or (x, y, sample_weight): put several "
-            f"inputs into one tuple or dict, or give the model a custom `{step}`. Received: {spec}"
+            f"inputs into one tuple or dict, or give the model a custom `{step}`. Received: {shown(spec)}"
         )
     x, y, sample_weight = unpack(spec)
     for tensor, leaf in paired_inputs(model, x):
         if getattr(leaf, "dtype", None) == tf.string and tensor.dtype != "string":
             raise ValueError(
-                f"`x` holds strings, but the input {tensor.name!r} of the model takes {tensor.dtype}. Received: {leaf}. "
-                "Encode the strings as numbers first, or begin the model with a keras.layers.StringLookup or "
-                "TextVectorization."
+                f"`x` holds strings, but the input {tensor.name!r} of the model takes {tensor.dtype}. Encode the strings as "
+                "numbers first, or begin the model with a keras.layers.StringLookup or TextVectorization. "
+                f"Received: {shown(leaf)}"
             )
     if custom_step:
         return
     if holds_text(sample_weight):
         raise ValueError(
-            f"`sample_weight` holds strings ({shown(sample_weight)}): give numbers, one for each sample."
+            f"`sample_weight` holds strings: give numbers, one for each sample. Received: {shown(sample_weight)}"
         )
     if (
         holds_text(y)
@@ -280,6 +280,6 @@ def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
         and not overrides_compute_loss(model)
     ):
         raise ValueError(
-            f"`y` holds strings ({shown(y)}), but loss={shown(model.loss)} takes numbers: encode them first, with "
-            "keras.layers.StringLookup say."
+            f"`y` holds strings, but loss={shown(model.loss)} takes numbers: encode them first, for example with "
+            f"keras.layers.StringLookup. Received: {shown(y)}"
         )

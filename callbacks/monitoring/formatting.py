@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+_BAR = ("━", "─", "=", ".")  # the first character of a bar
+
 
 def scalar(value: Any) -> float | None:
     """The mean of a log, or None for something else than numbers."""
@@ -57,3 +59,30 @@ def duration(seconds: float) -> str:
     if seconds < 3600:
         return f"{int(seconds) // 60} min {int(seconds) % 60} s"
     return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60} min"
+
+
+def fitted(parts: list[str], metrics: list[str], columns: int, may_wrap: bool) -> str:
+    """A line of progress in so many columns: without rates, a shorter bar, then fewer metrics and how many are left out.
+
+    A line that is redrawn must not wrap; the last one keeps all metrics.
+    """
+    rates = [[part for part in parts if part.endswith(end)] for end in ("samples/s", "/step")]
+    short = [part for part in parts if part not in rates[0]]
+    shorter = [part[::2] if part[:1] in _BAR else part for part in short]
+    without = [part for part in shorter if part not in rates[1]]
+    shortest = [part[::2] if part[:1] in _BAR else part for part in without]
+    beginning = ""
+    for beginning in map(" ".join, (parts, short, shorter, without, shortest)):
+        if len(line := beginning + "".join(metrics)) <= columns:
+            return line
+    if may_wrap:
+        return beginning + "".join(metrics)
+    if len(beginning) > columns:
+        beginning = " ".join(part for part in short if part[:1] not in _BAR)
+    shown = len(metrics)
+    while True:
+        more = f" - +{len(metrics) - shown}" if shown < len(metrics) else ""
+        line = beginning + "".join(metrics[:shown]) + more
+        if len(line) <= columns or shown == 0:
+            return line[:columns]
+        shown -= 1

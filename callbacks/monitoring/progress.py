@@ -1,4 +1,7 @@
-"""The progress bar, also with many steps per compiled call, unknown lengths, resumed epochs, workers and log files."""
+"""The progress bar, also with many steps per compiled call, unknown lengths, resumed epochs, workers and log files.
+
+Before the first epoch of a `fit` and after its last one, it prints a line of `fit_lines.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ import numpy as np
 
 from ...distribute.arguments import function, shown
 from ...distribute.workers.cluster import is_chief
-from .formatting import duration, scalar, short_number
+from .fit_lines import FitLines
+from .formatting import duration, fitted, scalar, short_number
 
 _WIDTH = 20
 _SCREEN_SECONDS = 0.1
@@ -41,11 +45,22 @@ class Rate:
         self._ends[2:] = [(step, now)]
 
     @property
-    def seconds_per_step(self) -> float | None:
-        """Mean over the compiled calls of this epoch; None before the first one ended."""
+    def compiling(self) -> bool:
+        """Whether the first compiled call is the only one so far, so that nothing is known of the others."""
+        return self._compiles and len(self._ends) <= 2
+
+    @property
+    def measured(self) -> tuple[int, float]:
+        """The steps of this epoch that count, and their seconds."""
         first, since = self._ends[1 if self._compiles and len(self._ends) > 2 else 0]
         step, now = self._ends[-1]
-        return (now - since) / (step - first) if step > first else None
+        return step - first, now - since
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Mean over the compiled calls of this epoch; None before the first one ended."""
+        steps, seconds = self.measured
+        return seconds / steps if steps > 0 else None
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):
@@ -61,7 +76,9 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
     Examples:
         >>> bar = unisono.callbacks.ProgressBar(stream=sys.stdout)
         >>> history = model.fit(x, y, batch_size=32, callbacks=[bar])
+        Training on CPU:0, batch 32, float32, graph (fewer than 5000 steps)
         2/2 ━━━━━━━━━━━━━━━━━━━━ ... samples/s - loss: ...
+        1 epoch in ...
     """
 
     waits_for_compiled_calls = True
@@ -78,6 +95,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         self._line_open = False
         self._first_epoch = True
         self._chief = True
+        self._lines: FitLines | None = None
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Receives `verbose`, `epochs` and `steps` of the loop (Keras calls this)."""
@@ -88,10 +106,13 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         """Begins a `fit`."""
         self._called_in_fit = True
         self._first_epoch = True
+        self._lines = None
 
     def on_train_end(self, logs: Any = None) -> None:
-        """After `fit`, `evaluate` and `predict` print for themselves again."""
+        """Prints the last line; after `fit`, `evaluate` and `predict` print for themselves again."""
         self._called_in_fit = False
+        if self._lines is not None:
+            self._write(self._lines.last(self._clock()) + "\n")
 
     def on_fit_exit(self) -> None:
         """Ends the line that is redrawn in place, so that an error message begins on a line of its own."""
@@ -104,11 +125,13 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         if not self._called_in_fit:
             self._first_epoch = True
             self._begin(0)
+            self._show_compiling()
 
     def on_predict_begin(self, logs: Any = None) -> None:
         """Begins the bar of `predict`."""
         self._first_epoch = True
         self._begin(0)
+        self._show_compiling()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Prints the number of the epoch; a resumed epoch begins at its step."""
@@ -116,18 +139,29 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         if state is not None and state.steps_per_epoch is not None:
             self.target = state.steps_per_epoch
         done = state.step if state is not None else 0  # a custom loop has no fit state
+        starts = self._first_epoch and self.verbose in (1, 2) and is_chief()
+        if starts and state is not None and state.function is not None:
+            self._lines = FitLines(self.model, state, self._clock())
+            self._write(self._lines.first() + "\n")
         self._begin(done)
         if self.verbose and self._chief and self.epochs > 1:
             resumed = f" (resumed after step {done})" if done else ""
             self._write(f"Epoch {epoch + 1}/{self.epochs}{resumed}\n")
+        self._show_compiling()
 
     def _begin(self, done: int) -> None:
         self.seen = done
         self._chief = is_chief()
-        self._rate = Rate(self._clock(), done, compiles=self._first_epoch)
+        self._rate = Rate(
+            self._clock(), done, compiles=self._first_epoch and not getattr(self.model, "run_eagerly", False)
+        )
         self._first_epoch = False
         self._printed_at = float("-inf") if self._in_place else self._rate.began
         self._last_width = 0
+
+    def _show_compiling(self) -> None:
+        if self._rate.compiling and self._in_place and self.verbose == 1 and self._chief:
+            self._print({}, last=False)
 
     # Keras' hooks for the end of a batch and of an epoch, an evaluation or a prediction end here.
 
@@ -142,19 +176,21 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
 
     def _finalize_progbar(self, logs: Any) -> None:
         self.target = self.seen if self.target is None else self.target
+        if self._lines is not None and self._called_in_fit:
+            self._lines.count(*self._rate.measured)
         if self.verbose in (1, 2) and self._chief:
             self._print(logs, last=True)
 
     def _print(self, logs: Any, last: bool) -> None:
         metrics = [f" - {name}: {_log(value)}" for name, value in (logs or {}).items()]
-        beginning = " ".join(self._parts(last))
-        line = beginning + "".join(metrics)
+        parts = self._parts(last)
+        line = " ".join(parts) + "".join(metrics)
         if not self._in_place or self.verbose == 2:
             self._write(line + "\n")
             return
         columns = self._columns()
-        if columns is not None and not last:  # a line that wraps cannot be redrawn
-            line = _fitted(beginning, metrics, columns - 1)
+        if columns is not None:
+            line = fitted(parts, metrics, columns - 1, may_wrap=last)
         padding = " " * max(0, self._last_width - len(line))
         self._last_width = len(line)
         # Bold counts and a green bar, as Keras draws them.
@@ -171,16 +207,29 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
                 parts.append(full * filled + empty * (_WIDTH - filled))
         else:
             parts = [f"{self.seen:7d}/Unknown"]
+        if self._rate.compiling and not last and self.seen != target:
+            return [*parts, "compiling…" if self._can_print("…") else "compiling..."]
         if last or not target or seconds is None:
             parts.append(duration(self._clock() - self._rate.began))
         else:
-            parts.append(f"{duration(seconds * (target - self.seen))} left")
+            left = seconds * (target - self.seen)
+            later = self._seconds_of_later_epochs(seconds * target)
+            run = " ".join(duration(left + later).split()[:2])
+            parts.append(f"{duration(left)} left" + (f" (run {run})" if later else ""))
         if seconds is not None:
             parts.append(f"{duration(seconds)}/step")
             samples = getattr(getattr(self.model, "fit_state", None), "samples_per_step", None)
             if samples and seconds > 0:
                 parts.append(f"{short_number(samples / seconds)} samples/s")
         return parts
+
+    def _seconds_of_later_epochs(self, training: float) -> float:
+        """The time of the epochs after this one, if each trains for so long, and validates as before."""
+        state = getattr(self.model, "fit_state", None)
+        if state is None or state.custom_loop:
+            return 0.0
+        validation = state.times.seconds.get("validation", 0.0) / max(1, state.epoch - state.first_epoch)
+        return (state.epochs - state.epoch - 1) * (training + validation)
 
     @property
     def _file(self) -> Any:
@@ -215,19 +264,6 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         self._line_open = not text.endswith("\n")
         self._file.write(text)
         self._file.flush()
-
-
-def _fitted(beginning: str, metrics: list[str], columns: int) -> str:
-    """The line with as many whole metrics as fit, and how many do not; the bar goes first where nothing fits."""
-    if len(beginning) > columns:
-        beginning = beginning.replace("━", "").replace("─", "").replace("  ", " ")
-    shown = len(metrics)
-    while True:
-        more = f" - +{len(metrics) - shown}" if shown < len(metrics) else ""
-        line = beginning + "".join(metrics[:shown]) + more
-        if len(line) <= columns or shown == 0:
-            return line[:columns]
-        shown -= 1
 
 
 def _log(value: Any) -> str:

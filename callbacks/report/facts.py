@@ -37,13 +37,18 @@ _INPUTS = {
 }
 
 
+def strategy_name(strategy: tf.distribute.Strategy) -> str:
+    """What users call the class of a strategy."""
+    kind = type(strategy).__name__
+    return _STRATEGIES.get(kind, kind)
+
+
 def facts_of(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     """What a report says about a run before its first number: flat dicts of JSON values, and the summary of the model."""
     lines: list[str] = []
     model.summary(print_fn=lambda text, **_: lines.append(text), line_length=96)
     outputs = list(getattr(model, "output_names", None) or [])
     strategy = model.distribute_strategy
-    kind = type(strategy).__name__
     return {
         "model": {
             "name": model.name,
@@ -55,7 +60,7 @@ def facts_of(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
             "dtype policy": model.dtype_policy.name,
         },
         "strategy": {
-            "strategy": _STRATEGIES.get(kind, kind),
+            "strategy": strategy_name(strategy),
             "replicas": strategy.num_replicas_in_sync,
             "devices": [str(d).rpartition("device:")[2] for d in devices_of(strategy)],
             "logical devices": [d.name.rpartition("device:")[2] for d in tf.config.list_logical_devices()],

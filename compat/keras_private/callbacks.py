@@ -24,6 +24,12 @@ def is_default_hook(method: Callable[..., Any]) -> bool:
     return getattr(method, "_is_default", False)
 
 
+def no_hook(*args: Any, **kwargs: Any) -> None:
+    """A hook that does nothing, and that counts as Keras' own."""
+
+
+no_hook._is_default = True
+
 # ModelCheckpoint
 
 

@@ -108,9 +108,9 @@ def run_node(node: Any, values: dict[int, Any], training: bool) -> list[Any]:
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The error that `error` was raised in the place of, as Keras does to add the arguments of a call; or `error`."""
-    while error.__suppress_context__ and error.__cause__ is None and error.__context__ is not None:
-        error = error.__context__
+    """The error that Keras raised another of its type instead of, to add the arguments of a call; or `error`."""
+    while error.__suppress_context__ and error.__cause__ is None and type(error.__context__) is type(error):
+        error = error.__context__  # pyright: ignore[reportAssignmentType]
     return error
 
 

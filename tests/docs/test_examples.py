@@ -12,7 +12,7 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 # Their training results are not checked.
-SHORT = ("fine_tune.py", "numpy_training.py", "text_classifier.py")
+SHORT = ("curve_of_one_device.py", "fine_tune.py", "numpy_training.py", "text_classifier.py")
 LAUNCHED = ("large_embedding.py", "two_workers.py")  # run by tests/workers/test_launched_examples.py
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
@@ -30,6 +30,7 @@ FEWER = {  # arguments that shorten an example, which would take up to two minut
 NEEDS = {"lora.py": "keras_hub"}
 SAID = {
     "accumulated_loop.py": "16 calls with  16 samples: 1 updates, 1 skipped, loss scale 2048",
+    "curve_of_one_device.py": "of their length away from one device's",
     "fine_tune.py": "the frozen body is unchanged",
     "digits_custom_loop.py": "0.0e+00 between uninterrupted and resumed",
     "gan.py": "digits out of noise",
@@ -43,7 +44,7 @@ SAID = {
 }
 
 
-@pytest.mark.short("digits_mir*", "vae.py", "search.py", "sharded_state.py", "image*", "numpy*")
+@pytest.mark.short("curve*", "digits_mir*", "vae.py", "search.py", "sharded_state.py", "image*", "numpy*")
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in LAUNCHED])

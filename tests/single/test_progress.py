@@ -93,7 +93,59 @@ def test_bar_on_a_terminal_redraws_one_line():
     bar.on_train_batch_end(3, {"loss": 1.0})
     bar.on_epoch_end(0, {"loss": 1.0})
     assert out.getvalue().count("\n") == 2
-    assert out.getvalue().count("\r") == 3
+    assert out.getvalue().count("\r") == 4, "the first says that the step compiles"
+
+
+def test_bar_says_that_the_step_compiles_until_the_second_compiled_call():
+    out = Terminal()
+    bar = bar_of(out, itertools.count(0, 1.0), steps=100)
+    bar.on_epoch_begin(0)
+    bar.on_train_batch_end(0, {"loss": 1.0})
+    compiling = [text for text in out.getvalue().split("\r") if "/100" in text]
+    assert len(compiling) == 2 and all("compiling…" in each and "left" not in each for each in compiling)
+    bar.on_train_batch_end(9, {"loss": 1.0})
+    bar.on_epoch_end(0, {"loss": 1.0})
+    bar.on_epoch_begin(1)
+    assert "compiling" not in out.getvalue().partition(" 10/100")[2]
+
+
+def test_bar_shows_the_time_left_of_the_epoch_and_of_the_run():
+    out, now = Terminal(), [0.0]
+    bar = bar_of(out, iter(lambda: now[0], None), steps=10, epochs=3)
+    bar.model.fit_state.epochs = 3
+    bar.on_epoch_begin(0)
+    for step in range(2):
+        now[0] += 1.0
+        bar.on_train_batch_end(step, {})
+    assert "8.0 s left (run 28.0 s) 1.0 s/step" in out.getvalue()
+    bar.model.fit_state.epoch = 2
+    bar.model.fit_state.times.seconds["validation"] = 8.0
+    bar.on_epoch_begin(2)
+    now[0] += 1.0
+    bar.on_train_batch_end(0, {})
+    assert "9.0 s left 1.0 s/step" in out.getvalue()
+    bar.model.fit_state.epoch = 1
+    bar.on_epoch_begin(1)
+    now[0] += 1.0
+    bar.on_train_batch_end(0, {})
+    assert "9.0 s left (run 27.0 s)" in out.getvalue(), "with a validation of 8 s after the next epoch"
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_bar_with_two_metrics_fits_80_columns(monkeypatch, last):
+    out, now = Terminal(), [0.0]
+    bar = bar_of(out, iter(lambda: now[0], None), steps=1563, epochs=30)
+    bar.model.fit_state.epochs = 30
+    monkeypatch.setattr(bar, "_columns", lambda: 80)
+    bar.on_epoch_begin(0)
+    logs = {"accuracy": 0.76, "loss": 0.5207}
+    for step in (0, 1400):
+        now[0] += 12.3
+        bar.on_train_batch_end(step, logs)
+    if last:
+        bar.on_epoch_end(0, logs)
+    line = re.sub(r"\x1b\[\d+m", "", out.getvalue().split("\r")[-1]).rstrip()
+    assert len(line) < 80 and line.endswith(" - accuracy: 0.7600 - loss: 0.5207")
 
 
 def test_bar_in_a_narrow_terminal_shows_whole_metrics_and_how_many_more(monkeypatch):
@@ -192,7 +244,7 @@ def test_fit_verbose_0_prints_nothing_and_2_one_line_and_3_the_epochs(capsys):
         model.fit(x, x[:, :1], batch_size=2, verbose=verbose, epochs=epochs)
         printed.append(capsys.readouterr().out)
     assert printed[0] == ""
-    assert len(printed[1].splitlines()) == 1
+    assert len(printed[1].splitlines()) == 3, "the first line, the epoch, the last line"
     assert printed[2] == "Epoch 1/2\nEpoch 2/2\n"
 
 

@@ -12,6 +12,7 @@ from keras.src.saving import saving_lib
 
 import unisono
 from unisono.callbacks import output_paths
+from unisono.callbacks.call_schedule import steps_until_call
 from unisono.callbacks.output_paths import only_chief_writes
 
 X = np.ones((4, 2), "float32")
@@ -78,6 +79,7 @@ def test_loggers_of_others_are_called_on_the_chief_alone(chief):
     calls = []
     hooks = {
         "on_epoch_end": lambda self, epoch, logs=None: calls.append(epoch),
+        "on_train_batch_end": lambda self, batch, logs=None: None,
         "__module__": "wandb.integration",
     }
     logger = type("WandbMetricsLogger", (keras.callbacks.Callback,), hooks)()
@@ -86,6 +88,7 @@ def test_loggers_of_others_are_called_on_the_chief_alone(chief):
         for callback in (logger, inherited):
             callback.set_model(None)
             callback.on_epoch_end(3, {})
+            assert chief or steps_until_call(callback, 0) is None, "others do not wait for it"
     assert calls == ([3, 3] if chief else [])
     logger.on_epoch_end(4, {})
     assert calls[-1] == 4

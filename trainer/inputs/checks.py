@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...distribute.arguments import shown
 from .batch import all_leaves, is_extension, named_arrays, named_leaves, sample_count, unpack
 
 
@@ -181,13 +182,15 @@ def batched(element_spec: Any, parts: int, sharing: Sharing) -> None:
     known = [(path, size) for path, size in sizes if size is not None]
     if len(sizes) < len(ranked) and (len(known) == len(sizes) or parts > 1):
         raise ValueError(
-            f"x is a dataset of single samples ({element_spec}); batch it first: dataset.batch(global_batch_size)."
+            "x is a dataset of single samples; batch it first: dataset.batch(global_batch_size). "
+            f"Received elements: {shown(element_spec)}"
         )
     if len({size for _, size in known}) > 1 and not sharing.allows(element_spec, known):
         raise ValueError(
             "The arrays of the dataset's elements have different numbers of samples "
-            f"({sorted({size for _, size in known})} in {element_spec}); if the elements are single samples, batch them "
-            "first: dataset.batch(global_batch_size); else use them in a custom `train_step`."
+            f"({sorted({size for _, size in known})}); if the elements are single samples, batch them first: "
+            "dataset.batch(global_batch_size); else use them in a custom `train_step`. "
+            f"Received elements: {shown(element_spec)}"
         )
 
 

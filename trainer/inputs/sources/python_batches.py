@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ....distribute.arguments import shown
 from ....state.identity.data import checksum
 from .. import checks
 from ..batch import named_parts, open_spec, unpack
@@ -126,7 +127,7 @@ class PythonSource(FedSource):
         except (TypeError, ValueError):
             raise ValueError(
                 f"Batch {number} of the {self._kind} has another structure than the first: "
-                f"{_specs(batch)}, not {self._signature}."
+                f"{shown(_specs(batch))}, not {shown(self._signature)}."
             ) from None
         for (name, part), (_, specs) in zip(named_parts(_specs(batch)), named_parts(self._signature)):
             leaves = tf.nest.flatten(part)
@@ -135,9 +136,9 @@ class PythonSource(FedSource):
                 if found is spec is None or (spec is not None and spec.is_compatible_with(found)):
                     continue
                 raise ValueError(
-                    f"{where} of batch {number} of the {self._kind} is {found}, but the first batches have {spec}; "
-                    "every batch must have the same dtypes and, except for the samples, the same shapes (a dimension may "
-                    "vary if the first two batches differ in it)."
+                    f"{where} of batch {number} of the {self._kind} is {shown(found)}, but the first batches have "
+                    f"{shown(spec)}; every batch must have the same dtypes and, except for the samples, the same "
+                    "shapes (a dimension may vary if the first two batches differ in it)."
                 )
 
 
@@ -168,7 +169,7 @@ def _common_spec(batches: list[Any], kind: str) -> Any:
             result = tf.nest.map_structure(_merge, result, spec)
         except (TypeError, ValueError):
             raise ValueError(
-                f"Batch {number} of the {kind} is {spec}, but the first batch is {specs[0]}."
+                f"Batch {number} of the {kind} is {shown(spec)}, but the first batch is {shown(specs[0])}."
             ) from None
     return result
 

@@ -58,6 +58,7 @@ def explained(
             sentence = mismatch(model, spec, batch_size or _SAMPLES, step)
         if sentence is None:
             raise
+        sentence = sentence.replace(str(_SAMPLES), "batch")
         raise ArgumentError(f"`{argument}`: {sentence}" if argument else sentence) from error
 
 

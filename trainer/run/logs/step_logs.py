@@ -10,6 +10,7 @@ from ....callbacks.call_schedule import (
     ends_at_bad_loss,
     logs_of_one_step,
     only_reads_logs,
+    reads_optimizer,
     replay_steps,
     takes_step_logs,
 )
@@ -29,13 +30,14 @@ def record_steps(model: TrainedModel, callbacks: Sequence[Any]) -> None:
     fixed = model._fixed_steps
     records = any(takes_step_logs(each) or (fixed is None and only_reads_logs(each)) for each in callbacks)
     halts = fixed is None and any(map(ends_at_bad_loss, callbacks))
-    wishes = exchange([float(records), float(halts)], model.distribute_strategy)
-    records, halts = (any(column) for column in zip(*wishes))
+    follows = fixed is None and any(map(reads_optimizer, callbacks))
+    wishes = exchange([float(records), float(halts), float(follows)], model.distribute_strategy)
+    records, halts, follows = (any(column) for column in zip(*wishes))
     most = max(MOST_STEPS, fixed or 0)
-    key = (records, halts, most) if records or halts else None
+    key = (records, halts, follows, most) if records or halts else None
     known: dict[Any, StepRecorder] = function.__dict__.setdefault("recorders", {})
     if key is not None and key not in known:
-        known[key] = StepRecorder(model, records, halts, most, function.device())
+        known[key] = StepRecorder(model, *key, function.device())
         function.usual_steps = 1  # the logs are known after the first step
     function.recorder = None if key is None else known[key]
 
@@ -59,9 +61,9 @@ class StepLogs:
         try:
             yield
         except Exception:
-            rows = {} if self._recorder is None else self._recorder.rows()
+            rows, numbers = ({}, {}) if self._recorder is None else self._recorder.rows()
             if rows and len(next(iter(rows.values()))):
-                self._pass_on(rows, all_done=True)
+                self._pass_on(rows, numbers, all_done=True)
             raise
 
     def ended(self, done: int, logs: Mapping[str, Any]) -> None:
@@ -69,12 +71,19 @@ class StepLogs:
         if not (self._replays or self._takes):
             self._state.step += done
             return
-        rows = {} if self._recorder is None else self._recorder.rows()
+        rows, numbers = ({}, {}) if self._recorder is None else self._recorder.rows()
         if done == 1 or not rows:
-            rows = logs_of_one_step(logs)
+            rows, numbers = logs_of_one_step(logs), {}
             self._state.step += done - 1
-        self._pass_on(rows)
+        self._pass_on(rows, numbers)
 
-    def _pass_on(self, rows: Mapping[str, Any], all_done: bool = False) -> None:
-        first = self._state.step
-        replay_steps(self._callbacks, self._state, first, rows, replayed=self._replays, all_done=all_done)
+    def _pass_on(self, rows: Mapping[str, Any], numbers: Mapping[int, Any], all_done: bool = False) -> None:
+        replay_steps(
+            self._callbacks,
+            self._state,
+            self._state.step,
+            rows,
+            numbers,
+            replayed=self._replays,
+            all_done=all_done,
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -22,11 +23,15 @@ class StepRecorder:
 
     The entry is written after the step has finished, so that entries are available when a later step fails. Numbers are
     stored as float64, which represents every shorter float and every count below 2**53 exactly. If it `records`, logs are
-    kept. If it `halts`, the loop ends after a step whose loss is NaN or infinite. `device` is that of the model's variables.
+    kept. If it `halts`, the loop ends after a step whose loss is NaN or infinite. If it `follows` the optimizers, their
+    scalars (`iterations`, the learning rate) are kept with the logs. `device` is that of the model's variables.
     """
 
-    def __init__(self, model: TrainedModel, records: bool, halts: bool, most_steps: int, device: str) -> None:
+    def __init__(
+        self, model: TrainedModel, records: bool, halts: bool, follows: bool, most_steps: int, device: str
+    ) -> None:
         self._model, self.records, self.halts = model, records, halts
+        self._follows, self._scalars = follows, dict[str, keras.Variable]()
         self._capacity, self._device = most_steps, device
         self._layout: list[tf.TensorSpec] | None = None
         self._buffer: tf.Variable | None = None
@@ -57,6 +62,9 @@ class StepRecorder:
         if self.halts and "loss" in logs:
             loss = tf.convert_to_tensor(logs["loss"])
             self._halted.assign(tf.logical_not(tf.reduce_all(tf.math.is_finite(loss))))
+        if self._follows:
+            self._scalars = {f"\0{n}": variable for n, variable in enumerate(_scalars(model))}
+            logs.update({name: variable.value for name, variable in self._scalars.items()})
         if self.records and self._can_keep(logs):
             assert self._buffer is not None
             at = self._count.assign_add(1).read_value() - 1
@@ -70,18 +78,22 @@ class StepRecorder:
         """Whether the last step's loss was not finite. Context: host."""
         return self.halts and bool(self._halted.numpy())
 
-    def rows(self) -> dict[str, np.ndarray]:
-        """The logs of the steps of this compiled call so far: name -> `(steps, ...)`. Context: host."""
+    def rows(self) -> tuple[dict[str, np.ndarray], dict[int, np.ndarray]]:
+        """The logs, name -> `(steps, ...)`, and the optimizers' scalars, id -> `(steps,)`, of this compiled call so far.
+
+        Context: host.
+        """
         if self._buffer is None or not self._layout or self._rejected:
-            return {}
+            return {}, {}
         rows = self._buffer[: self._count].numpy()
         parts = np.split(rows, np.cumsum([log.shape.num_elements() for log in self._layout])[:-1], axis=1)
-        return {
+        logs = {
             log.name: part[:, 0]
             if log.shape.rank == 0
             else part.reshape(-1, *log.shape).astype(log.dtype.as_numpy_dtype)
             for log, part in zip(self._layout, parts)
         }
+        return logs, {id(variable): logs.pop(name) for name, variable in self._scalars.items()}
 
     def _can_keep(self, logs: Mapping[str, Any]) -> bool:
         layout = [_described(name, value) for name, value in logs.items()]
@@ -104,10 +116,18 @@ def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _scalars(model: TrainedModel) -> list[keras.Variable]:
+    """The variables of optimizers that are one number."""
+    found = (variable for each in optimizers_of(model) for variable in each.variables)
+    return [each for each in found if isinstance(each, keras.Variable) and each.shape == ()]
+
+
 def _row(logs: Mapping[str, Any], layout: list[tf.TensorSpec]) -> tf.Tensor:
     """The concatenated logs, as float64; where all are scalars of one dtype with two operations."""
     if all(log.shape.rank == 0 and log.dtype == layout[0].dtype for log in layout):
         return tf.cast(tf.stack([logs[log.name] for log in layout]), tf.float64)
+    if all(log.shape.rank == 0 for log in layout):
+        return tf.stack([tf.cast(logs[log.name], tf.float64) for log in layout])
     return tf.concat([tf.reshape(tf.cast(logs[log.name], tf.float64), [-1]) for log in layout], 0)
 
 

@@ -75,7 +75,10 @@ def choose_backend(function: StepFunction, source: Source, steps: int | None) ->
         return
     function.full_size = source.batch_size
     reason = _reason_before_tracing(function, source, steps)
-    function.use(GRAPH if reason else XLA, reason or "XLA compiles the steps")
+    chosen = "on a GPU" if is_gpu(function.device()) else f"{FEWEST_STEPS} steps or more"
+    function.use(
+        GRAPH if reason else XLA, reason or (chosen if function.model._auto_jit else "`jit_compile=True`")
+    )
     if function.model._auto_jit and is_gpu(function.device()):
         source.open_sizes = "no"
     elif function.model._auto_jit and function.backend == XLA:

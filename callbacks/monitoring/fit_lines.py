@@ -1,0 +1,130 @@
+"""The first and the last line of a `fit`: what it runs on, and what came out of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from ...compat.tensorflow_private.strategies import devices_of
+from ...distribute.workers.cluster import num_workers
+from ...state.trained_model import FitState, TrainedModel
+from ..backup.backup_and_restore import BackupAndRestore
+from ..report.facts import strategy_name
+from .formatting import duration, scalar, short_number
+
+WIDTH = 79  # of a terminal with 80 columns
+
+
+class FitLines:
+    """What the two lines of a running `fit` say. Context: the chief, when the first epoch begins."""
+
+    def __init__(self, model: Any, state: FitState, now: float) -> None:
+        self._model, self._state = model, state
+        self._began, self._first_epoch, self._backend = now, state.epoch, _backend(model, state)
+        self._steps, self._seconds = 0, 0.0
+
+    def first(self) -> str:
+        """Strategy, devices, global batch, precision, backend with its reason, and backups."""
+        model, state = self._model, self._state
+        parts = [f"Training on {_place(model, state)}", _batch(model, state), model.dtype_policy.name]
+        return _wrapped([part for part in (*parts, self._backend, *_backups(state)) if part])
+
+    def count(self, steps: int, seconds: float) -> None:
+        """Adds steps of an epoch to the speed."""
+        self._steps, self._seconds = self._steps + steps, self._seconds + seconds
+
+    def last(self, now: float) -> str:
+        """Epochs, time, speed, and the best value of what is monitored; the backend if it became another."""
+        state, backend = self._state, _backend(self._model, self._state)
+        done, wanted = state.epoch - self._first_epoch, state.epochs - self._first_epoch
+        epochs = f"{wanted} epoch{'s' * (wanted != 1)}"
+        parts = [f"{epochs if done == wanted else f'{done} of {epochs}'} in {duration(now - self._began)}"]
+        if self._seconds and state.samples_per_step:
+            parts.append(f"{short_number(self._steps * state.samples_per_step / self._seconds)} samples/s")
+        parts += _best(state.callbacks)
+        return _wrapped(parts + [f"in the {backend}"] * (backend != self._backend))
+
+
+def _wrapped(parts: Sequence[str]) -> str:
+    """The parts in as few lines as they need."""
+    lines = [""]
+    for part in parts:
+        line = f"{lines[-1]}, {part}" if lines[-1] else part
+        lines = [*lines[:-1], line] if len(line) < WIDTH else [*lines, f"  {part}"]
+    return ",\n".join(filter(None, lines))
+
+
+def _place(model: TrainedModel, state: FitState) -> str:
+    strategy, pipeline = model.distribute_strategy, model._pipeline
+    devices = [str(name).rpartition("device:")[2] for name in devices_of(strategy)]
+    if pipeline is not None:
+        return f"{len(pipeline.devices)} devices (Pipeline, {pipeline.stages} stages)"
+    replicas, name = strategy.num_replicas_in_sync, strategy_name(strategy)
+    if num_workers() > 1:
+        several = f", {replicas} replicas" if replicas > 1 else ""
+        return f"{num_workers()} workers ({name}{several})"
+    if replicas == 1:
+        own = state.function.device() if hasattr(state.function, "device") else ""
+        return own.rpartition("device:")[2] or "one device"
+    kinds = {name.partition(":")[0] for name in devices}
+    where = f"{len(devices)} {kinds.pop()}s" if len(kinds) == 1 else ", ".join(devices)
+    return f"{where} ({name}, {replicas} replicas)"
+
+
+def _batch(model: TrainedModel, state: FitState) -> str:
+    """The global batch and what each replica has of it; empty where its size is not known."""
+    size, replicas = state.samples_per_step, model.distribute_strategy.num_replicas_in_sync
+    if not size:
+        return ""
+    return f"batch {size}" + (f" = {split_evenly(size, replicas)}" if replicas > 1 else "")
+
+
+def split_evenly(size: int, parts: int) -> str:
+    """The sizes of parts that differ by at most one.
+
+    >>> split_evenly(64, 4), split_evenly(50, 4), split_evenly(3, 4)
+    ('4 x 16', '2 x 13 + 2 x 12', '3 x 1 + 1 x 0')
+    """
+    least, more = divmod(size, parts)
+    rest = f"{parts - more} x {least}"
+    return f"{more} x {least + 1} + {rest}" if more else rest
+
+
+def _backend(model: TrainedModel, state: FitState) -> str:
+    backend = getattr(state.function, "backend", None)
+    if model.run_eagerly or backend is None:
+        return "eager steps" if model.run_eagerly else ""
+    return f"{'XLA' if backend == 'xla' else backend} ({state.function.reason})"
+
+
+def _backups(state: FitState) -> list[str]:
+    kinds = BackupAndRestore | keras.callbacks.BackupAndRestore
+    found = next((each for each in state.callbacks if isinstance(each, kinds)), None)
+    folder = getattr(found, "directory", None) or getattr(found, "backup_dir", None)
+    if found is None:
+        return []
+    resumed = (state.epoch, state.step) > (state.first_epoch, 0)
+    where = [f"resumed at epoch {state.epoch + 1}, step {state.step}"] if resumed else []
+    return [f"backups in {folder}", *where]
+
+
+def _best(callbacks: Sequence[Any]) -> list[str]:
+    """The best value, and its epoch, of what a callback monitors; else of `val_loss`, else of `loss`."""
+    history = next((each for each in callbacks if isinstance(each, keras.callbacks.History)), None)
+    if history is None:
+        return []
+    monitoring = [each for each in callbacks if getattr(each, "monitor_op", None) is not None]
+    choices = [(each.monitor, bool(each.monitor_op(1.0, 0.0))) for each in monitoring]
+    for name, upwards in [*choices, ("val_loss", False), ("loss", False)]:
+        values = [scalar(value) for value in history.history.get(name, ())]
+        values = [math.nan if value is None else value for value in values]
+        if any(map(math.isfinite, values)):
+            best = (max if upwards else min)(filter(math.isfinite, values))
+            # A log that only some epochs have, as that of a validation, is not counted by epoch.
+            known = len(values) == len(history.epoch)
+            epoch = f" in epoch {history.epoch[values.index(best)] + 1}" if known else ""
+            return [f"best {name} {best:.4g}{epoch}"]
+    return []
