@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..arguments import shown
 from ..environment import ENDPOINT, RANK, SIZE, ClusterError
 
 LEVELS = ("cluster", "process", "task", "node")  # what a launcher numbers; the innermost comes first
@@ -188,6 +187,8 @@ def register_launcher(
     Examples:
         >>> unisono.distribute.register_launcher("flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_HEAD", job="FLUX_JOB_ID")
     """
+    from ..arguments import shown  # imports NumPy, which `--help` need not wait for
+
     for argument, value in {"name": name, "rank": rank, "size": size, "host": host, "job": job}.items():
         if not isinstance(value, str) and (argument in ("name", "job") or not callable(value)):
             raise TypeError(

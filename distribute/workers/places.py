@@ -80,9 +80,12 @@ def warn_of_unknown_size(place: Place) -> None:
 
 
 def _read_row(row: Launcher, environ: Environ) -> Place | None:
-    rank, size = (_number(_read(column, environ)) for column in (row.rank, row.size))
+    rank = _number(_read(row.rank, environ))
+    if rank is None:
+        return None
+    size = _number(_read(row.size, environ))
     unknown = size is None and row.size is read_user_size
-    if rank is None or not (unknown or (size is not None and rank < size > 1)):
+    if not (unknown or (size is not None and rank < size > 1)):
         return None
     names = " ".join(column for column in (row.rank, row.size) if isinstance(column, str)).split()
     variables = (

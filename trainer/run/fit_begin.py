@@ -34,15 +34,16 @@ def begin_fit(
     logs = log_names(model, validation is not None)
     if logs is not None:
         check_monitors(given, logs)
-    if is_chief():
+    chief = is_chief()
+    if chief:
         check_output_paths(given, None if any(map(may_add_logs, given)) else logs)
         if a.verbose != 0:
             say_what_determinism_costs(model, a.x)
-    spool = at_exit.enter_context(only_chief_writes(given, is_chief()))
+    spool = at_exit.enter_context(only_chief_writes(given, chief))
     callbacks = callback_list(
         model, a.callbacks, a.verbose, a.epochs, source.steps_per_epoch, add_history=True
     )
-    if source.home and a.verbose and is_chief():
+    if source.home and a.verbose and chief:
         print(source.home)
     model.fit_state = FitState(
         epoch=a.initial_epoch,
@@ -52,7 +53,7 @@ def begin_fit(
         source=source,
         validation=validation,
         callbacks=callbacks.callbacks,
-        chief=is_chief(),
+        chief=chief,
         spool=spool,
         settles_exit=spans_workers(model.distribute_strategy),
         why_no_pass=why_no_pass(model, source),
