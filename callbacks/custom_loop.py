@@ -34,14 +34,19 @@ class CustomLoopSupport:
     def _watch_plain_fit(self) -> None:
         """Has `on_fit_exit` called where an error ends the `fit` of plain Keras that begins: Keras calls no hook then."""
         fit = self._plain_fit = None if self._in_fit else plain_fit()
-        place = getattr(self, "path", None) or getattr(self, "log_dir", None)
-        if not self._in_fit and place is not None and is_store_url(place):
-            raise ValueError(
-                f"`{type(self).__name__}` writes to a store only in the `fit` of a Unisono model: give a local path "
-                f"in other loops, and upload the file. Received: {place}"
-            )
+        if not self._in_fit:
+            self._reject_store()
         if fit is not None:
             weakref.finalize(fit(), self._plain_fit_ended, fit).atexit = False
+
+    def _reject_store(self) -> None:
+        """Raises where it would write to a store, and no `Spool` uploads what it writes."""
+        place = getattr(self, "path", None) or getattr(self, "log_dir", None)
+        if place is not None and is_store_url(place):
+            raise ValueError(
+                f"`{type(self).__name__}` writes to a store only in `fit` and `evaluate` of a Unisono model: give a local "
+                f"path in other loops, and upload the file. Received: {place}"
+            )
 
     def _plain_fit_ended(self, fit: weakref.ref[Any]) -> None:
         if self._plain_fit is fit:

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.keras_private.callbacks import no_hook
+from ..compat.keras_private.callbacks import begin_new_files, no_hook
 from ..distribute.arguments import shown
 from ..distribute.environment import ClusterError
 from ..distribute.objects import is_remote
@@ -191,6 +191,16 @@ def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[Spool]:
         yield spool
 
 
+@contextlib.contextmanager
+def writes_to_stores(callbacks: Any) -> Iterator[None]:
+    """For the callbacks of an `evaluate`: what they write to a store is uploaded when the block is left."""
+    given = [] if isinstance(callbacks, keras.callbacks.CallbackList) else keras.tree.flatten(callbacks or [])
+    with Spool() as spool, contextlib.ExitStack() as stack:
+        for callback in given:
+            _write_to(spool, callback, stack)
+        yield
+
+
 def _write_to(spool: Spool, callback: Any, stack: contextlib.ExitStack) -> None:
     """Has a callback write to the spool what it would write to a store, except for those that do that themselves."""
     for kind, (name, folder) in _OUTPUTS.items():
@@ -201,6 +211,8 @@ def _write_to(spool: Spool, callback: Any, stack: contextlib.ExitStack) -> None:
             local = spool.place(f"{name}` of `{kind.__name__}", url, folder)
             stack.callback(setattr, callback, name, url)
             setattr(callback, name, local if isinstance(url, str) else Path(local))
+            if isinstance(callback, keras.callbacks.TensorBoard):
+                stack.callback(begin_new_files, callback)  # which writes what is still in memory
 
 
 def _discard_writes(callbacks: Iterable[Any], spool: Spool, stack: contextlib.ExitStack) -> None:

@@ -11,7 +11,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from ..distribute.objects import is_remote, names_in, open_plain, remove_file, upload
+from ..distribute.objects import download, is_remote, names_in, remove_file, upload
 from ..distribute.storage import storage_path
 from ..distribute.workers.ticker import Ticker
 from .safe_file import SaveError, save_error
@@ -53,9 +53,8 @@ class Spool:
         check_writable(argument, base)
         for name in () if folder else names_in(base):
             if Path(name).stem == remote.stem:
-                with open_plain(base / name) as source, open(local / name, "wb") as target:
-                    shutil.copyfileobj(source, target, 1 << 20)
-                self._uploaded[local / name] = _sign(local / name)
+                file = download(base / name, local)
+                self._uploaded[file] = _sign(file)
         self._roots.append((local, base))
         return str(local) if folder else f"{local}/{name_below(base, remote)}"
 

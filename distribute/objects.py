@@ -10,6 +10,7 @@ import io
 import os
 import random
 import re
+import shutil
 import stat
 import time
 from collections.abc import Callable
@@ -106,6 +107,14 @@ def upload(source: Path, path: Any, new: bool = False) -> None:
             raise OSError(errno.EIO, "the store has kept a part of it alone")
 
     ask_store(path, write)
+
+
+def download(path: Any, folder: Any) -> Path:
+    """Writes an object to a local folder; returns the file, which has its name."""
+    local = Path(folder, path.name)
+    with open_plain(path) as source, open(local, "wb") as target:
+        shutil.copyfileobj(source, target, _BUFFER_BYTES)
+    return local
 
 
 def ask_store(path: Any, call: Callable[[], Any]) -> Any:

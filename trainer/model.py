@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import os
+import tempfile
 import zipfile
 from typing import Any, Self, cast
 
@@ -18,7 +19,8 @@ from ..compat.keras_private.serialization import our_classes, pickled, save_as, 
 from ..compat.keras_private.training import KerasFunctional, TensorFlowTrainer
 from ..compat.patches import wrap
 from ..distribute.arguments import shown, truth
-from ..distribute.storage import is_url, path_text
+from ..distribute.objects import download
+from ..distribute.storage import is_store_url, is_url, path_text, storage_path
 from ..distribute.variables import prepare_variables
 from .pipeline import step as pipeline_step
 from .step.variable_placement import bring_along, place_with_model
@@ -182,7 +184,7 @@ def load_model(
     """`keras.saving.load_model`, for a model that then trains with Unisono.
 
     Args:
-        filepath: a `.keras` (or legacy `.h5`) file.
+        filepath: a `.keras` (or legacy `.h5`) file, or its URL in a store.
         custom_objects: as in Keras.
         compile: as in Keras.
         safe_mode: as in Keras.
@@ -195,6 +197,10 @@ def load_model(
         >>> unisono.load_model("model.keras").count_params()
         5
     """
+    if is_store_url(filepath):
+        with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
+            local = download(storage_path("filepath", filepath), folder)
+            return load_model(local, custom_objects, compile, safe_mode)
     path_text("filepath", filepath)
     if custom_objects is not None and not isinstance(custom_objects, dict):
         raise TypeError(

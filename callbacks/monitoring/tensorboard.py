@@ -68,6 +68,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
 
     def set_model(self, model: Any) -> None:
         """Begins a `fit` or an `evaluate` (Keras calls this)."""
+        self._reject_store()
         super().set_model(model)
         self._last_step = 0
         self._contexts: dict[str, contextlib.ExitStack] = {}

@@ -62,8 +62,9 @@ close_writers = methodcaller("_close_writers")
 
 def begin_new_files(callback: Any) -> None:
     """Closes both writers; what is written next begins other files."""
-    close_writers(callback)
-    callback._writers = {}
+    if hasattr(callback, "_writers"):  # else it has not begun
+        close_writers(callback)
+        callback._writers = {}
 
 
 def profiled_steps(callback: Any) -> tuple[int, int] | None:

@@ -361,8 +361,34 @@ def test_upload_that_fails_while_training_is_tried_again(monkeypatch):
 def test_custom_loop_says_where_stores_work():
     log = callbacks.JSONLines("memory://bucket/log.jsonl")
     log.set_model(keras.Sequential([keras.layers.Dense(1)]))
-    with pytest.raises(ValueError, match="only in the `fit` of a Unisono model"):
+    with pytest.raises(ValueError, match="only in `fit` and `evaluate` of a Unisono model"):
         log.on_train_begin()
+
+
+def test_evaluate_writes_events_to_a_store():
+    model = train()
+    for callback in (
+        callbacks.TensorBoard("memory://bucket/ours"),
+        keras.callbacks.TensorBoard("memory://bucket/keras"),
+    ):
+        model.evaluate(X, Y, verbose=0, callbacks=[callback])
+    assert {name.split("/")[2] for name in MemoryFileSystem.store} == {"keras", "ours"}
+    assert all(len(bytes(each.getbuffer())) > 60 for each in MemoryFileSystem.store.values())
+
+
+def test_events_in_the_fit_of_keras_are_rejected():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="`TensorBoard` writes to a store only in `fit`"):
+        model.fit(X, Y, verbose=0, callbacks=[callbacks.TensorBoard("memory://bucket/events")])
+    assert not MemoryFileSystem.store
+
+
+def test_model_is_loaded_from_a_store():
+    model = train(callbacks.ModelCheckpoint("memory://bucket/model.keras"))
+    assert same(unisono.load_model("memory://bucket/model.keras"), model)
+    with pytest.raises(FileNotFoundError):
+        unisono.load_model("memory://bucket/none.keras")
 
 
 def test_keras_backup_in_a_store_is_rejected():

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from ...callbacks.output_paths import writes_to_stores
 from ...compat.keras_private.training import convert_to_np_if_not_ragged, potentially_ragged_concat
 from ...compat.shared_change import shared_attribute
 from ...state.trained_model import TrainedModel
@@ -28,7 +29,11 @@ def evaluate(
     passes: int = 1,
 ) -> dict[str, Any]:
     """The logs of one pass over `source`, of `passes` in all. Context: host."""
-    with runner.watching(model), shared_attribute(model, "_evaluating", lambda _: True):
+    with (
+        runner.watching(model),
+        shared_attribute(model, "_evaluating", lambda _: True),
+        writes_to_stores(callbacks),
+    ):
         runner.build(model, source.spec, source.batch_size, "test_step")
         check_labels(model, source, "test_step")
         callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
