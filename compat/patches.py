@@ -248,7 +248,8 @@ def wrap(name: str, around: Callable[..., Any]) -> None:
 def wrap_within(name: str, around: Callable[..., Any]) -> None:
     """Like `wrap`, for a method that Keras has decorated: inside of the decorator.
 
-    A tool that has stored the method before, such as one that replaces it, then also calls `around`.
+    A tool that has stored the method before, to replace it, then calls `around` too. `import unisono` loads nothing of the
+    trainer, so that a tool is often earlier; and what it has stored can only be reached inside.
     """
     (owner,) = (each.owner for each in WRAPPED if each.name == name)
     method = getattr(owner, name)

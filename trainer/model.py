@@ -27,7 +27,7 @@ from .step.variable_placement import bring_along, place_with_model
 from .trainer import Trainer
 
 
-class Model(Trainer, keras.Model):
+class Model(keras.Model, Trainer):  # pyright: ignore[reportGeneralTypeIssues]  (`Trainer` is a keras.Model for it)
     """`keras.Model`, trained by Unisono: `Model(inputs, outputs)`, or a base class for custom models.
 
     It is a Keras model in every other respect. A model of plain Keras layers is saved as a plain Keras model.

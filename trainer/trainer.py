@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -19,6 +19,7 @@ from ..compat.keras_private.training import (
     filter_traceback,
     logs_in_order,
 )
+from ..compat.patches import wrap_within
 from ..distribute.arguments import whole_number
 from ..distribute.replicas import in_replica_context
 from ..distribute.step_context import current_step
@@ -33,7 +34,6 @@ from .run import fit_loop
 from .run.checks.overflow import explain_batch, optimizer_logs
 from .run.evaluation import evaluate, predict
 from .run.fit_inputs import FitArguments
-from .seen_by_tools import SeenByTools
 from .single_batches import SingleBatches
 from .step.first_call import build_outside
 from .step.global_metrics import reset
@@ -41,8 +41,12 @@ from .step.train_step import default_test_step, default_train_step
 from .step.variable_placement import bring_along, place_with_model
 
 
-class Trainer(SingleBatches, Compilation):
-    """The mixin. Context of its methods: host, in or outside of the strategy's scope."""
+class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
+    """Keras' trainer, as `keras.Model` has one: a base that stands after `keras.Model` in the method resolution order.
+
+    So a tool that replaces `keras.Model.fit` (`mlflow.autolog`, Comet, profilers) also replaces that of our models. What it
+    has stored as Keras' own calls ours for a model of ours. Context: host, in or outside of the strategy's scope.
+    """
 
     def _maybe_build(self, call_spec: Any) -> None:
         """As in Keras; a model that replicas call first, in a custom loop, is built once for all of them."""
@@ -262,9 +266,6 @@ class Trainer(SingleBatches, Compilation):
         with contextlib.closing(source):
             return predict(self, source, verbose, callbacks, runner_of(self))
 
-    if not TYPE_CHECKING:
-        fit, evaluate, predict = SeenByTools(fit), SeenByTools(evaluate), SeenByTools(predict)
-
     def _ready(self, method: str) -> None:
         """Rejects unsupported setups, and moves optimizers and metrics into the strategy of the model's variables."""
         bring_along(self, method)
@@ -280,3 +281,16 @@ class Trainer(SingleBatches, Compilation):
 
 def _overridden(model: TrainedModel, name: str, base: type) -> bool:
     return getattr(type(model), name) is not getattr(base, name) or name in vars(model)
+
+
+def _ours_if_ours(name: str) -> None:
+    """Has Keras' `fit`, `evaluate` or `predict` call ours for a model of ours."""
+    ours = getattr(Trainer, name)
+    wrap_within(
+        name,
+        lambda keras_own, model, *a, **k: (ours if isinstance(model, Trainer) else keras_own)(model, *a, **k),
+    )
+
+
+for _name in ("fit", "evaluate", "predict"):
+    _ours_if_ours(_name)

@@ -2,8 +2,11 @@
 
 import copy
 import io
+import os
 import pathlib
 import pickle
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -52,6 +55,60 @@ def test_patch_of_kerass_method_sees_that_of_our_models_once(name, monkeypatch):
     monkeypatch.undo()
     getattr(ours, name)(*arguments, verbose=0)
     assert len([each for each in seen if isinstance(each, type)]) == 2
+
+
+TOOL = """
+import functools, sys
+import keras
+import numpy as np
+
+seen = []
+
+def switch_on():  # as `mlflow.autolog` does
+    original = keras.Model.fit
+
+    @functools.wraps(original)
+    def fit(self, *args, **kwargs):
+        noted = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(type(self).__module__))
+        kwargs["callbacks"] = [*(kwargs.get("callbacks") or []), noted]
+        return original(self, *args, **kwargs)
+
+    keras.Model.fit = fit
+
+if sys.argv[1] == "before":
+    switch_on()
+import unisono
+if sys.argv[1] == "after import":
+    switch_on()
+unisono.Sequential
+if sys.argv[1] == "after use":
+    switch_on()
+x = np.ones((4, 2), "float32")
+for package in unisono, keras:
+    model = package.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(x, x[:, :1], verbose=0)
+    assert (getattr(model, "_auto_jit", None) is not None) == (package is unisono)
+print(seen)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("when", ["before", "after import", "after use"])
+def test_tool_that_is_switched_on_at_any_time_sees_each_fit_once(when):
+    command = [sys.executable, "-c", TOOL, when]
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(unisono.__file__).parents[1])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout == "['unisono.trainer.model', 'keras.src.models.sequential']\n", done.stderr
+
+
+def test_methods_of_our_models_are_ours_where_no_tool_is():
+    for name in ("fit", "evaluate", "predict"):
+        method = getattr(unisono.Model, name)
+        assert (
+            method is getattr(unisono.trainer.trainer.Trainer, name)
+            and "per_replica_batch_size" in method.__doc__
+        )
 
 
 def test_program_that_puts_our_class_in_place_of_kerass_trains(monkeypatch):
