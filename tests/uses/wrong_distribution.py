@@ -261,9 +261,9 @@ _LINES: dict[str, tuple[str, ...]] = {
     ),
     "profile into a bucket": ("profile --service a:1 --log-dir gs://bucket/logs", MOUNTED, "gs://bucket"),
     "backups of nothing": ("backups", "unisono backups: the following arguments are required: directory"),
-    "backups in a bucket": ("backups gs://bucket/b", MOUNTED, "gs://bucket"),
+    "backups in a bucket": ("backups gs:/bucket/b", "has lost a slash", "gs:/bucket"),
     "report of nothing": ("report nope.jsonl", "nope.jsonl does not exist"),
-    "report of a bucket": ("report gs://bucket/run", MOUNTED, "gs://bucket"),
+    "report of a bucket": ("report gs:/bucket/run", "has lost a slash", "gs:/bucket"),
     "report into a bucket": ("report . --output s3://bucket/a.html", MOUNTED, "s3://bucket"),
     **{
         f"plan of {place}": (f"plan {place} {PLAN}", words)
