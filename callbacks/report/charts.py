@@ -172,7 +172,7 @@ def line_chart(
 ) -> Chart | None:
     """Draw the curves; None if none has a point, without a drawing if all points have one value. Context: `chart_style`.
 
-    `whole`: the y axis begins at 0. `steps` of an epoch, for a second row below the x axis. `grey`: epochs that compile.
+    `whole`: the y axis begins at 0. `steps` of an epoch, for a second scale of the x axis. `grey`: epochs that compile.
     """
     drawn = [line._replace(points=points) for line in lines if (points := _finite(line))]
     counts = [(line.faint, len(line.points) - len(_finite(line))) for line in lines]
