@@ -211,7 +211,7 @@ def _svg(
             marker="o" if len(line.points) == 1 else "",
             markersize=4,
         )
-    axes.set_xlabel("epochs, steps" if steps else "epochs")
+    axes.set_xlabel("epoch, step" if steps else "epoch")
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=axes.get_xlim()[1] > 4))
     if steps:
@@ -241,7 +241,7 @@ def _bands(lines: Sequence[Line], limits: tuple[float, float], steps: int | None
     edges = [left, *((a + b) / 2 for a, b in itertools.pairwise(places)), left + width]
     bands = []
     for x, begin, end in zip(at, edges, edges[1:]):
-        where = f"{x:.4g} epochs" + (f", step {round(x * steps):,}" if steps else "")
+        where = f"epoch {x:.6g}" + (f", step {round(x * steps):,}" if steps else "")
         text = "\n".join([where, *(f"{name}: {number(known[x])}" for name, known in values if x in known)])
         shape = Markup(
             '<rect class="at" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>'

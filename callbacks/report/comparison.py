@@ -20,18 +20,16 @@ def compare_reports(paths: Any, output: str | os.PathLike[str] | None = None) ->
     """Write a page about every run in `paths`, the best first, as `python -m unisono report` does.
 
     Args:
-        paths: a path, or a list of paths: folders with the `.jsonl` files of `TrainingReport`, or such files; local, or
-            the URL of a store such as `s3://bucket/runs`.
-        output: local path of the page; None: `report.html` in the first of `paths` if it is a local folder, else next to
-            it; in the current folder if it is in a store.
+        paths: a path or a list of paths, of folders with the `.jsonl` files of `TrainingReport` or of such files; local
+            or in a store, such as `s3://bucket/runs`.
+        output: local path of the page; None: `report.html` in the first folder, or in the current one for a store.
 
     Returns:
         The path of the page.
 
     Raises:
         ValueError: a path does not exist, or is no report.
-        OSError: there are no numbers of a run, or the page cannot be written.
-        SaveError: `output` is a file that is no report.
+        OSError: there are no numbers, or `output` cannot be written or is a file that is no report.
 
     Examples:
         >>> page = unisono.callbacks.compare_reports(["report.jsonl"], "both.html")
@@ -73,7 +71,7 @@ def write_page(paths: Any, output: Any, argument: str = "`output`") -> tuple[Pat
 def _render_checked(runs: Sequence[Run]) -> bytes:
     """Render the page, or raise a ValueError that names the file whose lines say something else."""
     try:
-        return render(runs).encode()
+        return render(runs).encode(errors="replace")
     except Exception as error:  # the lines may say anything
         if len(runs) == 1:
             said = f"{runs[0].path} is not a report of TrainingReport, or was changed"

@@ -219,7 +219,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         if self._run is None:
             self._run = read_run(self._file.path)
         page = render([self._run], refresh_seconds=self.refresh_seconds)
-        write_safely(self.path, lambda stream: stream.write(page.encode()))
+        write_safely(self.path, lambda stream: stream.write(page.encode(errors="replace")))
         self._written_at = self._clock()
         self._render_seconds = self._written_at - began
         self._own_seconds += self._render_seconds

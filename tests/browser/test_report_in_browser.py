@@ -105,7 +105,7 @@ def test_page_at_any_width_has_no_part_beyond_the_edge(page, tmp_path, width):
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_chart_shows_its_values_under_the_pointer_and_times_stay_in_one_line(page, tmp_path, width):
     answer = ask(page, tmp_path, width)
-    assert len(answer["under"]) >= 5 and not [each for each in answer["under"] if "epochs, step" not in each]
+    assert len(answer["under"]) >= 5 and not [each for each in answer["under"] if ", step " not in each]
     assert any("training: " in each and "validation: " in each for each in answer["under"])
     assert len(answer["tall"]) >= 4 and not any(answer["tall"])
 

@@ -276,8 +276,8 @@ def test_chart_shows_every_value_of_a_place_under_the_pointer():
     with chart_style():
         places = titles_of(line_chart("t", lines, steps=1500).svg)
     assert [text for _, _, text in places] == [
-        ["1 epochs, step 1,500", "a: 0.5"],
-        ["2 epochs, step 3,000", "a: 0.25", "b &lt;i&gt;: 0.75"],
+        ["epoch 1, step 1,500", "a: 0.5"],
+        ["epoch 2, step 3,000", "a: 0.25", "b &lt;i&gt;: 0.75"],
     ]
     (left, middle, _), (begin, right, _) = places
     assert left < begin < right < 4.8 * 72 and middle == pytest.approx(begin, abs=0.2)
@@ -286,7 +286,7 @@ def test_chart_shows_every_value_of_a_place_under_the_pointer():
 def test_chart_of_many_epochs_shows_few_places_and_the_last():
     with chart_style():
         places = titles_of(line_chart("t", [Line("a", [(float(i), i % 7) for i in range(1, 3001)])]).svg)
-    assert 30 < len(places) <= 60 and places[-1][2] == ["3000 epochs", "a: 4"]
+    assert 30 < len(places) <= 60 and places[-1][2] == ["epoch 3000", "a: 4"]
 
 
 def test_learning_rate_is_drawn_as_steps():
@@ -301,9 +301,11 @@ def test_axis_has_steps_where_all_epochs_have_as_many(tmp_path):
     def labels(*steps):
         epochs = [epoch(number, loss=1.0 + number) for number in range(len(steps))]
         lines = [LINES[0], *({**each, "step": n} for each, n in zip(epochs, steps))]
-        return re.findall(r">(epochs.*?)</text>", render([read_run(write(tmp_path / "r.jsonl", lines))]))
+        return re.findall(
+            r">(epoch(?:, step)?)</text>", render([read_run(write(tmp_path / "r.jsonl", lines))])
+        )
 
-    assert labels(10, 10, 10)[0] == "epochs, steps" and labels(10, 10, 7)[0] == "epochs"
+    assert labels(10, 10, 10)[0] == "epoch, step" and labels(10, 10, 7)[0] == "epoch"
 
 
 def test_epochs_that_compile_are_grey(tmp_path):
