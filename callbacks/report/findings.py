@@ -34,9 +34,9 @@ def describe_learning(run: Run) -> list[str]:
     training = dict(trained)
     said = [f"{name} was lowest in epoch {epoch:,.0f}: {number(best)}."]
     if name != "loss" and end in training:
-        gap, value = last - training[end], "" if end == epoch else f"{number(last)}, "
-        side = "above" if gap > 0 else "below"
-        said.append(f"In epoch {end:,.0f} it was {value}{number(abs(gap))} {side} the training loss.")
+        where = "That is" if end == epoch else f"In epoch {end:,.0f} it was {number(last)},"
+        gap = last - training[end]
+        said.append(f"{where} {number(abs(gap))} {'above' if gap > 0 else 'below'} the training loss.")
     after = [value for x, value in points if x > epoch]
     if len(after) >= _COURSE and statistics.fmean(after[-_COURSE:]) > best + _RISE * abs(best):
         learned = training.get(end, math.inf) < training.get(epoch, -math.inf)
@@ -51,7 +51,7 @@ def describe_learning(run: Run) -> list[str]:
         said.append(
             "Try a smaller learning rate or a larger model, or stop earlier."
             if _plateau(trained)
-            else "The training loss does not stand still. Try more data or more regularization, or stop earlier."
+            else "The training loss is still changing, so try more data or more regularization, or stop earlier."
         )
     elif len(points) >= 2 * _COURSE and end == epoch and run.how == "finished":
         said.append("It was still falling at the end. Try more epochs.")

@@ -36,7 +36,7 @@ def test_learning_of_too_few_numbers_is_not_described(losses):
 def test_learning_has_the_best_epoch_and_the_gap_to_the_training_loss():
     assert learning([3.0, 2.0]) == "loss was lowest in epoch 2: 2."
     assert learning([3.0, 2.0], [3.0, 2.5]) == (
-        "val_loss was lowest in epoch 2: 2.5. In epoch 2 it was 0.5 above the training loss."
+        "val_loss was lowest in epoch 2: 2.5. That is 0.5 above the training loss."
     )
     assert learning([3.0, 2.0, 2.0], [1.0, 1.25, float("nan")]) == (
         "val_loss was lowest in epoch 1: 1. In epoch 2 it was 1.25, 0.75 below the training loss."
@@ -60,7 +60,7 @@ def test_learning_on_a_plateau_depends_on_the_training_loss():
         stands
     )
     assert "plateau. Try a smaller learning rate" in learning(stands, stands)
-    assert "plateau. The training loss does not stand still. Try more data" in learning(falls, stands)
+    assert "plateau. The training loss is still changing, so try more data" in learning(falls, stands)
     assert "plateau" not in learning(stands[:5])
     assert "plateau" not in learning([4.0, 2.0, 1.0, 1.0, 0.985, 0.985])
     assert "The last 5 epochs" in learning([30.0 - i for i in range(15)] + [15.9] * 5)
