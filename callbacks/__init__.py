@@ -24,6 +24,7 @@ from .monitoring.json_lines import JSONLines
 from .monitoring.profiler import Profiler
 from .monitoring.progress import ProgressBar
 from .monitoring.tensorboard import TensorBoard
+from .report import compare_reports
 from .report.training_report import TrainingReport
 from .safe_file import SaveError
 from .saving.checkpoint_files import verify_checkpoint
@@ -61,6 +62,7 @@ __all__ = [
     "TensorBoard",
     "TerminateOnNaN",
     "TrainingReport",
+    "compare_reports",
     "latest_backup",
     "list_backups",
     "read_backup",

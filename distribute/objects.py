@@ -63,6 +63,16 @@ def names_in(directory: Any) -> list[str]:
     return [each.rstrip("/").rpartition("/")[2] for each in found if each.rstrip("/") != own]
 
 
+def names_below(path: Any, suffix: str) -> list[str]:
+    """List the files with a suffix at any depth below a folder, relative to it; "" is `path` itself, if it is a file."""
+    if not is_remote(path):
+        return [str(each.relative_to(path)) for each in path.rglob(f"*{suffix}")] if path.is_dir() else [""]
+    path.fs.invalidate_cache()  # others write, too
+    own = path.path.rstrip("/")
+    found = ask_store(path, lambda: path.fs.find(path.path))
+    return [each.removeprefix(own).lstrip("/") for each in found if each.endswith(suffix)]
+
+
 def size_of(path: Any) -> int:
     """The bytes of a file or an object; a FileNotFoundError without one."""
     if not is_remote(path):

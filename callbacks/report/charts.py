@@ -1,15 +1,16 @@
-"""The curves of runs over epochs, in groups, as SVG; matplotlib draws them, and is imported for the first one."""
+"""Draw the curves of runs over epochs and steps, in groups, as SVG; matplotlib is imported for the first one."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import io
+import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ..monitoring.formatting import short_number
+from ..monitoring.formatting import number, short_number
 from .runs import Points, Run
 
 # Readable on white and on black.
@@ -25,6 +26,7 @@ _STYLE = {
     "text.parse_math": False,
 }
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+
 _OTHERS: dict[str, Callable[[Run], Points]] = {
     "learning rate": lambda run: run.value("learning_rate"),
     "gradient norm": lambda run: run.value("gradient_norm"),
@@ -33,6 +35,9 @@ _OTHERS: dict[str, Callable[[Run], Points]] = {
     "samples per second": Run.samples_per_second,
 }
 _FROM_ZERO = ("samples per second", "skipped steps", "memory, MB")
+_SIZE = (4.8, 2.9)  # inches
+_AREA = (0.13, 0.22, 0.85, 0.75)  # of the axes: left, bottom, width, height, in parts of the size
+_MOST_BANDS = 60  # of a chart: places under the pointer that show values
 _LOCK = threading.Lock()
 _LARGEST = 1e100  # matplotlib multiplies values
 
@@ -45,6 +50,7 @@ class Line(NamedTuple):
     color: int = 0
     dashed: bool = False  # validation is dashed
     faint: bool = False  # the values within epochs, behind the others
+    steps: bool = False  # a value is that until the next one, as of a learning rate
     key: bool = True  # whether the legend names it
 
 
@@ -52,8 +58,8 @@ class Chart(NamedTuple):
     """A drawing of lines, for the page."""
 
     title: str
-    svg: Any  # Markup; empty if no value can be drawn
-    lines: Sequence[Line]  # those that are drawn
+    svg: Any  # Markup; empty if no value can be drawn, or all are the same
+    lines: Sequence[Line]  # those with values
     note: str
 
 
@@ -108,7 +114,10 @@ def other_charts(runs: Sequence[Run]) -> dict[str, Chart]:
     """Title -> chart: the learning rate and everything else that is measured; the memory for one run alone."""
     one = len(runs) == 1
     lines = {
-        title: [Line(title if one else run.name, points(run), i) for i, run in enumerate(runs)]
+        title: [
+            Line(title if one else run.name, points(run), i, steps=title == "learning rate")
+            for i, run in enumerate(runs)
+        ]
         for title, points in _OTHERS.items()
     }
     if one:
@@ -117,8 +126,18 @@ def other_charts(runs: Sequence[Run]) -> dict[str, Chart]:
         for i, kind in enumerate(unique(kind for _, used in memory for kind in used)):
             points = [(x, used[kind] / 1e6) for x, used in memory if kind in used]
             lines["memory, MB"].append(Line(kind, points, i // 2, dashed=kind.endswith("peak")))
-    charts = {title: line_chart(title, each, whole=title in _FROM_ZERO) for title, each in lines.items()}
-    return {title: chart for title, chart in charts.items() if chart}
+    steps, grey = _common_steps(runs), {"samples per second": runs[0].first_epochs()} if one else {}
+    charts = (
+        line_chart(title, each, title in _FROM_ZERO, steps=steps, grey=grey.get(title, ()))
+        for title, each in lines.items()
+    )
+    return {chart.title: chart for chart in charts if chart}
+
+
+def _common_steps(runs: Sequence[Run]) -> int | None:
+    """The steps of every epoch of every run; None if they differ."""
+    steps = {run.epoch_steps for run in runs}
+    return steps.pop() if len(steps) == 1 else None
 
 
 def _metric_chart(runs: Sequence[Run], name: str, title: str) -> Chart | None:
@@ -134,7 +153,8 @@ def _metric_chart(runs: Sequence[Run], name: str, title: str) -> Chart | None:
         label = "validation" if one else f"{run.name}, validation"
         lines.append(Line(label, validation, 1 if one else i, dashed=True, key=one))
         validated = validated or bool(validation)
-    return line_chart(title, lines, note="dashed: validation" * (validated and not one))
+    note = "dashed: validation" * (validated and not one)
+    return line_chart(title, lines, note=note, steps=_common_steps(runs))
 
 
 def unique(items: Iterable[str]) -> list[str]:
@@ -142,37 +162,60 @@ def unique(items: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(items))
 
 
-def line_chart(title: str, lines: Sequence[Line], whole: bool = False, note: str = "") -> Chart | None:
-    """The curves; None if none has a point. `whole`: the y axis begins at 0. Context: `chart_style`."""
+def line_chart(
+    title: str,
+    lines: Sequence[Line],
+    whole: bool = False,
+    note: str = "",
+    steps: int | None = None,
+    grey: Collection[int] = (),
+) -> Chart | None:
+    """Draw the curves; None if none has a point, without a drawing if all points have one value. Context: `chart_style`.
+
+    `whole`: the y axis begins at 0. `steps` of an epoch, for a second scale of the x axis. `grey`: epochs that compile.
+    """
     drawn = [line._replace(points=points) for line in lines if (points := _finite(line))]
     counts = [(line.faint, len(line.points) - len(_finite(line))) for line in lines]
     lost = sum(count for faint, count in counts if not faint) or sum(count for _, count in counts)
     if not drawn:
         return Chart(title, "", [], f"{lost} values, none of them finite") if lost else None
     ys = [y for line in drawn for _, y in line.points]
+    if min(ys) == max(ys) and len({x for line in drawn for x, _ in line.points}) > 1 and not lost:
+        return Chart(title, "", drawn, "")
     logarithmic = not whole and min(ys) > 0 and max(ys) > 50 * min(ys)
-    notes = (note, "logarithmic scale" * logarithmic, f"{lost} values are not finite" * (lost > 0))
-    return Chart(title, _svg(drawn, whole, logarithmic), drawn, "; ".join(filter(None, notes)))
+    compiles = "grey: an epoch that also compiles the step" * bool(grey)
+    notes = (note, compiles, "logarithmic scale" * logarithmic, f"{lost} values are not finite" * (lost > 0))
+    svg = _svg(drawn, whole, logarithmic, steps, grey)
+    return Chart(title, svg, drawn, "; ".join(filter(None, notes)))
 
 
-def _svg(lines: Sequence[Line], whole: bool, logarithmic: bool) -> Any:
+def _svg(
+    lines: Sequence[Line], whole: bool, logarithmic: bool, steps: int | None, grey: Collection[int]
+) -> Any:
     from markupsafe import Markup
     from matplotlib.figure import Figure  # pyplot would keep every chart and open windows
+    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(4.8, 2.7))
-    axes = figure.add_axes((0.13, 0.16, 0.85, 0.8))
+    figure = Figure(figsize=_SIZE)
+    axes = figure.add_axes(_AREA)
+    for epoch in grey:
+        axes.axvspan(epoch, epoch + 1, color="#88888833", linewidth=0)
     for line in lines:
         axes.plot(
             *zip(*line.points),
             color=COLORS[line.color % len(COLORS)],
             linestyle="--" if line.dashed else "-",
+            drawstyle="steps-post" if line.steps else "default",
             linewidth=1 if line.faint else 1.5,
             alpha=0.55 if line.faint else 1,
             marker="o" if len(line.points) == 1 else "",
             markersize=4,
         )
-    axes.set_xlabel("epoch")
+    axes.set_xlabel("epoch, step" if steps else "epoch")
     axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=axes.get_xlim()[1] > 4))
+    if steps:
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}\n{short_number(round(x * steps))}")
     if logarithmic:
         axes.set_yscale("log")
     if whole:
@@ -181,7 +224,30 @@ def _svg(lines: Sequence[Line], whole: bool, logarithmic: bool) -> Any:
     stream = io.StringIO()
     figure.savefig(stream, format="svg", transparent=True, metadata=_NO_METADATA)
     text = stream.getvalue()
-    return Markup(text[text.index("<svg") :])
+    bands = _bands(lines, axes.get_xlim(), steps)
+    return Markup(text[text.index("<svg") : text.rindex("</svg>")]) + bands + Markup("</svg>\n")
+
+
+def _bands(lines: Sequence[Line], limits: tuple[float, float], steps: int | None) -> Any:
+    """Draw what shows the values under the pointer without a script: a rectangle with a title for each place."""
+    from markupsafe import Markup
+
+    values = [(line.name, dict(line.points)) for line in lines]
+    at = sorted({x for line in lines if not line.faint for x, _ in line.points} or values[0][1])
+    every = -(-len(at) // _MOST_BANDS)
+    at = at[::-every][::-1]  # the last is always there
+    left, bottom, width, height = (72 * part * _SIZE[i % 2] for i, part in enumerate(_AREA))  # as in the SVG
+    places = [left + width * (x - limits[0]) / (limits[1] - limits[0]) for x in at]
+    edges = [left, *((a + b) / 2 for a, b in itertools.pairwise(places)), left + width]
+    bands = []
+    for x, begin, end in zip(at, edges, edges[1:]):
+        where = f"epoch {x:.6g}" + (f", step {round(x * steps):,}" if steps else "")
+        text = "\n".join([where, *(f"{name}: {number(known[x])}" for name, known in values if x in known)])
+        shape = Markup(
+            '<rect class="at" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>'
+        )
+        bands.append(shape.format(begin, 72 * _SIZE[1] - bottom - height, end - begin, height, text))
+    return Markup("\n").join(bands)
 
 
 def _finite(line: Line) -> Points:

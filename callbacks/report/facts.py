@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import math
 import os
 import platform
+import re
 import socket
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,14 @@ _STRATEGIES = {
     "_DefaultDistributionStrategy": "none",
     "CollectiveAllReduceStrategy": "MultiWorkerMirroredStrategy",
     "ParameterServerStrategyV2": "ParameterServerStrategy",
+}
+# The variables in which a scheduler says which job a process is part of.
+_JOB_VARIABLES = {
+    "SLURM_JOB_ID": "Slurm job",
+    "SLURM_ARRAY_JOB_ID": "Slurm array",
+    "SLURM_ARRAY_TASK_ID": "Slurm array task",
+    "RAY_JOB_ID": "Ray job",
+    "JOB_COMPLETION_INDEX": "Kubernetes job index",
 }
 _INPUTS = {
     "ArraySource": "arrays",
@@ -71,6 +82,8 @@ def facts_of(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
             "host": socket.gethostname(),
             "system": f"{platform.system()} {platform.release()}",
             "CPU cores": len(os.sched_getaffinity(0)),
+            **read_gpu_models(),
+            **read_job(os.environ),
             "git commit": git_commit(Path.cwd()) or "none",
         },
         "environment": shown_variables(os.environ),
@@ -85,6 +98,31 @@ def git_commit(folder: Path) -> str:
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
+
+
+def read_gpu_models() -> dict[str, str]:
+    """Read the models of the GPUs that TensorFlow sees, and the version of their driver; empty without GPUs."""
+    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    models = collections.Counter(str(each.get("device_name", "unknown")) for each in details)
+    found = {"GPUs": ", ".join(f"{count} x {name}" for name, count in models.items())} if models else {}
+    with contextlib.suppress(OSError):
+        said = re.search(
+            r"Kernel Module.*?\s(\d+\.[\d.]+)\s", Path("/proc/driver/nvidia/version").read_text()
+        )
+        found |= {"GPU driver": said[1]} if models and said else {}
+    return found
+
+
+def read_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """Read which job of a scheduler this process is part of.
+
+    >>> read_job({"SLURM_JOB_ID": "71", "HOME": "/root"}), read_job({"KUBERNETES_SERVICE_HOST": "a", "HOSTNAME": "b"})
+    ({'Slurm job': '71'}, {'Kubernetes pod': 'b'})
+    """
+    found = {label: environ[name] for name, label in _JOB_VARIABLES.items() if environ.get(name)}
+    if environ.get("KUBERNETES_SERVICE_HOST") and environ.get("HOSTNAME"):
+        found["Kubernetes pod"] = environ["HOSTNAME"]
+    return found
 
 
 def memory_bytes() -> dict[str, int]:

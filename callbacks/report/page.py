@@ -11,6 +11,7 @@ from typing import Any
 
 from ...distribute.hardware.device_memory import in_words
 from ..monitoring.formatting import duration, number
+from . import findings
 from .charts import COLORS, chart_style, metric_charts, other_charts, unique
 from .runs import Run
 
@@ -31,12 +32,19 @@ _PARTS = {
 _MOST_REPLICAS = 4096  # of a worker: no real file has more
 _SLOW = 0.2  # of the time of a worker, for which others may wait
 _MOST_EPOCHS = 100  # rows of the table
-_FACTS = ("strategy", "configuration", "model", "machine", "environment", "versions")
+_DESCRIBE = {
+    "learning": findings.describe_learning,
+    "health": findings.describe_health,
+    "speed": findings.describe_speed,
+    "setup": findings.describe_setup,
+}
+_FACTS = ("config", "strategy", "configuration", "model", "machine", "environment", "versions")
 
 
 def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
     """The page of one run or several; a browser reloads that of one in progress every `refresh_seconds` (None: never)."""
     template = _template()
+    runs = findings.sort_runs(runs)
     with chart_style():
         charts = other_charts(runs)
         values = {
@@ -44,7 +52,7 @@ def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
             "refresh_seconds": refresh_seconds and max(2, round(refresh_seconds)),
             "runs": runs,
             "metrics": metric_charts(runs),
-            "speed": charts.pop("samples per second", None),
+            "speed": [charts.pop(title) for title in ("samples per second",) if title in charts],
             "health": charts.values(),
         }
     if len(runs) == 1:
@@ -56,6 +64,7 @@ def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
         lines = run.epochs[::-every][::-1]  # the last is always there
         values |= {
             "shares": _shares(run),
+            "said": {topic: describe(run) for topic, describe in _DESCRIBE.items()},
             "slow_worker": slow_worker(run),
             "replicas": max(1, replicas),
             "facts": {name: run.facts.get(name, {}) for name in _FACTS},
@@ -63,7 +72,8 @@ def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
             "names": unique(name for line in lines for name in line["logs"]),
         }
     else:
-        values |= {"results": _results(runs), "differences": _differences(runs)}
+        said = {"results": findings.describe_comparison(runs)}
+        values |= {"said": said, "results": _results(runs), "differences": _differences(runs)}
     return template.render(values)
 
 
@@ -78,6 +88,7 @@ def _template() -> Any:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+
     environment.filters |= {"duration": duration, "moment": moment, "number": number, "size": in_words}
     environment.globals |= {"colors": COLORS, "generator": environment.filters["safe"](_GENERATOR)}
     return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
@@ -137,7 +148,11 @@ def _results(runs: Sequence[Run]) -> dict[str, list[Any]]:
         for name in (metric, f"val_{metric}")
         if name == metric or run.log(name, fine=False)
     )
+    name, _ = findings.monitored(runs)
+    best = [findings.lowest(findings.finite(run, name)) for run in runs]
     return {
+        f"lowest {name}": [value if epoch else None for epoch, value in best],
+        "in epoch": [int(epoch) or None for epoch, _ in best],
         "state": [run.how or "running or killed" for run in runs],
         "epochs": [run.epochs_done for run in runs],
         "time": [duration(run.now - run.began) for run in runs],

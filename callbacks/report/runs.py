@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any
 
+from ...distribute.objects import names_below
 from ..safe_file import read_plain
 
 _MOST_BYTES = 1 << 28
@@ -20,7 +21,8 @@ class Run:
     """One training."""
 
     name: str  # of the file, without its suffix
-    # What does not change: "title", "model", "strategy", "configuration", "versions", "machine", "summary".
+    # What does not change: "title", "config" and "notes" of the user, "model", "strategy", "configuration", "versions",
+    # "machine", "summary".
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     began: float = 0.0  # seconds since 1970
     now: float = 0.0  # the time of the last line
@@ -28,7 +30,7 @@ class Run:
     # The lines within epochs, and of finished ones.
     lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     epochs: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # the lines of finished epochs
-    path: Path | None = None  # of the file
+    path: Any = None  # of the file, local or in a store
     # The first lines of the processes that resumed it.
     restarts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
@@ -58,6 +60,18 @@ class Run:
     def epochs_done(self) -> int:
         """Epochs that have ended."""
         return self.epochs[-1]["epoch"] + 1 if self.epochs else 0
+
+    @property
+    def epoch_steps(self) -> int | None:
+        """Steps of every epoch; None if they differ or are unknown."""
+        lengths = {line["step"] for line in self.epochs} or {line["steps_per_epoch"] for line in self.lines}
+        return lengths.pop() if len(lengths) == 1 else None
+
+    def first_epochs(self) -> set[int]:
+        """The first epoch of each process, which compiles the step."""
+        begins = [self.began, *(each["time"] for each in self.restarts)]
+        firsts = (next((e for e in self.epochs if e["time"] >= begin), None) for begin in begins)
+        return {line["epoch"] for line in firsts if line}
 
     def metric_names(self) -> list[str]:
         """Names of all metrics of training and validation, without "val_", in order."""
@@ -150,7 +164,7 @@ class Run:
         return line["epoch"] + min(1.0, line["step"] / max(1, length))
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Any) -> Run:
     """The run whose lines are in `path`; an incomplete last line is left out. A ValueError for anything else."""
     run = Run(path.stem, path=path)
     try:
@@ -175,20 +189,18 @@ def read_run(path: Path) -> Run:
     return run
 
 
-def find_runs(folder: Path) -> list[Run]:
+def find_runs(folder: Any) -> list[Run]:
     """Every run in the .jsonl files below `folder`, or in one such file, by start time; a ValueError where none has one."""
-    if not folder.is_dir():
-        return [read_run(folder)]
     runs, problems = [], []
-    for path in sorted(folder.rglob("*.jsonl")):
+    for name in sorted(names_below(folder, ".jsonl")):
         try:
-            runs.append(read_run(path))
+            runs.append(read_run(folder / name if name else folder))
         except ValueError as error:
             problems.append(error)
             continue
-        place = path.relative_to(folder)
-        named_by_folder = place.stem == "report" and place.parent.name
-        runs[-1].name = str(place.parent if named_by_folder else place.with_suffix(""))
+        place = PurePosixPath(name or folder.name)
+        holder = str(place.parent) if place.parent.name else (folder if name else folder.parent).name
+        runs[-1].name = holder if holder and place.stem == "report" else str(place.with_suffix(""))
     if problems and not runs:
         raise problems[0]
     return sorted(runs, key=lambda run: run.began)

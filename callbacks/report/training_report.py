@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -10,13 +11,14 @@ from typing import Any
 
 import keras
 
-from ...distribute.arguments import function, number, truth
+from ...distribute.arguments import function, number, shown, truth
+from ...distribute.environment import without_password
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.storage import storage_path
 from ...distribute.workers.agreement import gather_json
 from ..custom_loop import CustomLoopSupport
 from ..monitoring.formatting import scalar
-from ..monitoring.json_lines import LineFile
+from ..monitoring.json_lines import LineFile, jsonable
 from ..safe_file import begins_with_json, check_overwrite, write_safely
 from . import PAGE, Run, check_installed, read_run, render
 from .facts import facts_of, memory_bytes
@@ -40,6 +42,8 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         refresh_seconds: float; the page is written at most this often, in at most 1 % of the time, and at the end.
         gradient_norm: bool; measure the norm of the gradients, and on CPUs the wait for all-reduces, in each step.
         clock: () -> float; seconds since 1970.
+        config: dict[str, Any]; your settings, for the page and the comparison of runs; passwords in URLs are left out.
+        notes: str; your words about the run, shown below the title.
 
     Examples:
         >>> report = unisono.callbacks.TrainingReport("report.html")
@@ -55,6 +59,8 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         refresh_seconds: float = 10.0,
         gradient_norm: bool = True,
         clock: Callable[[], float] = time.time,
+        config: Mapping[str, Any] | None = None,
+        notes: str | None = None,
     ) -> None:
         super().__init__()
         check_installed()
@@ -67,6 +73,14 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self.refresh_seconds = number("refresh_seconds", refresh_seconds, least=0)
         self.gradient_norm = truth("gradient_norm", gradient_norm)
         self._clock = function("clock", clock)
+        if not (
+            config is None or (isinstance(config, Mapping) and all(isinstance(key, str) for key in config))
+        ):
+            raise ValueError(f"`config` must be None or a dict whose keys are str. Received: {shown(config)}")
+        if not (notes is None or isinstance(notes, str)):
+            raise ValueError(f"`notes` must be None or a str. Received: {shown(notes)}")
+        self.config = json.loads(without_password(json.dumps(jsonable(config or {}))))
+        self.notes = notes
         self._file = LineFile(self.path.with_suffix(".jsonl"))
         self._forget()
 
@@ -106,7 +120,8 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
             self._steps = self._noted = 0
             event = "restart" if state.step or self._resumed else "begin"
             if state.chief:
-                self._write(event, title=self.title or self.model.name, **facts_of(self.model, state))
+                given = {"title": self.title or self.model.name, "config": self.config, "notes": self.notes}
+                self._write(event, **given, **facts_of(self.model, state))
         self._epoch_began, self._epoch_first_step = self._clock(), state.step
         self._times_before = dict(state.times.seconds)
 
@@ -204,7 +219,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         if self._run is None:
             self._run = read_run(self._file.path)
         page = render([self._run], refresh_seconds=self.refresh_seconds)
-        write_safely(self.path, lambda stream: stream.write(page.encode()))
+        write_safely(self.path, lambda stream: stream.write(page.encode(errors="replace")))
         self._written_at = self._clock()
         self._render_seconds = self._written_at - began
         self._own_seconds += self._render_seconds

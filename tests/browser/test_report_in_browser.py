@@ -29,10 +29,10 @@ FACTS = {
     "machine": {"host": "h", "program": "train.py --with=" + 80 * "x"},
     "summary": "Model: digits\n" + 96 * "-",
 }
-NUMBERS = {"steps_per_epoch": 10, "learning_rate": 0.1, "gradient_norm": 1.0}
+NUMBERS = {"steps_per_epoch": 10, "learning_rate": 0.1}
 WORKERS = [{"steps": 10, "seconds": {"compute": 1.0, "input": 0.5}, "memory": {"host": 10**8}}]
 
-METRICS = {f"{side}_a_very_long_name_of_metric_{i}": 0.5 for side in ("left", "right") for i in range(12)}
+METRICS = [f"{side}_a_very_long_name_of_metric_{i}" for side in ("left", "right") for i in range(12)]
 
 PROBE = """<script>addEventListener('load',function(){
 var over=[].filter.call(document.querySelectorAll('body *'),function(e){
@@ -42,6 +42,11 @@ var out=document.createElement('script');out.type='application/json';out.id='ans
 out.textContent=JSON.stringify({over:over.map(function(e){return e.tagName+'.'+e.className}),
  background:getComputedStyle(document.body).backgroundColor,width:innerWidth,
  text:getComputedStyle(document.querySelector('svg text')).fill,
+ under:[].map.call(document.querySelectorAll('svg'),function(e){e.scrollIntoView();
+  var b=e.getBoundingClientRect(),f=document.elementFromPoint(b.left+b.width*.6,b.top+b.height*.4);
+  return f&&f.querySelector('title')?f.querySelector('title').textContent:''}),
+ tall:[].map.call(document.querySelectorAll('.shares td+td'),function(e){return e.getClientRects()[0].height
+  >2*parseFloat(getComputedStyle(e).fontSize)+8}),
  loaded:performance.getEntriesByType('resource').length,charts:document.querySelectorAll('svg').length});
 parent.document.body.appendChild(out)})</script>"""
 
@@ -51,8 +56,15 @@ def page(tmp_path_factory):
     lines = [{"event": "begin", "time": 100.0, **FACTS}]
     for epoch in range(3):
         losses = {"loss": 1.0 / (epoch + 1), "val_loss": 1.1 / (epoch + 1), "accuracy": 0.5}
-        logs = {**losses, "loss_scale": 2.0**15, **METRICS}
-        where = {"epoch": epoch, "step": 10, "time": 101.0 + epoch, "logs": logs, **NUMBERS}
+        logs = {**losses, "loss_scale": 2.0**15, **dict.fromkeys(METRICS, 0.5 + epoch)}
+        where = {
+            "epoch": epoch,
+            "step": 10,
+            "time": 101.0 + epoch,
+            "logs": logs,
+            "gradient_norm": 1.0 + epoch,
+            **NUMBERS,
+        }
         extra = {"steps": 10, "rows_per_step": 32, "elapsed": 2.0, "workers": WORKERS}
         lines.append({"event": "epoch", **where, **extra})
     lines.append({"event": "end", "time": 105.0, "how": "finished"})
@@ -88,6 +100,14 @@ def test_page_at_any_width_has_no_part_beyond_the_edge(page, tmp_path, width):
     answer = ask(page, tmp_path, width)
     assert answer["over"] == []
     assert answer["loaded"] == 0 and answer["charts"] >= 5 and answer["width"] == width
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_chart_shows_its_values_under_the_pointer_and_times_stay_in_one_line(page, tmp_path, width):
+    answer = ask(page, tmp_path, width)
+    assert len(answer["under"]) >= 5 and not [each for each in answer["under"] if ", step " not in each]
+    assert any("training: " in each and "validation: " in each for each in answer["under"])
+    assert len(answer["tall"]) >= 4 and not any(answer["tall"])
 
 
 def test_page_follows_the_reader_into_the_dark(page, tmp_path):

@@ -43,6 +43,18 @@ def test_report_holds_curves_norm_times_and_facts(make_strategy, tmp_path):
     assert "<h1>T</h1>" in page and "finished" in page and 'http-equiv="refresh"' not in page
 
 
+def test_config_and_notes_are_in_the_lines_without_passwords(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "71")
+    config = {"data": "https://me:my-key@host/d", "rate": np.float32(0.5), "sizes": (1, 2)}
+    report = unisono.callbacks.TrainingReport(tmp_path / "r.html", config=config, notes="<b>mine</b>\ud800")
+    make_model().fit(X, Y, verbose=0, callbacks=[report])
+    facts = read_run(tmp_path / "r.jsonl").facts
+    assert facts["config"] == {"data": "https://***@host/d", "rate": 0.5, "sizes": [1, 2]}
+    assert facts["notes"] == "<b>mine</b>\ud800" and facts["machine"]["Slurm job"] == "71"
+    page = (tmp_path / "r.html").read_text()
+    assert "&lt;b&gt;mine&lt;/b&gt;?</p>" in page and "https://***@host/d" in page and "my-key" not in page
+
+
 def test_values_within_an_epoch_are_those_of_its_steps_and_only_of_means(tmp_path):
     keras.utils.set_random_seed(3)
     model = make_model()

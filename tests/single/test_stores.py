@@ -21,6 +21,7 @@ from unisono import callbacks
 from unisono.callbacks.backup.files import container
 from unisono.callbacks.backup.files.owner import FolderInUseError, FolderOwner
 from unisono.callbacks.backup.files.store import BackupStore, backup_paths
+from unisono.commands import main
 from unisono.distribute import objects
 
 X = np.random.default_rng(0).normal(size=(32, 3))
@@ -308,6 +309,37 @@ def test_logs_reports_and_events_are_those_of_a_local_run(tmp_path):
     assert sorted(p.name for p in (store / "keras").iterdir()) == ["1.weights.h5", "2.weights.h5"]
     events = [p for p in (store / "events" / "train").iterdir() if "tfevents" in p.name]
     assert len(events) == 2  # a file for each epoch, which is uploaded once
+
+
+def test_runs_in_a_store_are_compared_on_a_local_page(tmp_path, monkeypatch, capsys):
+    for name in ("one", "two/deep"):
+        train(callbacks.TrainingReport(f"memory://bucket/runs/{name}/report.html"))
+    UPath("memory://bucket/runs/two/log.jsonl").write_text('{"epoch": 0}\n')
+    monkeypatch.chdir(tmp_path)
+    assert callbacks.compare_reports("memory://bucket/runs") == Path("report.html")
+    page = Path("report.html").read_text()
+    assert "2 training runs side by side" in page and "</i>one</td>" in page and "</i>two/deep</td>" in page
+    for place in ("memory://bucket/runs/one", "memory://bucket/runs/one/report.jsonl"):
+        assert main(["report", place, "-o", "one.html"]) == 0
+        assert capsys.readouterr().out == "one.html: 1 training run\n"
+    assert "Did it learn?" in Path("one.html").read_text()
+    assert main(["report", "memory://bucket/nothing"]) == 1
+    assert "no numbers of a training run in memory://bucket/nothing" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["report", "memory://bucket/runs", "-o", "memory://bucket/page.html"])
+    assert "must be in a local or mounted file system" in capsys.readouterr().err
+
+
+def test_store_that_fails_while_reports_are_read_is_named_without_secrets(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise ConnectionError("secret-key-of-mine was not let through")
+
+    monkeypatch.setattr(Faulty, "find", fail)
+    with pytest.raises(OSError, match=r"\*\*\* was not let through.*bucket") as caught:
+        callbacks.compare_reports(
+            UPath("faulty://bucket", token="secret-key-of-mine"), tmp_path / "page.html"
+        )
+    assert "secret" not in str(caught.value)
 
 
 def test_resumed_log_continues():

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import unisono
+from unisono import callbacks
 from unisono.callbacks.monitoring.json_lines import LineFile, jsonable
 from unisono.callbacks.report import facts, find_runs, read_run, render
 from unisono.callbacks.report.charts import Line, chart_style, line_chart
@@ -152,8 +153,12 @@ def test_run_that_was_killed_and_restarted_says_so(tmp_path):
 
 def test_page_of_one_run_holds_every_chart_and_nothing_from_elsewhere(tmp_path):
     page = render([read_run(write(tmp_path / "r.jsonl", LINES))])
-    charts = "loss", "learning rate", "gradient norm", "loss scale", "skipped steps", "samples per second"
+    charts = "loss", "gradient norm", "loss scale", "skipped steps"
     assert [title for title in charts if f"<figcaption>{title}</figcaption>" not in page] == []
+    flat = "learning rate", "samples per second"
+    assert [title for title in flat if f"<figcaption>{title}</figcaption>" in page] == []
+    assert "Constant: learning rate = 0.1; memory, MB = 100.</p>" in page
+    assert "Constant: samples per second = 160.</p>" in page
     assert "1 values are not finite" in page
     assert not re.search(
         r"""(?:src|href)=["'](?!#)|url\((?!#)|@import|<script|https?://(?!www\.w3\.org/)""", page
@@ -240,12 +245,119 @@ def test_chart_without_points_is_empty_and_with_none_finite_says_so():
 
 
 @pytest.mark.parametrize(
-    "values", [[1.0], [0.0, 0.0], [1e-9, 1e9], [-5.0, 5.0], [1e30, 2e30], [-9e99, 9e99], [5e-324, 1.0]]
+    "values", [[1.0], [0.0, 5e-324], [1e-9, 1e9], [-5.0, 5.0], [1e30, 2e30], [-9e99, 9e99], [5e-324, 1.0]]
 )
 def test_chart_draws_any_range_whatever_style_the_program_has_set(values):
     with matplotlib.rc_context({"text.usetex": True, "figure.dpi": 1000}), chart_style():
         chart = line_chart("t", [Line("$a_", list(enumerate(values)))])
     assert "nan" not in chart.svg and "inf" not in chart.svg and chart.svg.count("<text") >= 3
+
+
+def test_chart_of_one_value_is_left_out_and_of_one_point_is_drawn():
+    with chart_style():
+        flat = line_chart("t", [Line("a", [(1.0, 0.5), (2.0, 0.5)]), Line("b", [(2.0, 0.5)])])
+        assert flat.svg == "" and len(flat.lines) == 2
+        assert line_chart("t", [Line("a", [(1.0, 0.5)])]).svg
+        assert (
+            line_chart("t", [Line("a", [(1.0, 0.5), (2.0, float("inf"))])]).note == "1 values are not finite"
+        )
+
+
+def titles_of(svg):
+    """The places that show values under the pointer: left and right edge, and the lines of each."""
+    found = re.findall(
+        r'<rect class="at" x="([\d.]+)" y="[\d.]+" width="([\d.]+)" .*?<title>(.*?)</title>', svg, re.S
+    )
+    return [(float(x), float(x) + float(width), text.splitlines()) for x, width, text in found]
+
+
+def test_chart_shows_every_value_of_a_place_under_the_pointer():
+    lines = [Line("a", [(1.0, 0.5), (2.0, 0.25)]), Line("b <i>", [(2.0, 0.75)])]
+    with chart_style():
+        places = titles_of(line_chart("t", lines, steps=1500).svg)
+    assert [text for _, _, text in places] == [
+        ["epoch 1, step 1,500", "a: 0.5"],
+        ["epoch 2, step 3,000", "a: 0.25", "b &lt;i&gt;: 0.75"],
+    ]
+    (left, middle, _), (begin, right, _) = places
+    assert left < begin < right < 4.8 * 72 and middle == pytest.approx(begin, abs=0.2)
+
+
+def test_chart_of_many_epochs_shows_few_places_and_the_last():
+    with chart_style():
+        places = titles_of(line_chart("t", [Line("a", [(float(i), i % 7) for i in range(1, 3001)])]).svg)
+    assert 30 < len(places) <= 60 and places[-1][2] == ["epoch 3000", "a: 4"]
+
+
+def test_learning_rate_is_drawn_as_steps():
+    points = [(1.0, 1.0), (2.0, 0.5), (3.0, 0.25)]
+    with chart_style():
+        straight, stairs = (line_chart("t", [Line("a", points, steps=each)]).svg for each in (False, True))
+    corners = [svg.count("L ", svg.index('id="line2d_')) for svg in (straight, stairs)]
+    assert corners[1] == corners[0] + 2
+
+
+def test_axis_has_steps_where_all_epochs_have_as_many(tmp_path):
+    def labels(*steps):
+        epochs = [epoch(number, loss=1.0 + number) for number in range(len(steps))]
+        lines = [LINES[0], *({**each, "step": n} for each, n in zip(epochs, steps))]
+        return re.findall(
+            r">(epoch(?:, step)?)</text>", render([read_run(write(tmp_path / "r.jsonl", lines))])
+        )
+
+    assert labels(10, 10, 10)[0] == "epoch, step" and labels(10, 10, 7)[0] == "epoch"
+
+
+def test_epochs_that_compile_are_grey(tmp_path):
+    lines = [
+        *({**epoch(number, loss=1.0), "elapsed": 2.0 - number} for number in range(2)),
+        {"event": "restart", "time": 110.0, **FACTS},
+        *({**epoch(number, loss=1.0), "time": 110.0 + number} for number in (2, 3)),
+    ]
+    run = read_run(write(tmp_path / "r.jsonl", [LINES[0], *lines]))
+    assert run.first_epochs() == {0, 2}
+    assert "grey: an epoch that also compiles the step" in render([run])
+
+
+def test_page_shows_config_and_notes_escaped_and_compares_config(tmp_path):
+    given = {"config": {"lr <b>": 0.5, "sizes": [1, "<i>"]}, "notes": "first <b>\nsecond"}
+    run = read_run(write(tmp_path / "r.jsonl", [{**LINES[0], **given}, *LINES[1:]]))
+    page = render([run])
+    assert (
+        "lr &lt;b&gt;" in page
+        and "1, &lt;i&gt;" in page
+        and 'class="notes">first &lt;b&gt;\nsecond</p>' in page
+    )
+    other = read_run(write(tmp_path / "s.jsonl", LINES))
+    different = render([other, run]).split("Different settings")[1]
+    assert "config: lr &lt;b&gt;" in different
+
+
+def test_machine_has_its_gpus_and_its_job(monkeypatch):
+    assert facts.read_gpu_models() == {}
+    details = {"a": {"device_name": "H100"}, "b": {"device_name": "H100"}}
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: list(details))
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", details.get)
+    for said in (
+        "x86_64 Kernel Module  535.104.05  Sat Aug 19",
+        "Open Kernel Module for x86_64  535.104.05  Release",
+    ):
+        monkeypatch.setattr(
+            facts.Path, "read_text", lambda path, said=said: f"NVRM version: NVIDIA UNIX {said}\nGCC 12"
+        )
+        assert facts.read_gpu_models() == {"GPUs": "2 x H100", "GPU driver": "535.104.05"}
+    environ = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_ARRAY_JOB_ID": "5",
+        "SLURM_ARRAY_TASK_ID": "2",
+        "RAY_JOB_ID": "01000000",
+    }
+    assert facts.read_job(environ | {"SECRET": "x"}) == {
+        "Slurm job": "7",
+        "Slurm array": "5",
+        "Slurm array task": "2",
+        "Ray job": "01000000",
+    }
 
 
 @pytest.mark.parametrize("absent", ["jinja2", "matplotlib"])
@@ -262,6 +374,56 @@ def test_find_runs_passes_over_other_json_lines(tmp_path):
     write(tmp_path / "one" / "report.jsonl", LINES)
     write(tmp_path / "one" / "log.jsonl", [{"epoch": 0, "loss": 1.0}])
     assert [run.name for run in find_runs(tmp_path)] == ["one"]
+
+
+def test_runs_are_named_for_the_folder_of_their_report(tmp_path):
+    for name in ("lr0.1", "lr0.2"):
+        write(tmp_path / name / "report.jsonl", LINES)
+    write(tmp_path / "lr0.1" / "other.jsonl", LINES)
+    assert [run.name for run in find_runs(tmp_path)] == ["lr0.1/other", "lr0.1", "lr0.2"]
+    assert [run.name for run in find_runs(tmp_path / "lr0.1")] == ["other", "lr0.1"]
+    assert [run.name for run in find_runs(tmp_path / "lr0.2" / "report.jsonl")] == ["lr0.2"]
+
+
+def test_compared_reports_stand_best_first(tmp_path):
+    def losses(*values, facts=LINES[0]):
+        return [facts, *(epoch(i, loss=9.0, val_loss=value) for i, value in enumerate(values))]
+
+    runs = {"a": losses(3.0, 2.0, 4.0), "b": losses("nan"), "c": losses(1.0, 5.0), "d": losses(2.0)}
+    for name, lines in runs.items():
+        write(tmp_path / name / "report.jsonl", lines)
+    page = callbacks.compare_reports([tmp_path / name for name in "abcd"])
+    assert page == tmp_path / "a" / "report.html"
+    text = page.read_text()
+    rows = text.split("<h2>Different settings</h2>")[0]
+    assert re.findall("</i>(.)</td>", rows) == ["c", "a", "d", "b"]
+    assert "c has the lowest val_loss: 1 in epoch 1, 1 lower than that of a." in rows
+    write(tmp_path / "e" / "report.jsonl", [LINES[0], epoch(0, loss=0.5)])  # has no validation
+    page = callbacks.compare_reports([str(tmp_path / name) for name in "ae"], tmp_path / "new" / "page.html")
+    assert "e has the lowest loss: 0.5 in epoch 1, 8.5 lower than that of a." in page.read_text()
+    other = {**LINES[0], "configuration": {**FACTS["configuration"], "loss": "mae"}}
+    write(tmp_path / "c" / "report.jsonl", losses(1.0, facts=other))
+    rows = callbacks.compare_reports([tmp_path / "a", tmp_path / "c"]).read_text()
+    assert re.findall("</i>(.)</td>", rows)[:2] == ["a", "c"] and "different loss functions" in rows
+
+
+def test_compare_reports_names_a_wrong_argument(tmp_path):
+    (tmp_path / "empty").mkdir()
+    write(tmp_path / "report.jsonl", LINES)
+    for paths, error, said in (
+        ([], ValueError, r"`paths` must be a path or a list of paths. Received: \[\]"),
+        (3, ValueError, "`paths` must be"),
+        ([tmp_path, 3], ValueError, "`paths` must be a path.* Received: 3"),
+        (tmp_path / "nowhere", ValueError, "`paths`: .*nowhere does not exist"),
+        (tmp_path / "empty", FileNotFoundError, "no numbers of a training run in .*empty"),
+    ):
+        with pytest.raises(error, match=said):
+            callbacks.compare_reports(paths)
+    (tmp_path / "mine.html").write_text("mine")
+    with pytest.raises(callbacks.SaveError, match="`output` would overwrite"):
+        callbacks.compare_reports(tmp_path, tmp_path / "mine.html")
+    with pytest.raises(ValueError, match=r"`output` must be .*s3://a"):
+        callbacks.compare_reports(tmp_path, "s3://a/page.html")
 
 
 def test_command_makes_the_page_again(tmp_path, capsys):

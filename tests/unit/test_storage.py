@@ -25,6 +25,7 @@ WRITERS = {
     "PredictionWriter": (callbacks.PredictionWriter, "path", "a.npy"),
     "Profiler": (callbacks.Profiler, "log_dir", "logs"),
     "TrainingReport": (callbacks.TrainingReport, "path", "a.html"),
+    "compare_reports": (callbacks.compare_reports, "paths", "a.jsonl"),
     "list_backups": (callbacks.list_backups, "directory", "b"),
     "read_backup": (callbacks.read_backup, "path", "b/a.unisono"),
     "verify_checkpoint": (callbacks.verify_checkpoint, "path", "a.keras"),

@@ -7,6 +7,7 @@ A name that exists in Keras may also do what Keras does, error for error.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -91,6 +92,8 @@ _CALLBACKS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
             "refresh_seconds": "not negative",
             "gradient_norm": "flag",
             "clock": "function",
+            "config": "dict or none",
+            "notes": "name, or none",
         },
     ),
 }
@@ -128,6 +131,13 @@ _PIECES = {
 def subjects(bench: Bench) -> dict[str, Subject]:
     """Every public function and class with its arguments; `bench` has the model."""
     model, place = bench.model, bench.folder
+    run = place / "run.jsonl"
+    facts = {
+        "strategy": {"replicas": 1},
+        "configuration": {"epochs": 1},
+        "model": {"trainable parameters": 1},
+    }
+    run.write_text(json.dumps({"event": "begin", "time": 1.0, **facts, "summary": ""}) + "\n")
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     pair = [(tf.ones(2), tf.Variable([1.0, 2.0]))]
     memory = distribute.ModelMemory(10, 10, 10, 1.0)
@@ -268,6 +278,10 @@ def subjects(bench: Bench) -> dict[str, Subject]:
         ),
         "test_on_batch": of(model.test_on_batch, on_batch, **data, **weights, return_dict=TRUTH),
         "predict_on_batch": of(model.predict_on_batch, {"x": X}, x="nothing"),
+        # The last, because it writes a page whose name is that of the missing file of others.
+        "compare_reports": of(
+            callbacks.compare_reports, {"paths": str(run)}, paths="nothing", output="path or none"
+        ),
     }
 
 

@@ -241,6 +241,9 @@ OURS: dict[str, Callable[[Bench], Any]] = {
     ),
     "profile steps in a list": lambda b: callbacks.Profiler(b.folder, steps=[1, 2]),
     "report without path of its own": lambda b: callbacks.TrainingReport(title=3),
+    "report of any settings": lambda b: callbacks.TrainingReport(
+        config={"lr": np.float32(0.1), "sizes": (1, 2), "nested": {"nan": float("nan")}, "path": b.folder}
+    ),
     "pipeline of a tuple": lambda b: Pipeline(("CPU:0", "CPU:1"), np.int64(2)),
     "pipeline in small letters": lambda b: Pipeline(["cpu:0", "/device:CPU:1"], 2),
     "pipeline twice on one device": lambda b: Pipeline(["CPU:0", "CPU:0"], 2, memory_limit=1e9),

@@ -192,6 +192,8 @@ SETTINGS: dict[str, Use] = {
     **_of("TensorBoard", "write_graph", "True or False", "no"),
     **_of("TrainingReport", "refresh_seconds", "number", -1, "a", NAN, None),
     **_of("TrainingReport", "gradient_norm", "True or False", "no"),
+    **_of("TrainingReport", "config", "dict whose keys are str", "lr=0.1", {1: 2}),
+    **_of("TrainingReport", "notes", "None or a str", 3),
     **_of("TrainingReport", "clock", "function", 3),
     **_of("ProgressBar", "stream", "open file", 3, "log.txt"),
     **_of("ProgressBar", "clock", "function", 3),
