@@ -107,12 +107,12 @@ class Recorder:
 
     def __init__(self) -> None:
         self.rows: list[list[int]] = []
-        self.alone, self.training, self.backend = True, True, "graph"
+        self.alone, self.training, self.predicts, self.backend = True, True, False, "graph"
         self.model = types.SimpleNamespace(
             run_eagerly=True, jit_compile=False, _auto_jit=True, _pipeline=None
         )
 
-    def __call__(self, execution: Any, step: int) -> tuple[int, dict[str, Any]]:
+    def __call__(self, execution: Any) -> tuple[int, dict[str, Any]]:
         for chunk in execution.chunks:
             for i in range(chunk.steps):
                 x = chunk.batch(i)[0]

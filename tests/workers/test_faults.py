@@ -69,4 +69,4 @@ def test_workers_with_different_scripts_are_rejected(start_workers):
     workers = start_workers(["faults", "collectives"], arguments=["none"])
     ended = workers.wait()
     assert all(one.code == 1 for one in ended)
-    assert any("runs another script than this one (worker " in one.err for one in ended)
+    assert all("worker 1 " in one.err and "runs another script than worker 0" in one.err for one in ended)
