@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..environment import NO_PLACE, REJOIN
 from .descendants import adopt_orphans
 from .error_attribution import Failure, Restarts, attribute, how_it_ended
 from .gpus import read_gpus
@@ -56,6 +57,7 @@ class Launcher:
     _signals: list[int] = dataclasses.field(default_factory=list)
     _stopping: int | None = None
     _saving: bool = False  # the workers were sent SIGUSR1, after which they save and exit
+    _lost_at: str | None = None  # the position in training at which workers of other machines were lost last
 
     def run(self) -> int:
         """Runs to the end, and returns the exit status. Context: no thread has been started.
@@ -106,14 +108,21 @@ class Launcher:
             if self._saving and first.status == _SAVED:
                 _say("the workers saved and ended after SIGUSR1")
                 return _SAVED
+            if first.status == REJOIN and self.layout.fewest_nodes and self._stopping is None:
+                attempt += 1
+                _say("the workers saved, and start again with the machine that came")
+                continue
             self._report(failed, processes)
             if self._stopping is not None:
                 return 128 + self._stopping
+            if first.status == NO_PLACE and self.layout.fewest_nodes:
+                return NO_PLACE
             if port_retries and _shows(processes, first, _PORT_TAKEN):
                 port_retries -= 1
                 _say("another program took the port in between: starting again with other ports")
                 continue
-            pause = restarts.next(first.error)
+            counted = not self._loses_others(first, processes)
+            pause = restarts.next(first.error, counted)
             if pause is None:
                 if restarts.repeated:
                     _say(
@@ -121,7 +130,8 @@ class Launcher:
                     )
                 return first.status
             attempt += 1
-            _say(f"starting all again in {pause:g} s, restart {attempt} of {self.most_restarts}")
+            number = f", restart {attempt} of {self.most_restarts}" if counted else ""
+            _say(f"starting all again in {pause:g} s{number}")
             self._sleep(pause)
             if self._stopping is not None:
                 return 128 + self._stopping
@@ -156,6 +166,14 @@ class Launcher:
             if deadline is not None and time.monotonic() > deadline:
                 return failures or [_unwilling(processes, self._stopping or signal.SIGTERM)]
         return failures
+
+    def _loses_others(self, first: Failure, processes: Processes) -> bool:
+        """Whether other machines failed or left, in an elastic launch, and at another step than the last time."""
+        if not self.layout.fewest_nodes or not (first.of_others or first.status == _SAVED):
+            return False
+        before, records = self._lost_at, [each.record for each in processes.states()]
+        self._lost_at = next((each.position for each in records if each is not None), "")
+        return self._lost_at != before
 
     def _replace(self, task: Task, code: int, restarts: Restarts, processes: Processes) -> None:
         """Restarts a task that the others can do without, if restarts are left."""
@@ -193,7 +211,10 @@ class Launcher:
         if number is not None and first.what in (how_it_ended(-number), how_it_ended(128 + number)):
             _say(f"the workers ended after {signal.Signals(number).name}")
             return
-        _say(f"{first.name} failed first: it {first.what}. The others were ended.")
+        if first.of_others and self.layout.nnodes > 1:
+            _say(f"{first.name} lost a worker of another machine: it {first.what}.")
+        else:
+            _say(f"{first.name} failed first: it {first.what}. The others were ended.")
         for other in others[:_MOST_OTHERS]:
             _say(f"{other.name} failed too: it {other.what}.")
         lines = processes.last_lines(first.name)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..environment import ClusterError
+from ..environment import ELASTIC, ClusterError
 from .addresses import LOOPBACK, join_address, split_address
 from .launchers import LEVELS, TABLE, Column, Environ, Launcher, read_user_size
 
@@ -44,6 +44,30 @@ class Place(NamedTuple):
             f"separate model: {fix}create the model under unisono.distribute.auto_strategy(); set TF_CONFIG={{}} if the "
             "models are meant to be independent."
         )
+
+
+class Machines(NamedTuple):
+    """How the workers are divided among machines; those of a cluster of a fixed size count as one machine."""
+
+    fewest: int  # workers without which there is no run
+    each: int  # workers of one machine
+    name: str  # of this one; "" with a fixed size
+
+    @classmethod
+    def read(cls, place: Place) -> Machines:
+        """Those of an elastic launch, or of a cluster of a fixed size."""
+        words = os.environ.get(ELASTIC, "").split() if place.launcher == "launch" else []
+        if not words:
+            return cls(place.size or 0, place.size or 0, "")
+        fewest, each, name = words
+        return cls(int(fewest), int(each), name)
+
+
+class Peer(NamedTuple):
+    """What all know of a worker: its address, and what tells its GPUs from those of others of its host."""
+
+    address: str
+    devices: str
 
 
 def read_place(environ: Environ | None = None) -> Place | None:

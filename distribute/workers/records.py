@@ -130,12 +130,13 @@ class Recorder:
 
     def start(self, folder: str | None, task: str) -> None:
         """Keeps the record of a task ("worker 1", "ps 0") in the folder of UNISONO_RECORDS; without a folder, none."""
+        self._record.task = task or self._record.task  # known at the second call where the workers meet first
         if not folder or self._folder is not None:
             return
         from ..storage import local_path  # imports NumPy, which `--help` need not wait for
 
         path: Path = local_path("UNISONO_RECORDS", folder)
-        self._folder, self._record.task = path, task
+        self._folder = path
         with contextlib.suppress(OSError):
             path.mkdir(parents=True, exist_ok=True)
         self.update()
