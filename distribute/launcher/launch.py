@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..environment import NO_PLACE, REJOIN
+from ..environment import NO_PLACE, REJOIN, SINCE
 from .descendants import adopt_orphans
 from .error_attribution import Failure, Restarts, attribute, how_it_ended
 from .gpus import read_gpus
@@ -33,6 +33,10 @@ _PORT_RETRIES = 3
 _PORT_TAKEN = ("Could not start gRPC server", "Address already in use", "is in use by another process")
 _WRONG_ARGUMENT = 2
 _SAVED = 143  # of a worker that saved and exited because a signal asked it to
+_ELASTIC = {
+    REJOIN: "the workers saved, to start again with the machine that came",
+    NO_PLACE: "the machine of the endpoint is lost, or too few came: start this command again later",
+}
 _MOST_OTHERS = 8
 WARNING = (
     "whoever reaches the ports of these processes can run code as you: TensorFlow's servers listen on all interfaces. Close "
@@ -108,20 +112,16 @@ class Launcher:
             if self._saving and first.status == _SAVED:
                 _say("the workers saved and ended after SIGUSR1")
                 return _SAVED
-            if first.status == REJOIN and self.layout.fewest_nodes and self._stopping is None:
-                attempt += 1
-                _say("the workers saved, and start again with the machine that came")
-                continue
             self._report(failed, processes)
             if self._stopping is not None:
                 return 128 + self._stopping
-            if first.status == NO_PLACE and self.layout.fewest_nodes:
+            if self.layout.fewest_nodes and first.status == NO_PLACE:
                 return NO_PLACE
             if port_retries and _shows(processes, first, _PORT_TAKEN):
                 port_retries -= 1
                 _say("another program took the port in between: starting again with other ports")
                 continue
-            counted = not self._loses_others(first, processes)
+            counted = not self.layout.fewest_nodes or self._is_own(first, processes)
             pause = restarts.next(first.error, counted)
             if pause is None:
                 if restarts.repeated:
@@ -167,13 +167,16 @@ class Launcher:
                 return failures or [_unwilling(processes, self._stopping or signal.SIGTERM)]
         return failures
 
-    def _loses_others(self, first: Failure, processes: Processes) -> bool:
-        """Whether other machines failed or left, in an elastic launch, and at another step than the last time."""
-        if not self.layout.fewest_nodes or not (first.of_others or first.status == _SAVED):
+    def _is_own(self, first: Failure, processes: Processes) -> bool:
+        """Whether an elastic launch failed by itself, and not because machines come or go, at another step each time."""
+        os.environ[SINCE] = str(first.time)
+        if first.status == REJOIN:
             return False
+        if not first.of_others and first.status != _SAVED:
+            return True
         before, records = self._lost_at, [each.record for each in processes.states()]
         self._lost_at = next((each.position for each in records if each is not None), "")
-        return self._lost_at != before
+        return self._lost_at == before
 
     def _replace(self, task: Task, code: int, restarts: Restarts, processes: Processes) -> None:
         """Restarts a task that the others can do without, if restarts are left."""
@@ -210,6 +213,9 @@ class Launcher:
         number = self._stopping
         if number is not None and first.what in (how_it_ended(-number), how_it_ended(128 + number)):
             _say(f"the workers ended after {signal.Signals(number).name}")
+            return
+        if self.layout.fewest_nodes and first.status in _ELASTIC:
+            _say(_ELASTIC[first.status])
             return
         if first.of_others and self.layout.nnodes > 1:
             _say(f"{first.name} lost a worker of another machine: it {first.what}.")

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from ..environment import NO_PLACE, RUN, ClusterError
+from ..environment import NO_PLACE, RUN, SINCE, ClusterError
 from .addresses import LOOPBACK, connect, free_ports, is_here, join_address, split_address
 from .cluster import Cluster
 from .lines import ASK, MOST_BYTES, hear_line, parse, tell
@@ -242,7 +242,10 @@ def _seat_of(said: dict[str, Any]) -> Seat:
 
 def _ask(place: Place, mine: dict[str, Any], timeout: float) -> tuple[int, list[Peer]]:
     """Another worker: tells worker 0 who it is, again until worker 0 has heard it, and waits for the answer."""
-    until, problem, waits = time.monotonic() + timeout, "", False
+    spent = max(
+        0.0, time.time() - float(os.environ.get(SINCE, "inf"))
+    )  # since an elastic launch lost worker 0
+    until, problem, waits = time.monotonic() + max(ASK, timeout - spent), "", False
     while (left := until - time.monotonic()) > 0:
         answer, heard = {}, bytearray()
         try:

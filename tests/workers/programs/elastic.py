@@ -32,6 +32,13 @@ class Holds(keras.callbacks.Callback):
             time.sleep(0.02)
 
 
-model.fit(x, x[:, :1], batch_size=5, epochs=epochs, verbose=0, callbacks=[Holds(), unisono.callbacks.BackupAndRestore(f"{out}/backup")])
+model.fit(
+    x,
+    x[:, :1],
+    batch_size=5,
+    epochs=epochs,
+    verbose=0,
+    callbacks=[Holds(), unisono.callbacks.BackupAndRestore(f"{out}/backup")],
+)
 weights = np.concatenate([w.ravel() for w in model.get_weights()])
 print("joined", place, weights.tobytes().hex(), flush=True)
