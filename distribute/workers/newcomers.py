@@ -19,7 +19,7 @@ _TICK = 1.0
 _waits = False  # whether worker 0, in this process, has heard one
 
 
-def hear_newcomers(listener: socket.socket, mine: dict[str, Any], full: bool) -> None:
+def hear_newcomers(listener: socket.socket, mine: dict[str, Any], full: bool) -> Ticker:
     """Answers at the endpoint, in a thread, for as long as this process runs. `full`: the run has room for no more."""
     listener.settimeout(_TICK)
 
@@ -37,7 +37,9 @@ def hear_newcomers(listener: socket.socket, mine: dict[str, Any], full: bool) ->
                     tell(connection, {"error": f"another run trains at {listener.getsockname()[1]}: {cure}"})
         return True
 
-    Ticker("newcomers", hear, 0.0).start()
+    ticker = Ticker("newcomers", hear, 0.0)
+    ticker.start()
+    return ticker
 
 
 def newcomer_waits(strategy: tf.distribute.Strategy) -> bool:

@@ -17,6 +17,14 @@ _FIRST_PORT, _PORTS = 20_000, 10_000  # below the kernel's range for outgoing co
 _warned: set[str] = set()
 
 
+class Machines(NamedTuple):
+    """How the workers are divided among machines; those of a cluster of a fixed size count as one machine."""
+
+    fewest: int  # workers without which there is no run
+    each: int  # workers of one machine
+    name: str = ""  # of this one; "" with a fixed size
+
+
 class Place(NamedTuple):
     """This process as one of several that a launcher started, without TF_CONFIG."""
 
@@ -27,6 +35,7 @@ class Place(NamedTuple):
     job: str  # what tells this run from others
     level: str = ""
     variables: str = ""  # with their values
+    elastic: Machines | None = None  # of an elastic launch, whose workers get their numbers when they meet
 
     def __str__(self) -> str:
         """The problem and the fix."""
@@ -44,23 +53,6 @@ class Place(NamedTuple):
             f"separate model: {fix}create the model under unisono.distribute.auto_strategy(); set TF_CONFIG={{}} if the "
             "models are meant to be independent."
         )
-
-
-class Machines(NamedTuple):
-    """How the workers are divided among machines; those of a cluster of a fixed size count as one machine."""
-
-    fewest: int  # workers without which there is no run
-    each: int  # workers of one machine
-    name: str  # of this one; "" with a fixed size
-
-    @classmethod
-    def read(cls, place: Place) -> Machines:
-        """Those of an elastic launch, or of a cluster of a fixed size."""
-        words = os.environ.get(ELASTIC, "").split() if place.launcher == "launch" else []
-        if not words:
-            return cls(place.size or 0, place.size or 0, "")
-        fewest, each, name = words
-        return cls(int(fewest), int(each), name)
 
 
 class Peer(NamedTuple):
@@ -114,7 +106,9 @@ def _read_row(row: Launcher, environ: Environ) -> Place | None:
     )
     job = " ".join(environ.get(name, "") for name in row.job.split())
     addresses = () if size is None else _read_addresses(row, environ, size, job)
-    return Place(row.name, rank, size, addresses, job, row.level, variables)
+    words = environ.get(ELASTIC, "").split() if row.name == "launch" else []
+    elastic = Machines(int(words[0]), int(words[1]), words[2]) if words else None
+    return Place(row.name, rank, size, addresses, job, row.level, variables, elastic)
 
 
 def _read_addresses(row: Launcher, environ: Mapping[str, str], size: int, job: str) -> tuple[str, ...]:

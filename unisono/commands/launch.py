@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import Sequence
 
@@ -162,7 +163,8 @@ def main(argv: Sequence[str]) -> int:
     if options.log_dir is not None:
         PARSER.make_folder("argument --log-dir", options.log_dir)
     fewest_nodes, nnodes = options.nnodes
-    claimed = claim(options.rdzv_endpoint) if fewest_nodes and options.node_rank is None else None
+    derived = bool(fewest_nodes) and options.node_rank is None
+    claimed = claim(options.rdzv_endpoint) if derived else None
     layout = Layout(
         workers=options.workers,
         replicas_per_worker=options.replicas_per_worker,
@@ -170,12 +172,11 @@ def main(argv: Sequence[str]) -> int:
         stages=options.stages,
         timeout=timeout,
         nnodes=nnodes,
-        node_rank=int(claimed is None)
-        if fewest_nodes and options.node_rank is None
-        else options.node_rank or 0,
+        node_rank=int(claimed is None) if derived else options.node_rank or 0,
         endpoint=options.rdzv_endpoint or "",
         fewest_nodes=fewest_nodes,
     )
     restarts = (3 if fewest_nodes else 0) if options.restarts is None else options.restarts
     script = [*["-m"] * options.module, options.script, *options.arguments]
-    return Launcher(script, layout, restarts, options.log_dir, options.grace, options.network).run()
+    with claimed or contextlib.nullcontext():
+        return Launcher(script, layout, restarts, options.log_dir, options.grace, options.network).run()
