@@ -30,9 +30,7 @@ class Layout:
     nnodes: int = 1  # machines, with a launcher on each
     node_rank: int = 0  # of this machine
     endpoint: str = ""  # "host:port" of worker 0, where the workers of several machines meet
-    fewest_nodes: int = (
-        0  # of an elastic launch: `nnodes` is the most, and only machine 0 has its number; 0: not elastic
-    )
+    fewest_nodes: int = 0  # of an elastic launch, in which `nnodes` is the most; 0: it is not elastic
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ _waits = False  # whether worker 0, in this process, has heard one
 
 
 def hear_newcomers(listener: socket.socket, mine: dict[str, Any], full: bool) -> Ticker:
-    """Answers at the endpoint, in a thread, for as long as this process runs. `full`: the run has room for no more."""
+    """Answers at the endpoint, in a thread, for as long as this process runs. `full`: the run takes no more machines."""
     listener.settimeout(_TICK)
 
     def hear() -> bool:
@@ -33,8 +33,8 @@ def hear_newcomers(listener: socket.socket, mine: dict[str, Any], full: bool) ->
                     _waits = not full
                     tell(connection, {"wait": True})
                 elif "unisono" in said:
-                    cure = "end it, or start the same script with the same --nnodes and --nproc-per-node."
-                    tell(connection, {"error": f"another run trains at {listener.getsockname()[1]}: {cure}"})
+                    cure = "end it, or start the same script with the same --nnodes and --nproc-per-node"
+                    tell(connection, {"error": f"another run trains at this endpoint: {cure}."})
         return True
 
     ticker = Ticker("newcomers", hear, 0.0)

@@ -242,10 +242,9 @@ def _seat_of(said: dict[str, Any]) -> Seat:
 
 def _ask(place: Place, mine: dict[str, Any], timeout: float) -> tuple[int, list[Peer]]:
     """Another worker: tells worker 0 who it is, again until worker 0 has heard it, and waits for the answer."""
-    spent = max(
-        0.0, time.time() - float(os.environ.get(SINCE, "inf"))
-    )  # since an elastic launch lost worker 0
-    until, problem, waits = time.monotonic() + max(ASK, timeout - spent), "", False
+    lost = float(os.environ.get(SINCE, "inf")) if place.elastic else time.time()
+    until = time.monotonic() + max(ASK, timeout - max(0.0, time.time() - lost))
+    problem, waits = "", False
     while (left := until - time.monotonic()) > 0:
         answer, heard = {}, bytearray()
         try:

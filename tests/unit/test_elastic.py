@@ -29,7 +29,7 @@ def endpoint():
 
 @pytest.fixture
 def listening(monkeypatch):
-    """What listens for newcomers after a meeting; the process would, until it ends."""
+    """What listens for newcomers after `meet`; a worker's process does until it ends."""
     found = []
 
     def hear(listener, *arguments, **options):
