@@ -16,8 +16,8 @@ from .parameter_servers.strategy import ParameterServerStrategy
 from .workers import cluster_start
 from .workers.addresses import split_address
 from .workers.cluster import Cluster, ClusterError, read_cluster
-from .workers.places import Place, read_place, warn_of_unknown_size
-from .workers.rendezvous import Peer, meet
+from .workers.places import Peer, Place, read_place, warn_of_unknown_size
+from .workers.rendezvous import meet
 
 # TensorFlow's strategies, for clusters without TF_CONFIG.
 cluster_resolver = tf.distribute.cluster_resolver
@@ -59,7 +59,8 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
         )
     place = read_place()
     if place is not None and place.size:
-        peers = meet(place, peer_timeout(), cluster_start.digest_program())
+        rank, peers = meet(place, peer_timeout(), cluster_start.digest_program())
+        place = place._replace(rank=rank)
         _divide_gpus(place, peers)
         config = {"cluster": {"worker": [each.address for each in peers]}}
         os.environ["TF_CONFIG"] = json.dumps({**config, "task": {"type": "worker", "index": place.rank}})

@@ -14,6 +14,11 @@ RECORDS = "UNISONO_RECORDS"
 RUN = "UNISONO_RUN"
 # The place of a worker that `launch` started on one of several machines, and where all of them meet.
 RANK, SIZE, ENDPOINT = "UNISONO_RANK", "UNISONO_SIZE", "UNISONO_ENDPOINT"
+ELASTIC = "UNISONO_ELASTIC"  # of `launch --nnodes 1:4`: the fewest workers, those of a machine, and a name of this one
+SINCE = "UNISONO_SINCE"  # the time at which an elastic launch lost its last attempt
+# Exit statuses of a worker of an elastic launch: all have saved for a machine that came (ERESTART), and there is no
+# place at the endpoint (EX_TEMPFAIL).
+REJOIN, NO_PLACE = 85, 75
 
 DEFAULT_TIMEOUT = 60.0
 LONGEST_TIMEOUT = 1e6  # 11 days; longer waits overflow system timers

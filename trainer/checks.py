@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..compat.keras_private.training import overrides_compute_loss, strategy_of
 from ..compat.keras_private.variables import raw_value, was_left
 from ..compat.tensorflow_private.strategies import give_collectives_a_group
 from ..distribute.arguments import number, shown, truth, whole_number
+from ..distribute.environment import ELASTIC
 from ..distribute.hardware.devices import check_exist
 from ..distribute.sharding.sharded import level_of
 from ..distribute.sharding.sharded_value import ShardedValue
@@ -65,6 +67,11 @@ def global_batch_size(
             f"batch_size={batch_size!r} and per_replica_batch_size={per_replica_batch_size!r}"
         )
     samples = whole_number("per_replica_batch_size", per_replica_batch_size)
+    if ELASTIC in os.environ:
+        raise ValueError(
+            f"per_replica_batch_size={samples} is invalid in an elastic launch (--nnodes MIN:MAX), because the global batch "
+            "would change with the number of workers: pass `batch_size`, the global batch."
+        )
     if kind_of(x) != "array":
         alone(kind_of(x), per_replica_batch_size=samples)
     return samples * model.distribute_strategy.num_replicas_in_sync

@@ -15,6 +15,7 @@ import numpy as np
 from ...compat.keras_private.training import begin_with_epoch
 from ...distribute.arguments import shown, truth, whole_number
 from ...distribute.workers.agreement import exchange, spans_workers
+from ...distribute.workers.newcomers import newcomer_waits
 from ...state.identity.table import identity as identity_of
 from ...state.trained_model import FitState
 from ..custom_loop import CustomLoopSupport
@@ -24,7 +25,7 @@ from .files.container import damaged_where_wrong
 from .files.owner import FolderOwner
 from .files.store import BackgroundWriter, BackupStore, Found, backup_directory
 from .resuming import announce, build_optimizer, on_all_workers, warn_if_inexact, warn_of_own_states
-from .save_schedule import InterruptionHandlers, SaveSchedule, stop
+from .save_schedule import NEWCOMER, InterruptionHandlers, SaveSchedule, stop
 
 
 class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
@@ -154,9 +155,12 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         """Saves if a backup is due, and stops training if that was requested."""
         self._writer.raise_error()
         fit_state = self._fit_state(batch=batch)
+        due = self._is_due(fit_state.step)
+        if due and newcomer_waits(self.model.distribute_strategy):
+            fit_state.save_and_exit = NEWCOMER
         if fit_state.save_and_exit:
             self._save_and_stop(fit_state.epoch, fit_state.step)
-        if self._is_due(fit_state.step):
+        if due:
             self._save(fit_state.epoch, fit_state.step)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
@@ -164,9 +168,11 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self._writer.raise_error()
         fit_state = self._fit_state()
         self._steps_before_epoch += fit_state.step
+        last = epoch + 1 >= fit_state.epochs or bool(getattr(self.model, "stop_training", False))
+        if not last and newcomer_waits(self.model.distribute_strategy):
+            fit_state.save_and_exit = NEWCOMER
         if fit_state.save_and_exit:
             self._save_and_stop(epoch + 1, 0)
-        last = epoch + 1 >= fit_state.epochs or bool(getattr(self.model, "stop_training", False))
         due = self._is_due(0)  # every worker must ask
         if due or self.schedule.unit == "epoch" or (last and not self.delete_when_done):
             self._save(epoch + 1, 0)

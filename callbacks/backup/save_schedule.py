@@ -16,9 +16,11 @@ from typing import Any
 import tensorflow as tf
 
 from ...distribute.arguments import shown, whole_number
+from ...distribute.environment import REJOIN
 from ...distribute.workers.agreement import exchange
 from ...state.trained_model import FitState
 
+NEWCOMER = "newcomer"  # the reason to exit where a machine waits to join an elastic run
 _TEXT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|seconds?|m|min|minutes?|h|hours?)\s*$")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -131,7 +133,9 @@ class InterruptionHandlers:
 
 
 def stop(reason: str) -> None:
-    """Ends training for `reason`, the name of a signal: `KeyboardInterrupt` for SIGINT, else `SystemExit` with 143."""
+    """Ends training for `reason`: `KeyboardInterrupt` for SIGINT, else `SystemExit`, with 143 for another signal."""
     if reason == "SIGINT":
         raise KeyboardInterrupt
+    if reason == NEWCOMER:
+        raise SystemExit(REJOIN)
     raise SystemExit(143)  # what a shell reports for a process that SIGTERM ended: 128 + 15

@@ -59,6 +59,7 @@ class Failure:
     # False where more may be known in a moment: a process that seems to hang may be failing, and a process that chose its
     # exit status may have done so because it lost another.
     sure: bool = True
+    of_others: bool = False  # whether it only reports a process of another machine
 
 
 def attribute(processes: Sequence[ProcessState], now: float) -> list[Failure]:
@@ -66,7 +67,8 @@ def attribute(processes: Sequence[ProcessState], now: float) -> list[Failure]:
 
     A process that only reports a lost peer, or a peer's error, is left out, unless no other process failed.
     """
-    by_name = {name: each for each in processes for name in each.task.aliases}
+    by_name = {each.record.task: each for each in processes if each.record is not None}
+    by_name |= {name: each for each in processes for name in each.task.aliases}
     blames = {each.task.name: _blame(each, by_name) for each in processes if each.failed}
     found = {each.task.name: _own_failure(each, blames.get(each.task.name), now) for each in processes}
     for survivor in processes:
@@ -77,7 +79,7 @@ def attribute(processes: Sequence[ProcessState], now: float) -> list[Failure]:
     failures = [each for each in found.values() if each is not None]
     if not failures:
         ended = [_ended(each, now) for each in processes if each.failed and each.task.role != "spare"]
-        failures = [dataclasses.replace(each, sure=False, error=None) for each in ended]
+        failures = [dataclasses.replace(each, sure=False, error=None, of_others=True) for each in ended]
     return sorted(failures, key=lambda failure: failure.time)
 
 
@@ -195,8 +197,10 @@ class Restarts:
         self._error: str | None = None
         self.repeated = False
 
-    def next(self, error: str | None) -> float | None:
+    def next(self, error: str | None, counted: bool = True) -> float | None:
         """The seconds before the next attempt, or None: no more; `error`: the last one and its step; None: from outside."""
+        if not counted:
+            return _FIRST_PAUSE
         self.repeated = error is not None and error == self._error
         self._error = error
         if self._count >= self._most or self.repeated:

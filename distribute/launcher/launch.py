@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..environment import NO_PLACE, REJOIN, SINCE
 from .descendants import adopt_orphans
 from .error_attribution import Failure, Restarts, attribute, how_it_ended
 from .gpus import read_gpus
@@ -32,6 +33,10 @@ _PORT_RETRIES = 3
 _PORT_TAKEN = ("Could not start gRPC server", "Address already in use", "is in use by another process")
 _WRONG_ARGUMENT = 2
 _SAVED = 143  # of a worker that saved and exited because a signal asked it to
+_ELASTIC = {
+    REJOIN: "the workers saved, to start again with the machine that came",
+    NO_PLACE: "the machine of the endpoint is lost, or too few came: start this command again later",
+}
 _MOST_OTHERS = 8
 WARNING = (
     "whoever reaches the ports of these processes can run code as you: TensorFlow's servers listen on all interfaces. Close "
@@ -56,6 +61,7 @@ class Launcher:
     _signals: list[int] = dataclasses.field(default_factory=list)
     _stopping: int | None = None
     _saving: bool = False  # the workers were sent SIGUSR1, after which they save and exit
+    _lost_at: str | None = None  # the position in training at which workers of other machines were lost last
 
     def run(self) -> int:
         """Runs to the end, and returns the exit status. Context: no thread has been started.
@@ -109,11 +115,14 @@ class Launcher:
             self._report(failed, processes)
             if self._stopping is not None:
                 return 128 + self._stopping
+            if self.layout.fewest_nodes and first.status == NO_PLACE:
+                return NO_PLACE
             if port_retries and _shows(processes, first, _PORT_TAKEN):
                 port_retries -= 1
                 _say("another program took the port in between: starting again with other ports")
                 continue
-            pause = restarts.next(first.error)
+            counted = not self.layout.fewest_nodes or self._is_own(first, processes)
+            pause = restarts.next(first.error, counted)
             if pause is None:
                 if restarts.repeated:
                     _say(
@@ -121,7 +130,8 @@ class Launcher:
                     )
                 return first.status
             attempt += 1
-            _say(f"starting all again in {pause:g} s, restart {attempt} of {self.most_restarts}")
+            number = f", restart {attempt} of {self.most_restarts}" if counted else ""
+            _say(f"starting all again in {pause:g} s{number}")
             self._sleep(pause)
             if self._stopping is not None:
                 return 128 + self._stopping
@@ -156,6 +166,17 @@ class Launcher:
             if deadline is not None and time.monotonic() > deadline:
                 return failures or [_unwilling(processes, self._stopping or signal.SIGTERM)]
         return failures
+
+    def _is_own(self, first: Failure, processes: Processes) -> bool:
+        """Whether an elastic launch failed by itself, and not because machines come or go, at another step each time."""
+        os.environ[SINCE] = str(first.time)
+        if first.status == REJOIN:
+            return False
+        if not first.of_others and first.status != _SAVED:
+            return True
+        before, records = self._lost_at, [each.record for each in processes.states()]
+        self._lost_at = next((each.position for each in records if each is not None), "")
+        return self._lost_at == before
 
     def _replace(self, task: Task, code: int, restarts: Restarts, processes: Processes) -> None:
         """Restarts a task that the others can do without, if restarts are left."""
@@ -193,7 +214,13 @@ class Launcher:
         if number is not None and first.what in (how_it_ended(-number), how_it_ended(128 + number)):
             _say(f"the workers ended after {signal.Signals(number).name}")
             return
-        _say(f"{first.name} failed first: it {first.what}. The others were ended.")
+        if self.layout.fewest_nodes and first.status in _ELASTIC:
+            _say(_ELASTIC[first.status])
+            return
+        if first.of_others and self.layout.nnodes > 1:
+            _say(f"{first.name} lost a worker of another machine: it {first.what}.")
+        else:
+            _say(f"{first.name} failed first: it {first.what}. The others were ended.")
         for other in others[:_MOST_OTHERS]:
             _say(f"{other.name} failed too: it {other.what}.")
         lines = processes.last_lines(first.name)

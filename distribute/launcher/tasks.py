@@ -30,6 +30,7 @@ class Layout:
     nnodes: int = 1  # machines, with a launcher on each
     node_rank: int = 0  # of this machine
     endpoint: str = ""  # "host:port" of worker 0, where the workers of several machines meet
+    fewest_nodes: int = 0  # of an elastic launch, in which `nnodes` is the most; 0: it is not elastic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,7 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
     }
     if layout.replicas_per_worker is not None:
         common[environment.REPLICAS_PER_WORKER] = str(layout.replicas_per_worker)
-    workers, stages = layout.workers, layout.stages
+    workers, stages, machine = layout.workers, layout.stages, secrets.token_hex(8)
     addresses = _addresses(workers + (1 + layout.parameter_servers if layout.parameter_servers else 0))
     cluster = {"worker": addresses[:workers]}
 
@@ -90,21 +91,28 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
         if layout.nnodes == 1:
             worker = task(f"worker-{i}", "worker", i, own, "script")
         else:
-            worker = _among_machines(layout, layout.node_rank * workers + i, {**common, **own}, script)
+            worker = _among_machines(layout, i, {**common, **own}, script, machine)
         tasks += _with_stages(worker, of_stages)
     return tasks
 
 
-def _among_machines(layout: Layout, rank: int, env: Mapping[str, str], script: Sequence[str]) -> Task:
+def _among_machines(
+    layout: Layout, index: int, env: Mapping[str, str], script: Sequence[str], machine: str
+) -> Task:
     """A worker that meets those of other machines at the endpoint, and gets TF_CONFIG there."""
+    rank, name = layout.node_rank * layout.workers + index, "worker"
     place = {
         environment.RANK: str(rank),
         environment.SIZE: str(layout.nnodes * layout.workers),
         environment.ENDPOINT: layout.endpoint,
     }
     aliases = {f"worker {rank}"} | ({LEADER} if rank == 0 else set())
+    if layout.fewest_nodes:
+        words = layout.fewest_nodes * layout.workers, layout.workers, machine
+        place[environment.ELASTIC] = " ".join(map(str, words))
+        rank, name, aliases = index, "process", aliases if rank == 0 else set()
     return Task(
-        f"worker-{rank}", (sys.executable, "-u", *script), {**env, **place}, "script", frozenset(aliases)
+        f"{name}-{rank}", (sys.executable, "-u", *script), {**env, **place}, "script", frozenset(aliases)
     )
 
 

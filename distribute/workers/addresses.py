@@ -43,6 +43,27 @@ def listens(address: str, seconds: float) -> bool:
     return False
 
 
+def is_here(host: str) -> bool:
+    """Whether this machine has the address."""
+    with contextlib.suppress(OSError):
+        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
+            return True
+    return False
+
+
+def claim(address: str) -> socket.socket | None:
+    """Reserves an address until the socket is closed; None if another process has, or it is another machine's."""
+    claimed = socket.socket(socket.AF_UNIX)
+    with contextlib.suppress(OSError):
+        if is_here(split_address(address)[0]):
+            claimed.bind(f"\0unisono launch {address}")
+            return claimed
+    claimed.close()
+    return None
+
+
 def first_words(address: str, seconds: float) -> bytes:
     """The first bytes that the server at an address sends; b"" without a server."""
     with contextlib.suppress(OSError), connect(address, seconds) as connection:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..environment import ClusterError as ClusterError
-from .addresses import split_address
+from .addresses import LOOPBACK, split_address
+from .error_text import LEADER, Blame
 from .places import read_place
 
 JOBS = ("chief", "worker", "ps", "evaluator", "stage")
@@ -61,6 +62,18 @@ class Cluster:
     def is_chief(self) -> bool:
         """Whether this process writes files, logs and the progress bar: the chief, worker 0 without one, or an evaluator."""
         return self.address in self.workers[:1] or self.task_type == "evaluator"
+
+
+def find_hosts(blame: Blame | None) -> str:
+    """Where the blamed processes are: "worker 1 is at 10.0.0.2:4000"; "" if all are on this machine."""
+    cluster, found = read_cluster(), []
+    names = (*blame.lost, *blame.reported_by) if blame else ()
+    for name in dict.fromkeys("worker 0" if name == LEADER else name for name in names):
+        job, _, number = name.partition(" ")
+        addresses = cluster.jobs.get(job, ()) if cluster is not None else ()
+        if number.isdecimal() and int(number) < len(addresses):
+            found.append(f"{name} is at {addresses[int(number)]}")
+    return ", ".join(each for each in found if f" at {LOOPBACK}:" not in each)
 
 
 def cluster_of(resolver: Any) -> Cluster | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -17,9 +18,9 @@ from ...compat.tensorflow_private.clusters import (
     report_error,
     set_value,
 )
-from .cluster import Cluster
+from .cluster import Cluster, find_hosts
 from .error_text import essence
-from .records import at_collective, at_fatal_error, short
+from .records import at_collective, at_fatal_error, error_record, short
 from .ticker import Ticker
 
 _SLOWER = 10.0
@@ -120,7 +121,9 @@ def begin(cluster: Cluster, timeout: float) -> None:
     _monitor = PeerMonitor(cluster, timeout)
 
     def report(error: BaseException) -> None:
-        text = short(essence(str(error)), _MOST_TEXT)
+        text, hosts = short(essence(str(error)), _MOST_TEXT), find_hosts(error_record(error).blame)
+        if hosts:
+            print(f"unisono: lost contact with a worker: {hosts}.", file=sys.stderr, flush=True)
         report_error(f"worker {cluster.worker_index} failed: {type(error).__name__}: {text}")
 
     at_fatal_error(report)

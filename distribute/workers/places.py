@@ -9,12 +9,20 @@ import warnings
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..environment import ClusterError
+from ..environment import ELASTIC, ClusterError
 from .addresses import LOOPBACK, join_address, split_address
 from .launchers import LEVELS, TABLE, Column, Environ, Launcher, read_user_size
 
 _FIRST_PORT, _PORTS = 20_000, 10_000  # below the kernel's range for outgoing connections
 _warned: set[str] = set()
+
+
+class Machines(NamedTuple):
+    """How the workers are divided among machines; those of a cluster of a fixed size count as one machine."""
+
+    fewest: int  # workers without which there is no run
+    each: int  # workers of one machine
+    name: str = ""  # of this one; "" with a fixed size
 
 
 class Place(NamedTuple):
@@ -27,6 +35,7 @@ class Place(NamedTuple):
     job: str  # what tells this run from others
     level: str = ""
     variables: str = ""  # with their values
+    elastic: Machines | None = None  # of an elastic launch, whose workers get their numbers when they meet
 
     def __str__(self) -> str:
         """The problem and the fix."""
@@ -44,6 +53,13 @@ class Place(NamedTuple):
             f"separate model: {fix}create the model under unisono.distribute.auto_strategy(); set TF_CONFIG={{}} if the "
             "models are meant to be independent."
         )
+
+
+class Peer(NamedTuple):
+    """What all know of a worker: its address, and what tells its GPUs from those of others of its host."""
+
+    address: str
+    devices: str
 
 
 def read_place(environ: Environ | None = None) -> Place | None:
@@ -93,7 +109,9 @@ def _read_row(row: Launcher, environ: Environ) -> Place | None:
     )
     job = " ".join(environ.get(name, "") for name in row.job.split())
     addresses = () if size is None else _read_addresses(row, environ, size, job)
-    return Place(row.name, rank, size, addresses, job, row.level, variables)
+    words = environ.get(ELASTIC, "").split() if row.name == "launch" else []
+    elastic = Machines(int(words[0]), int(words[1]), words[2]) if words else None
+    return Place(row.name, rank, size, addresses, job, row.level, variables, elastic)
 
 
 def _read_addresses(row: Launcher, environ: Mapping[str, str], size: int, job: str) -> tuple[str, ...]:

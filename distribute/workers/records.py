@@ -22,6 +22,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from .cluster import find_hosts
 from .error_text import Blame, blame_in, essence, is_own_file
 from .ticker import Ticker
 
@@ -130,12 +131,13 @@ class Recorder:
 
     def start(self, folder: str | None, task: str) -> None:
         """Keeps the record of a task ("worker 1", "ps 0") in the folder of UNISONO_RECORDS; without a folder, none."""
+        self._record.task = task or self._record.task  # known at the second call where the workers meet first
         if not folder or self._folder is not None:
             return
         from ..storage import local_path  # imports NumPy, which `--help` need not wait for
 
         path: Path = local_path("UNISONO_RECORDS", folder)
-        self._folder, self._record.task = path, task
+        self._folder = path
         with contextlib.suppress(OSError):
             path.mkdir(parents=True, exist_ok=True)
         self.update()
@@ -200,12 +202,14 @@ def error_record(error: BaseException) -> ErrorRecord:
             texts.append("")
         cause = cause.__cause__ or cause.__context__
     found = [each for each in map(blame_in, texts) if each is not None]
+    blame = next((each for each in found if each.lost), found[0] if found else None)
+    hosts = find_hosts(blame)
     return ErrorRecord(
         type(error).__qualname__,
-        short(essence(texts[0])),
+        short(essence(texts[0])) + (f" ({hosts})" if hosts else ""),
         _innermost(reversed(list(traceback.walk_tb(error.__traceback__)))),
         time.time(),
-        next((each for each in found if each.lost), found[0] if found else None),
+        blame,
     )
 
 

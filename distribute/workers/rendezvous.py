@@ -10,29 +10,25 @@ import json
 import os
 import selectors
 import socket
+import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..environment import RUN, ClusterError
-from .addresses import LOOPBACK, connect, free_ports, is_grpc, join_address, split_address
+from ..environment import NO_PLACE, RUN, SINCE, ClusterError
+from .addresses import LOOPBACK, connect, free_ports, is_here, join_address, split_address
 from .cluster import Cluster
-from .places import Place
+from .lines import ASK, MOST_BYTES, hear_line, parse, tell
+from .newcomers import hear_newcomers
+from .places import Machines, Peer, Place
 
 _PAUSE = 0.1
-_ASK = 2.0  # seconds for one exchange
-_MOST_BYTES = 1 << 22
+_AGAIN = 1.0  # seconds between two questions of a machine that waits for its place
 _MOST_NAMED = 16
 _FIND_OUT = "find out why, or raise the timeout (launch --timeout, or the variable UNISONO_TIMEOUT)."
 # With these a process sees the GPUs of its own task alone.
 _BOUND = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND")
+Seat = tuple[str, int]  # a machine, and the number of a worker on it
 _met: tuple[str, ...] = ()  # the workers whom this process has met by `meet`
-
-
-class Peer(NamedTuple):
-    """What all know of a worker: its address, and what tells its GPUs from those of others of its host."""
-
-    address: str
-    devices: str
 
 
 def rendezvous(cluster: Cluster, timeout: float, program: str = "") -> None:
@@ -46,20 +42,23 @@ def rendezvous(cluster: Cluster, timeout: float, program: str = "") -> None:
         )
 
 
-def meet(place: Place, timeout: float, program: str = "") -> list[Peer]:
-    """Waits until all processes of a launcher, or of TF_CONFIG, are present; returns what all know of each.
+def meet(place: Place, timeout: float, program: str = "") -> tuple[int, list[Peer]]:
+    """Waits until all processes of a launcher, or of TF_CONFIG, are present; returns this one's number, and each's `Peer`.
 
     Each tells worker 0 its port and the digest of its program ("" is not compared), and gets the same answer: the addresses,
     or the error of worker 0. Worker 0 waits `timeout` seconds, the others as long for worker 0, then as long as it waits.
+    In an elastic launch worker 0 gives the others their numbers, and a machine that comes too late waits for the next start.
 
     Raises:
         ClusterError: the port of this worker is taken, or a worker has another description of the cluster, another program,
             another run or the number of another worker.
         TimeoutError: workers, which it names, did not come in time.
+        SystemExit: with NO_PLACE, the same in an elastic launch.
     """
     global _met
     if not place.addresses:
         place = place._replace(addresses=_ask_mpi(place))
+    machines = place.elastic or Machines(place.size or 0, place.size or 0)
     host, port = split_address(place.addresses[0])
     complete = len(place.addresses) == place.size
     if complete:
@@ -68,9 +67,10 @@ def meet(place: Place, timeout: float, program: str = "") -> list[Peer]:
         (port,) = free_ports(1)
     mine = {
         "unisono": _digest(os.environ.get(RUN) or place.job),
-        "cluster": _digest(json.dumps([place.size, *place.addresses[1:]])),
+        "cluster": _digest(json.dumps([place.size, *machines[:2], *place.addresses[1:]])),
         "program": program,
-        "rank": place.rank,
+        "machine": machines.name,
+        "rank": place.rank % machines.each,  # in an elastic launch, on its machine
         "port": port,
         "devices": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
     }
@@ -88,22 +88,33 @@ def meet(place: Place, timeout: float, program: str = "") -> list[Peer]:
             f"worker {place.rank} must listen at {join_address(host, port)}, but this port is in use by another process "
             f"({error.strerror}): {cure}."
         ) from None
-    with listener:
-        if place.rank == 0:
-            peers = _Host(place, mine).gather(listener, timeout)
-        else:
-            peers = _ask(place, mine, timeout)
+    try:
+        with listener:
+            if place.rank:
+                rank, peers = _ask(place, mine, timeout)
+            else:
+                rank, peers = 0, _Host(place, machines, mine).gather(listener, timeout)
+                if machines.name:
+                    hear_newcomers(listener.dup(), mine, full=len(peers) == place.size)
+    except TimeoutError as error:
+        if not machines.name:
+            raise
+        print(f"unisono: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(NO_PLACE) from None
     _met = tuple(peer.address for peer in peers)
-    return peers
+    return rank, peers
 
 
 class _Host:
     """Worker 0, which answers all workers once each has come. Every other connection is closed without a word."""
 
-    def __init__(self, place: Place, mine: dict[str, Any]) -> None:
-        self._place, self._mine = place, mine
-        self._peers = {0: Peer(place.addresses[0], mine["devices"])}
-        self._connections: dict[socket.socket, int] = {}  # to the workers that are present
+    def __init__(self, place: Place, machines: Machines, mine: dict[str, Any]) -> None:
+        self._place, self._machines, self._mine = place, machines, mine
+        if machines.name:  # newcomers are heard at the endpoint, while TensorFlow listens elsewhere
+            (mine["port"],) = free_ports(1)
+        address = join_address(split_address(place.addresses[0])[0], mine["port"])
+        self._peers = {_seat_of(mine): Peer(address, mine["devices"])}
+        self._connections: dict[socket.socket, Seat | None] = {}  # to the workers that are present
         self._notes = ""
 
     def gather(self, listener: socket.socket, timeout: float) -> list[Peer]:
@@ -112,9 +123,11 @@ class _Host:
         with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
             selector.register(listener, selectors.EVENT_READ, None)
             try:
-                while len(self._peers) < (self._place.size or 0):
+                while len(seats := self._seats()) < (self._place.size or 0):
                     left = self._until - time.monotonic()
                     if left <= 0:
+                        if len(seats) >= self._machines.fewest:
+                            break
                         raise TimeoutError(self._name_late(timeout))
                     for key, _ in selector.select(left):
                         if key.data is not None:
@@ -128,29 +141,39 @@ class _Host:
             except (ClusterError, TimeoutError) as error:
                 self._tell_all({"error": str(error), "late": isinstance(error, TimeoutError)})
                 raise
-            peers = [self._peers[rank] for rank in range(len(self._peers))]
-            self._tell_all({"peers": peers})
+            peers = [self._peers[seat] for seat in seats]
+            for connection, seat in self._connections.items():
+                placed = {"peers": peers, "rank": seats.index(seat)} if seat in seats else {"wait": True}
+                tell(connection, placed)
         return peers
+
+    def _seats(self) -> list[Seat]:
+        """The seats in the order of ranks: machine after machine, this one first, those that are complete."""
+        each = range(self._machines.each)
+        whole = [[(name, i) for i in each] for name in dict.fromkeys(name for name, _ in self._peers)]
+        seats = [seat for machine in whole if all(map(self._peers.get, machine)) for seat in machine]
+        return seats[: self._place.size] if _seat_of(self._mine) in seats else []
 
     def _hear(self, selector: selectors.BaseSelector, connection: Any, heard: bytearray, host: str) -> None:
         """Reads what has arrived; a worker that ends its connection can come again."""
         data = b""
         with contextlib.suppress(OSError):
-            data = connection.recv(_MOST_BYTES)
+            data = connection.recv(MOST_BYTES)
         heard += data
-        if data and b"\n" not in heard and len(heard) < _MOST_BYTES:
+        if data and b"\n" not in heard and len(heard) < MOST_BYTES:
             return
-        said = _parse(heard)
+        said = parse(heard)
         if not data or connection in self._connections or not self._is_worker(said):
-            self._peers.pop(self._connections.pop(connection, -1), None)
+            if (seat := self._connections.pop(connection, None)) is not None:
+                self._peers.pop(seat, None)
         elif said["unisono"] != self._mine["unisono"]:
             self._notes = f" A process of another run came from {host}."
             refusal = (
                 "belongs to another run than this one, perhaps to one that has not ended yet: end that one."
             )
-            _tell(connection, {"error": f"worker 0 at {self._place.addresses[0]} {refusal}"})
+            tell(connection, {"error": f"worker 0 at {self._place.addresses[0]} {refusal}"})
         else:
-            self._connections[connection] = -1
+            self._connections[connection] = None
             self._check(said, host)
             self._add(said, connection, host)
             return
@@ -163,13 +186,13 @@ class _Host:
     def _check(self, said: dict[str, Any], host: str) -> None:
         """A ClusterError, which all get, where a process of this run cannot belong to its cluster."""
         rank, mine = said["rank"], self._mine
-        where = f"worker {rank} at {host}"
+        where = f"worker {rank} of the machine at {host}" if said["machine"] else f"worker {rank} at {host}"
         if said["cluster"] != mine["cluster"]:
             what = "TF_CONFIG" if len(self._place.addresses) > 1 else "cluster"
             raise ClusterError(
                 f"{where} has a {what} with other workers than worker 0: give the same 'cluster' to all."
             )
-        if rank in self._peers or not 0 < rank < (self._place.size or 0):
+        if _seat_of(said) in self._peers or not 0 <= rank < self._machines.each:
             number = "its own index in TF_CONFIG" if self._place.launcher == "TF_CONFIG" else "its own number"
             raise ClusterError(
                 f"{where} says that it is worker {rank}, which another one is: give each {number}."
@@ -188,43 +211,60 @@ class _Host:
             if host == here or ipaddress.ip_address(host.partition("%")[0]).is_loopback:
                 host = split_address(place.addresses[0])[0]  # others know this machine by that name
             address = join_address(host, said["port"])
-        self._peers[rank], self._connections[connection] = Peer(address, said["devices"]), rank
-        _tell(connection, {"left": self._until - time.monotonic()})
+        seat = _seat_of(said)
+        self._peers[seat], self._connections[connection] = Peer(address, said["devices"]), seat
+        tell(connection, {"left": self._until - time.monotonic()})
 
     def _tell_all(self, answer: dict[str, Any]) -> None:
         for connection in self._connections:
-            _tell(connection, answer)
+            tell(connection, answer)
 
     def _name_late(self, timeout: float) -> str:
-        late = [rank for rank in range(self._place.size or 0) if rank not in self._peers]
+        if self._machines.name:
+            here, each = len(self._peers), self._machines.each
+            return (
+                f"{here} of at least {self._machines.fewest} workers ({each} on a machine) came within {timeout:g} s: "
+                f"{_FIND_OUT}{self._notes}"
+            )
+        late = [rank for rank in range(self._place.size or 0) if ("", rank) not in self._peers]
         names = ", ".join(_name(self._place, rank) for rank in late[:_MOST_NAMED])
         more = f" and {len(late) - _MOST_NAMED} more" if len(late) > _MOST_NAMED else ""
         host, complete = split_address(self._place.addresses[0])[0], len(self._place.addresses) > 1
         hint = (
-            "" if complete or _is_here(host) else f" Worker 0 is not on {host}: set MASTER_ADDR to its host."
+            "" if complete or is_here(host) else f" Worker 0 is not on {host}: set MASTER_ADDR to its host."
         )
         return f"{names}{more} did not start within {timeout:g} s: {_FIND_OUT}{self._notes}{hint}"
 
 
-def _ask(place: Place, mine: dict[str, Any], timeout: float) -> list[Peer]:
+def _seat_of(said: dict[str, Any]) -> Seat:
+    return said["machine"], said["rank"]
+
+
+def _ask(place: Place, mine: dict[str, Any], timeout: float) -> tuple[int, list[Peer]]:
     """Another worker: tells worker 0 who it is, again until worker 0 has heard it, and waits for the answer."""
-    until, problem = time.monotonic() + timeout, ""
+    lost = float(os.environ.get(SINCE, "inf")) if place.elastic else time.time()
+    until = time.monotonic() + max(ASK, timeout - max(0.0, time.time() - lost))
+    problem, waits = "", False
     while (left := until - time.monotonic()) > 0:
         answer, heard = {}, bytearray()
         try:
-            with connect(place.addresses[0], min(left, _ASK)) as connection:
-                _tell(connection, mine)
-                answer = _hear_line(connection, heard, time.monotonic() + min(left, _ASK))
+            with connect(place.addresses[0], min(left, ASK)) as connection:
+                tell(connection, mine)
+                answer = hear_line(connection, heard, time.monotonic() + min(left, ASK))
                 if "left" in answer:
-                    answer = _hear_line(connection, heard, time.monotonic() + float(answer["left"]) + _ASK)
+                    answer = hear_line(connection, heard, time.monotonic() + float(answer["left"]) + ASK)
             problem = "what answers there is not worker 0 of this run, or has ended"
         except OSError as error:
             problem = str(error)
         if "peers" in answer:
-            return [Peer(*map(str, peer)) for peer in answer["peers"]]
+            return int(answer["rank"]), [Peer(*map(str, peer)) for peer in answer["peers"]]
         if "error" in answer:
             raise (TimeoutError if answer.get("late") else ClusterError)(answer["error"])
-        time.sleep(_PAUSE)
+        if "wait" in answer:
+            if not waits:
+                print(f"unisono: waiting until the run at {place.addresses[0]} starts again.", flush=True)
+            waits, until = True, time.monotonic() + timeout
+        time.sleep(_AGAIN if waits else _PAUSE)
     raise TimeoutError(f"{_name(place, 0)} did not start within {timeout:g} s ({problem}): {_FIND_OUT}")
 
 
@@ -238,46 +278,10 @@ def _ask_mpi(place: Place) -> tuple[str, ...]:
     raise ClusterError(str(place))
 
 
-def _is_here(host: str) -> bool:
-    """Whether this machine has the address."""
-    with contextlib.suppress(OSError):
-        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind(address)
-            return True
-    return False
-
-
 def _name(place: Place, rank: int) -> str:
     where = list(place.addresses[rank : rank + 1])
     task = [] if place.launcher == "TF_CONFIG" else [f"task {rank} of {place.size}, by {place.launcher}"]
     return f"worker {rank} ({', '.join(where + task)})"
-
-
-def _tell(connection: socket.socket, said: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # whoever has gone notices itself
-        connection.settimeout(_ASK)
-        connection.sendall(json.dumps(said).encode() + b"\n")
-
-
-def _hear_line(connection: socket.socket, heard: bytearray, until: float) -> dict[str, Any]:
-    """The next line; {} where the peer closes the connection, speaks another protocol, or late. `heard` keeps the rest."""
-    with contextlib.suppress(TimeoutError):
-        while b"\n" not in heard and not is_grpc(heard) and len(heard) < _MOST_BYTES:
-            connection.settimeout(max(_PAUSE, until - time.monotonic()))
-            more = connection.recv(_MOST_BYTES)
-            heard += more
-            if not more or time.monotonic() > until:
-                break
-    line, _, heard[:] = heard.partition(b"\n")
-    return _parse(line)
-
-
-def _parse(data: bytes | bytearray) -> dict[str, Any]:
-    with contextlib.suppress(ValueError, RecursionError):
-        if isinstance(said := json.loads(data), dict):
-            return said
-    return {}
 
 
 def _digest(text: str) -> str:

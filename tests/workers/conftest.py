@@ -150,6 +150,10 @@ class Launched:
         self.returncode = self._child.poll()
         return self.returncode
 
+    def printed(self, kind="out"):
+        """The output so far."""
+        return self._files[kind].read_text() if self._files[kind].exists() else ""
+
     def communicate(self):
         """Waits for the end; returns the output."""
         self.returncode = self._child.wait()

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import Sequence
 
 from ..distribute.environment import LONGEST_TIMEOUT, peer_timeout
-from ..distribute.workers.addresses import split_address
+from ..distribute.workers.addresses import claim, split_address
 from .parser import Parser, at_least, local
 
 _COUNT = at_least(int, 1)
+
+
+def _machines(text: str) -> tuple[int, int]:
+    """The fewest and the most machines, of `2:4`; of a fixed number 0 and it."""
+    fewest, elastic, most = text.partition(":")
+    fewest, most = _COUNT(fewest), _COUNT(most if elastic else fewest)
+    if fewest > most:
+        raise argparse.ArgumentTypeError(f"must be MIN:MAX with MIN <= MAX, received {text[:40]}")
+    return (fewest if elastic and most > 1 else 0), most
 
 
 PARSER = Parser(
@@ -20,10 +30,12 @@ PARSER = Parser(
         "--workers 2 train.py",
         "--workers 4 --restarts 3 --log-dir logs train.py --epochs 10",
         "--nnodes 3 --node-rank 1 --nproc-per-node 2 --rdzv-endpoint node0:29500 -m package.train",
+        "--nnodes 1:4 --rdzv-endpoint node0:29500 --timeout 30 train.py",
     ],
     exit_codes={
         0: "every script ended with 0",
         1: "or another: the status of the script that failed first; 128 + n if signal n ended it",
+        75: "with --nnodes MIN:MAX: the endpoint is lost, or too few machines came in time; start it again later",
     },
     details="""Whoever reaches the ports of the processes can run code as you: TensorFlow's servers listen on all
 interfaces, and run every graph that they receive. Until the next boot, this rule closes all ports but SSH's to other
@@ -64,8 +76,21 @@ _add("--stages", type=_COUNT, default=1, metavar="K", help="pipeline stages, one
 _add = PARSER.add_argument_group(
     "several machines: this command on each, spelled as for torchrun"
 ).add_argument
-_add("--nnodes", type=_COUNT, default=1, metavar="N", help="machines (default: 1)")
-_add("--node-rank", type=at_least(int, 0), metavar="I", help="number of this machine, from 0 to N - 1")
+_add(
+    "--nnodes",
+    type=_machines,
+    default=(0, 1),
+    metavar="N|MIN:MAX",
+    help="machines (default: 1); MIN:MAX is elastic: after a loss, training goes on with those that come back within the "
+    "timeout, and at the next backup or end of an epoch it takes in others",
+)
+_add(
+    "--node-rank",
+    type=at_least(int, 0),
+    metavar="I",
+    help="number of this machine, from 0 to N - 1; with MIN:MAX it is not needed, unless machine 0 does not have the "
+    "endpoint's address itself",
+)
 _add(
     "--rdzv-endpoint",
     metavar="HOST:PORT",
@@ -75,9 +100,8 @@ _add = PARSER.add_argument_group("failures and logs").add_argument
 _add(
     "--restarts",
     type=at_least(int, 0),
-    default=0,
     metavar="K",
-    help="restarts of all processes after a failure, at most (default: 0)",
+    help="restarts of all processes after a failure, at most (default: 0, or 3 with --nnodes MIN:MAX)",
 )
 _add("--log-dir", type=local, metavar="DIR", help="write the output of each process to a file in DIR too")
 _add(
@@ -104,20 +128,19 @@ _add(
 
 
 def _check_machines(options: argparse.Namespace) -> None:
-    if options.nnodes == 1 and not options.node_rank:
+    elastic, nnodes = options.nnodes
+    if nnodes == 1 and not options.node_rank:
         return
-    if options.node_rank is None or options.node_rank >= options.nnodes:
+    if (options.node_rank is None and not elastic) or (options.node_rank or 0) >= nnodes:
         PARSER.error(
-            f"argument --node-rank: give 0 to {options.nnodes - 1} with --nnodes {options.nnodes}: {options.node_rank}"
+            f"argument --node-rank: give 0 to {nnodes - 1} with --nnodes {nnodes}: {options.node_rank}"
         )
     for name, wrong in (
         ("--parameter-servers", options.parameter_servers),
         ("--network private", options.network == "private"),
     ):
         if wrong:
-            PARSER.error(
-                f"argument --nnodes: {options.nnodes} machines exclude {name}, which is for one machine"
-            )
+            PARSER.error(f"argument --nnodes: {nnodes} machines exclude {name}, which is for one machine")
     try:
         split_address(options.rdzv_endpoint or "")
     except ValueError as error:
@@ -139,15 +162,21 @@ def main(argv: Sequence[str]) -> int:
         PARSER.error(str(error))
     if options.log_dir is not None:
         PARSER.make_folder("argument --log-dir", options.log_dir)
+    fewest_nodes, nnodes = options.nnodes
+    derived = bool(fewest_nodes) and options.node_rank is None
+    claimed = claim(options.rdzv_endpoint) if derived else None
     layout = Layout(
         workers=options.workers,
         replicas_per_worker=options.replicas_per_worker,
         parameter_servers=options.parameter_servers,
         stages=options.stages,
         timeout=timeout,
-        nnodes=options.nnodes,
-        node_rank=options.node_rank or 0,
+        nnodes=nnodes,
+        node_rank=int(claimed is None) if derived else options.node_rank or 0,
         endpoint=options.rdzv_endpoint or "",
+        fewest_nodes=fewest_nodes,
     )
+    restarts = (3 if fewest_nodes else 0) if options.restarts is None else options.restarts
     script = [*["-m"] * options.module, options.script, *options.arguments]
-    return Launcher(script, layout, options.restarts, options.log_dir, options.grace, options.network).run()
+    with claimed or contextlib.nullcontext():
+        return Launcher(script, layout, restarts, options.log_dir, options.grace, options.network).run()

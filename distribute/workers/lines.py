@@ -1,0 +1,43 @@
+"""Lines of JSON over a socket: what workers say to each other before TensorFlow starts. Needs no TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from typing import Any
+
+from .addresses import is_grpc
+
+ASK = 2.0  # seconds for one exchange
+MOST_BYTES = 1 << 22
+_LEAST = 0.1
+
+
+def tell(connection: socket.socket, said: dict[str, Any]) -> None:
+    """Sends a line, if the peer is still there."""
+    with contextlib.suppress(OSError):  # whoever has gone notices itself
+        connection.settimeout(ASK)
+        connection.sendall(json.dumps(said).encode() + b"\n")
+
+
+def hear_line(connection: socket.socket, heard: bytearray, until: float) -> dict[str, Any]:
+    """The next line; {} where the peer closes the connection, speaks another protocol, or late. `heard` keeps the rest."""
+    with contextlib.suppress(TimeoutError):
+        while b"\n" not in heard and not is_grpc(heard) and len(heard) < MOST_BYTES:
+            connection.settimeout(max(_LEAST, until - time.monotonic()))
+            more = connection.recv(MOST_BYTES)
+            heard += more
+            if not more or time.monotonic() > until:
+                break
+    line, _, heard[:] = heard.partition(b"\n")
+    return parse(line)
+
+
+def parse(data: bytes | bytearray) -> dict[str, Any]:
+    """The object of a line; {} where it is none."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(said := json.loads(data), dict):
+            return said
+    return {}

@@ -1,0 +1,44 @@
+"""A worker of an elastic launch: `elastic.py OUT EPOCHS WAIT...` trains in float64, and prints its place and its weights.
+
+In each epoch of OUT/hold-EPOCH it waits before the epoch until that file is gone.
+"""
+
+import os
+import sys
+import time
+
+import keras
+import numpy as np
+
+import unisono
+
+out, epochs = sys.argv[1], int(sys.argv[2])
+keras.backend.set_floatx("float64")
+keras.utils.set_random_seed(1)
+strategy = unisono.distribute.auto_strategy()
+with strategy.scope():
+    model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+    model.compile(unisono.optimizers.Adam(0.1), "mse", jit_compile=False)
+x = np.random.default_rng(1).normal(size=(20, 4))
+place = f"{unisono.distribute.worker_index()} of {unisono.distribute.num_workers()}"
+
+
+class Holds(keras.callbacks.Callback):
+    """Says where training is, and waits while the test holds it."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        print(f"epoch {epoch} as {place}", flush=True)
+        while os.path.exists(f"{out}/hold-{epoch}"):
+            time.sleep(0.02)
+
+
+model.fit(
+    x,
+    x[:, :1],
+    batch_size=5,
+    epochs=epochs,
+    verbose=0,
+    callbacks=[Holds(), unisono.callbacks.BackupAndRestore(f"{out}/backup")],
+)
+weights = np.concatenate([w.ravel() for w in model.get_weights()])
+print("joined", place, weights.tobytes().hex(), flush=True)
