@@ -71,7 +71,7 @@ def undisturbed(forked, tmp_path):
         folder.mkdir()
         files = {kind: folder / kind for kind in ("out", "err")}
         env = {"UNISONO_REPLICAS_PER_WORKER": "1"}
-        assert forked.start(PROGRAM, folder, epochs, folder=ROOT, env=env, **files).wait() == 0
+        assert forked.start(PROGRAM, folder, epochs, "eager", folder=ROOT, env=env, **files).wait() == 0
         return weights_of(files["out"].read_text())["0 of 1"]
 
     return train
@@ -79,7 +79,7 @@ def undisturbed(forked, tmp_path):
 
 def test_newcomer_joins_at_the_end_of_an_epoch_and_the_weights_are_those_of_one_process(run, undisturbed):
     run.hold(0)
-    first = run.start(4, 2)
+    first = run.start(3, 2)
     run.wait_for(first, "epoch 0 as 0 of 1")
     second = run.start(60, 2)
     run.wait_for(second, "waiting until the run")
