@@ -28,9 +28,9 @@ class Run:
         self._launch, self.folder, self.launched = launch_forks, folder, []
         self._common = ("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_ports(1)[0]}")
 
-    def start(self, timeout, epochs, *arguments):
+    def start(self, timeout, epochs, *options):
         self.launched.append(
-            self._launch(*self._common, "--timeout", timeout, PROGRAM, self.folder, epochs, *arguments)
+            self._launch(*self._common, "--timeout", timeout, *options, PROGRAM, self.folder, epochs)
         )
         return len(self.launched) - 1
 
@@ -71,7 +71,7 @@ def undisturbed(forked, tmp_path):
         folder.mkdir()
         files = {kind: folder / kind for kind in ("out", "err")}
         env = {"UNISONO_REPLICAS_PER_WORKER": "1"}
-        assert forked.start(PROGRAM, folder, epochs, folder=ROOT, env=env, **files).wait() == 0
+        assert forked.start(PROGRAM, folder, epochs, "eager", folder=ROOT, env=env, **files).wait() == 0
         return weights_of(files["out"].read_text())["0 of 1"]
 
     return train
@@ -79,7 +79,7 @@ def undisturbed(forked, tmp_path):
 
 def test_newcomer_joins_at_the_end_of_an_epoch_and_the_weights_are_those_of_one_process(run, undisturbed):
     run.hold(0)
-    first = run.start(4, 2)
+    first = run.start(3, 2)
     run.wait_for(first, "epoch 0 as 0 of 1")
     second = run.start(60, 2)
     run.wait_for(second, "waiting until the run")
@@ -146,3 +146,30 @@ def test_lost_endpoint_ends_the_other_launcher_with_75_and_is_named(run):
     _, err = run.launched[second].communicate()
     assert run.launched[second].returncode == 75 and "did not start within 15 s" in err, err
     assert "the machine of the endpoint is lost" in err
+
+
+@pytest.mark.long
+def test_launcher_that_sigterm_ends_saves_and_the_other_goes_on_without_it(run, undisturbed):
+    run.hold(1)
+    first, second = run.start(15, 3), run.start(15, 3)
+    run.wait_for(first, "epoch 1 as 0 of 2")
+    os.kill(run.launched[second].pid, signal.SIGTERM)
+    time.sleep(1.0)  # until the worker has it
+    run.release(1)
+    printed = run.end(first)[0]
+    assert run.launched[second].communicate() and run.launched[second].returncode == 143
+    assert "epoch 1 as 0 of 1" in printed and "restart 1" not in printed, printed
+    np.testing.assert_allclose(weights_of(printed)["0 of 1"], undisturbed(3), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.long
+def test_machine_whose_script_fails_is_left_behind_and_the_others_go_on(run):
+    """It ends after its restarts, with the status of its script; the others do not count those."""
+    run.hold(1)
+    first, second = run.start(15, 3), run.start(15, 3, "--restarts", 0)
+    run.wait_for(second, "epoch 1 as 1 of 2")
+    worker = next(iter(run.launched[second].environments()))
+    os.kill(worker, signal.SIGKILL)
+    run.release(1)
+    assert "epoch 1 as 0 of 1" in run.end(first)[0]
+    assert run.launched[second].communicate() and run.launched[second].returncode == 137

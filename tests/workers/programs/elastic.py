@@ -1,6 +1,6 @@
-"""A worker of an elastic launch: `elastic.py OUT EPOCHS WAIT...` trains in float64, and prints its place and its weights.
+"""A worker of an elastic launch: `elastic.py OUT EPOCHS [eager]` trains in float64, and prints its place and its weights.
 
-In each epoch of OUT/hold-EPOCH it waits before the epoch until that file is gone.
+Before an epoch for which there is a file OUT/hold-EPOCH it waits until that is gone.
 """
 
 import os
@@ -18,7 +18,7 @@ keras.utils.set_random_seed(1)
 strategy = unisono.distribute.auto_strategy()
 with strategy.scope():
     model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
-    model.compile(unisono.optimizers.Adam(0.1), "mse", jit_compile=False)
+    model.compile(unisono.optimizers.Adam(0.1), "mse", jit_compile=False, run_eagerly="eager" in sys.argv)
 x = np.random.default_rng(1).normal(size=(20, 4))
 place = f"{unisono.distribute.worker_index()} of {unisono.distribute.num_workers()}"
 
