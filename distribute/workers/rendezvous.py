@@ -17,6 +17,7 @@ from ..environment import RUN, ClusterError
 from .addresses import LOOPBACK, connect, free_ports, is_grpc, join_address, split_address
 from .cluster import Cluster
 from .places import Place
+from .records import at_fatal_error, exit_for_another_attempt
 
 _PAUSE = 0.1
 _ASK = 2.0  # seconds for one exchange
@@ -58,6 +59,8 @@ def meet(place: Place, timeout: float, program: str = "") -> list[Peer]:
         TimeoutError: workers, which it names, did not come in time.
     """
     global _met
+    if not _met:
+        at_fatal_error(exit_for_another_attempt)
     if not place.addresses:
         place = place._replace(addresses=_ask_mpi(place))
     host, port = split_address(place.addresses[0])
