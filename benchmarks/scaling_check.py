@@ -12,7 +12,9 @@ import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-FIRST_PORT, WIDTH, LAYERS, SAMPLES, STEPS, WARM_UP = 23450, 512, 6, 32, 10, 4
+PORT, LAYERS, SAMPLES, STEPS, WARM_UP = 2222, 6, 32, 10, 4
+HOST = "10.9.0.{}"
+REACHED = 1.0  # share of a link's nominal bandwidth that gradients get; the rest are headers
 
 
 def main() -> int:
@@ -20,64 +22,79 @@ def main() -> int:
 
         python -m benchmarks.scaling_check [--mbyte 20]
 
-    Each worker is a process that trains with `fit` under `MultiWorkerMirroredStrategy`. Linux `tc` limits the bytes
-    per second that its port sends, in a separate network namespace. The processes share the cores of this machine, so
-    the step without all-reduce is measured with as many processes at the same time.
+    Each worker is a process that trains with `fit` under `MultiWorkerMirroredStrategy` in a network namespace of its own,
+    as on a host of its own. Linux `tc` limits the bytes per second that each sends. The processes share the cores of this
+    machine, so the step without all-reduce is measured with as many processes at the same time. With `--mbyte 0` nothing
+    is limited, and with `--width 8` almost nothing is sent: what remains is the latency.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--mbyte", type=float, default=20.0, help="10**6 bytes per second that a worker sends"
     )
     parser.add_argument("--workers", type=int, default=4, help="numbers of workers")
+    parser.add_argument("--width", type=int, default=512, help="units of each of the six layers")
     parser.add_argument("--inside", action="store_true")
     parser.add_argument("--child", action="store_true")
     o = parser.parse_args()
     if o.child:
-        print(json.dumps(train()), flush=True)
+        print(json.dumps(train(o.width)), flush=True)
         return 0
     if not o.inside:
         return subprocess.call(
-            ["unshare", "-rn", sys.executable, "-m", __spec__.name, *sys.argv[1:], "--inside"]
+            ["unshare", "-rnm", sys.executable, "-m", __spec__.name, *sys.argv[1:], "--inside"]
         )
-    limit_links(o.mbyte * 1e6, o.workers)
+    make_hosts(o.mbyte * 1e6, o.workers)
     from benchmarks.tables import publish
     from unisono.distribute import simulate_scaling
 
     rows = []
     for workers in range(1, o.workers + 1):
-        alone, size = run(workers, together=False)
-        measured, _ = run(workers, together=True) if workers > 1 else (alone, size)
-        [estimate] = simulate_scaling(alone, size, o.mbyte * 1e6, [workers])
+        alone, size = run(workers, o.width, together=False)
+        measured, _ = run(workers, o.width, together=True) if workers > 1 else (alone, size)
+        if workers > 1:
+            message = 1e6 * (measured - alone) / 2 / (workers - 1)
+            print(f"{workers} workers: {size:.0f} bytes, {message:.0f} us a message", file=sys.stderr)
+        link = {"link_bytes_per_second": o.mbyte * 1e6 * REACHED} if o.mbyte else {}
+        [estimate] = simulate_scaling(alone, size, link.get("link_bytes_per_second", 1e9), replicas=[workers])
         times = [f"{1e3 * seconds:.0f} ms" for seconds in (alone, measured, estimate.step_seconds)]
         rows.append([str(workers), *times, f"{estimate.step_seconds / measured:.2f}"])
-    head = ["workers", "step without sums", "measured", "simulated (ring)", "simulated / measured"]
+    head = ["workers", "step without sums", "measured", "predicted (ring)", "predicted / measured"]
     publish("scaling_check", head, rows)
     return 0
 
 
-def limit_links(bytes_per_second: float, workers: int) -> None:
-    """Limits what each worker's port sends on the loopback interface of this namespace."""
-    commands = ["ip link set lo up", "tc qdisc add dev lo root handle 1: htb default 1"]
-    commands += ["tc class add dev lo parent 1: classid 1:1 htb rate 100gbit quantum 60000"]
+def make_hosts(bytes_per_second: float, workers: int) -> None:
+    """Makes a namespace for each worker, `host0` and so on, all on one bridge, and limits what each sends."""
+    commands = ["mount -t tmpfs none /run", "ip link add bridge type bridge", "ip link set bridge up"]
     for worker in range(workers):
-        one, port = f"1:{10 + worker}", FIRST_PORT + worker
-        rate = f"rate {bytes_per_second * 8:.0f}bit burst 128kb cburst 128kb quantum 60000"
+        host, port = f"host{worker}", f"port{worker}"
         commands += [
-            f"tc class add dev lo parent 1: classid {one} htb {rate}",
-            f"tc filter add dev lo parent 1: protocol ip u32 match ip sport {port} 0xffff flowid {one}",
+            f"ip netns add {host}",
+            f"ip link add {port} type veth peer name eth0 netns {host}",
+            f"ip link set {port} master bridge up",
+            f"ip -n {host} addr add {HOST.format(worker + 1)}/24 dev eth0",
+            f"ip -n {host} link set eth0 up",
+            f"ip -n {host} link set lo up",
         ]
+        if bytes_per_second:
+            rate = f"rate {bytes_per_second * 8:.0f}bit burst 128kb cburst 128kb quantum 60000"
+            commands += [
+                f"ip netns exec {host} tc qdisc add dev eth0 root handle 1: htb default 1",
+                f"ip netns exec {host} tc class add dev eth0 parent 1: classid 1:1 htb {rate}",
+            ]
     for command in commands:
         subprocess.run(command.split(), check=True)
 
 
-def run(workers: int, together: bool) -> tuple[float, float]:
+def run(workers: int, width: int, together: bool) -> tuple[float, float]:
     """The median step in seconds, and the bytes of the gradients; without `together`, each worker trains separately."""
-    addresses = [f"127.0.0.1:{FIRST_PORT + worker}" for worker in range(workers)]
+    addresses = [f"{HOST.format(worker + 1)}:{PORT}" for worker in range(workers)]
     children = []
     for worker in range(workers):
         cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": worker}}
         environment = {**os.environ, **({"TF_CONFIG": json.dumps(cluster)} if together else {})}
-        command = [sys.executable, "-m", __spec__.name, "--child"]
+        command = ["ip", "netns", "exec", f"host{worker}", sys.executable, "-m", __spec__.name]
+        command += ["--child", "--width", str(width)]
         children.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         )
@@ -89,7 +106,7 @@ def run(workers: int, together: bool) -> tuple[float, float]:
     return statistics.median(one["seconds"] for one in found), found[0]["bytes"]
 
 
-def train() -> dict[str, float]:
+def train(width: int) -> dict[str, float]:
     """Times the steps of one worker."""
     import contextlib
 
@@ -102,11 +119,11 @@ def train() -> dict[str, float]:
     config = os.environ.get("TF_CONFIG")
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if config else None
     with strategy.scope() if strategy else contextlib.nullcontext():
-        model = unisono.Sequential([keras.Input((WIDTH,))])
+        model = unisono.Sequential([keras.Input((width,))])
         for _ in range(LAYERS):
-            model.add(keras.layers.Dense(WIDTH, "relu"))
+            model.add(keras.layers.Dense(width, "relu"))
         model.compile("sgd", "mse", jit_compile=False, steps_per_execution=1)
-    x = np.zeros((SAMPLES * 4, WIDTH), "float32")
+    x = np.zeros((SAMPLES * 4, width), "float32")
     times: list[float] = []
 
     class Clock(keras.callbacks.Callback):

@@ -43,7 +43,7 @@ class Job:
         here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
         here |= {"UNISONO_TIMEOUT": "60", "PYTHONPATH": QUIET["PYTHONPATH"]}
         self.env = [{**QUIET, **pod.env, **here} for pod in make_pods(manifest)]
-        self.folder, self.log = folder, open(folder / "log", "w")
+        self.folder, self.log = folder, (folder / "log").open("w")
         self.failed, self.statuses, self.pods = 0, [], {}
 
     def start(self, index):
