@@ -23,8 +23,10 @@ set -euo pipefail
 attempts=${SLURM_RESTART_COUNT:-0}
 echo "attempt $attempts on $SLURM_JOB_NODELIST"
 
+# srun returns the highest status. It must not end the others when one fails, because tasks that it ends have status 143 too:
+# workers notice a lost one themselves.
 status=0
-srun --kill-on-bad-exit=1 --wait=60 --label \
+srun --kill-on-bad-exit=0 --wait=120 --label \
     env UNISONO_TIMEOUT=60 PYTHONUNBUFFERED=1 ${CONTAINER:-} python "$@" || status=$?
 
 # A node that is lost does not run even this.
