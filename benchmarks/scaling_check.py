@@ -15,7 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 PORT, LAYERS, SAMPLES, STEPS, WARM_UP = 2222, 6, 32, 20, 4
 HOST = "10.9.0.{}"
-REACHED = 1.0  # share of a link's nominal bandwidth that gradients get; the rest are headers
+WIDTH = 512  # a kernel of 1 MiB, which has an all-reduce of its own
 
 
 def main() -> int:
@@ -25,15 +25,15 @@ def main() -> int:
 
     Each worker is a process that trains with `fit` under `MultiWorkerMirroredStrategy` in a network namespace of its own,
     as on a host of its own. Linux `tc` limits the bytes per second that each sends. The processes share the cores of this
-    machine, so the step without all-reduce is measured with as many processes at the same time. With `--mbyte 0` nothing
-    is limited, and with `--width 8` almost nothing is sent: what remains is the latency.
+    machine, so the step without all-reduce is measured with as many processes at the same time. The latency is that of
+    two workers with layers of 8 units, which send almost nothing.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--mbyte", type=float, default=20.0, help="10**6 bytes per second that a worker sends"
     )
     parser.add_argument("--workers", type=int, default=4, help="numbers of workers")
-    parser.add_argument("--width", type=int, default=512, help="units of each of the six layers")
+    parser.add_argument("--width", type=int, default=WIDTH, help="units of each of the six layers")
     parser.add_argument("--inside", action="store_true")
     parser.add_argument("--child", action="store_true")
     o = parser.parse_args()
@@ -48,17 +48,18 @@ def main() -> int:
     from benchmarks.tables import publish
     from unisono.distribute import simulate_scaling
 
+    small, _ = run(2, 8, together=True)
+    latency = max(0.0, small - run(2, 8, together=False)[0]) / 2  # of two messages, with one collective
     rows = []
     for workers in range(1, o.workers + 1):
-        alone, size = run(workers, o.width, together=False)
-        measured, _ = run(workers, o.width, together=True) if workers > 1 else (alone, size)
-        if workers > 1:
-            message = 1e6 * (measured - alone) / 2 / (workers - 1)
-            print(f"{workers} workers: {size:.0f} bytes, {message:.0f} us a message", file=sys.stderr)
-        link = {"link_bytes_per_second": o.mbyte * 1e6 * REACHED} if o.mbyte else {}
-        [estimate] = simulate_scaling(alone, size, link.get("link_bytes_per_second", 1e9), replicas=[workers])
+        alone, size = run(workers, WIDTH, together=False)
+        measured, _ = run(workers, WIDTH, together=True) if workers > 1 else (alone, size)
+        [estimate] = simulate_scaling(
+            alone, size, o.mbyte * 1e6, [workers], latency=latency, collectives=LAYERS + 1
+        )
         times = [f"{1e3 * seconds:.0f} ms" for seconds in (alone, measured, estimate.step_seconds)]
         rows.append([str(workers), *times, f"{estimate.step_seconds / measured:.2f}"])
+    print(f"latency {1e3 * latency:.1f} ms, load {os.getloadavg()[0]:.1f}", flush=True)
     head = ["workers", "step without sums", "measured", "predicted (ring)", "predicted / measured"]
     publish("scaling_check", head, rows)
     return 0

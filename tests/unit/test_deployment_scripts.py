@@ -51,7 +51,9 @@ def test_slurm_script_queues_a_job_again_after_143_and_a_lost_node_only(
     done = subprocess.run(["bash", SCRIPT, "train.py"], env=env, capture_output=True, text=True)
     assert done.returncode == status, done.stderr
     first = (tmp_path / "calls").read_text().splitlines()[0]
-    assert "--kill-on-bad-exit=0 " in first, "srun reports 143 for tasks that it ends, as for those that saved"
+    assert "--kill-on-bad-exit=0 " in first, (
+        "srun reports 143 for tasks that it ends, as for those that saved"
+    )
     assert first.endswith(" PYTHONUNBUFFERED=1 apptainer exec --nv unisono.sif python train.py")
     note = tmp_path / "note"
     assert (note.read_text().strip() if note.exists() else "") == ("requeue 17" if again else "")
