@@ -39,11 +39,12 @@ class ScaledStep:
 def simulate_scaling(
     step_seconds: float,
     gradient_bytes: float,
-    link_bytes_per_second: float,
+    link_bytes_per_second: float = 0.7e9,
     replicas: Iterable[int] = POWERS_OF_TWO,
     *,
     algorithm: str = "ring",
-    latency: float = 50e-6,
+    latency: float = 200e-6,
+    collectives: int = 1,
     replicas_per_worker: int = 1,
     local_bytes_per_second: float | None = None,
     overlap: float = 0.0,
@@ -54,7 +55,8 @@ def simulate_scaling(
     """Estimates the step time of synchronous data parallelism, and each replica's memory, on other numbers of replicas.
 
     The global batch grows with the replicas. Memory is that of `MirroredStrategy` and `MultiWorkerMirroredStrategy`: every
-    replica has all weights, gradients and optimizer state.
+    replica has all weights, gradients and optimizer state. The defaults of links are those measured for two processes with
+    one core each, over gRPC (docs/design/0023).
 
     Args:
         step_seconds: float; the measured step of one replica alone, on its own device.
@@ -63,6 +65,7 @@ def simulate_scaling(
         replicas: ints, 1 to 4,096 by default. Machines of `replicas_per_worker` replicas are filled one after the other.
         algorithm: "ring", "tree" or "hierarchical"; the all-reduce algorithm. TensorFlow's collectives are rings.
         latency: float; seconds for one message.
+        collectives: int; all-reduces of a step: one for each gradient of 1 MiB or more, and one for all others.
         replicas_per_worker: int; devices in one machine.
         local_bytes_per_second: float or None; bandwidth between devices of a machine. None: as
             `link_bytes_per_second`.
@@ -81,8 +84,8 @@ def simulate_scaling(
         >>> for step in unisono.distribute.simulate_scaling(0.23, 102e6, 1.25e9, replicas=[1, 8, 64], overlap=0.5):
         ...     print(step.replicas, f"{step.efficiency:.0%}")
         1 100%
-        8 89%
-        64 82%
+        8 88%
+        64 76%
     """
     number("step_seconds", step_seconds, above=0)
     number("gradient_bytes", gradient_bytes, least=0)
@@ -95,10 +98,11 @@ def simulate_scaling(
     number("jitter", jitter, least=0)
     number("activation_bytes", activation_bytes, least=0)
     whole_number("state_per_weight", state_per_weight, least=0)
+    latency *= whole_number("collectives", collectives)
     within = whole_number("replicas_per_worker", replicas_per_worker)
     one_of("algorithm", algorithm, ALGORITHMS)
     network = _Link(link_bytes_per_second, latency)
-    local = _Link(local_bytes_per_second, 0.0 if within == 1 else min(latency, _LOCAL_LATENCY))
+    local = _Link(local_bytes_per_second, 0.0 if within == 1 else min(latency, collectives * _LOCAL_LATENCY))
     if not isinstance(replicas, Iterable) or isinstance(replicas, str):
         raise ValueError(
             f"`replicas` must be a list of whole numbers, such as [1, 8, 64]. Received: {shown(replicas)}"
@@ -139,7 +143,7 @@ def _sum_seconds(
 ) -> tuple[float, float]:
     """Seconds for the all-reduce, and the bytes that each machine sends over the network.
 
-    With B bytes of gradients, n partners, bandwidth b and latency l an all-reduce takes
+    With B bytes of gradients, n partners, bandwidth b and latency l of a message, times the collectives, it takes
 
         ring          2 (n - 1) l + 2 (n - 1) / n B / b: every byte goes around once to be summed, once to be distributed
         tree          2 ceil(log2 n) l + 2 B / b: two trees, each with half of the bytes, in pieces, so that levels overlap

@@ -137,7 +137,7 @@ def _bounded(start: Callable[[], None], timeout: float) -> None:
             file=sys.stderr,
             flush=True,
         )
-        os._exit(1)
+        os._exit(os.EX_TEMPFAIL)
 
     timer = threading.Timer(timeout, give_up)
     timer.daemon = True

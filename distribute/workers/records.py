@@ -228,6 +228,13 @@ def at_fatal_error(act: Callable[[BaseException], None]) -> None:
     sys.excepthook = hook
 
 
+def exit_for_another_attempt(error: BaseException) -> None:
+    """Exit with status 75, "try again", if the error says that another worker was lost, and not what failed there."""
+    blame = error_record(error).blame
+    if blame is not None and (blame.lost or not blame.reported_by):
+        raise SystemExit(os.EX_TEMPFAIL)
+
+
 def _ends_program(error: BaseException) -> bool:
     """Whether `sys.excepthook` is called because this error ends the program, not by code that continues afterwards."""
     raised = {frame for frame, _ in traceback.walk_tb(error.__traceback__)}

@@ -14,12 +14,13 @@ import sys
 import time
 from typing import Any
 
-from ..environment import NO_PLACE, RUN, SINCE, ClusterError
+from ..environment import NO_PLACE, RESTART, RUN, SINCE, ClusterError
 from .addresses import LOOPBACK, connect, free_ports, is_here, join_address, split_address
 from .cluster import Cluster
 from .lines import ASK, MOST_BYTES, hear_line, parse, tell
 from .newcomers import hear_newcomers
 from .places import Machines, Peer, Place
+from .records import at_fatal_error, exit_for_another_attempt
 
 _PAUSE = 0.1
 _AGAIN = 1.0  # seconds between two questions of a machine that waits for its place
@@ -56,6 +57,8 @@ def meet(place: Place, timeout: float, program: str = "") -> tuple[int, list[Pee
         SystemExit: with NO_PLACE, the same in an elastic launch.
     """
     global _met
+    if not _met and RESTART not in os.environ:  # a launcher of ours restarts the workers itself
+        at_fatal_error(exit_for_another_attempt)
     if not place.addresses:
         place = place._replace(addresses=_ask_mpi(place))
     machines = place.elastic or Machines(place.size or 0, place.size or 0)

@@ -1,15 +1,17 @@
 #!/bin/bash
-# Trains on several machines of a Slurm cluster: one task is one worker, with all GPUs that Slurm gives to it.
+# Trains on several machines of a Slurm cluster: one task is one worker, with one GPU.
 #
 #   sbatch docs/deploy/slurm.sh train.py --epochs 10
+#   CONTAINER="apptainer exec --nv unisono.sif" sbatch docs/deploy/slurm.sh train.py
 #
+# The tasks of a node divide its GPUs among themselves: `--ntasks-per-node=1` makes one worker with all GPUs of the node.
 # The script calls unisono.distribute.auto_strategy(), which reads Slurm's variables; nothing else has to be set.
 # The backup directory must be one that every node sees.
 #SBATCH --job-name=unisono
 #SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
+#SBATCH --ntasks-per-node=4
 #SBATCH --gpus-per-node=4
-#SBATCH --cpus-per-task=16
+#SBATCH --cpus-per-task=4
 #SBATCH --time=24:00:00
 #SBATCH --signal=TERM@120   # two minutes before the end: all workers save at the same step and stop
 #SBATCH --requeue
@@ -21,9 +23,11 @@ set -euo pipefail
 attempts=${SLURM_RESTART_COUNT:-0}
 echo "attempt $attempts on $SLURM_JOB_NODELIST"
 
+# srun returns the highest status. It must not end the others when one fails, because tasks that it ends have status 143 too:
+# workers notice a lost one themselves.
 status=0
-srun --kill-on-bad-exit=1 --wait=60 --label \
-    env UNISONO_TIMEOUT=60 PYTHONUNBUFFERED=1 python "$@" || status=$?
+srun --kill-on-bad-exit=0 --wait=120 --label \
+    env UNISONO_TIMEOUT=60 PYTHONUNBUFFERED=1 ${CONTAINER:-} python "$@" || status=$?
 
 # A node that is lost does not run even this.
 lost_node() {

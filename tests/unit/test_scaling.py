@@ -24,6 +24,17 @@ def test_sums_take_what_the_sources_say(replicas):
     assert sums("hierarchical", replicas) == pytest.approx(ring)  # one replica per machine
 
 
+def test_every_collective_has_the_latency_of_its_messages():
+    for replicas in (1, 2, 64):
+        more = sums("ring", replicas, collectives=7) - sums("ring", replicas)
+        assert more == pytest.approx(6 * 2 * (replicas - 1) * LATENCY)
+
+
+def test_links_have_measured_defaults():
+    [step] = simulate_scaling(1.0, SIZE, replicas=[4])
+    assert step.sum_seconds == pytest.approx(6 * 200e-6 + 1.5 * SIZE / 0.7e9)
+
+
 def test_machines_sum_inside_first():
     inside = {"replicas_per_worker": 8, "local_bytes_per_second": 1e10}
     local, between = 2 * 7 * (1e-5 + SIZE / 8 / 1e10), 2 * 3 * (LATENCY + SIZE / 4 / SPEED)
@@ -43,7 +54,7 @@ def test_step_waits_for_the_slowest_and_for_what_is_not_hidden():
     assert hidden.step_seconds == pytest.approx(many.step_seconds - 0.1)
     [whole] = simulate_scaling(1.0, SIZE, SPEED, [16], overlap=1.0)
     assert whole.efficiency == 1.0
-    [uneven] = simulate_scaling(1.0, 0, SPEED, [16], jitter=0.1)
+    [uneven] = simulate_scaling(1.0, 0, SPEED, [16], jitter=0.1, latency=0.0)
     assert uneven.step_seconds == pytest.approx(1.1766, abs=3e-3)  # of 16 normal draws: 1.766; Blom's is near
 
 
@@ -54,7 +65,7 @@ def test_bytes_are_those_of_every_replica():
 
 
 def test_figures_of_resnet_on_256_gpus():
-    machine = {"replicas_per_worker": 8, "local_bytes_per_second": 2e10}
+    machine = {"replicas_per_worker": 8, "local_bytes_per_second": 2e10, "latency": 50e-6}
     few, many = simulate_scaling(0.23, 102e6, 6.25e9, [8, 256], algorithm="hierarchical", **machine)
     assert 0.85 < many.efficiency / few.efficiency < 0.93  # about 0.9 was published; docs/guides/scaling.md
 
@@ -69,6 +80,7 @@ def test_figures_of_resnet_on_256_gpus():
         ({"replicas": [0]}, "`replicas` must be a whole number"),
         ({"algorithm": "star"}, "`algorithm` must be"),
         ({"overlap": 1.5}, "`overlap`"),
+        ({"collectives": 0}, "`collectives`"),
         ({"replicas_per_worker": 1.5}, "`replicas_per_worker`"),
     ],
 )
