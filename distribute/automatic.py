@@ -11,6 +11,7 @@ import tensorflow as tf
 from .arguments import shown
 from .environment import launched_task
 from .hardware.devices import simulate_replicas
+from .mesh import strategy_of_scope
 from .parameter_servers.strategy import ParameterServerStrategy
 from .workers import cluster_start
 from .workers.addresses import split_address
@@ -25,6 +26,7 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
 
     | found | strategy |
     |---|---|
+    | a distribution that `keras.distribution.set_distribution` has set | that of `strategy_of` |
     | TF_CONFIG with parameter servers | `ParameterServerStrategy` (in the coordinator) |
     | TF_CONFIG or Slurm with several workers | `MultiWorkerMirroredStrategy` |
     | a TPU (TPU_NAME, or Cloud TPU's own variables) | `TPUStrategy` |
@@ -56,9 +58,11 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
     cluster, task = read_cluster(), launched_task()
     if cluster is None and task is not None:
         raise ClusterError(str(task))
+    simulate_replicas()
+    if (distributed := strategy_of_scope()) is not None:
+        return distributed
     if cluster is not None and cluster.has_parameter_servers:
         return ParameterServerStrategy()
-    simulate_replicas()
     if cluster is not None and cluster.num_workers > 1:
         return _multi_worker(cluster, communication_options)
     if any(map(os.environ.get, ("TPU_NAME", "COLAB_TPU_ADDR", "TPU_WORKER_ID"))):

@@ -21,7 +21,7 @@ from ..distribute.arguments import shown, truth
 from ..distribute.storage import is_url, path_text
 from ..distribute.variables import prepare_variables
 from .pipeline import step as pipeline_step
-from .step.variable_placement import bring_along, place_with_model
+from .step.variable_placement import bring_along, place_with_model, remember_distribution
 from .trainer import Trainer
 
 
@@ -44,6 +44,7 @@ class Model(Trainer, keras.Model):
         instance = super().__new__(cls)
         prepare_variables()
         pipeline_step.attach(instance)
+        remember_distribution(instance)
         return instance
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
