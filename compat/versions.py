@@ -28,6 +28,7 @@ ATTRIBUTES = {
     "keras.src.saving.keras_saveable:KerasSaveable": "_unpickle_model",
     "keras:Metric": "_metrics",
     "keras:metrics.AUC": "_built",
+    "keras:distribution.ModelParallel": "_layout_map",
     "keras:layers.Layer": "_call_signature _metrics _remat_mode",
     "keras:Variable": "_initialize _maybe_autocast _shape _value",
     "keras:optimizers.Optimizer": "_accumulated_gradients _check_variables_are_known _distribution_strategy "

@@ -12,6 +12,7 @@ import tensorflow as tf
 from .arguments import shown
 from .environment import peer_timeout
 from .hardware.devices import simulate_replicas
+from .mesh import strategy_of_scope
 from .parameter_servers.strategy import ParameterServerStrategy
 from .workers import cluster_start
 from .workers.addresses import split_address
@@ -28,6 +29,7 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
 
     | found | strategy |
     |---|---|
+    | a distribution that `keras.distribution.set_distribution` has set | that of `strategy_of` |
     | TF_CONFIG with parameter servers | `ParameterServerStrategy` (in the coordinator) |
     | TF_CONFIG, or a launcher's variables, with several workers | `MultiWorkerMirroredStrategy` |
     | a TPU (TPU_NAME, or Cloud TPU's own variables) | `TPUStrategy` |
@@ -67,9 +69,11 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
     elif place is not None:
         warn_of_unknown_size(place)
     cluster = read_cluster()
+    simulate_replicas()
+    if (distributed := strategy_of_scope()) is not None:
+        return distributed
     if cluster is not None and cluster.has_parameter_servers:
         return ParameterServerStrategy()
-    simulate_replicas()
     if cluster is not None and cluster.num_workers > 1:
         return _multi_worker(cluster, communication_options)
     if any(map(os.environ.get, ("TPU_NAME", "COLAB_TPU_ADDR", "TPU_WORKER_ID"))):

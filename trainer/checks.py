@@ -17,6 +17,7 @@ from ..compat.keras_private.layers import captured_by_functions, layers_of
 from ..compat.keras_private.training import overrides_compute_loss, strategy_of
 from ..compat.keras_private.variables import raw_value, was_left
 from ..compat.tensorflow_private.strategies import give_collectives_a_group
+from ..distribute import mesh
 from ..distribute.arguments import number, shown, truth, whole_number
 from ..distribute.environment import ELASTIC
 from ..distribute.hardware.devices import check_exist
@@ -86,6 +87,12 @@ def check_home(model: TrainedModel, method: str) -> None:
         )
     home = strategy_of(model)
     check_strategy(home)
+    if (distributed := mesh.strategy_of_scope()) not in (None, home):
+        raise ValueError(
+            f"`{method}()`: keras.distribution is set to a {type(keras.distribution.distribution()).__name__} over "
+            f"{distributed.num_replicas_in_sync} device(s), but the model was built {_built_where(model)}: build it in "
+            "`unisono.distribute.strategy_of(distribution).scope()`, or call keras.distribution.set_distribution(None)."
+        )
     for variable in model.variables:
         value = raw_value(variable)
         copied = isinstance(value, tf.distribute.DistributedValues | ShardedValue)

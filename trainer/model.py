@@ -23,7 +23,7 @@ from ..distribute.objects import download
 from ..distribute.storage import is_store_url, is_url, path_text, storage_path
 from ..distribute.variables import prepare_variables
 from .pipeline import step as pipeline_step
-from .step.variable_placement import bring_along, place_with_model
+from .step.variable_placement import bring_along, place_with_model, remember_distribution
 from .trainer import Trainer
 
 
@@ -46,6 +46,7 @@ class Model(keras.Model, Trainer):  # pyright: ignore[reportGeneralTypeIssues]  
         instance = super().__new__(cls)
         prepare_variables()
         pipeline_step.attach(instance)
+        remember_distribution(instance)
         return instance
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

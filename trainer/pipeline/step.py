@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from ...compat.keras_private.training import unpack_x_y_sample_weight
@@ -29,10 +30,10 @@ def attach(model: TrainedModel) -> None:
     """Assigns a model to the pipeline in whose scope this is called; elsewhere it does nothing."""
     pipeline = current_pipeline()
     if pipeline is not None:
-        if tf.distribute.has_strategy():
+        if tf.distribute.has_strategy() or keras.distribution.distribution() is not None:
             raise ValueError(
-                "A model must not be made in a strategy's scope inside of a Pipeline's: for data parallelism use "
-                "`Pipeline(..., replicas=R)`."
+                "A model must not be made in the scope of a strategy or a distribution inside of a Pipeline's: for data "
+                "parallelism use `Pipeline(..., replicas=R)`."
             )
         vars(model)["_pipeline"] = pipeline
         pipeline.remember(model)

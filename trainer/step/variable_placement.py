@@ -12,6 +12,7 @@ from ...compat.keras_private.layers import layers_of
 from ...compat.keras_private.optimizers import optimizer_strategy, set_strategy
 from ...compat.keras_private.training import set_strategy_of, strategy_of
 from ...compat.keras_private.variables import raw_value
+from ...distribute import mesh
 from ...distribute.variables import move_variables
 from ...optimizers.building import inner_optimizers
 from ...optimizers.held_optimizers import optimizers_of
@@ -42,8 +43,9 @@ def place_with_model(model: TrainedModel) -> None:
 def bring_along(model: TrainedModel, method: str) -> None:
     """Moves objects from outside of the scope into the model's strategy: layers, pretrained ones, whole models.
 
-    A model that was built outside of any scope belongs to the strategy in whose scope its method is called, or to the
-    strategy of the model that contains its layers. Raises `ValueError` if it, or one of its variables, belongs to another.
+    A model that was built outside of any scope belongs to the strategy in whose scope its method is called, to that of a
+    distribution of Keras, or to the strategy of the model that contains its layers. Raises `ValueError` if it, or one of its
+    variables, belongs to another.
     """
     adopting = strategy_of(model) is None and _only_strategy(model)
     if adopting:
@@ -57,10 +59,19 @@ def bring_along(model: TrainedModel, method: str) -> None:
     check_traced_functions(model, method)
 
 
+def remember_distribution(model: TrainedModel) -> None:
+    """Lets a model that is made in the scope of a distribution of Keras belong to its strategy."""
+    if not tf.distribute.has_strategy() and keras.distribution.distribution() is not None:
+        vars(model)["_distribution"] = keras.distribution.distribution()
+
+
 def _only_strategy(model: TrainedModel) -> tf.distribute.Strategy | None:
-    """The strategy of the current scope, or of a variable of the model."""
+    """The strategy of the current scope, of the distribution of Keras that is or was set, or of a variable of the model."""
     if tf.distribute.has_strategy():
         return tf.distribute.get_strategy()
+    distribution = vars(model).get("_distribution") or keras.distribution.distribution()
+    if distribution is not None and model._pipeline is None:
+        return mesh.strategy_of(distribution)
     owners = (getattr(raw_value(variable), "distribute_strategy", None) for variable in model.variables)
     return next((owner for owner in owners if owner is not None), None)
 
