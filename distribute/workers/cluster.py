@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import os
@@ -66,8 +67,10 @@ class Cluster:
 
 def find_hosts(blame: Blame | None) -> str:
     """Where the blamed processes are: "worker 1 is at 10.0.0.2:4000"; "" if all are on this machine."""
-    cluster, found = read_cluster(), []
     names = (*blame.lost, *blame.reported_by) if blame else ()
+    cluster, found = None, []
+    with contextlib.suppress(ClusterError):
+        cluster = read_cluster()
     for name in dict.fromkeys("worker 0" if name == LEADER else name for name in names):
         job, _, number = name.partition(" ")
         addresses = cluster.jobs.get(job, ()) if cluster is not None else ()

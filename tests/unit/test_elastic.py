@@ -224,6 +224,8 @@ def test_hosts_of_lost_workers_are_found_unless_they_are_on_this_machine(monkeyp
     assert find_hosts(None) == find_hosts(Blame()) == ""
     lost = error_record(RuntimeError("lost contact with worker 1: worker 2 has waited 11 s"))
     assert lost.text.endswith("(worker 1 is at 10.0.0.2:4001)")
+    monkeypatch.setenv("TF_CONFIG", "no JSON")
+    assert find_hosts(Blame(("worker 1",))) == "", "the error of TF_CONFIG itself is recorded"
 
 
 def test_process_whose_number_is_known_from_its_record_is_blamed_and_else_another_machine():
