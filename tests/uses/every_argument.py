@@ -229,6 +229,7 @@ def subjects(bench: Bench) -> dict[str, Subject]:
             partition="counts of layers",
         ),
         "auto_strategy": of(distribute.auto_strategy, communication_options="none"),
+        "strategy_of": of(distribute.strategy_of, distribution="nothing"),
         "global_batch_size": of(
             distribute.global_batch_size, {"per_replica": 2}, per_replica="count from 1", strategy="none"
         ),

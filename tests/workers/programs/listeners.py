@@ -33,6 +33,13 @@ def look():
                     found.add(f"{HOSTS.get(host, host)}:{int(port, 16)}")
 
 
+def note(event, args):
+    """Adds what listens on loopback for less time than `look` needs."""
+    if event == "socket.bind" and isinstance(args[1], tuple) and args[1][0] == "127.0.0.1":
+        found.add(f"127.0.0.1:{args[1][1]}")
+
+
+sys.addaudithook(note)
 thread = threading.Thread(target=look)
 thread.start()
 strategy = unisono.distribute.auto_strategy()
