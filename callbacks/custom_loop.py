@@ -44,8 +44,8 @@ class CustomLoopSupport:
         place = getattr(self, "path", None) or getattr(self, "log_dir", None)
         if place is not None and is_store_url(place):
             raise ValueError(
-                f"`{type(self).__name__}` writes to a store only in `fit` and `evaluate` of a Unisono model: give a local "
-                f"path in other loops, and upload the file. Received: {place}"
+                f"`{type(self).__name__}` can write to a store only in `fit` and `evaluate` of a Unisono model. In another "
+                f"loop, write to a local path and upload the file. Received: {place}"
             )
 
     def _plain_fit_ended(self, fit: weakref.ref[Any]) -> None:

@@ -8,12 +8,14 @@ import threading
 import uuid
 import warnings
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..distribute.objects import download, is_remote, names_in, remove_file, upload
 from ..distribute.storage import storage_path
 from ..distribute.workers.ticker import Ticker
+from ..state.trained_model import FitState
 from .safe_file import SaveError, save_error
 
 _PAUSE = 30.0  # seconds between uploads while training goes on
@@ -89,7 +91,7 @@ class Spool:
         try:
             self.upload()
         except OSError as error:
-            failed = _failed(error)
+            failed = _as_save_error(error)
             if kind is None:
                 raise failed from error
             warnings.warn(str(failed), stacklevel=2)
@@ -99,9 +101,23 @@ class Spool:
             self.upload()
         except OSError as error:
             if not self._has_warned:
-                warnings.warn(f"{_failed(error)} Training goes on, and the upload is tried again.")
+                warnings.warn(f"{_as_save_error(error)} Training goes on, and the upload is tried again.")
             self._has_warned = True
         return True
+
+
+def after_uploads(fit_state: FitState, job: Callable[[], None]) -> Callable[[], None]:
+    """Returns `job` of a backup, delayed until the store has what the backup refers to: logs and checkpoints."""
+    pending = [each.pending_upload() for each in fit_state.callbacks if hasattr(each, "pending_upload")]
+
+    def run() -> None:
+        for other in filter(None, pending):
+            other.exception()  # its own callback raises it
+        if fit_state.spool is not None:
+            fit_state.spool.upload()
+        job()
+
+    return run
 
 
 def fixed_folder(path: Any) -> Any:
@@ -142,7 +158,7 @@ def _sign(file: Path) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
 
 
-def _failed(error: OSError) -> SaveError:
+def _as_save_error(error: OSError) -> SaveError:
     return (
         error if isinstance(error, SaveError) else save_error(Path(error.filename or "a store").parent, error)
     )

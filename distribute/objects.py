@@ -128,7 +128,10 @@ def download(path: Any, folder: Any) -> Path:
 
 
 def ask_store(path: Any, call: Callable[[], Any]) -> Any:
-    """`call()`; again, after a pause with jitter, where a store fails for another reason than the path or the rights.
+    """Calls `call` until it succeeds, at most five times, with pauses that vary; returns what it returns.
+
+    A missing or existing object and missing rights are not tried again.
+
 
     Raises FileNotFoundError, FileExistsError, PermissionError or another OSError with the cause, without credentials.
     """

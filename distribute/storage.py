@@ -66,7 +66,7 @@ def _store_path(name: str, text: str, scheme: str, slash: str) -> Any:
         raise ValueError(_lost_slash(name, text, scheme))
     if without_password(text) != text:
         raise ValueError(
-            f"`{name}` must not hold a password: give it in the variables of the store, or in a `upath.UPath`. "
+            f"`{name}` must not contain a password: set the environment variables of the store, or pass a `upath.UPath`. "
             f"Received: {without_password(text)}"
         )
     try:
@@ -121,7 +121,7 @@ def tensorflow_path(name: str, value: Any) -> str:
 
 def _lost_slash(name: str, text: str, scheme: str) -> str:
     return (
-        f"`{name}` is a URL that has lost a slash, as in a `pathlib.Path`: give it as a text such as "
+        f"`{name}` is a URL that lost a slash, as it does in a `pathlib.Path`: pass a string such as "
         f'"{scheme}://...". Received: {shown(text)}'
     )
 

@@ -19,11 +19,13 @@ from ...distribute.workers.newcomers import newcomer_waits
 from ...state.identity.table import identity as identity_of
 from ...state.trained_model import FitState
 from ..custom_loop import CustomLoopSupport
+from ..spool import after_uploads
 from . import snapshot as fit_snapshot
 from .files import shard_files
+from .files.background import BackgroundWriter
 from .files.container import damaged_where_wrong
 from .files.owner import FolderOwner
-from .files.store import BackgroundWriter, BackupStore, Found, backup_directory
+from .files.store import BackupStore, Found, backup_directory
 from .resuming import announce, build_optimizer, on_all_workers, warn_if_inexact, warn_of_own_states
 from .save_schedule import NEWCOMER, InterruptionHandlers, SaveSchedule, stop
 
@@ -290,23 +292,9 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         strategy = self.model.distribute_strategy
         job = shard_files.job(strategy, fit_state.chief, self._store, content, summary)
         if job is not None:
-            self._writer.submit(_after_uploads(fit_state, job))
+            self._writer.submit(after_uploads(fit_state, job))
             if not self.background:
                 self._writer.wait()
         self.saves += 1
         self._saved_at_step, self._saved_at_time = self._steps_before_epoch + step, self._clock()
         self.stall_seconds += self._saved_at_time - begin
-
-
-def _after_uploads(fit_state: FitState, job: Callable[[], None]) -> Callable[[], None]:
-    """The job, once what the backup refers to is in the store: logs that it continues, checkpoints that it lists."""
-    pending = [each.pending_upload() for each in fit_state.callbacks if hasattr(each, "pending_upload")]
-
-    def run() -> None:
-        for upload in filter(None, pending):
-            upload.exception()  # its own callback raises it
-        if fit_state.spool is not None:
-            fit_state.spool.upload()
-        job()
-
-    return run

@@ -37,7 +37,7 @@ def on_all_workers(
     """The backup that `find(read)` finds on the chief, for all workers: all resume from one step or raise the same error."""
     strategy = model.distribute_strategy
     if not chief:
-        answer = gather_json(None, strategy)[0]
+        answer: dict[str, Any] = gather_json(None, strategy)[0] or {"name": ""}  # it trains alone: no file
         if "error" in answer:
             raise next(kind for kind in _ERRORS if kind.__name__ == answer["kind"])(answer["error"])
         path = directory / answer["name"] if answer["name"] else None

@@ -30,7 +30,7 @@ class FitLines:
         """Strategy, devices, global batch, precision, backend with its reason, and backups."""
         model, state = self._model, self._state
         parts = [f"Training on {_place(model, state)}", _batch(model, state), model.dtype_policy.name]
-        return _wrapped([part for part in (*parts, self._backend, *_backups(state)) if part])
+        return _wrap_parts([part for part in (*parts, self._backend, *_backups(state)) if part])
 
     def count(self, steps: int, seconds: float) -> None:
         """Adds steps of an epoch to the speed."""
@@ -45,10 +45,10 @@ class FitLines:
         if self._seconds and state.samples_per_step:
             parts.append(f"{short_number(self._steps * state.samples_per_step / self._seconds)} samples/s")
         parts += _best(state.callbacks)
-        return _wrapped(parts + [f"in the {backend}"] * (backend != self._backend))
+        return _wrap_parts(parts + [f"in the {backend}"] * (backend != self._backend))
 
 
-def _wrapped(parts: Sequence[str]) -> str:
+def _wrap_parts(parts: Sequence[str]) -> str:
     """The parts in as few lines as they need."""
     lines = [""]
     for part in parts:

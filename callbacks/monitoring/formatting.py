@@ -61,7 +61,7 @@ def duration(seconds: float) -> str:
     return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60} min"
 
 
-def fitted(parts: list[str], metrics: list[str], columns: int, may_wrap: bool) -> str:
+def fit_to_width(parts: list[str], metrics: list[str], columns: int, may_wrap: bool) -> str:
     """A line of progress in so many columns: without rates, a shorter bar, then fewer metrics and how many are left out.
 
     A line that is redrawn must not wrap; the last one keeps all metrics.

@@ -19,7 +19,7 @@ import numpy as np
 from ...distribute.arguments import function, shown
 from ...distribute.workers.cluster import is_chief
 from .fit_lines import FitLines
-from .formatting import duration, fitted, scalar, short_number
+from .formatting import duration, fit_to_width, scalar, short_number
 
 _WIDTH = 20
 _SCREEN_SECONDS = 0.1
@@ -190,7 +190,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
             return
         columns = self._columns()
         if columns is not None:
-            line = fitted(parts, metrics, columns - 1, may_wrap=last)
+            line = fit_to_width(parts, metrics, columns - 1, may_wrap=last)
         padding = " " * max(0, self._last_width - len(line))
         self._last_width = len(line)
         # Bold counts and a green bar, as Keras draws them.

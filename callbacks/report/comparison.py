@@ -59,7 +59,7 @@ def write_page(paths: Any, output: Any, argument: str = "`output`") -> tuple[Pat
         first = places[0]
         page = (Path() if is_remote(first) else first if first.is_dir() else first.parent) / "report.html"
     check_overwrite(argument, page, PAGE)
-    data = _render_checked(runs)
+    data = _render_or_name_the_run(runs)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_bytes(data)
@@ -68,7 +68,7 @@ def write_page(paths: Any, output: Any, argument: str = "`output`") -> tuple[Pat
     return page, len(runs)
 
 
-def _render_checked(runs: Sequence[Run]) -> bytes:
+def _render_or_name_the_run(runs: Sequence[Run]) -> bytes:
     """Render the page, or raise a ValueError that names the file whose lines say something else."""
     try:
         return render(runs).encode(errors="replace")
@@ -77,5 +77,5 @@ def _render_checked(runs: Sequence[Run]) -> bytes:
             said = f"{runs[0].path} is not a report of TrainingReport, or was changed"
             raise ValueError(f"{said} ({type(error).__name__}: {str(error)[:100]!a}).") from None
         for run in runs:
-            _render_checked([run])
+            _render_or_name_the_run([run])
         raise

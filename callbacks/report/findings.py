@@ -27,7 +27,7 @@ _SAVINGS = {
 
 def describe_learning(run: Run) -> list[str]:
     """Describe the best epoch, the gap to the training loss, and the course."""
-    name, points = monitored([run])
+    name, points = find_monitored([run])
     if len(points) < 2:
         return []
     (epoch, best), (end, last), trained = lowest(points), points[-1], finite(run, "loss")
@@ -123,7 +123,7 @@ def describe_setup(run: Run) -> list[str]:
 
 def sort_runs(runs: Sequence[Run]) -> list[Run]:
     """Sort runs by their lowest loss, the best first; those of different loss functions keep their order."""
-    name, _ = monitored(runs)
+    name, _ = find_monitored(runs)
     return list(runs) if _losses_differ(runs) else sorted(runs, key=lambda run: lowest(finite(run, name))[1])
 
 
@@ -131,7 +131,7 @@ def describe_comparison(runs: Sequence[Run]) -> list[str]:
     """Describe how far the first of sorted runs is ahead."""
     if _losses_differ(runs):
         return ["The runs have different loss functions, so they are in the order of their start."]
-    name, points = monitored(runs)
+    name, points = find_monitored(runs)
     (epoch, best), (_, second) = lowest(points), lowest(finite(runs[1], name))
     if not math.isfinite(second):
         return []
@@ -141,7 +141,7 @@ def describe_comparison(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def monitored(runs: Sequence[Run]) -> tuple[str, Points]:
+def find_monitored(runs: Sequence[Run]) -> tuple[str, Points]:
     """Return the loss by which runs are judged, of validation if all log it, with its points in the first run."""
     name = "val_loss" if all(run.log("val_loss", fine=False) for run in runs if run.epochs) else "loss"
     return name, finite(runs[0], name)

@@ -148,7 +148,7 @@ def _results(runs: Sequence[Run]) -> dict[str, list[Any]]:
         for name in (metric, f"val_{metric}")
         if name == metric or run.log(name, fine=False)
     )
-    name, _ = findings.monitored(runs)
+    name, _ = findings.find_monitored(runs)
     best = [findings.lowest(findings.finite(run, name)) for run in runs]
     return {
         f"lowest {name}": [value if epoch else None for epoch, value in best],

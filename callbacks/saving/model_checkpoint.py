@@ -21,7 +21,7 @@ from ...distribute.objects import is_remote, upload
 from ...distribute.sharding.sharded_value import read_together
 from ...distribute.storage import storage_path
 from ...optimizers.held_optimizers import optimizers_of
-from ..backup.files.store import BackgroundWriter
+from ..backup.files.background import BackgroundWriter
 from ..backup.save_schedule import SaveSchedule
 from ..custom_loop import CustomLoopSupport
 from ..output_paths import check_template

@@ -171,9 +171,7 @@ class _Host:
                 self._peers.pop(seat, None)
         elif said["unisono"] != self._mine["unisono"]:
             self._notes = f" A process of another run came from {host}."
-            refusal = (
-                "belongs to another run than this one, perhaps to one that has not ended yet: end that one."
-            )
+            refusal = "belongs to a different run, which may not have ended yet: end that run."
             tell(connection, {"error": f"worker 0 at {self._place.addresses[0]} {refusal}"})
         else:
             self._connections[connection] = None
@@ -193,7 +191,7 @@ class _Host:
         if said["cluster"] != mine["cluster"]:
             what = "TF_CONFIG" if len(self._place.addresses) > 1 else "cluster"
             raise ClusterError(
-                f"{where} has a {what} with other workers than worker 0: give the same 'cluster' to all."
+                f"{where} has a {what} that lists other workers: set the same 'cluster' on all workers."
             )
         if _seat_of(said) in self._peers or not 0 <= rank < self._machines.each:
             number = "its own index in TF_CONFIG" if self._place.launcher == "TF_CONFIG" else "its own number"
@@ -202,7 +200,7 @@ class _Host:
             )
         if "" not in (said["program"], mine["program"]) and said["program"] != mine["program"]:
             raise ClusterError(
-                f"{where} runs another script than worker 0: every worker must run the same program."
+                f"{where} runs a different script from worker 0: start the same program on every worker."
             )
 
     def _add(self, said: dict[str, Any], connection: socket.socket, host: str) -> None:

@@ -95,7 +95,7 @@ def test_shard_is_rejected_with_a_fix_that_trains_each_sample_once(cluster, prog
         found = loaded(cluster / f"shards-{rank}.npz")
         np.testing.assert_array_equal(found.pop("seen"), np.full(programs.ROWS, 2.0))
         assert found.pop("steps") == 1
-        assert str(found.pop("generator")).startswith("True: The input must give the same global batches")
+        assert str(found.pop("generator")).startswith("True: The input must yield the same global batches")
         assert found.keys() == {"shard", "to_tf", "prepared", "batches", "evaluate", "predict", "validation"}
         for form, said in found.items():
             assert str(said).startswith("True: "), (form, said)  # the weights are unchanged

@@ -26,9 +26,10 @@ from unisono.callbacks import (
     verify_checkpoint,
 )
 from unisono.callbacks.backup.files import container, shard_files
+from unisono.callbacks.backup.files.background import BackgroundWriter
 from unisono.callbacks.backup.files.container import NewerFormatError
 from unisono.callbacks.backup.files.owner import FolderOwner
-from unisono.callbacks.backup.files.store import BackgroundWriter, BackupStore, backup_paths, read_checked
+from unisono.callbacks.backup.files.store import BackupStore, backup_paths, read_checked
 from unisono.callbacks.process_identity import this_process
 from unisono.callbacks.saving import checkpoint_files
 from unisono.commands.backups import main

@@ -95,8 +95,8 @@ def errors_of(*calls):
 @pytest.mark.parametrize(
     ("workers", "programs", "said"),
     [
-        ((2, 3), ("", ""), "with other workers"),
-        ((2, 2), ("a", "b"), "runs another script"),
+        ((2, 3), ("", ""), "lists other workers"),
+        ((2, 2), ("a", "b"), "runs a different script"),
     ],
 )
 def test_rendezvous_rejects_a_peer_with_another_cluster_or_script_and_reports_both(workers, programs, said):
@@ -217,7 +217,7 @@ def test_process_of_another_run_is_rejected_and_the_others_go_on_without_it():
         functools.partial(meet, place(rank, 2, meeting, job), 1.5) for rank, job in enumerate("ab")
     )
     late, rejected = errors_of(ours, theirs)
-    assert isinstance(rejected, ClusterError) and "belongs to another run" in str(rejected)
+    assert isinstance(rejected, ClusterError) and "belongs to a different run" in str(rejected)
     assert isinstance(late, TimeoutError) and "A process of another run came from 127.0.0.1" in str(late)
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from unisono.compat.keras_private import functional
 from unisono.trainer.inputs import make_source, split_for_validation
 
 X, Y = np.zeros((6, 3), "float32"), np.arange(6) % 2
@@ -143,3 +144,18 @@ def test_class_weights_are_those_of_keras():
         found = [chunk.batch(i)[2] for chunk in chunks_of(source) for i in range(chunk.steps)]
         right = [2.0, 0.5, 1.0, 1.0, 4.0, 0.5] if name == "others weigh one" else expected
         np.testing.assert_array_equal(np.concatenate(found), np.float32(right))
+
+
+def test_error_that_keras_replaced_is_found():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    try:
+        model(np.ones((2, 4)))
+    except ValueError as error:
+        first = functional.first_error(error)
+        assert "Arguments received by" in str(error) and "Arguments received by" not in str(first)
+        assert "incompatible with the layer" in str(first)
+        assert functional.rejected_shapes(error) == [[4]]
+    else:
+        raise AssertionError("Keras took an input of another shape")
+    plain = TypeError("plain")
+    assert functional.first_error(plain) is plain and functional.rejected_shapes(plain) == []

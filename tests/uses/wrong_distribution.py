@@ -263,7 +263,7 @@ _LINES: dict[str, tuple[str, ...]] = {
     "backups of nothing": ("backups", "unisono backups: the following arguments are required: directory"),
     "backups in a bucket": ("backups abc://bucket/b", "fsspec does not know", "abc://bucket"),
     "report of nothing": ("report nope.jsonl", "nope.jsonl does not exist"),
-    "report of a bucket": ("report gs:/bucket/run", "has lost a slash", "gs:/bucket"),
+    "report of a bucket": ("report gs:/bucket/run", "lost a slash", "gs:/bucket"),
     "report into a bucket": ("report . --output s3://bucket/a.html", MOUNTED, "s3://bucket"),
     **{
         f"plan of {place}": (f"plan {place} {PLAN}", words)

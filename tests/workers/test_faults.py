@@ -55,15 +55,15 @@ def test_workers_that_differ_are_rejected_with_a_sentence_on_each(start_workers)
         trained = ("part for validation", "seeded", "function", "sharding off", "files", "unseeded", "same")
         for line in (
             "epochs: ValueError: epochs must be the same on all workers for fit. Received: 1 on worker 0",
-            "generator: ValueError: The input must give the same global batches on every worker.",
+            "generator: ValueError: The input must yield the same global batches on every worker.",
             "activation: ValueError: activation of layers[1] of the model must be the same",
             "clipping: ValueError: clipnorm of the optimizer must be the same",
             *(f"{name}: {sharded}" for name in ("sharded", "sharded and distributed")),
             *(f"{name}: went through" for name in trained),
             "silent: []",
             "orders: 4",
-            "own values: ValueError: The input must give the same global batches on every worker. `x` gives other",
-            "own generator: ValueError: The input must give the same global batches on every worker. `x` gives other",
+            "own values: ValueError: The input must yield the same global batches on every worker. `x` gives other",
+            "own generator: ValueError: The input must yield the same global batches on every worker. `x` gives other",
             "warned: ['`x` is another tf.data pipeline (data, files, constants or functions) on worker 1 than on worker 0",
         ):
             assert line in printed, printed
@@ -73,4 +73,4 @@ def test_workers_with_different_scripts_are_rejected(start_workers):
     workers = start_workers(["faults", "collectives"], arguments=["none"])
     ended = workers.wait()
     assert all(one.code == 1 for one in ended)
-    assert all("worker 1 " in one.err and "runs another script than worker 0" in one.err for one in ended)
+    assert all("worker 1 " in one.err and "runs a different script from worker 0" in one.err for one in ended)

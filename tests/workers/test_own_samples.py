@@ -7,7 +7,7 @@ import pytest
 pytestmark = pytest.mark.process
 
 PARTS = r"(kept|moved): (\[.*?\]): (.*)"  # whether the weights moved, the warnings, how the call ended
-OTHER = "ValueError: The input must give the same global batches on every worker. `x` gives other samples on worker 1"
+OTHER = "ValueError: The input must yield the same global batches on every worker. `x` gives other samples on worker 1"
 SERVICE = "ValueError: `x` reads a part of the elements of a tf.data service"
 REJECTED = {
     "own arrays": OTHER,
@@ -31,7 +31,9 @@ REJECTED = {
     "dynamic sharding": SERVICE,
     "one job": SERVICE,
 }
-LATER = {"second epoch": OTHER, "validation": OTHER}  # earlier steps were on the same samples
+LATER = dict.fromkeys(
+    ("second epoch", "validation", "last batch", "last of the given steps"), OTHER
+)  # earlier steps were on the same samples
 TRAINED = {  # the warning, if there is one
     "paths": "[]",
     "constants": "is another tf",

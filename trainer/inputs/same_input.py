@@ -120,7 +120,7 @@ def check_same_data(source: Source, strategy: tf.distribute.Strategy, steps: int
     other = next((number for number, row in enumerate(rows) if row != rows[0]), None)
     if other is None:
         return
-    must = "The input must give the same global batches on every worker."
+    must = "The input must yield the same global batches on every worker."
     if any(row[0] != rows[0][0] for row in rows):
         each = ", ".join(f"{int(row[0])} on worker {number}" for number, row in enumerate(rows))
         raise ValueError(

@@ -80,6 +80,10 @@ attempt(
     "one number of a large array", late[:, :2] + late[:, 2:4], np.zeros(len(late)), **quiet, batch_size=2**20
 )
 attempt("own dataset", dataset(*rows(100 * me)), **quiet)
+end = rows(0)
+end[0][-1] += me
+attempt("last batch", dataset(*end), **quiet)
+attempt("last of the given steps", dataset(*end).repeat(), **quiet, steps_per_epoch=4)
 attempt("own generator", generated(100 * me)(), **quiet)
 attempt("own PyDataset", Slices(100 * me), **quiet)
 attempt("own dataset of Python", from_python(100 * me), **quiet)
