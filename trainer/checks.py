@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import numbers
+import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,9 +19,10 @@ from ..compat.keras_private.layers import captured_by_functions, layers_of
 from ..compat.keras_private.training import overrides_compute_loss, strategy_of
 from ..compat.keras_private.variables import raw_value, was_left
 from ..compat.tensorflow_private.strategies import give_collectives_a_group
-from ..distribute import mesh
+from ..distribute import keras_distribution
 from ..distribute.arguments import number, shown, truth, whole_number
 from ..distribute.hardware.devices import check_exist
+from ..distribute.mesh import mesh_of
 from ..distribute.sharding.sharded import level_of
 from ..distribute.sharding.sharded_value import ShardedValue
 from ..state.trained_model import TrainedModel
@@ -68,7 +72,7 @@ def global_batch_size(
     samples = whole_number("per_replica_batch_size", per_replica_batch_size)
     if kind_of(x) != "array":
         alone(kind_of(x), per_replica_batch_size=samples)
-    return samples * model.distribute_strategy.num_replicas_in_sync
+    return samples * mesh_of(model.distribute_strategy).shape[0]
 
 
 def check_home(model: TrainedModel, method: str) -> None:
@@ -80,7 +84,7 @@ def check_home(model: TrainedModel, method: str) -> None:
         )
     home = strategy_of(model)
     check_strategy(home)
-    if (distributed := mesh.strategy_of_scope()) not in (None, home):
+    if (distributed := keras_distribution.strategy_of_scope()) not in (None, home):
         raise ValueError(
             f"`{method}()`: keras.distribution is set to a {type(keras.distribution.distribution()).__name__} over "
             f"{distributed.num_replicas_in_sync} device(s), but the model was built {_built_where(model)}: build it in "
@@ -95,6 +99,23 @@ def check_home(model: TrainedModel, method: str) -> None:
                 f"`{method}()`: the variable {variable.path!r} belongs to {_name(owner)}, but the model was built "
                 f"{_built_where(model)}: build the model and all of its layers under one `strategy.scope()`."
             )
+
+
+def check_layouts(model: TrainedModel) -> None:
+    """Warns once of patterns of a layout map that no variable matches: a renamed layer would be whole, silently."""
+    home: Any = strategy_of(model)
+    layouts = getattr(home, "layouts", None) or {}
+    paths = [variable.path for variable in model.variables]
+    for pattern in layouts:
+        if any(re.fullmatch(pattern, path) for path in paths) or pattern in home.unmatched:
+            continue
+        home.unmatched.add(pattern)
+        near = difflib.get_close_matches(pattern, paths, 1, 0.0)
+        warnings.warn(
+            f"The pattern {pattern!r} of the layout map matches no variable, so it divides none. The nearest path is "
+            f"{near[0]!r}: a pattern must match a whole path.",
+            stacklevel=2,
+        )
 
 
 def check_traced_functions(model: TrainedModel, method: str) -> None:

@@ -61,6 +61,7 @@ class Runner:
         unbuilt = not (predicts or build.is_built(model))
         with model._strategy_scope(), replaced_functions() if unbuilt else contextlib.nullcontext():
             build.build_for(model, spec, step)
+        checks.check_layouts(model)
         if not predicts:
             place_with_model(model)  # the model has the metrics of `compile` only now
 
