@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import numbers
-import re
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,23 +96,6 @@ def check_home(model: TrainedModel, method: str) -> None:
                 f"`{method}()`: the variable {variable.path!r} belongs to {_name(owner)}, but the model was built "
                 f"{_built_where(model)}: build the model and all of its layers under one `strategy.scope()`."
             )
-
-
-def check_layouts(model: TrainedModel) -> None:
-    """Warns once of patterns of a layout map that no variable matches: a renamed layer would be whole, silently."""
-    home: Any = strategy_of(model)
-    layouts = getattr(home, "layouts", None) or {}
-    paths = [variable.path for variable in model.variables]
-    for pattern in layouts:
-        if any(re.fullmatch(pattern, path) for path in paths) or pattern in home.unmatched:
-            continue
-        home.unmatched.add(pattern)
-        near = difflib.get_close_matches(pattern, paths, 1, 0.0)
-        warnings.warn(
-            f"The pattern {pattern!r} of the layout map matches no variable, so it divides none. The nearest path is "
-            f"{near[0]!r}: a pattern must match a whole path.",
-            stacklevel=2,
-        )
 
 
 def check_traced_functions(model: TrainedModel, method: str) -> None:

@@ -27,15 +27,14 @@ from .. import checks
 from ..adoption import adopt
 from ..building import ensure_built
 from ..rematerialization import rematerialize
+from ..update_rules.parts import check_parts, transform_and_apply_parts
 from ..update_rules.replica_rule import once_there_is_one, transform_and_apply
 from ..update_rules.sharded import (
     aggregate_shards,
-    check_parts,
     cut,
     gather,
     record_shards,
     shards_state,
-    transform_and_apply_parts,
     transform_and_apply_shards,
 )
 from .accumulation import accumulate

@@ -21,7 +21,7 @@ from ...compat.keras_private.optimizers import (
     variable_key,
 )
 from ...compat.keras_private.variables import raw_value, with_shapes
-from ...distribute.replicas import function_of_its_own, local_copy, num_replicas
+from ...distribute.replicas import function_of_its_own, local_copy
 from ...distribute.sharding.collectives import all_gather, own_shard, reduce_scatter
 from ...distribute.sharding.gradient_window import gradient_window
 from ...distribute.sharding.sharded import level_of, unsharded_state
@@ -51,7 +51,6 @@ from .replica_rule import (
     constrain,
     once_there_is_one,
     transform,
-    transform_and_apply,
 )
 
 
@@ -111,41 +110,6 @@ def transform_and_apply_shards(optimizer: Any, pairs: Pairs) -> None:
         _constrain(optimizer, [v for _, v in pairs if v.constraint is not None])
 
 
-def transform_and_apply_parts(optimizer: Any, pairs: Pairs) -> None:
-    """Stages 4 and 5 where weights are divided over a mesh: each replica updates its parts, and its copies of whole weights.
-
-    Context: replica.
-    """
-    layouts = [layout_of(v) for _, v in pairs]
-    copies = [num_replicas() if layout is None else layout.copies for layout in layouts]
-    with own_shards(), norms_over_shards(copies):
-        transform_and_apply(optimizer, pairs)
-
-
-def check_parts(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Raises a ValueError for what is not supported where weights are divided over a mesh."""
-    constrained = [v.path for v in variables if layout_of(v) is not None and v.constraint is not None]
-    found = [f"the constraint of {constrained[0]!r}"] if constrained else []
-    for each in inner_optimizers(optimizer) or [optimizer]:
-        name = type(each).__name__
-        if not is_elementwise(each) or has_user_code(each, variables):
-            found.append(f"the update rule of {name}, which may need whole weights")
-        if each.gradient_aggregator is not None:
-            found.append("`gradient_aggregator`")
-        if any(type(transformer) not in _ON_PARTS for transformer in each.gradient_transformers):
-            found.append("`gradient_transformers` that may need whole gradients")
-        if each.use_ema:
-            found.append("`use_ema`")
-        if "_gradient_watch" in vars(each):
-            found.append("a callback that watches gradients")
-    if found:
-        divided = next(v.path for v in variables if layout_of(v) is not None)
-        raise ValueError(
-            f"The layout map divides weights ({divided!r}), with which this is not supported yet: {', '.join(found)}. Use "
-            "one of Keras' elementwise optimizers, such as Adam, without these, or a mesh that divides the batch alone."
-        )
-
-
 def _reduce_scattered(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
     """Stage 1 in shards: sums gradients as they come, and gathers sharded weights in between.
 
@@ -201,8 +165,7 @@ def _transformed(optimizer: Any, pairs: Pairs, to_shards: bool) -> Pairs:
     return pairs if to_shards else gather(pairs)
 
 
-_ON_PARTS = ClipByGlobalNorm, ClipByNorm, ClipByValue
-_ON_SHARDS = (*_ON_PARTS, AddDecayedWeights)
+_ON_SHARDS = (ClipByGlobalNorm, ClipByNorm, ClipByValue, AddDecayedWeights)
 """The ready pieces that need no whole gradient."""
 
 

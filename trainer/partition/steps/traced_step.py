@@ -13,9 +13,8 @@ from ....compat.keras_private.variables import is_read_together, raw_value, sums
 from ....compat.tensorflow_graphs.made_operations import MadeOperations, stand_for
 from ....compat.tensorflow_graphs.one_device import distributed_variable, traced_on_one_device
 from ....compat.tensorflow_private.strategies import pretending_replicas
-from ....distribute.gathering import gather_outputs
-from ....distribute.mesh import Layout, combine_in_groups, mesh_of
-from ....distribute.replicas import all_reduce_sum_packed, local_replica_index, shares_variables
+from ....distribute.mesh import Layout, mesh_of
+from ....distribute.replicas import local_replica_index, shares_variables
 from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, layout_of, seen_through
 from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
 from ....optimizers.building import ensure_built, run_in_thread
@@ -23,7 +22,7 @@ from ...inputs.batch import all_leaves, sample_count
 from ...inputs.checks import check_combined_samples
 from ...step.collected_writes import CollectedWrites
 from ..builder import APPLY, READ
-from ..conversions import Exchange, Replica, Request
+from ..conversions import Replica
 from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, REPLICATED, Label, Labels, is_sharded, sharded
 from ..operation_labels import WRITES
 from ..partition import partitioned, read_inputs
@@ -32,6 +31,7 @@ from ..rebuild import rebuilt
 from ..values import Weights
 from .explain import StepExplanation, explained
 from .step import OptimizerCall, Step, assign, hand_over, numbers_in, with_numbers
+from .step_collectives import run_with_collectives
 from .trace_errors import user_errors
 
 
@@ -191,7 +191,7 @@ class TracedStep:
         replica = Replica(place[0], sizes[0], *held, copy=local_replica_index())
         others = [Replica(number, size, 1, size, number) for number, size in zip(place[1:], sizes[1:])]
         run = rebuilt(self.program, leaves, replica, self._apply, self._read, self._compiles, others)
-        outputs = _with_collectives(run)
+        outputs = run_with_collectives(run)
         hand_over(self._written)
         self._note_writes(outputs[self._results :])
         first = not any(place[1:])
@@ -287,41 +287,7 @@ def _sums_on_read(handle: Any) -> bool:
     return sums_on_read(variable)
 
 
-def _with_collectives(run: Exchange) -> list[tf.Tensor]:
-    """Runs a replica's step; the collectives of its strategy answer its requests."""
-    answers: Any = None
-    while True:
-        try:
-            requests = run.send(answers)
-        except StopIteration as end:
-            return end.value
-        answers = _answers(requests)
-
-
 def _labels_of(layout: Layout | None) -> Labels | None:
     if layout is None:
         return None
     return tuple(REPLICATED if axis is None else sharded(axis) for axis in layout.axes)
-
-
-def _answers(requests: list[Request]) -> list[tf.Tensor]:
-    if mesh_of().divides_weights:
-        combine = [
-            tf.add_n if r.axis is None else functools.partial(tf.concat, axis=r.axis) for r in requests
-        ]
-        return combine_in_groups([r.tensor for r in requests], [r.mesh for r in requests], combine)
-    summed = [request.tensor for request in requests if request.axis is None]
-    if not all(tensor.shape.is_fully_defined() for tensor in summed):
-        this_step().shapes_vary = True
-    totals = iter(all_reduce_sum_packed(summed))
-    return [next(totals) if axis is None else _concatenated(tensor, axis) for tensor, axis, _ in requests]
-
-
-def _concatenated(tensor: tf.Tensor, axis: int) -> tf.Tensor:
-    order = [axis, *(n for n in range(tensor.shape.rank) if n != axis)]
-    moved = tensor if axis == 0 else tf.transpose(tensor, order)
-    step = this_step()
-    if not moved.shape.is_fully_defined() or not isinstance(step.samples, int):
-        step.shapes_vary = True
-    whole = gather_outputs(moved, step)
-    return whole if axis == 0 else tf.transpose(whole, [order.index(n) for n in range(len(order))])
