@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .hardware.devices import simulate_devices
     from .hardware.memory_plan import MemoryPlan, ModelMemory, memory_plans
     from .hardware.scaling import ScaledStep, simulate_scaling
+    from .keras_distribution import strategy_of
     from .means import global_batch_size, global_mean
-    from .mesh import strategy_of
     from .parameter_servers import ParameterServerError, ParameterServerStrategy
     from .pipeline import Pipeline, StageError
     from .sharding.sharded import sharded
@@ -31,7 +31,7 @@ _NAMES_OF = {
     "hardware.data_placement": ("keep_data_on",),
     "hardware.devices": ("simulate_devices",),
     "gathering": ("gather",),
-    "mesh": ("strategy_of",),
+    "keras_distribution": ("strategy_of",),
     "means": ("global_batch_size", "global_mean"),
     "hardware.device_memory": ("grow_gpu_memory",),
     "hardware.memory_plan": ("MemoryPlan", "ModelMemory", "memory_plans"),

@@ -12,7 +12,7 @@ import tensorflow as tf
 from .arguments import shown
 from .environment import peer_timeout
 from .hardware.devices import simulate_replicas
-from .mesh import strategy_of_scope
+from .keras_distribution import strategy_of_scope
 from .parameter_servers.strategy import ParameterServerStrategy
 from .workers import cluster_start
 from .workers.addresses import split_address

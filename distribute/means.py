@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from ..compat.keras_private.layers import in_symbolic_scope
 from .arguments import shown, whole_number
-from .replicas import all_reduce_sum, num_replicas
+from .mesh import mesh_of
+from .replicas import all_reduce_sum
 from .step_context import current_step
 
 Reduction = Literal["sum_over_batch_size", "mean_with_sample_weight"]
@@ -31,8 +32,7 @@ def global_batch_size(per_replica: int, strategy: tf.distribute.Strategy | None 
     """
     if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
         raise TypeError(f"`strategy` must be a tf.distribute.Strategy or None. Received: {shown(strategy)}")
-    replicas = num_replicas() if strategy is None else strategy.num_replicas_in_sync
-    return whole_number("per_replica", per_replica) * replicas
+    return whole_number("per_replica", per_replica) * mesh_of(strategy).shape[0]
 
 
 def global_mean(

@@ -130,7 +130,8 @@ class _Here(ThreadContext):
     sees_sharded: Any = None  # a function of a `ShardedValue`: the variable that is seen instead
     updates_sharded: bool = False  # in `strategy.extended.update` of a sharded variable
     reads_under_xla: bool = False  # readers that are traced here read samples by number
-    shards_of_gradients: bool = False  # gradients are shards, whose norms are summed over the replicas
+    # Gradients are shards, whose norms are summed over the replicas: how many replicas have the same shard of each; 0: no.
+    copies_of_shards: Any = 0
 
 
 here = _Here()

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ..compat.keras_private.optimizers import trained_variables
 from ..distribute.arguments import shown, takes_arguments
+from ..distribute.sharding.sharded_value import layout_of
 
 Pairs = list[tuple[Any, Any]]  # gradients and their variables
 GradsAndVars = Iterable[tuple[Any, Any]]
@@ -46,6 +47,13 @@ def as_pairs(grads_and_vars: Any) -> Pairs:
     return [(gradient, variable) for gradient, variable in pairs]
 
 
+def _fits(variable: Any, shape: Any) -> bool:
+    """Whether a gradient of this shape can be that of a variable, or of a replica's part of it."""
+    whole, layout = tf.TensorShape(variable.shape), layout_of(variable)
+    part = whole if layout is None else tf.TensorShape(layout.part_shape(whole.as_list()))
+    return whole.is_compatible_with(shape) or part.is_compatible_with(shape)
+
+
 def checked_pairs(grads_and_vars: Any) -> Pairs:
     """The argument as a list of pairs.
 
@@ -56,7 +64,7 @@ def checked_pairs(grads_and_vars: Any) -> Pairs:
         if isinstance(gradient, str) or not hasattr(variable, "shape") or isinstance(variable, tf.Tensor):
             raise ValueError(f"{_RULE}. Received: {shown(gradient)} with the variable {shown(variable)}")
         shape = getattr(gradient, "shape", None)
-        if shape is not None and not tf.TensorShape(variable.shape).is_compatible_with(shape):
+        if shape is not None and not _fits(variable, shape):
             raise ValueError(
                 f"`grads_and_vars` has a gradient of shape {tuple(shape)} for {name_of(variable)} of shape "
                 f"{tuple(variable.shape)}: give each variable its own gradient."
@@ -153,7 +161,7 @@ def same_variables(stage: Any, argument: str, before: Pairs, after: Any) -> Pair
             raise ValueError(f"{rule}. For the variable {name_of(variable)} it returned None as gradient.")
         gradient = as_gradient(gradients[id(variable)])
         sparse = isinstance(gradient, tf.IndexedSlices)
-        if not sparse and not variable.shape.is_compatible_with(gradient.shape):
+        if not sparse and not _fits(variable, gradient.shape):
             raise ValueError(
                 f"{rule}. For the variable {name_of(variable)} of shape {variable.shape} it returned "
                 f"a gradient of shape {gradient.shape}."

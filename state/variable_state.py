@@ -74,11 +74,14 @@ def capture(
     | sharded (optimizer state, see `distribute.sharding`) | parts of one array | every shard | the whole array, cut anew |
     | others whose copies differ | as written | every copy | the mean if that is the aggregation, else the first |
 
-    A sharded variable gives `{"shards": [flat array per local replica]}`. `keep(copy number, array)` returns an array that
-    does not change while training goes on. Copies are compared, unless they are known to be `equal`, as of weights and
-    optimizer state. With several workers, even a single part of a sum is kept as a copy.
+    A sharded variable gives `{"shards": [flat array per local replica]}`, one that is divided over a mesh the whole array.
+    `keep(copy number, array)` returns an array that does not change while training goes on. Copies are compared, unless they
+    are known to be `equal`, as of weights and optimizer state. With several workers, even a single part of a sum is kept as
+    a copy.
     """
     value = raw_value(variable)
+    if isinstance(value, ShardedValue) and value.layout is not None:
+        return keep(0, value.numpy())
     if isinstance(value, ShardedValue):
         return {"shards": [keep(i, _read(shard)) for i, shard in enumerate(value.shards)]}
     copies = copies_of(value)

@@ -17,10 +17,11 @@ from ..compat.keras_private.layers import captured_by_functions, layers_of
 from ..compat.keras_private.training import overrides_compute_loss, strategy_of
 from ..compat.keras_private.variables import raw_value, was_left
 from ..compat.tensorflow_private.strategies import give_collectives_a_group
-from ..distribute import mesh
+from ..distribute import keras_distribution
 from ..distribute.arguments import number, shown, truth, whole_number
 from ..distribute.environment import ELASTIC
 from ..distribute.hardware.devices import check_exist
+from ..distribute.mesh import mesh_of
 from ..distribute.sharding.sharded import level_of
 from ..distribute.sharding.sharded_value import ShardedValue
 from ..state.trained_model import TrainedModel
@@ -75,7 +76,7 @@ def global_batch_size(
         )
     if kind_of(x) != "array":
         alone(kind_of(x), per_replica_batch_size=samples)
-    return samples * model.distribute_strategy.num_replicas_in_sync
+    return samples * mesh_of(model.distribute_strategy).shape[0]
 
 
 def check_home(model: TrainedModel, method: str) -> None:
@@ -87,7 +88,7 @@ def check_home(model: TrainedModel, method: str) -> None:
         )
     home = strategy_of(model)
     check_strategy(home)
-    if (distributed := mesh.strategy_of_scope()) not in (None, home):
+    if (distributed := keras_distribution.strategy_of_scope()) not in (None, home):
         raise ValueError(
             f"`{method}()`: keras.distribution is set to a {type(keras.distribution.distribution()).__name__} over "
             f"{distributed.num_replicas_in_sync} device(s), but the model was built {_built_where(model)}: build it in "

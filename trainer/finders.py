@@ -15,6 +15,7 @@ from ..compat.keras_private.layers import layers_of
 from ..compat.tensorflow_private.strategies import devices_of
 from ..distribute.arguments import number, shown, whole_number
 from ..distribute.hardware.device_memory import PeakMemory, in_words
+from ..distribute.mesh import mesh_of
 from ..distribute.workers.agreement import exchange
 from .compilation import runner_of
 from .inputs.sources.derived_inputs import copied_input
@@ -104,7 +105,7 @@ def find_batch_size(
                 return max(row[0] for row in exchange([peak.most()], strategy))
             return math.inf
 
-        replicas = strategy.num_replicas_in_sync
+        replicas = mesh_of(strategy).shape[0]
         return _largest_that_fits(bytes_of, limit, len(keras.tree.flatten(x)[0]), replicas)
 
 

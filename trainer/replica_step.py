@@ -21,6 +21,7 @@ from ..compat.tensorflow_graphs.graphs import control_status_ctx, converted, lef
 from ..compat.tensorflow_private.parameter_servers import num_workers_of
 from ..distribute.arguments import shown
 from ..distribute.gathering import gather_for_step
+from ..distribute.mesh import mesh_of
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from ..distribute.replicas import all_reduce_sum, local_replica_index, replica_id
 from ..distribute.step_context import (
@@ -163,6 +164,11 @@ def _for_arguments(
     said: set[str],
 ) -> Callable[[list[tuple[Any, ...]]], Any]:
     """The step for arguments that differ in their tensors alone; it takes the tensors of each replica of this worker."""
+    if mesh_of(strategy).divides_weights:
+        raise ValueError(
+            f"`replica_step` does not support yet that weights are divided over the mesh {mesh_of(strategy)}: write the "
+            "step as the `train_step` of a model, and call `fit`."
+        )
     roots = {"fn": fn, "arguments": static}
     layers = [inner for _, each in reached(roots, (keras.layers.Layer,)) for inner in layers_of(each)]
     metrics = [metric for _, metric in reached(roots, (keras.metrics.Metric,))]

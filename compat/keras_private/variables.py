@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -273,6 +274,11 @@ def added_to(variable: Any, value: tf.Tensor) -> tf.Tensor:
 def plain_variable(value: Any, shape: Any = None) -> Any:
     """A variable of this process alone, in any strategy's scope: it holds no part of a model."""
     return ResourceVariable(value, trainable=False, shape=shape)
+
+
+def let_stand_for(part: Any, whole: VariableStandIn) -> None:
+    """Lets optimizers know a part of a variable by the id of the whole one, like a copy of a distributed variable."""
+    part._distributed_container = weakref.ref(whole)
 
 
 def is_read_together(value: Any) -> bool:

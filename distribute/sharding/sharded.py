@@ -21,6 +21,7 @@ from ...compat.keras_private.optimizers import (
 from ...compat.keras_private.variables import put_inside, raw_value
 from ...compat.patches import wrap
 from ..arguments import one_of, shown
+from ..mesh import MeshStrategy, mesh_of
 from ..pipeline.pipeline import Pipeline
 from ..step_context import here
 from .sharded_value import ShardedValue, is_shardable, is_sharded, sharded_weight
@@ -53,8 +54,8 @@ def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
 
     Raises:
         TypeError: `strategy` is not one of these strategies.
-        ValueError: `level` is none of the levels, or is not the one that the strategy has, or a Pipeline cannot have it, or
-            variables that it would shard exist already.
+        ValueError: `strategy` divides weights over a mesh, `level` is none of the levels, or is not the one that the
+            strategy has, or a Pipeline cannot have it, or variables that it would shard exist already.
 
     Context: host, before the optimizer is built; with "weights" before the model is.
 
@@ -74,6 +75,11 @@ def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
             "`strategy` must be a tf.distribute.MirroredStrategy, a MultiWorkerMirroredStrategy or a Pipeline. "
             f"Received: {shown(strategy)}"
         )
+    if mesh_of(strategy).divides_weights:
+        raise ValueError(
+            f"`strategy` divides weights over the mesh {mesh_of(strategy)}, which "
+            "`sharded` does not support yet: use a mesh that divides the batch alone, or no `sharded`."
+        )
     if strategy not in _levels:
         _check_nothing_exists(strategy, level)
         accept_sharded_variables(strategy)
@@ -90,11 +96,19 @@ def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
 def _initialize(original: Callable[..., None], variable: keras.Variable, value: Any) -> None:
     """Creates the variable inside a Keras variable."""
     strategy = tf.distribute.get_strategy()
-    held = sharded_weight(strategy, variable, value) if level_of(strategy) == "weights" else None
+    held, flat = None, level_of(strategy) == "weights"
+    if flat or (isinstance(strategy, MeshStrategy) and variable.trainable):
+        held = sharded_weight(strategy, variable, value, flat)
     if held is None:
         original(variable, value)
     else:
         put_inside(variable, held)
+
+
+def divide_weights(strategy: MeshStrategy) -> None:
+    """Lets Keras variables that are created under a strategy have its layouts."""
+    accept_sharded_variables(strategy)
+    wrap("_initialize", _initialize)
 
 
 def level_of(strategy: Any = None) -> str | None:

@@ -12,8 +12,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...compat.keras_private.variables import VariableStandIn, plain_variable, put_inside, raw_value
+from ...compat.keras_private.variables import (
+    VariableStandIn,
+    let_stand_for,
+    plain_variable,
+    put_inside,
+    raw_value,
+)
 from ...compat.tensorflow_private.valueless_variables import record_as_read, variable_without_value
+from ..mesh import Layout, MeshStrategy
 from ..replicas import copies_of, in_replica_context, local_copy, local_replica_index
 from ..step_context import here
 from ..workers.agreement import first_local_replica
@@ -37,20 +44,28 @@ class ShardedValue(VariableStandIn):
     replaces it with another stand-in.
 
     `shape` is that of the whole value, and `fill` the initial value of all elements. `shards` are the variables of the local
-    replicas, flat, on their devices. Context: eager.
+    replicas on their devices: flat, or with a `layout` the parts of the replicas of a mesh. Context: eager.
     """
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, shape: Sequence[int], dtype: Any, name: str, fill: float = 0.0
+        self,
+        strategy: tf.distribute.Strategy,
+        shape: Sequence[int],
+        dtype: Any,
+        name: str,
+        fill: float = 0.0,
+        layout: Layout | None = None,
     ) -> None:
         super().__init__(strategy, f"sharded_{next(_numbers)}_{name}")
         self.shape, self.dtype, self.name = tf.TensorShape(shape), tf.as_dtype(dtype), name
-        self.distribute_strategy = strategy
+        self.distribute_strategy, self.layout = strategy, layout
         size = shard_size(int(np.prod(self.shape, dtype=np.int64)), strategy.num_replicas_in_sync)
+        part = [size] if layout is None else layout.part_shape(self.shape.as_list())
         self.shards: list[tf.Variable] = []
         for device in strategy.extended.worker_devices:
             with tf.device(device):
-                self.shards.append(plain_variable(tf.fill([size], tf.cast(fill, self.dtype))))
+                self.shards.append(plain_variable(tf.fill(part, tf.cast(fill, self.dtype))))
+            let_stand_for(self.shards[-1], self)
 
     def own(self) -> tf.Variable:
         """This replica's shard. Context: replica."""
@@ -60,6 +75,10 @@ class ShardedValue(VariableStandIn):
         """The whole value, or its stand-in here."""
         if here.sees_sharded is not None:
             return tf.convert_to_tensor(here.sees_sharded(self))
+        if self.layout is not None:
+            self._check_on_host()
+            with tf.device("CPU:0"):
+                return self.layout.whole([tf.identity(shard.read_value()) for shard in self.shards])
         if in_replica_context() and tf.distribute.has_strategy():
             return all_gather([self.own().read_value()], [self.shape.as_list()])[0]
         with monitored_collective():
@@ -71,6 +90,11 @@ class ShardedValue(VariableStandIn):
         if here.sees_sharded is not None:
             return here.sees_sharded(self).assign(value)
         value = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
+        if self.layout is not None:
+            self._check_on_host()
+            for number, shard in enumerate(self.shards):
+                shard.assign(self.layout.part(value, number))
+            return self
         if in_replica_context() and tf.distribute.has_strategy():
             return self.own().assign(own_shard(value))
         flat, size = np.ravel(value.numpy()), int(self.shards[0].shape[0] or 0)
@@ -79,6 +103,13 @@ class ShardedValue(VariableStandIn):
             part = flat[number * size : (number + 1) * size]
             shard.assign(np.pad(part, (0, size - len(part))))
         return self
+
+    def _check_on_host(self) -> None:
+        if in_replica_context() and tf.distribute.has_strategy():
+            raise ValueError(
+                f"{self.name!r} is divided over a mesh, and was read or written in `strategy.run`: do that in a step of "
+                "`fit`, `evaluate` or `predict`, or outside."
+            )
 
     def assign_add(self, value: Any) -> Any:
         """Adds to it."""
@@ -102,8 +133,15 @@ class ShardedWeight(ShardedValue):
     trainable = True
     _should_act_as_resource_variable = True
 
-    def __init__(self, strategy: tf.distribute.Strategy, shape: Sequence[int], dtype: Any, name: str) -> None:
-        super().__init__(strategy, shape, dtype, name)
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        shape: Sequence[int],
+        dtype: Any,
+        name: str,
+        layout: Layout | None = None,
+    ) -> None:
+        super().__init__(strategy, shape, dtype, name, layout=layout)
         self._known_to_tapes = variable_without_value(self.shape, self.dtype, name)
 
     @property
@@ -113,7 +151,8 @@ class ShardedWeight(ShardedValue):
 
     def read_value(self) -> tf.Tensor:
         """The whole weight, or its stand-in here."""
-        if here.sees_sharded is not None or not (in_replica_context() and tf.distribute.has_strategy()):
+        on_replica = in_replica_context() and tf.distribute.has_strategy()
+        if here.sees_sharded is not None or self.layout is not None or not on_replica:
             value = super().read_value()
         else:
             value = transient_weight(self.own().read_value, self.shape.as_list())
@@ -146,6 +185,11 @@ class TensorInPlace(VariableStandIn):
         """Replaces it."""
         self.tensor = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
         return self.tensor
+
+
+def layout_of(variable: Any) -> Layout | None:
+    """How a Keras variable is divided over a mesh; None where it is not."""
+    return getattr(raw_value(variable), "layout", None)
 
 
 def is_sharded(variable: Any) -> bool:
@@ -189,7 +233,9 @@ def read_together(variables: Iterable[Any], here: bool = True) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def created_in_shards(strategy: Any, shape: Sequence[int], initializer: Any) -> Iterator[None]:
+def created_in_shards(
+    strategy: Any, shape: Sequence[int], initializer: Any, layout: Layout | None = None
+) -> Iterator[None]:
     """A variable of that shape, created here in eager mode, is a sharded one of `strategy`.
 
     The initial value of a constant initializer never has its full size in memory.
@@ -200,7 +246,8 @@ def created_in_shards(strategy: Any, shape: Sequence[int], initializer: Any) -> 
         fill = None
 
     def create(next_creator: Any, **kwargs: Any) -> Any:
-        value = ShardedValue(strategy, shape, kwargs["dtype"], kwargs.get("name") or "Variable", fill or 0.0)
+        name = kwargs.get("name") or "Variable"
+        value = ShardedValue(strategy, shape, kwargs["dtype"], name, fill or 0.0, layout)
         if fill is None:
             initial = kwargs["initial_value"]
             value.assign(initial() if callable(initial) else initial)
@@ -227,18 +274,26 @@ def is_shardable(variable: keras.Variable, shape: Sequence[Any]) -> bool:
 
 
 def sharded_weight(
-    strategy: tf.distribute.Strategy, variable: keras.Variable, value: Any
+    strategy: tf.distribute.Strategy, variable: keras.Variable, value: Any, flat: bool
 ) -> ShardedWeight | None:
-    """The value of a Keras variable that is being created under a strategy; None: as without sharding.
+    """The value of a Keras variable that is being created under a strategy, of which it is divided; None: it is whole.
+
+    It has the layout of the strategy, or is `flat` if it is shardable.
 
     `value` is an array, a tensor, or a function that makes one of the variable's shape. Over several workers the
     chief's counts. Context: eager, on every worker.
     """
     shape = tuple(variable.shape) if callable(value) else tuple(np.shape(value))
-    if not is_shardable(variable, shape) or isinstance(value, tf.Variable) or not tf.executing_eagerly():
+    if isinstance(value, tf.Variable) or not tf.executing_eagerly():
         return None
-    weight = ShardedWeight(strategy, shape, variable.dtype, variable.name)
+    layout = strategy.layout_of(variable.path, shape) if isinstance(strategy, MeshStrategy) else None
+    if layout is None and not (flat and is_shardable(variable, shape)):
+        return None
+    weight = ShardedWeight(strategy, shape, variable.dtype, variable.name, layout)
     first: Any = tf.cast(value() if callable(value) else value, weight.dtype)
+    if layout is not None:
+        weight.assign(first)
+        return weight
     with monitored_collective():
         for shard, part in zip(weight.shards, scattered_from_first(strategy, first)):
             shard.assign(part)

@@ -5,23 +5,29 @@ Inside of `norms_over_shards` each replica has a shard of every gradient, and no
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ...distribute.replicas import all_reduce_sum
 from ...distribute.step_context import here
 from .sparse_gradients import map_values, times, values_of
 
-norms_over_shards = functools.partial(here.set_to, shards_of_gradients=True)
-"""Inside, this thread's gradients are shards, and their norms take one all-reduce. Context: replica."""
+
+def norms_over_shards(copies: Any = 1) -> contextlib.AbstractContextManager[None]:
+    """Inside, this thread's gradients are shards, and their norms take one all-reduce. Context: replica.
+
+    `copies` is how many replicas have the same shard: a number, or one for each gradient.
+    """
+    return here.set_to(copies_of_shards=copies)
 
 
 def over_shards(partial: tf.Tensor) -> tf.Tensor:
     """The sum of what each replica computed from its shards; where gradients are whole, what this one computed."""
-    return all_reduce_sum([partial])[0] if here.shards_of_gradients else partial
+    return all_reduce_sum([partial])[0] if np.any(here.copies_of_shards) else partial
 
 
 def _squared_norms(gradients: Sequence[Any]) -> list[tf.Tensor]:
@@ -29,7 +35,11 @@ def _squared_norms(gradients: Sequence[Any]) -> list[tf.Tensor]:
     values = [values_of(g) for g in gradients]
     half = (tf.float16, tf.bfloat16)
     squares = [tf.reduce_sum(tf.square(tf.cast(v, tf.float32) if v.dtype in half else v)) for v in values]
-    return tf.unstack(over_shards(_stacked(squares))) if here.shards_of_gradients else squares
+    copies = here.copies_of_shards
+    if not np.any(copies):
+        return squares
+    vector = _stacked(squares)
+    return tf.unstack(over_shards(vector if copies == 1 else vector / tf.constant(copies, vector.dtype)))
 
 
 def _stacked(scalars: Sequence[tf.Tensor]) -> tf.Tensor:

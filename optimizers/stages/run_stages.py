@@ -21,11 +21,13 @@ from ...distribute.replicas import (
     replica_id,
 )
 from ...distribute.sharding.collectives import if_all
+from ...distribute.sharding.sharded_value import layout_of
 from ...distribute.step_context import current_step
 from .. import checks
 from ..adoption import adopt
 from ..building import ensure_built
 from ..rematerialization import rematerialize
+from ..update_rules.parts import check_parts, transform_and_apply_parts
 from ..update_rules.replica_rule import once_there_is_one, transform_and_apply
 from ..update_rules.sharded import (
     aggregate_shards,
@@ -40,6 +42,9 @@ from .aggregators import aggregate
 from .call_options import CallOptions, call_options, current_options
 from .sparse_gradients import Pairs, divided, map_values, values_of
 from .user_code import has_own_apply, has_user_code, if_true, write_where
+
+Apply = Callable[[Any, Pairs], None]
+"""Stages 4 and 5 of an optimizer."""
 
 
 @tf.autograph.experimental.do_not_convert
@@ -93,6 +98,10 @@ def run_stages(
         return _in_every_replica(optimizer, pairs, settings)
     every = [v for _, v in pairs]
     pairs, sharded = checks.with_gradients(optimizer, pairs), shards_state(optimizer)
+    apply_to: Any = transform_and_apply_shards if sharded else transform_and_apply
+    if any(layout_of(v) is not None for v in every):
+        check_parts(optimizer, every)
+        apply_to = transform_and_apply_parts
     rematerialize()
     watch = optimizer.__dict__.get("_gradient_watch")
     began = watch.before_aggregation(pairs) if watch is not None else None
@@ -101,7 +110,7 @@ def run_stages(
         watch.after_aggregation(pairs, began)
     if not options.unscaled:
         pairs = unscale(optimizer, pairs, scale)
-    finite = _all_finite(optimizer, pairs, options, sharded) if check_finite else True
+    finite = _all_finite(optimizer, pairs, options, apply_to) if check_finite else True
     if veto is not None:
         finite = tf.logical_and(finite, tf.logical_not(veto))
     if watch is not None:
@@ -111,9 +120,9 @@ def run_stages(
         step.calls = {}  # this call may be skipped without being counted, and the host cannot know
     variables = [v for _, v in pairs]
     collected = _take_collected_writes([*variables, *optimizer.variables])
-    write: Any = functools.partial(_update, optimizer, variables, every, collected, sharded, called)
+    write: Any = functools.partial(_update, optimizer, variables, every, collected, apply_to, called)
     gradients = send_to_servers([g for g, _ in pairs], variables)
-    if not sharded:  # no other replica has the shards of this one
+    if apply_to is transform_and_apply:  # no other replica has the shards of this one
         write = once_per_copy(write)
         write = function_of_its_own(write) if has_user_code(optimizer, variables) else write
     write(finite, gradients, options.divisor())
@@ -130,7 +139,7 @@ def unscale(optimizer: Any, pairs: Pairs, scale: Any = None) -> Pairs:
     return pairs
 
 
-def _all_finite(optimizer: Any, pairs: Pairs, options: CallOptions, sharded: bool) -> tf.Tensor:
+def _all_finite(optimizer: Any, pairs: Pairs, options: CallOptions, apply_to: Apply) -> tf.Tensor:
     """Stage 3: whether every number of every gradient is finite; bool scalar, the same on every replica.
 
     It must be finite in the dtype of its variable, in which the update rule computes: a gradient can be wider.
@@ -139,7 +148,8 @@ def _all_finite(optimizer: Any, pairs: Pairs, options: CallOptions, sharded: boo
         tf.stack([tf.reduce_all(tf.math.is_finite(tf.cast(values_of(g), v.dtype))) for g, v in pairs])
     )
     # Nothing guarantees that user code has made the gradients equal; shards differ.
-    can_differ = sharded or options.skip_aggregation or optimizer.gradient_aggregator is not None
+    can_differ = apply_to is not transform_and_apply
+    can_differ = can_differ or options.skip_aggregation or optimizer.gradient_aggregator is not None
     if num_replicas() == 1 or not can_differ:
         return finite
     return all_reduce_sum([tf.cast(finite, tf.float32)])[0] == num_replicas()
@@ -150,7 +160,7 @@ def _update(
     variables: list[Any],
     every: list[Any],
     collected: Sequence[tuple[keras.Variable, Any]],
-    sharded: bool,
+    apply_to: Apply,
     called: bool,
     finite: Any,
     gradients: Sequence[Any],
@@ -161,10 +171,10 @@ def _update(
     Those of `every` variable that are not in `variables` have no gradient. Context: where variables are written
     (`once_per_copy`).
     """
-    branch, apply_to = (if_all, transform_and_apply_shards) if sharded else (if_true, transform_and_apply)
+    branch = if_true if apply_to is transform_and_apply else if_all
     if finite is not True:
         accepted = functools.partial(
-            _update, optimizer, variables, every, collected, sharded, called, True, gradients, weight_total
+            _update, optimizer, variables, every, collected, apply_to, called, True, gradients, weight_total
         )
         write_where(finite, optimizer, variables, accepted, branch)
         return
@@ -176,7 +186,7 @@ def _update(
         parts = optimizer.split(pairs) if called else [(optimizer, pairs)]
         for each, part in parts:
             if not called or each is not optimizer:
-                _call_apply(each, part, weight_total, sharded)
+                _call_apply(each, part, weight_total, apply_to)
                 continue
             part = [pair for pair in part if pair[0] is not None]
             apply = functools.partial(apply_to, each)
@@ -195,9 +205,9 @@ def _write_own_copy(variable: Any, value: Any) -> None:
     copy.assign(tf.cast(value, copy.dtype))
 
 
-def _call_apply(optimizer: Any, pairs: Pairs, weight_total: Any, sharded: bool) -> None:
+def _call_apply(optimizer: Any, pairs: Pairs, weight_total: Any, apply_to: Apply) -> None:
     """Calls `apply` of an optimizer inside another one, as Keras does; a user's may do more than call its base class's."""
-    whole = sharded and has_own_apply(optimizer)
+    whole = apply_to is transform_and_apply_shards and has_own_apply(optimizer)
     pairs = gather(pairs) if whole else pairs
     adopt(optimizer)
 
@@ -210,7 +220,7 @@ def _call_apply(optimizer: Any, pairs: Pairs, weight_total: Any, sharded: bool) 
         pairs = cut(pairs) if whole else pairs
         if pairs:
             gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-            _update(each, variables, every, (), sharded, True, True, gradients, weight_total)
+            _update(each, variables, every, (), apply_to, True, True, gradients, weight_total)
 
     with call_options(CallOptions(update=update)):
         optimizer.apply([g for g, _ in pairs], [v for _, v in pairs])

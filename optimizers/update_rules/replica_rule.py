@@ -76,8 +76,8 @@ class ReplicaRule(keras.optimizers.Optimizer):
         on_device: dict[Any, dict[Any, Any]] = {}
         traced, state, nameless = TracedOnce(), state_of(self), needs_no_names(self)
         for gradient, variable in zip(grads, trainable_variables):
-            own_state = [local_copy(each) for each in state(variable)]
-            for part, copy in _updates_of(self, gradient, variable, local_copy(variable)):
+            own_state = [own_copy(each) for each in state(variable)]
+            for part, copy in _updates_of(self, gradient, variable, own_copy(variable)):
                 with made_once(on_device.setdefault(getattr(copy, "device", None), {})):
                     if nameless and isinstance(part, tf.Tensor) and part.shape == copy.shape:
                         rule = functools.partial(self.update_step, part, copy, learning_rate)

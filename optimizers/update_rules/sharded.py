@@ -30,6 +30,7 @@ from ...distribute.sharding.sharded_value import (
     TensorInPlace,
     created_in_shards,
     is_sharded,
+    layout_of,
     own_copy,
     own_part,
     own_shards,
@@ -44,7 +45,13 @@ from ..stages.clipping import norms_over_shards
 from ..stages.sparse_gradients import Pairs, fit_to_send, is_sparse
 from ..stages.transformers import AddDecayedWeights, ClipByGlobalNorm, ClipByNorm, ClipByValue
 from ..stages.user_code import has_user_code, is_elementwise
-from .replica_rule import ReplicaRule, clip, constrain, once_there_is_one, transform
+from .replica_rule import (
+    ReplicaRule,
+    clip,
+    constrain,
+    once_there_is_one,
+    transform,
+)
 
 
 def shards_state(optimizer: Any) -> bool:
@@ -131,11 +138,13 @@ def _stays_whole(gradient: Any, variable: Any) -> bool:
 
 
 def created_as_shards(reference: Any, initializer: Any) -> contextlib.AbstractContextManager[Any]:
-    """Around the creation of an optimizer's state for the trained variable `reference`: sharded if its strategy says so.
+    """Around the creation of an optimizer's state for the trained variable `reference`: divided like it, or sharded.
 
     Context: eager, in the scope of the strategy.
     """
-    strategy = getattr(raw_value(reference), "distribute_strategy", None)
+    strategy, layout = getattr(raw_value(reference), "distribute_strategy", None), layout_of(reference)
+    if layout is not None:
+        return created_in_shards(strategy, list(reference.shape), initializer, layout)
     if strategy is None or level_of(strategy) is None or overwritten_by_gradient(reference):
         return contextlib.nullcontext()
     return created_in_shards(strategy, list(reference.shape), initializer)

@@ -59,7 +59,7 @@ def check_copies(model, replicas):
 
 def test_strategy_of_each_distribution_trains_as_one_device():
     expected = on_one_device()
-    layouts = {"up/kernel": (None, "model")}
+    layouts = {".*up/kernel": (None, "model")}
     for distribution, replicas in (
         (keras.distribution.DataParallel(), 4),
         (keras.distribution.DataParallel(devices=["cpu:2", "cpu:0"]), 2),
@@ -155,10 +155,6 @@ def test_wrong_meshes_raise_before_anything_is_trained(monkeypatch):
     )
     with pytest.raises(ValueError, match=r"`batch_dim_name`.*'data', 'model'.*'examples'"):
         strategy_of(named)
-    with pytest.raises(ValueError, match=r"'batch', 'model'.*divides weights over 'batch'"):
-        strategy_of(model_parallel((4, 1), {"up/kernel": ("batch", "model")}))
-    with pytest.raises(ValueError, match=r"'model': 2.*not supported yet"):
-        strategy_of(model_parallel((2, 2)))
     monkeypatch.setenv(
         "TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,8 @@ import tensorflow as tf
 from ...compat.tensorflow_graphs.made_operations import stands_for
 from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph, subgraphs
 from . import control_flow
-from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, are_together, is_sharded
-from .operation_labels import has_effects, labels_of, settled
+from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, are_together, is_sharded
+from .operation_labels import Ruling, has_effects, labels_of, settled
 from .program import (
     BRANCHES,
     LOOPS,
@@ -101,11 +102,13 @@ class Builder(Values):
         outputs = []
         for number, (tensor, shape) in enumerate(zip(op.outputs, shapes)):
             if tensor.dtype == tf.variant:
-                outputs.append(self.add(listed(op, given)))
+                outputs.append(self.add(listed(op, given, self.replicated_labels)))
                 continue
             value = given[0].elements if op.type == "TensorListPopBack" else find_value(op, number, given)
             bounds = find_interval(op, number, given, value)
-            outputs.append(self.add(Value(tensor.dtype, shape, constant=value, interval=bounds)))
+            outputs.append(
+                self.add(Value(tensor.dtype, shape, self.replicated_labels, value, interval=bounds))
+            )
         return outputs
 
     def _unchanged(self, op: tf.Operation, inputs: list[int]) -> list[int]:
@@ -130,37 +133,35 @@ class Builder(Values):
     def _ruled(self, op: tf.Operation, inputs: list[int], known: Mapping[str, int]) -> list[int]:
         if self.states and not self.is_local(op):
             inputs = [self.read(tensor, number, op) for tensor, number in zip(op.inputs, inputs)]
+        inputs = [self.added_up(number, op) for number in inputs]
         outputs = self._outputs(op, inputs)
         values = self.program.values
-        view = View(
-            op,
-            [values[number] for number in inputs],
-            [values[number].shape for number in outputs],
-            lambda tensor: values[known[tensor.name]] if tensor.name in known else None,
-        )
         if self.inside and has_effects(op):
             raise NotPartitioned(f"{op.type} ({op.name}) has effects in a branch or a loop")
-        replicated = self.replicated or op.name in self.whole_ops
-        wants, made = labels_of(op, view, replicated, self.is_local(op))
-        if not all(map(has_parts, made, (values[number] for number in outputs))):
-            wants, made = view.gathered()
+        rulings = [self._ruling(op, inputs, outputs, known, axis) for axis in range(len(self.program.mesh))]
+        wants, made = ([*zip(*each)] for each in zip(*rulings))
         given = [self.converted(number, want, op) for number, want in zip(inputs, wants)]
-        if self.inside and any(label.counts for label in made):
+        of_batch: list[Label] = rulings[0][1]
+        if self.inside and any(label.counts for label in of_batch):
             raise NeedsCollective(op.name)
-        copy = Copy(given, outputs, op, made, own_seed=op.op_def.is_stateful and any(map(is_sharded, made)))
+        own_seed = op.op_def.is_stateful and any(map(is_sharded, of_batch))
+        copy = Copy(given, outputs, op, made, own_seed=own_seed)
         copy.of_samples = any(is_sharded(label) or label.kind == "sizes" for label in map(self.label, given))
         self.program.nodes.append(copy)
-        for number, label in zip(outputs, made):
-            values[number].label = settled(label)
+        for number, labels in zip(outputs, made):
+            values[number].labels = tuple(map(settled, labels))
         free = all(
             (number in self.again and values[number].free)
             or (want is not None and want.kind in ("replicated", "sizes"))
-            for number, want in zip(inputs, wants)
+            for number, want in zip(inputs, rulings[0][0])
         )
-        if free and len(made) == 1 and is_sharded(made[0]) and not op.op_def.is_stateful:
-            self.again[outputs[0]] = dataclasses.replace(copy, inputs=inputs)
+        if free and len(made) == 1 and is_sharded(of_batch[0]) and not op.op_def.is_stateful:
+            along_others = [self.converted(n, [None, *want[1:]], op) for n, want in zip(inputs, wants)]
+            self.again[outputs[0]] = dataclasses.replace(copy, inputs=along_others)
             values[outputs[0]].free = True
-        elif op.type in _COPIES and made == [PARTIAL_SUM]:  # several reads of a variable are summed together
+        elif op.type in _COPIES and of_batch == [
+            PARTIAL_SUM
+        ]:  # several reads of a variable are summed together
             self.again[outputs[0]] = copy
         shape = values[inputs[0]].shape if inputs else None
         if (
@@ -172,36 +173,65 @@ class Builder(Values):
             copy.attributes["squeeze_dims"] = [axis for axis, extent in enumerate(shape) if extent == 1]
         return outputs
 
+    def _ruling(
+        self, op: tf.Operation, inputs: list[int], outputs: list[int], known: Mapping[str, int], axis: int
+    ) -> Ruling:
+        """The labels that an operation needs and makes along one axis of the mesh."""
+        values, mesh = self.program.values, self.program.mesh[axis]
+        view = View(
+            op,
+            [values[number] for number in inputs],
+            [values[number].shape for number in outputs],
+            lambda tensor: values[known[tensor.name]] if tensor.name in known else None,
+            mesh,
+            axis,
+        )
+        # Bodies of branches and loops are the same for all parts of a model.
+        replicated = self.replicated or op.name in self.whole_ops or (self.inside and axis > 0)
+        wants, made = labels_of(op, view, replicated, not axis and self.is_local(op))
+        given = (values[number] for number in outputs)
+        return (wants, made) if all(map(has_parts, made, given, [mesh] * len(made))) else view.gathered()
+
     def _apply(self, op: tf.Operation, inputs: list[int], number: int) -> None:
         """The gradients for an optimizer are partial sums over the replicas."""
         if self.inside:
             raise NotPartitioned("an optimizer is called in a branch or a loop")
         rest, given = iter(inputs), list[int]()
-        for is_slices in self.slices[number]:
+        parts = self.weights.gradients[number] if self.weights.gradients else ()
+        for is_slices, labels in itertools.zip_longest(self.slices[number], parts):
             values = next(rest)
+            if labels is not None:
+                given.append(self.converted(values, labels, op))
+                continue
             if not is_slices:
                 given.append(self._summand(values, op))
                 continue
             indices = next(rest)
             labels = self.label(values), self.label(indices)
             if not are_together(*labels) or labels[0].axis or labels[1].counts:
-                indices = self.converted(indices, REPLICATED, op)
+                indices = self.whole(indices, op)
                 values = self._summand(values, op)
-            given += [values, indices]
-        given += [self.converted(value, REPLICATED, op) for value in rest]
+            along_others = [None, *[PARTIAL_SUM] * (len(self.program.mesh) - 1)]
+            given += [self.converted(values, along_others, op), self._along_model(indices, op)]
+        given += [self.whole(value, op) for value in rest]
         self.program.nodes.append(Apply(given, [], number))
 
     def _read_weight(self, op: tf.Operation, number: int) -> int:
         tensor = op.outputs[0]
         shape = shape_of(tensor.shape)
-        target = self.add(Value(tensor.dtype, shape, REPLICATED))
+        labels = self.weights.reads[number] if self.weights.reads else None
+        target = self.add(Value(tensor.dtype, shape, labels or self.replicated_labels))
         self.program.nodes.append(Read([], [target], number))
         return target
 
     def _summand(self, number: int, op: tf.Operation) -> int:
         if self.label(number) not in (PARTIAL_SUM, REPLICATED, STATISTIC):
-            number = self.converted(number, REPLICATED, op)
-        return self.converted(number, PARTIAL_SUM, op)
+            number = self.converted(number, [REPLICATED], op)
+        return self.converted(number, [PARTIAL_SUM] * len(self.program.mesh), op)
+
+    def _along_model(self, number: int, op: tf.Operation) -> int:
+        """The number of a value that is the same on all replicas with the same samples."""
+        return self.converted(number, [None, *self.replicated_labels[1:]], op)
 
     def body(
         self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = ()
@@ -210,7 +240,7 @@ class Builder(Values):
         if len(graph.inputs) != len(inputs):
             raise NotPartitioned(f"the function {graph.name} was changed after it was traced")
         values = self.program.values
-        program = Program(values, one_size=self.program.one_size)
+        program = Program(values, one_size=self.program.one_size, mesh=self.program.mesh)
         builder = Builder(program, (), self.is_local, True, self.whole_ops, self.replicated)
         own: list[int] = []
         for number, given in enumerate(inputs):

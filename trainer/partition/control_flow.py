@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.one_device import inner_graph, subgraphs
-from .labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, needs_collective
-from .program import Copy, NeedsCollective, NotPartitioned, Program, Value, has_parts
+from .labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, needs_collective, with_label
+from .program import BATCH, Copy, NeedsCollective, NotPartitioned, Program, Value, has_parts
 from .rules.lists import EMPTY
 from .sizes.intervals import ANY
 from .sizes.size_arrays import merge_shapes
@@ -30,7 +30,9 @@ def without_collectives(
     """Partitions the bodies of a branch or a loop; bodies that need a collective get whole inputs."""
     for place, number in enumerate(inputs):
         if outer.label(number).counts:
-            inputs[place] = outer.converted(number, outer.label(number)._replace(counts=None), op)
+            inputs[place] = outer.converted(number, [outer.label(number)._replace(counts=None)], op)
+    # A body is the same for all parts of a model.
+    inputs = [outer.converted(number, [None, *outer.replicated_labels[1:]], op) for number in inputs]
     nodes, made = len(outer.program.nodes), dict(outer.made)
     if op.name not in outer.whole_ops:
         try:
@@ -38,7 +40,7 @@ def without_collectives(
         except NeedsCollective:
             del outer.program.nodes[nodes:]
             outer.made = made
-    whole = [outer.converted(number, REPLICATED, op) for number in inputs]
+    whole = [outer.whole(number, op) for number in inputs]
     before, outer.replicated = outer.replicated, True
     try:
         return work(outer, op, whole)
@@ -61,24 +63,24 @@ def _added(
     outer: Values, op: tf.Operation, inputs: list[int], values: list[Value], bodies: dict[str, Program]
 ) -> list[int]:
     outputs = [outer.add(value) for value in values]
-    labels = [value.label for value in values]
+    labels = [value.labels for value in values]
     outer.program.nodes.append(Copy(inputs, outputs, op, labels, bodies))
     return outputs
 
 
 def branch(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     """Adds a branch; returns the numbers of its outputs."""
-    which = outer.converted(inputs[0], REPLICATED, op)
+    which = outer.whole(inputs[0], op)
     found = [(name, *outer.body(graph, inputs[1:])) for name, graph in subgraphs(op)]
     if not found:
         raise NotPartitioned(f"the functions of {op.name} have no graphs")
     values = []
     for numbers in zip(*(outputs for _, _, outputs in found)):
         value = functools.reduce(_merged, map(_without_counts, (outer.program.values[n] for n in numbers)))
-        values.append(Value(value.dtype, value.shape, value.label))
+        values.append(Value(value.dtype, value.shape, value.labels))
     for _, builder, outputs in found:
         wanted = zip(outputs, values)
-        builder.program.outputs = [builder.converted(n, value.label, op) for n, value in wanted]
+        builder.program.outputs = [builder.converted(n, value.labels, op) for n, value in wanted]
     bodies = {name: builder.program for name, builder, _ in found}
     return _added(outer, op, [which, *inputs[1:]], values, bodies)
 
@@ -92,7 +94,7 @@ def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     values = [outer.program.values[number] for number in inputs]
     carried = [*map(_without_counts, values)]
     for _ in range(_MOST_ROUNDS):
-        given = [outer.add(_checked(outer.label(n), value, op)) for n, value in zip(inputs, carried)]
+        given = [outer.add(_checked(outer.program.values[n], value, op)) for n, value in zip(inputs, carried)]
         builder, outputs = outer.body(body, given, changed)
         after = [outer.program.values[number] for number in outputs]
         merged = [
@@ -104,10 +106,10 @@ def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
         carried = merged
     else:
         raise NeedsCollective(op.name)
-    labels = [value.label for value in carried]
+    labels = [value.labels for value in carried]
     builder.program.outputs = [builder.converted(n, label, op) for n, label in zip(outputs, labels)]
     again, (goes_on,) = outer.body(condition, given, changed)
-    again.program.outputs = [again.converted(goes_on, REPLICATED, op)]
+    again.program.outputs = [again.whole(goes_on, op)]
     given = [outer.converted(number, label, op) for number, label in zip(inputs, labels)]
     bodies = {op.get_attr("body").name: builder.program, op.get_attr("cond").name: again.program}
     values = [
@@ -119,13 +121,13 @@ def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
 
 def _is_settled(value: Value, before: Value) -> bool:
     """Whether an iteration has changed nothing that is known of a loop variable."""
-    known = (value.label, value.shape) == (before.label, before.shape)
+    known = (value.labels, value.shape) == (before.labels, before.shape)
     return known and (value.elements is None) == (before.elements is None)
 
 
-def _checked(have: Label, value: Value, op: tf.Operation) -> Value:
+def _checked(have: Value, value: Value, op: tf.Operation) -> Value:
     """A loop variable, if making it needs no collective; for a trial of the body."""
-    if needs_collective(have, value.label):
+    if any(map(needs_collective, have.labels, value.labels)):
         raise NeedsCollective(op.name)
     return dataclasses.replace(value)
 
@@ -135,22 +137,23 @@ def _is_same(given: Any, returned: Any) -> bool:
 
 
 def _without_counts(value: Value) -> Value:
-    return dataclasses.replace(value, label=value.label._replace(counts=None))
+    return dataclasses.replace(value, labels=with_label(value.labels, 0, value.label._replace(counts=None)))
 
 
 def _merged(before: Value, after: Value) -> Value:
     """Return a value that stands for two: of a loop variable before and after an iteration, or of two branches."""
-    label = _merged_label(before.label, after.label._replace(counts=None), before)
+    pairs = zip(before.labels, after.labels)
+    labels = tuple(_merged_label(one, other._replace(counts=None), before) for one, other in pairs)
     if before.label == EMPTY:
-        return dataclasses.replace(before, label=label, shape=after.shape, elements=after.elements)
+        return dataclasses.replace(before, labels=labels, shape=after.shape, elements=after.elements)
     if after.label == EMPTY:
         return before
     alike = before.elements is not None and np.array_equal(before.elements, after.elements)  # type: ignore[arg-type]
     shape = merge_shapes(before.shape, after.shape)
     merged = dataclasses.replace(
-        before, label=label, shape=shape, elements=before.elements if alike else None
+        before, labels=labels, shape=shape, elements=before.elements if alike else None
     )
-    if not has_parts(label, merged):
+    if not has_parts(labels[0], merged, BATCH):
         raise NeedsCollective("a loop or a branch")
     return merged
 

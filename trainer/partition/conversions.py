@@ -52,10 +52,14 @@ class Replica(ReplicaSamples):
 
 
 class Request(NamedTuple):
-    """A request of a replica to all: the sum of all inputs `tensor`, or their concatenation along `axis`, if it is given."""
+    """A request of a replica to those that differ from it along the axis `mesh` of the mesh alone, itself included.
+
+    It is for the sum of all inputs `tensor`, or for their concatenation along `axis`, if it is given.
+    """
 
     tensor: tf.Tensor
     axis: int | None = None
+    mesh: int = 0
 
 
 Exchange = Generator[list[Request], list[tf.Tensor], list[tf.Tensor]]
@@ -93,13 +97,19 @@ def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.T
     raise AssertionError(f"{have} -> {want}")
 
 
-def exchanged(wanted: Sequence[tuple[tf.Tensor, Label, Label]], replica: Replica) -> Exchange:
-    """Convert tensors, with their labels and the requested labels, by communication: all in one exchange."""
-    asked = [_requests(tensor, have, want, replica) for tensor, have, want in wanted]
+def exchanged(wanted: Sequence[tuple[tf.Tensor, Label, Label, int]], places: Sequence[Replica]) -> Exchange:
+    """Convert tensors, with their labels, the requested labels and the axis of the mesh, in one exchange.
+
+    `places` are those of this replica along each axis.
+    """
+    asked = [
+        [request._replace(mesh=axis) for request in _requests(tensor, have, want, places[axis])]
+        for tensor, have, want, axis in wanted
+    ]
     answers = iter((yield [request for each in asked for request in each]))
     return [
         _answered(tensor, have, [next(answers) for _ in requests])
-        for (tensor, have, _), requests in zip(wanted, asked)
+        for (tensor, have, _, _), requests in zip(wanted, asked)
     ]
 
 

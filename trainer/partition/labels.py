@@ -13,7 +13,7 @@ class Label(NamedTuple):
     Every number refers to the global batch; only the extent of a tensor along its sharded axis is local:
 
         REPLICATED   T = t_r                  the same on every replica
-        SHARDED      T = concat_r t_r         along `axis`, which has the samples of the batch
+        SHARDED      T = concat_r t_r         along `axis`, which has the samples of the batch or is divided into parts
         PARTIAL_SUM  T = sum_r t_r
         PARTIAL_MAX, PARTIAL_MIN              T = max_r t_r, min_r t_r
         SIZES        T = t_r, except that element `axis` is the local extent of a sharded axis
@@ -48,6 +48,9 @@ class Label(NamedTuple):
         return text + (", chosen by data" if self.chosen else "") + (", positions" if self.counts else "")
 
 
+Labels = tuple[Label, ...]
+"""How one tensor is distributed along each axis of the mesh of replicas, first along that of the batch."""
+
 REPLICATED = Label("replicated")
 PARTIAL_SUM = Label("partial sum")
 PARTIAL_MAX = Label("partial max")
@@ -76,6 +79,11 @@ def sharded(
 def sizes(axis: int, chosen: Any = None) -> Label:
     """The label of a vector of sizes whose element `axis` is the local extent of a sharded axis."""
     return Label("sizes", axis, chosen=chosen)
+
+
+def with_label(labels: Labels, axis: int, label: Label) -> Labels:
+    """Return the labels with another one along an axis of the mesh."""
+    return *labels[:axis], label, *labels[axis + 1 :]
 
 
 def is_sharded(label: Label) -> bool:

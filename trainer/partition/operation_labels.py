@@ -51,7 +51,8 @@ def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) ->
         if shared:
             raise NotPartitioned(f"{op.name} writes a variable that is summed when it is read")
         return [None, *[REPLICATED] * (len(op.inputs) - 1)], []
-    if replicated:
+    lists = any(tensor.dtype == tf.variant for tensor in [*op.inputs, *op.outputs])
+    if replicated or (lists and not view.mesh.of_batch):
         return view.gathered()
     if op.type == "Assert":  # it may print this replica's values
         return [REPLICATED, *[None] * (len(view.labels) - 1)], []
@@ -62,7 +63,7 @@ def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) ->
     if rule is not None:
         positions = op.type not in _TAKES_POSITIONS.split() and any(label.counts for label in view.labels)
         return view.gathered() if positions or (alike and op.type not in _MAKES_SAMPLES) else rule(view)
-    if not alike and any(tensor.dtype == tf.variant for tensor in [*op.inputs, *op.outputs]):
+    if not alike and lists:
         if any(label != view.labels[0] for label in view.labels):
             raise NotPartitioned(f"there is no rule for {op.type} ({op.name})")
         return [None] * len(view.labels), [view.labels[0]] * len(op.outputs)

@@ -8,10 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from .builder import Builder, needed_operations
-from .labels import MEAN_OF_STATISTICS, REPLICATED, Label, sharded
-from .program import ListIsGathered, NotPartitioned, Program, Value
+from .labels import MEAN_OF_STATISTICS, Label, sharded, with_label
+from .program import BATCH, ListIsGathered, MeshAxis, NotPartitioned, Program, Value
 from .sizes.known_inputs import shape_of
 from .sizes.size import Samples, Size
+from .values import NO_WEIGHTS, Weights
 
 
 def partitioned(
@@ -21,20 +22,24 @@ def partitioned(
     sums_on_read: Callable[[Any], bool],
     slices: Sequence[Sequence[bool]] = (),
     is_local: Callable[[tf.Operation], bool] = lambda op: False,
+    mesh: Sequence[MeshAxis] = (BATCH,),
+    weights: Weights = NO_WEIGHTS,
 ) -> Program:
     """Partition a traced step, or raise `NotPartitioned`.
 
     The first `batch` inputs of `graph` are the batch, with samples along axis 0 where they have axes. `outputs` are the
     requested labels of its outputs. `sums_on_read` tells of a captured resource whether it is a variable whose value is the
     sum of the replicas' copies. `slices` tells for each call of an optimizer which of its gradients are slices, values and
-    indices. `is_local` tells whether an operation is declared to compute statistics of a replica's own samples.
+    indices. `is_local` tells whether an operation is declared to compute statistics of a replica's own samples. `mesh` has
+    the axes of the mesh of replicas, first that of the batch, and `weights` the parts of weights along the others.
     """
     leaves = [n for n in read_inputs(graph, batch) if graph.inputs[n].shape.rank]
     samples = {number: Samples() for number in leaves}
     whole: set[str] = set()
     while True:
         joined = len({each.find() for each in samples.values()})
-        builder = Builder(Program([], one_size=joined == 1), slices, is_local, whole_ops=whole)
+        program = Program([], one_size=joined == 1, mesh=mesh)
+        builder = Builder(program, slices, is_local, whole_ops=whole, weights=weights)
         try:
             program = _one_pass(builder, graph, batch, outputs, sums_on_read, samples)
         except ListIsGathered as found:
@@ -69,7 +74,8 @@ def _one_pass(
         shape = shape_of(tensor.shape)
         if shape and number < batch:
             shape[0] = Size.of(samples[number]) if number in samples else None
-        builder.add(Value(tensor.dtype, shape, sharded(0) if number < batch and shape else REPLICATED))
+        labels = with_label(builder.replicated_labels, 0, sharded(0)) if number < batch and shape else None
+        builder.add(Value(tensor.dtype, shape, labels or builder.replicated_labels))
     program = builder.program
     program.inputs = list(range(batch))
     for number, (outer, _) in enumerate(graph.captures, start=len(graph.inputs) - len(graph.captures)):
@@ -78,6 +84,7 @@ def _one_pass(
     builder.states = {id(t) for t, label in zip(graph.outputs, outputs) if label == MEAN_OF_STATISTICS}
     found = builder.walk(graph, list(range(len(graph.inputs))))
     found = [builder.read(tensor, number, None) for tensor, number in zip(graph.outputs, found)]
-    program.outputs = [builder.converted(number, label, None) for number, label in zip(found, outputs)]
+    wanted = [(label,) * len(program.mesh) for label in outputs]
+    program.outputs = [builder.converted(number, wants, None) for number, wants in zip(found, wanted)]
     program.drop_unread()
     return program

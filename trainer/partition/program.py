@@ -6,14 +6,15 @@ Built by `partition.py`, copied into the graph of each replica by `rebuild.py`, 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from .labels import REPLICATED, Label, is_sharded, needs_collective
+from .labels import REPLICATED, Label, Labels, is_sharded, needs_collective
 from .sizes.intervals import ANY, Interval
-from .sizes.size import Shape, is_divided, is_open, per_sample
+from .sizes.size import Extent, Shape, is_divided, is_open, per_sample
 from .sizes.size_arrays import plain
 
 LOOPS = ("While", "StatelessWhile")
@@ -36,13 +37,38 @@ class ListIsGathered(Exception):
         self.producer = producer
 
 
+@dataclasses.dataclass(frozen=True)
+class MeshAxis:
+    """An axis of the mesh of replicas.
+
+    Attributes:
+        parts: the number of equal parts that it divides weights into; None: it divides the samples of the batch, unevenly.
+    """
+
+    parts: int | None = None
+
+    @property
+    def of_batch(self) -> bool:
+        """Whether it divides the samples of the batch."""
+        return self.parts is None
+
+    def divides(self, extent: Extent, blocks: int = 1) -> bool:
+        """Whether each of the blocks of a tensor's axis certainly has a part for every sample, or for every replica."""
+        if self.parts is None:
+            return is_divided(extent, blocks)
+        return isinstance(extent, int) and extent % (blocks * self.parts) == 0
+
+
+BATCH = MeshAxis()
+
+
 @dataclasses.dataclass
 class Value:
     """One tensor of the step.
 
     Attributes:
         shape: the single-device shape for every batch. That of a list of tensors is the shape of its elements.
-        label: how it is distributed.
+        labels: how it is distributed along each axis of the mesh.
         constant: None, or the value of a small integer tensor for every batch, an array of sizes.
         elements: None, or the constant value of each element of a list.
         interval: bounds of its numbers.
@@ -52,12 +78,17 @@ class Value:
 
     dtype: tf.DType
     shape: Shape
-    label: Label = REPLICATED
+    labels: Labels = (REPLICATED,)
     constant: np.ndarray | None = None
     elements: np.ndarray | None = None
     interval: Interval = ANY
     free: bool = False
     shared: bool = False
+
+    @property
+    def label(self) -> Label:
+        """How it is distributed over the samples of the batch."""
+        return self.labels[0]
 
 
 @dataclasses.dataclass
@@ -73,7 +104,7 @@ class Copy(Node):
     """An operation of the traced step that every replica runs.
 
     Attributes:
-        made: labels of the outputs before a local factor; `Value.label` is the label after it.
+        made: labels of the outputs before a local factor; `Value.labels` are those after it.
         bodies: for each function of a branch or a loop, its partitioned program.
         own_seed: whether each replica draws different numbers.
         attributes: those that differ from the traced operation.
@@ -81,7 +112,7 @@ class Copy(Node):
     """
 
     op: tf.Operation
-    made: list[Label]
+    made: list[Labels]
     bodies: dict[str, Program] = dataclasses.field(default_factory=dict)
     own_seed: bool = False
     of_samples: bool = False
@@ -90,9 +121,13 @@ class Copy(Node):
 
 @dataclasses.dataclass
 class Convert(Node):
-    """Converts a value from one label to another, for the operation `cause`; None: the value leaves the step."""
+    """Converts a value from one label to another along `axis` of the mesh.
+
+    It is for the operation `cause`; None: the value leaves the step.
+    """
 
     cause: tf.Operation | None = None
+    axis: int = 0
 
     @property
     def source(self) -> int:
@@ -138,6 +173,7 @@ class Program:
         nodes: in an order in which they can run.
         equal: groups of inputs that the program takes to have the same number of samples, which the step checks.
         one_size: whether all inputs that it reads have the same number of samples.
+        mesh: the axes of the mesh of replicas, first that of the batch.
     """
 
     values: list[Value]
@@ -147,18 +183,22 @@ class Program:
     outputs: list[int] = dataclasses.field(default_factory=list)
     equal: list[list[int]] = dataclasses.field(default_factory=list)
     one_size: bool = True
+    mesh: Sequence[MeshAxis] = (BATCH,)
 
     def communicates(self, node: Node) -> bool:
         """Whether a node is a conversion that needs an exchange between replicas."""
-        if not isinstance(node, Convert):
-            return False
-        return needs_collective(self.values[node.source].label, self.values[node.target].label)
+        return isinstance(node, Convert) and needs_collective(*self.labels_around(node))
+
+    def labels_around(self, node: Convert) -> tuple[Label, Label]:
+        """The labels before and after a conversion, along its axis of the mesh."""
+        return self.values[node.source].labels[node.axis], self.values[node.target].labels[node.axis]
 
     def fixed(self, node: Node) -> list[np.ndarray] | None:
         """The outputs of an operation on sizes that does not depend on the batch."""
         if not isinstance(node, Copy) or node.op.op_def.is_stateful:
             return None
-        found = [plain(self.values[number].constant) for number in node.outputs]
+        values = [self.values[number] for number in node.outputs]
+        found = [None if any(map(is_sharded, v.labels)) else plain(v.constant) for v in values]
         return None if any(value is None for value in found) else found  # type: ignore[return-value]
 
     def drop_unread(self) -> None:
@@ -215,6 +255,8 @@ class Program:
 def received(program: Program) -> set[int]:
     """The numbers of the values that collectives return, bitwise identical on every replica."""
     found: set[int] = set()
+    if len(program.mesh) > 1:  # those of one axis are equal along this axis alone
+        return found
     for node in program.nodes:
         if isinstance(node, Convert) and (program.communicates(node) or node.source in found):
             found.add(node.target)
@@ -236,8 +278,8 @@ def varying_axes(shape: Shape) -> list[int] | None:
     return None if shape is None else [axis for axis, extent in enumerate(shape) if is_open(extent)]
 
 
-def has_parts(label: Label, value: Value) -> bool:
-    """Whether a value can have this label: the extent of a sharded axis is known as a multiple of the samples."""
+def has_parts(label: Label, value: Value, mesh: MeshAxis) -> bool:
+    """Whether a value can have this label along an axis of the mesh, which must certainly divide its sharded axis."""
     if not is_sharded(label) or label.chosen or value.dtype == tf.variant:
         return True
-    return value.shape is not None and is_divided(value.shape[label.axis], label.blocks)
+    return value.shape is not None and mesh.divides(value.shape[label.axis], label.blocks)

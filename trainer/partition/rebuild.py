@@ -18,7 +18,7 @@ from ...compat.tensorflow_graphs.one_device import (
     subgraphs,
 )
 from .conversions import Exchange, Replica, after, exchanged, local, scaled_numbers, where
-from .labels import PARTIAL_SUM, REPLICATED, Label, is_sharded
+from .labels import PARTIAL_SUM, REPLICATED, Labels, is_sharded
 from .operation_labels import READS
 from .program import (
     BRANCHES,
@@ -27,6 +27,7 @@ from .program import (
     Convert,
     Copy,
     Extents,
+    MeshAxis,
     Node,
     Program,
     Read,
@@ -41,26 +42,26 @@ def rebuilt(
     apply: Callable[[int, list[tf.Tensor]], None] | None = None,
     read: Callable[[int], tf.Tensor] | None = None,
     compiles: bool = False,
+    others: Sequence[Replica] = (),
 ) -> Exchange:
     """Copy a step into the current graph for one replica, with `inputs` as its part of the batch; return the outputs.
 
     `apply` is called with the number of an optimizer's call and this replica's parts of the gradients, `read` with the
     number of a read of a sharded weight, which it returns whole. With `compiles` XLA compiles the operations between
-    collectives and calls of optimizers.
+    collectives and calls of optimizers. `others` are this replica's parts along the other axes of the mesh.
     """
-    copier = _Copier(program, replica, apply, read)
+    places = [replica, *others]
+    copier = _Copier(program, places, apply, read)
     values = copier.values
     values.update(zip(program.inputs, inputs))
     values.update((number, on_replica(outer, replica.copy)) for outer, number in program.captures)
     for nodes, exchanges in program.stages():
         copier.add_all(nodes, compiles)
         if exchanges:
-            labels = program.values
-            wanted = [
-                (copier.value(e.source), labels[e.source].label, labels[e.target].label) for e in exchanges
-            ]
-            for node, tensor in zip(exchanges, (yield from exchanged(wanted, replica))):
-                if labels[node.target].label == REPLICATED and tensor.dtype != tf.variant:
+            wanted = [(copier.value(e.source), *program.labels_around(e), e.axis) for e in exchanges]
+            for node, tensor in zip(exchanges, (yield from exchanged(wanted, places))):
+                whole = all(label == REPLICATED for label in program.values[node.target].labels)
+                if whole and tensor.dtype != tf.variant:
                     _refine_shape(tensor, whole_shape(program, node.target, replica.global_samples))
                 values[node.target] = tensor
     return [copier.value(number) for number in program.outputs]
@@ -91,9 +92,10 @@ def _is_for_xla(node: Node) -> bool:
 class _Copier:
     """Copies nodes; owns the resulting tensors."""
 
-    def __init__(self, program: Program, replica: Replica, apply: Any, read: Any = None) -> None:
+    def __init__(self, program: Program, places: Sequence[Replica], apply: Any, read: Any = None) -> None:
         self.values: dict[int, Any] = {}
-        self._program, self._replica, self._apply, self._read = program, replica, apply, read
+        self._program, self._places, self._apply, self._read = program, places, apply, read
+        self._replica = places[0]
         self._copies: dict[int, tf.Operation] = {}
         self._shared: dict[Any, Any] = {}
         self._makers: dict[int, Node] = {}  # of sizes that were computed inside of XLA functions
@@ -122,8 +124,8 @@ class _Copier:
         else:  # a tape in a custom optimizer distinguishes equal constants: only the step's own are shared
             with made_once(self._shared):
                 if isinstance(node, Convert):
-                    have, want = labels[node.source].label, labels[node.target].label
-                    self.values[node.target] = local(self.values[node.source], have, want, self._replica)
+                    around, place = self._program.labels_around(node), self._places[node.axis]
+                    self.values[node.target] = local(self.values[node.source], *around, place)
                 elif isinstance(node, Copy):
                     self._copy(node)
 
@@ -216,12 +218,13 @@ class _Copier:
         self._copies[id(node.op)] = copy
         for number, made, traced, tensor in zip(node.outputs, node.made, node.op.outputs, copy.outputs):
             label = values[number].label
-            _set_shape(tensor, traced, label)
+            _set_shape(tensor, traced, values[number].labels, self._program.mesh)
             if node.op.type == "Where" and label.counts:
                 extent, held = tf.size(given[0], tf.int64), tf.cast(self._replica.held, tf.int64)
                 first = extent * tf.cast(self._replica.samples_before, tf.int64) // held
                 self._replica.first_positions[label.chosen] = first
-            tensor = after(tensor, made, self._replica)
+            for each, place in zip(made, self._places):
+                tensor = after(tensor, each, place)
             if node.of_samples and label == PARTIAL_SUM:
                 tensor = where(self._replica.alive, tensor)
             self.values[number] = tensor
@@ -235,7 +238,7 @@ class _Copier:
         def build(inputs: list[Any]) -> list[Any]:
             numbers = inputs[len(inputs) - count :] if count else []
             inside = dataclasses.replace(self._replica, **dict(zip(self._replica.unknown, numbers)))
-            copier = _Copier(body, inside, None)
+            copier = _Copier(body, [inside, *self._places[1:]], None)
             copier.values.update(zip(body.inputs, inputs))
             for inner in body.nodes:
                 copier.add(inner)
@@ -252,13 +255,15 @@ def _loop_shape(given: Any, traced: Any) -> Any:
     return [None if b is None else a for a, b in zip(given.shape.as_list(), traced.shape.as_list())]
 
 
-def _set_shape(tensor: tf.Tensor, traced: tf.Tensor, label: Label) -> None:
+def _set_shape(tensor: tf.Tensor, traced: tf.Tensor, labels: Labels, mesh: Sequence[MeshAxis]) -> None:
     """Repeats `set_shape` of the traced tensor, which is not an operation."""
     if traced.shape.rank is None or tensor.dtype in (tf.resource, tf.variant):
         return
     shape = traced.shape.as_list()
-    if is_sharded(label):
-        shape[label.axis] = None
+    for label, axis in zip(labels, mesh):
+        if is_sharded(label):
+            whole = shape[label.axis]
+            shape[label.axis] = None if axis.parts is None or whole is None else whole // axis.parts
     _refine_shape(tensor, shape)
 
 

@@ -17,12 +17,38 @@ from .labels import (
     SHARES,
     STATISTIC,
     Label,
+    Labels,
+    is_partial,
     is_sharded,
     needs_collective,
     sizes,
+    with_label,
 )
 from .program import Convert, Copy, Extents, ListIsGathered, NeedsCollective, Program, Value, of_one_sample
 from .rules.lists import EMPTY
+
+_ADDS_UP = """
+    AddN AddV2 Add Sub Neg Identity IdentityN StopGradient PreventGradient Cast BiasAdd Reshape
+    ExpandDims Squeeze Transpose Shape ShapeN Size Rank ZerosLike OnesLike ConcatV2 Pack Unpack Split SplitV StridedSlice
+    StridedSliceGrad Slice Tile BroadcastTo SelectV2 Pad PadV2
+"""
+"""Operations that add up partial sums, move their numbers or read their shapes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """The parts of weights along the axes of a mesh, that of the batch included.
+
+    Attributes:
+        reads: the labels of sharded weights, by the number of the read; None: it is read whole.
+        gradients: for each call of an optimizer the labels that it needs of its gradients; None: parts of a sum.
+    """
+
+    reads: Sequence[Labels | None] = ()
+    gradients: Sequence[Sequence[Labels | None]] = ()
+
+
+NO_WEIGHTS = Weights()
 
 
 @dataclasses.dataclass
@@ -31,12 +57,12 @@ class Values:
 
     Attributes:
         program: as far as it is built; its values include those of the outer programs.
-        slices, is_local: as for `partitioned`.
+        slices, is_local, weights: as for `partitioned`.
         inside: whether it is the body of a branch or a loop, where collectives are not supported.
         whole_ops: names of operations that get whole inputs.
         replicated: whether all operations get whole inputs.
         states: the ids of assigned tensors; a read of a statistic among them reads its mean.
-        made: the numbers of converted values, by the number of the original value and the label.
+        made: the numbers of converted values, by the number of the original value, the axis of the mesh and the label.
         again: the operations that can make a value whole once more, by its number.
         producers: the names of the operations that made lists, by the number of the list.
     """
@@ -47,6 +73,7 @@ class Values:
     inside: bool = False
     whole_ops: Collection[str] = ()
     replicated: bool = False
+    weights: Weights = NO_WEIGHTS
     states: set[int] = dataclasses.field(default_factory=set)
     made: dict[Any, int] = dataclasses.field(default_factory=dict)
     again: dict[int, Copy] = dataclasses.field(default_factory=dict)
@@ -58,48 +85,73 @@ class Values:
         return len(self.program.values) - 1
 
     def label(self, number: int) -> Label:
-        """The label of a value."""
+        """The label of a value along the axis of the batch."""
         return self.program.values[number].label
+
+    @property
+    def replicated_labels(self) -> Labels:
+        """The labels of a value that is the same on every replica."""
+        return (REPLICATED,) * len(self.program.mesh)
+
+    def whole(self, number: int, cause: tf.Operation | None) -> int:
+        """The number of a value that is the same on every replica."""
+        return self.converted(number, self.replicated_labels, cause)
 
     def body(self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = ()) -> tuple[Any, list[int]]:
         """Partitions a function for inputs like these; constants of the `changed` inputs do not hold in it."""
         raise NotImplementedError
 
-    def converted(self, number: int, want: Label | None, cause: tf.Operation | None) -> int:
-        """The number of a value with the requested label."""
+    def converted(self, number: int, wants: Sequence[Label | None], cause: tf.Operation | None) -> int:
+        """The number of a value with the requested label along each axis of the mesh; without one it stays as it is."""
+        for axis, want in enumerate(wants):
+            number = self._along(axis, number, want, cause)
+        return number
+
+    def added_up(self, number: int, cause: tf.Operation) -> int:
+        """The number of an operation's input, summed over the parts of the model where the operation does more than add.
+
+        Its readers share the sum then. Each of them would sum its own results otherwise.
+        """
+        if len(self.program.mesh) == 1:
+            return number
+        scalars = sum(tensor.shape.rank == 0 for tensor in cause.inputs)
+        adds = cause.type in _ADDS_UP.split() or (
+            cause.type in ("Mul", "RealDiv") and scalars >= len(cause.inputs) - 1
+        )
+        for axis in range(1, len(self.program.mesh)):
+            if is_partial(self.program.values[number].labels[axis]):
+                known = self.made.get((number, axis, REPLICATED), number)
+                number = known if adds else self._along(axis, number, REPLICATED, cause)
+        return number
+
+    def _along(self, axis: int, number: int, want: Label | None, cause: tf.Operation | None) -> int:
+        """The number of a value with the requested label along one axis of the mesh."""
         value = self.program.values[number]
-        have = value.label
-        if want == MEAN_OF_STATISTICS and have != STATISTIC:
-            want = REPLICATED
-        if want == LOGS:
-            want = PARTIAL_SUM if have == PARTIAL_SUM and value.dtype != tf.bool else REPLICATED
-        if want in (SAMPLES, SHARES):
-            as_it_is = is_sharded(have) and have.axis == 0 and have.blocks == 1 and not have.counts
-            adds = value.dtype not in (tf.bool, tf.string)
-            want = None if as_it_is else PARTIAL_SUM if want == SHARES and adds else REPLICATED
+        want = _requested(value, axis, want)
+        have = value.labels[axis]
         if want is None or have in (want, EMPTY) or value.dtype == tf.resource:
             return number
-        if (number, want) in self.made:
-            return self.made[number, want]
-        if number in self.again and want == REPLICATED and (value.free or cause is not None):
-            return self._whole(number)
+        if (number, axis, want) in self.made:
+            return self.made[number, axis, want]
+        if number in self.again and axis == 0 and want == REPLICATED and (value.free or cause is not None):
+            return self._made_whole(number)
         if needs_collective(have, want) and want not in (REPLICATED, MEAN_OF_STATISTICS):
-            return self.converted(self.converted(number, REPLICATED, cause), want, cause)
+            return self._along(axis, self._along(axis, number, REPLICATED, cause), want, cause)
         if needs_collective(have, want) and self.inside:
             raise NeedsCollective(f"{cause.type} {cause.name}" if cause is not None else "an output")
         if value.dtype == tf.variant:
             raise ListIsGathered(self.producers.get(number, ""))
-        numbers = (
-            of_one_sample(value.constant, want.axis)
-            if want == sizes(want.axis) and self.program.one_size
-            else None
-        )
-        key = (number, want) if numbers is None else (value.dtype, numbers, want)
+        one_size = want == sizes(want.axis) and self.program.one_size and not axis
+        numbers = of_one_sample(value.constant, want.axis) if one_size else None
+        key = (number, axis, want) if numbers is None else (value.dtype, numbers, want)
         if key in self.made:
             return self.made[key]
-        target = self.add(dataclasses.replace(value, label=want, free=False))
-        node = Extents([], [target], numbers, want.axis) if numbers else Convert([number], [target], cause)
-        self.program.nodes.append(node)
+        labels = with_label(value.labels, axis, want)
+        target = self.add(dataclasses.replace(value, labels=labels, free=False))
+        if numbers:
+            self.program.nodes.append(Extents([], [target], numbers, want.axis))
+        else:
+            self.program.nodes.append(Convert([number], [target], cause, axis))
         self.made[key] = target
         return target
 
@@ -107,17 +159,40 @@ class Values:
         """The number of the value of a tensor: of an assigned statistic, its mean."""
         if id(tensor) not in self.states or self.label(number) != STATISTIC:
             return number
-        return self.converted(self.converted(number, MEAN_OF_STATISTICS, cause), REPLICATED, cause)
+        return self.converted(self.converted(number, [MEAN_OF_STATISTICS], cause), [REPLICATED], cause)
 
-    def _whole(self, number: int) -> int:
+    def _made_whole(self, number: int) -> int:
         """The whole of a value made of replicated inputs alone: its operations run once more, on whole inputs."""
         copy = self.again[number]
         value = self.program.values[number]
-        target = self.add(dataclasses.replace(value, label=REPLICATED, free=False))
-        inputs = [self.converted(each, REPLICATED, copy.op) for each in copy.inputs]
-        again = dataclasses.replace(
-            copy, inputs=inputs, outputs=[target], made=[REPLICATED], of_samples=False
+        target = self.add(
+            dataclasses.replace(value, labels=with_label(value.labels, 0, REPLICATED), free=False)
         )
-        self.program.nodes.append(again)
-        self.made[number, REPLICATED] = target
+        inputs = [self.converted(each, [REPLICATED], copy.op) for each in copy.inputs]
+        made = [with_label(copy.made[0], 0, REPLICATED)]
+        self.program.nodes.append(
+            dataclasses.replace(copy, inputs=inputs, outputs=[target], made=made, of_samples=False)
+        )
+        self.made[number, 0, REPLICATED] = target
         return target
+
+
+def _requested(value: Value, axis: int, want: Label | None) -> Label | None:
+    """The label along an axis of the mesh that a request stands for; None: the value stays as it is."""
+    have = value.labels[axis]
+    if axis and want in (
+        SAMPLES,
+        SHARES,
+        LOGS,
+        MEAN_OF_STATISTICS,
+    ):  # as the parts of the batch were requested
+        return PARTIAL_SUM if value.label == PARTIAL_SUM else REPLICATED
+    if want == MEAN_OF_STATISTICS and have != STATISTIC:
+        return REPLICATED
+    if want == LOGS:
+        return PARTIAL_SUM if have == PARTIAL_SUM and value.dtype != tf.bool else REPLICATED
+    if want in (SAMPLES, SHARES):
+        as_it_is = is_sharded(have) and have.axis == 0 and have.blocks == 1 and not have.counts
+        adds = value.dtype not in (tf.bool, tf.string)
+        return None if as_it_is else PARTIAL_SUM if want == SHARES and adds else REPLICATED
+    return want

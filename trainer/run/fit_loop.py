@@ -28,6 +28,7 @@ from ..step.variable_placement import place_with_model
 from . import build
 from .calls import Calls
 from .checks.argument_errors import check_labels, check_validation
+from .checks.layouts import check_layouts
 from .evaluation import evaluate, try_validation
 from .fit_begin import begin_fit
 from .fit_inputs import FitArguments, draw_seed, sources
@@ -61,6 +62,7 @@ class Runner:
         unbuilt = not (predicts or build.is_built(model))
         with model._strategy_scope(), replaced_functions() if unbuilt else contextlib.nullcontext():
             build.build_for(model, spec, step)
+        check_layouts(model)
         if not predicts:
             place_with_model(model)  # the model has the metrics of `compile` only now
 

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from ...distribute.gathering import gather_for_step
+from ...distribute.mesh import mesh_of
 from ...distribute.replicas import local_replica_index
 from ...distribute.step_context import ReplicaSamples, StepContext, step_scope
 from ...distribute.workers.agreement import first_local_replica, place_among_workers
@@ -110,7 +111,8 @@ class ReplicaSlices:
     def _bounds(self, replica: Any) -> tuple[Any, Any, Any]:
         """The samples `[first, last)` of a replica in the batch, and the number of samples of earlier workers."""
         if self._worker_samples is None:
-            return (*replica_bounds(self.global_samples, self._replicas, replica), 0)
+            mesh = mesh_of(self._strategy)  # replicas with parts of one model have the same samples
+            return (*replica_bounds(self.global_samples, mesh.shape[0], mesh.place(replica)[0]), 0)
         each = len(self._strategy.extended.worker_devices)
         me, _ = place_among_workers(self._strategy)
         bounds = replica_bounds(self._worker_samples[me], each, replica % each)

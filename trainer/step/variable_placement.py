@@ -12,7 +12,7 @@ from ...compat.keras_private.layers import layers_of
 from ...compat.keras_private.optimizers import optimizer_strategy, set_strategy
 from ...compat.keras_private.training import set_strategy_of, strategy_of
 from ...compat.keras_private.variables import raw_value
-from ...distribute import mesh
+from ...distribute import keras_distribution
 from ...distribute.variables import move_variables
 from ...optimizers.building import inner_optimizers
 from ...optimizers.held_optimizers import optimizers_of
@@ -71,7 +71,7 @@ def _only_strategy(model: TrainedModel) -> tf.distribute.Strategy | None:
         return tf.distribute.get_strategy()
     distribution = vars(model).get("_distribution") or keras.distribution.distribution()
     if distribution is not None and model._pipeline is None:
-        return mesh.strategy_of(distribution)
+        return keras_distribution.strategy_of(distribution)
     owners = (getattr(raw_value(variable), "distribute_strategy", None) for variable in model.variables)
     return next((owner for owner in owners if owner is not None), None)
 

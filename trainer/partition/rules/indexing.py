@@ -138,7 +138,7 @@ def _bin_count(view: View) -> Ruling:
 
 @rule("Where")
 def _positions_of_true(view: View) -> Ruling:
-    if view.samples() != sharded(0) or view.rank(0) != 1:
+    if view.samples() != sharded(0) or view.rank(0) != 1 or not view.mesh.of_batch:
         raise Gather
     extent = known(view.shape(0)[0])
     chosen = id(view.value_of(_origin(view.op.inputs[0]))), extent  # where the same is true

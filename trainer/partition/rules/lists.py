@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from ..labels import REPLICATED, Label, is_sharded, sizes
+from ..labels import REPLICATED, Label, Labels, is_sharded, sizes
 from ..program import Value, of_one_sample
 from ..sizes.size import is_open
 from ..sizes.size_arrays import extents_of, merge_shapes
@@ -16,7 +16,7 @@ from .view import Ruling, View, Wants, rule
 EMPTY = Label("empty list")
 
 
-def listed(op: tf.Operation, inputs: Sequence[Value]) -> Value:
+def listed(op: tf.Operation, inputs: Sequence[Value], labels: Labels) -> Value:
     """Return the known properties of the elements of a list after an operation; its shape begins with their number."""
     held = inputs[0] if inputs and inputs[0].dtype == tf.variant else None
     shape, elements = (None, None) if held is None else (held.shape, held.elements)
@@ -42,7 +42,7 @@ def listed(op: tf.Operation, inputs: Sequence[Value]) -> Value:
         shape = [length, *(element or ())]
     elif shape is not None and op.type not in ("Identity", "ZerosLike", "AddN"):
         shape = [None, *shape[1:]]
-    return Value(tf.variant, shape, elements=elements)
+    return Value(tf.variant, shape, labels, elements=elements)
 
 
 def _holds_only(held: Value | None, constant: np.ndarray | None) -> bool:

@@ -53,11 +53,21 @@ def _einsum(view: View) -> Ruling:
 
 @rule("BiasAdd", "BiasAddGrad")
 def _bias(view: View) -> Ruling:
-    of_gradient = view.type == "BiasAddGrad"
-    if not (of_gradient and view.labels[0] == PARTIAL_SUM):
-        channels = 1 if view.attr("data_format") == "NCHW" else view.rank(0) - 1
-        view.samples(0, [channels])
-    return view.kept(PARTIAL_SUM if of_gradient else view.labels[0])
+    channels = 1 if view.attr("data_format") == "NCHW" else view.rank(0) - 1
+    label = view.labels[0]
+    if view.type == "BiasAddGrad":
+        if label != PARTIAL_SUM and view.samples().axis == channels:
+            return view.kept(label._replace(axis=0))
+        return view.kept(PARTIAL_SUM)
+    bias = view.labels[1]
+    if is_sharded(label) and label.axis != channels:
+        return view.kept(label)
+    lead = label if is_sharded(label) else bias._replace(axis=channels)
+    if is_sharded(lead):
+        return view.aligned(lead, {0: channels, 1: 0}), [lead]
+    if PARTIAL_SUM in (label, bias):
+        return [PARTIAL_SUM, PARTIAL_SUM], [PARTIAL_SUM]
+    raise Gather
 
 
 def samples_together(view: View, batched: tuple[int, ...], outputs: list[Label] | None = None) -> Ruling:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..labels import PARTIAL_SUM, REPLICATED, Label, is_partial, is_sharded, sharded, sizes
+from ..program import MeshAxis
 from ..sizes.moved_extents import squeezed_axes
-from ..sizes.size import Extent, is_divided, is_open, quotient
+from ..sizes.size import Extent, is_open, quotient
 from ..sizes.size_arrays import product
 from .elementwise import LINEAR, elementwise
 from .view import Gather, Ruling, View, Wants, known, rule
@@ -23,20 +24,20 @@ def _sizes(view: View) -> Ruling:
     return [None] * len(view.labels), made
 
 
-def _reshaped(label: Label, old: list[Extent], new: list[Extent]) -> Label | None:
+def _reshaped(label: Label, old: list[Extent], new: list[Extent], mesh: MeshAxis) -> Label | None:
     """Return the label of a SHARDED tensor after a reshape; None where its samples do not stay together."""
     if not label.chosen and None not in old and None not in new:
         outer: Extent = 1
         for axis, extent in enumerate(new):
             blocks = quotient(product([label.blocks, *old[: label.axis]]), outer)
-            if isinstance(blocks, int) and blocks and is_divided(extent, blocks):
+            if isinstance(blocks, int) and blocks and mesh.divides(extent, blocks):
                 return label._replace(axis=axis, blocks=blocks)
             outer = product([outer, extent])
         return None
     if label.axis != 0 or not new or label.blocks > 1:
         return None
     if not label.chosen:
-        return label if is_divided(new[0]) else None
+        return label if mesh.divides(new[0]) else None
     if any(map(is_open, new[1:])):
         return label if None not in new[1:] and old[1:] == new[1:] else None
     inner = product(extent for extent in old[1:] if not is_open(extent))
@@ -50,7 +51,7 @@ def _reshape(view: View) -> Ruling:
         return [None, sizes(0, label.chosen)], [label]
     if label.counts:
         raise Gather
-    found = known(_reshaped(label, view.shape(0), view.out_shape()))
+    found = known(_reshaped(label, view.shape(0), view.out_shape(), view.mesh))
     return [None, sizes(found.axis, found.chosen)], [found]
 
 

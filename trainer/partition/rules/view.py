@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from ..labels import REPLICATED, Label, are_together, is_partial, is_sharded, sharded
-from ..program import Value, varying_axes
-from ..sizes.size import Extent, Shape, is_divided
+from ..program import BATCH, MeshAxis, Value, varying_axes
+from ..sizes.size import Extent, Shape
 from ..sizes.size_arrays import Unknown, plain
 
 Wants = list[Label | None]
@@ -68,18 +68,21 @@ def known(value: Known | None) -> Known:
 
 @dataclasses.dataclass
 class View:
-    """An operation, the labels of its inputs, and its known sizes. Methods raise `Gather` for what is not known.
+    """An operation, the labels of its inputs along an axis of the mesh, and its known sizes.
 
-    `out_shapes` has the shape of each output; `value_of` knows any tensor of the graph.
+    Methods raise `Gather` for what is not known. `out_shapes` has the shape of each output; `value_of` knows any tensor of
+    the graph; `mesh` is the axis of the mesh, and `number` its place there.
     """
 
     op: tf.Operation
     values: Sequence[Value]
     out_shapes: Sequence[Shape]
     value_of: Callable[[tf.Tensor], Value | None]
+    mesh: MeshAxis = BATCH
+    number: int = 0
 
     def __post_init__(self) -> None:
-        self.labels = [value.label for value in self.values]
+        self.labels = [value.labels[self.number] for value in self.values]
 
     @property
     def type(self) -> str:
@@ -132,8 +135,8 @@ class View:
 
     def samples_axis(self) -> int | None:
         """Return the axis of the first output that has the samples; None where it has none, or it is not known."""
-        axes = self.depends_on_batch()
-        return axes[0] if len(axes) == 1 and is_divided(self.out_shape()[axes[0]]) else None
+        axes = self.depends_on_batch() if self.mesh.of_batch else []
+        return axes[0] if len(axes) == 1 and self.mesh.divides(self.out_shape()[axes[0]]) else None
 
     def constant_of(self, tensor: tf.Tensor) -> np.ndarray | None:
         """Return the value of any tensor of the graph, as sizes; None where it is not known."""
@@ -151,7 +154,8 @@ class View:
                 wants[number] = REPLICATED
             elif not are_together(self.labels[number], lead._replace(axis=axis)):
                 extent = self.shape(number)[axis]
-                if lead.chosen or not (is_divided(extent, lead.blocks) or (equal and extent is None)):
+                unknown = equal and extent is None and self.mesh.of_batch
+                if lead.chosen or not (unknown or self.mesh.divides(extent, lead.blocks)):
                     raise Gather
                 wants[number] = sharded(axis, lead.blocks)
         return wants

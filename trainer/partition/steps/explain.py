@@ -8,8 +8,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from ....compat.tensorflow_graphs.made_operations import stands_for
 from ....compat.tensorflow_graphs.one_device import line_of_user
 from ....distribute.hardware.device_memory import in_words
+from ....distribute.mesh import Mesh
+from ..builder import APPLY
 from ..labels import (
     MEAN_OF_STATISTICS,
     PARTIAL_MAX,
@@ -23,6 +26,7 @@ from ..labels import (
 from ..program import Apply, Convert, Program, Read, Value
 from ..sizes.size_arrays import at
 
+_APPLIED = "the optimizer applies them"
 _COMPARES = "MatMul BatchMatMulV2 Einsum Sub SquaredDifference AddV2 Mul Equal NotEqual"
 _SORTS = "TopKV2 Sort UniqueV2 Unique RandomShuffle Roll Cumsum ReverseV2"
 
@@ -39,6 +43,7 @@ class Collective:
         line: `file.py:41`, or empty where no line of user code is known.
         code: the text of the line, or empty.
         reason: why it is needed.
+        over: the axis of the mesh along which replicas exchange it, or empty where all do.
     """
 
     kind: str
@@ -48,12 +53,14 @@ class Collective:
     line: str = ""
     code: str = ""
     reason: str = ""
+    over: str = ""
 
     def __str__(self) -> str:
         place = f" in {self.line}" if self.line else ""
         code = f", `{self.code}`" if self.code else f" ({self.cause})"
         reason = f": {self.reason}" if self.reason else ""
-        return f"{self.kind} of {self.what} ({in_words(self.bytes)}){place}{code}{reason}"
+        over = f" over {self.over!r}" if self.over else ""
+        return f"{self.kind}{over} of {self.what} ({in_words(self.bytes)}){place}{code}{reason}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,33 +100,36 @@ class StepExplanation:
 
 
 def explained(
-    program: Program, samples: int, replicas: int, names: Sequence[str], variables: Sequence[int]
+    program: Program, samples: int, mesh: Mesh, names: Sequence[str], variables: Sequence[int]
 ) -> StepExplanation:
     """Explain a program with outputs of these `names`; `variables` counts the variables of each optimizer call."""
+    over = mesh.names if mesh.divides_weights else ("",)
     found = []
     for node in program.nodes:
         if isinstance(node, Apply):
             given = [program.values[number] for number in node.inputs]
             size = sum(_bytes(value, samples) for value in given if value.label == PARTIAL_SUM)
             what = f"the gradients of {variables[node.number]} variables"
-            found += [Collective("all-reduce", what, size, "the optimizer applies them")] if size else []
-        elif isinstance(node, Read):
+            found += [Collective("all-reduce", what, size, _APPLIED)] if size else []
+        elif isinstance(node, Read) and not any(map(is_sharded, program.values[node.outputs[0]].labels)):
             value = program.values[node.outputs[0]]
             what, size = _shape(value, samples), _bytes(value, samples)
             found.append(Collective("all-gather", what, size, "a sharded weight is read"))
-        elif isinstance(node, Convert) and program.communicates(node):
-            found.append(_collective(program, node, samples))
+        elif isinstance(node, Convert) and program.communicates(node) and mesh.shape[node.axis] > 1:
+            found.append(_collective(program, node, samples, over[node.axis]))
     exits = [(name, _exit(program, number)) for name, number in zip(names, program.outputs)]
-    return StepExplanation(replicas, samples, tuple(found), tuple(exits))
+    return StepExplanation(math.prod(mesh.shape), samples, tuple(found), tuple(exits))
 
 
-def _collective(program: Program, node: Convert, samples: int) -> Collective:
-    value = program.values[node.source]
-    kind = "all-gather" if is_sharded(value.label) else "all-reduce"
+def _collective(program: Program, node: Convert, samples: int, over: str) -> Collective:
+    value, (have, _) = program.values[node.source], program.labels_around(node)
+    kind = "all-gather" if is_sharded(have) else "all-reduce"
+    if node.cause is not None and stands_for(node.cause, APPLY) is not None:
+        return Collective(kind, _shape(value, samples), _bytes(value, samples), _APPLIED, over=over)
     line, code = ("", "") if node.cause is None else line_of_user(node.cause)
     cause = "a result of the step" if node.cause is None else node.cause.type
-    reason = _reason(value.label, node.cause)
-    return Collective(kind, _shape(value, samples), _bytes(value, samples), cause, line, code, reason)
+    reason = _reason(have, node.cause) if node.axis == 0 else "the operation needs all parts"
+    return Collective(kind, _shape(value, samples), _bytes(value, samples), cause, line, code, reason, over)
 
 
 def _reason(have: Label, cause: tf.Operation | None) -> str:

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from ....compat.keras_private.layers import layers_of
+from ....distribute.mesh import mesh_of
 from ....state.trained_model import TrainedModel
 from ...checks import checked_logs
 from ...inputs.batch import batch_spec
@@ -62,7 +63,15 @@ class StepPartition:
 
     def whole(self) -> WholeStep:
         """The step that the first replica runs on the whole batch."""
+        self._check_runs_on_one("eager steps do")
         return WholeStep(self._step)
+
+    def _check_runs_on_one(self, reason: Any) -> None:
+        if mesh_of(self._step.strategy).divides_weights:
+            raise ValueError(
+                f"{self._step.name} would run on one replica, but weights are divided over a mesh: {reason}. Use "
+                "`run_eagerly=False` and operations that can be partitioned, or a mesh that divides the batch alone."
+            )
 
     def _trace(self, spec: Any, compiles: bool) -> TracedStep | None:
         try:
@@ -70,12 +79,15 @@ class StepPartition:
         except NotPartitioned as error:
             self._warn(error)
         except Exception as error:  # the step still runs
+            if mesh_of(self._step.strategy).divides_weights:
+                raise
             _log.warning("Please report this error of Unisono.", exc_info=error)
             self._warn(name_bug(error))
         return None
 
     def _warn(self, reason: Any) -> None:
         """Warns once for each reason why the step runs on one replica."""
+        self._check_runs_on_one(reason)
         if str(reason) not in self._said:
             warnings.warn(
                 f"{self._step.name} runs on one replica, with the whole batch, and the other replicas wait: {reason}. "

@@ -13,23 +13,25 @@ from ....compat.keras_private.variables import is_read_together, raw_value, sums
 from ....compat.tensorflow_graphs.made_operations import MadeOperations, stand_for
 from ....compat.tensorflow_graphs.one_device import distributed_variable, traced_on_one_device
 from ....compat.tensorflow_private.strategies import pretending_replicas
-from ....distribute.gathering import gather_outputs
-from ....distribute.replicas import all_reduce_sum_packed, local_replica_index, shares_variables
-from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, seen_through
+from ....distribute.mesh import Layout, mesh_of
+from ....distribute.replicas import local_replica_index, shares_variables
+from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, layout_of, seen_through
 from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
 from ....optimizers.building import ensure_built, run_in_thread
 from ...inputs.batch import all_leaves, sample_count
 from ...inputs.checks import check_combined_samples
 from ...step.collected_writes import CollectedWrites
 from ..builder import APPLY, READ
-from ..conversions import Exchange, Replica, Request
-from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, Label, is_sharded
+from ..conversions import Replica
+from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, REPLICATED, Label, Labels, is_sharded, sharded
 from ..operation_labels import WRITES
 from ..partition import partitioned, read_inputs
-from ..program import Copy, NotPartitioned, Program, received
+from ..program import BATCH, Copy, MeshAxis, NotPartitioned, Program, received
 from ..rebuild import rebuilt
+from ..values import Weights
 from .explain import StepExplanation, explained
 from .step import OptimizerCall, Step, assign, hand_over, numbers_in, with_numbers
+from .step_collectives import run_with_collectives
 from .trace_errors import user_errors
 
 
@@ -61,6 +63,11 @@ class TracedStep:
             [isinstance(gradient, tf.IndexedSlices) for gradient, _ in call.pairs if gradient is not None]
             for call in self._calls
         ]
+        self._mesh = mesh_of(step.strategy)
+        weights = Weights(
+            [_labels_of(weight.layout) for weight in self._reads],
+            [[_labels_of(layout_of(v)) for g, v in call.pairs if g is not None] for call in self._calls],
+        )
         self.program: Program = partitioned(
             graph,
             len(leaves),
@@ -68,7 +75,10 @@ class TracedStep:
             lambda handle: not shares and _sums_on_read(handle),
             slices,
             self._statistics.__contains__,
+            [BATCH, *map(MeshAxis, self._mesh.shape[1:])],
+            weights,
         )
+        self._check_written()
         self._received = received(self.program)
         self._written = _written_by(self.program)
         self._read_inputs = read_inputs(graph, len(leaves)) or range(len(leaves))
@@ -100,6 +110,15 @@ class TracedStep:
         self._reads.append(weight)
         return TensorInPlace(weight.key, whole, weight.name)
 
+    def _check_written(self) -> None:
+        written = [*self._variables, *(v for call in self._calls for v, _ in call.written)]
+        divided = [variable.path for variable in written if layout_of(variable) is not None]
+        if divided:
+            raise ValueError(
+                f"{self._step.name} assigns {divided[0]!r}, which the layout map divides: that is not supported yet, so "
+                "leave it out of the map."
+            )
+
     def _build(self, optimizer: Any, variables: list[Any]) -> None:
         with self._step.strategy.scope():
             ensure_built(optimizer, variables)
@@ -108,7 +127,13 @@ class TracedStep:
         pairs = list(pairs)
         if not optimizer.built:
             run_in_thread(functools.partial(self._build, optimizer, [v for _, v in pairs]))
-        call = OptimizerCall.of(optimizer, pairs)
+        call = OptimizerCall.of(
+            optimizer,
+            [
+                (g if layout_of(v) is None else None if g is None else tf.convert_to_tensor(g), v)
+                for g, v in pairs
+            ],
+        )
         tensors: list[Any] = []
         for gradient, _ in call.pairs:
             slices = isinstance(gradient, tf.IndexedSlices)
@@ -125,7 +150,7 @@ class TracedStep:
         results = ["/".join(map(str, path)) for path, _ in keras.tree.flatten_with_path(self._result)]
         names = [name or "result" for name in results][: self._results] + [v.path for v in self._variables]
         counts = [len(call.pairs) for call in self._calls]
-        return explained(self.program, samples, self._step.strategy.num_replicas_in_sync, names, counts)
+        return explained(self.program, samples, self._mesh, names, counts)
 
     def check_samples(self, batch: Any) -> list[Any]:
         """Return checks that arrays whose samples the step combines one by one have the same number of them.
@@ -161,15 +186,21 @@ class TracedStep:
         step = this_step()
         given = zip(tf.nest.flatten(data), tf.nest.flatten(self._spec))
         leaves = [leaf for leaf, spec in given if spec is not None]  # None for those that are not read
-        place = step.samples, step.global_samples, step.samples_before
-        replica = Replica(int(step.replica_id), step.num_replicas, *place, copy=local_replica_index())
-        read = lambda number: self._reads[number].read_value()  # noqa: E731
-        run = rebuilt(self.program, leaves, replica, self._apply, read, self._compiles)
-        outputs = _with_collectives(run)
+        place, sizes = self._mesh.place(int(step.replica_id)), self._mesh.shape
+        held = step.samples, step.global_samples, step.samples_before
+        replica = Replica(place[0], sizes[0], *held, copy=local_replica_index())
+        others = [Replica(number, size, 1, size, number) for number, size in zip(place[1:], sizes[1:])]
+        run = rebuilt(self.program, leaves, replica, self._apply, self._read, self._compiles, others)
+        outputs = run_with_collectives(run)
         hand_over(self._written)
         self._note_writes(outputs[self._results :])
-        found = [self._exit(tensor, label, step) for tensor, label in zip(outputs, self._labels)]
+        first = not any(place[1:])
+        found = [self._exit(tensor, label, step, first) for tensor, label in zip(outputs, self._labels)]
         return with_numbers(self._result, found)
+
+    def _read(self, number: int) -> tf.Tensor:
+        weight = self._reads[number]
+        return weight.read_value() if weight.layout is None else weight.own().read_value()
 
     @property
     def _labels(self) -> list[Label]:
@@ -180,10 +211,15 @@ class TracedStep:
         """For each result whether it is a partial sum."""
         return [label == PARTIAL_SUM for label in self._labels]
 
-    def _exit(self, tensor: tf.Tensor, label: Label, step: StepContext) -> tf.Tensor:
-        """An output without the borrowed sample of a replica that has no samples."""
+    def _exit(self, tensor: tf.Tensor, label: Label, step: StepContext, first: bool) -> tf.Tensor:
+        """An output without the borrowed sample of a replica that has no samples.
+
+        Of the replicas with the same samples the `first` one returns it.
+        """
         if self._step.exits == LOGS or label == PARTIAL_SUM or tensor.shape.rank == 0:
             return tensor
+        if not first:
+            return tensor[:0]
         if is_sharded(label):
             return tensor if step.alive is True else tensor[: tf.where(step.alive, tf.shape(tensor)[0], 0)]
         return tensor[: tf.where(step.holds_first_sample, tf.shape(tensor)[0], 0)]
@@ -251,30 +287,7 @@ def _sums_on_read(handle: Any) -> bool:
     return sums_on_read(variable)
 
 
-def _with_collectives(run: Exchange) -> list[tf.Tensor]:
-    """Runs a replica's step; the collectives of its strategy answer its requests."""
-    answers: Any = None
-    while True:
-        try:
-            requests = run.send(answers)
-        except StopIteration as end:
-            return end.value
-        answers = _answers(requests)
-
-
-def _answers(requests: list[Request]) -> list[tf.Tensor]:
-    summed = [request.tensor for request in requests if request.axis is None]
-    if not all(tensor.shape.is_fully_defined() for tensor in summed):
-        this_step().shapes_vary = True
-    totals = iter(all_reduce_sum_packed(summed))
-    return [next(totals) if axis is None else _concatenated(tensor, axis) for tensor, axis in requests]
-
-
-def _concatenated(tensor: tf.Tensor, axis: int) -> tf.Tensor:
-    order = [axis, *(n for n in range(tensor.shape.rank) if n != axis)]
-    moved = tensor if axis == 0 else tf.transpose(tensor, order)
-    step = this_step()
-    if not moved.shape.is_fully_defined() or not isinstance(step.samples, int):
-        step.shapes_vary = True
-    whole = gather_outputs(moved, step)
-    return whole if axis == 0 else tf.transpose(whole, [order.index(n) for n in range(len(order))])
+def _labels_of(layout: Layout | None) -> Labels | None:
+    if layout is None:
+        return None
+    return tuple(REPLICATED if axis is None else sharded(axis) for axis in layout.axes)

@@ -1,0 +1,353 @@
+"""Weights that a layout map of Keras divides over a mesh, compared with one device."""
+
+from __future__ import annotations
+
+import collections
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import FLOAT64
+
+import unisono
+from unisono.distribute import global_batch_size, sharded, strategy_of
+
+R = np.random.default_rng(0)
+X = R.normal(size=(16, 4))
+TOKENS = R.integers(0, 16, (16, 6)).astype("int32")
+NEXT = R.integers(0, 16, (16, 6))
+MLP = {".*up/kernel": (None, "model"), ".*up/bias": ("model",), ".*down/kernel": ("model", None)}
+MEGATRON = {
+    ".*attention/(query|key|value)/kernel": (None, "model", None),
+    ".*attention/(query|key|value)/bias": ("model", None),
+    ".*attention/attention_output/kernel": ("model", None, None),
+    **MLP,
+}
+ROWS, COLUMNS = {"embedding/embeddings": ("model", None)}, {"embedding/embeddings": (None, "model")}
+HEAD = {"head/kernel": (None, "model"), "head/bias": ("model",)}
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    keras.config.set_floatx("float64")
+
+
+def strategy_for(shape, layouts, names=("batch", "model")):
+    devices = [f"cpu:{number}" for number in range(int(np.prod(shape)))]
+    found = keras.distribution.LayoutMap(keras.distribution.DeviceMesh(shape, names, devices))
+    for pattern, axes in layouts.items():
+        found[pattern] = axes
+    return strategy_of(keras.distribution.ModelParallel(layout_map=found, batch_dim_name="batch"))
+
+
+def mlp(kind=unisono.Model):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4,))
+    x = keras.layers.Dense(8, "tanh", name="up")(inputs)
+    x = keras.layers.BatchNormalization(synchronized=True)(x)
+    return kind(inputs, keras.layers.Dense(2, name="down")(x))
+
+
+def transformer():
+    """An embedding, a block with pre-normalization, and a head."""
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    tokens = keras.Input((6,), dtype="int32")
+    x = layers.Embedding(16, 8, name="embedding")(tokens)
+    h = layers.LayerNormalization()(x)
+    h = layers.MultiHeadAttention(4, 4, name="attention")(h, h, use_causal_mask=True)
+    x = layers.Add()([x, h])
+    h = layers.LayerNormalization()(x)
+    h = layers.Dense(16, activation="gelu", name="up")(h)
+    x = layers.Add()([x, layers.Dense(8, name="down")(h)])
+    return unisono.Model(tokens, layers.Dense(16, name="head")(layers.LayerNormalization()(x)))
+
+
+def compiled(model, optimizer, loss="mse", **options):
+    model.compile(optimizer, loss, jit_compile=False, **options)
+    return model
+
+
+def fitted(model, x, y, epochs=1):
+    """Everything that a fit, an evaluation and a prediction in batches of 7, 7 and 2 samples give."""
+    history = model.fit(x, y, batch_size=7, epochs=epochs, shuffle=False, verbose=0).history
+    results = model.evaluate(x, y, batch_size=7, verbose=0, return_dict=True)
+    outputs = model.predict(x, batch_size=7, verbose=0)
+    state = [v.numpy() for v in model.optimizer.variables]
+    return [*history.values(), *results.values(), outputs, *model.get_weights(), *state]
+
+
+def check_equal(found, expected, tolerance=FLOAT64):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
+def parts_of(variable):
+    return [tuple(part.shape) for part in variable._value.shards]
+
+
+def check_parts(model):
+    """Replicas with the same part, or with copies, have equal bits."""
+    for variable in model.variables:
+        if (layout := getattr(variable._value, "layout", None)) is None:
+            copies = [[copy.numpy() for copy in variable._value.values]]
+        else:
+            whole = variable.numpy()
+            copies = [(layout.part(whole, n), part.numpy()) for n, part in enumerate(variable._value.shards)]
+        for each in copies:
+            assert all(np.array_equal(each[0], other) for other in each)
+
+
+def of_mlp():
+    optimizer = unisono.optimizers.Adam(0.05, global_clipnorm=0.5, weight_decay=0.01)
+    return fitted(compiled(mlp(), optimizer, metrics=["mae"]), X, X[:, :2])
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 2), (1, 4), (2, 1)], ids=str)
+@pytest.mark.short("(2, 2)")
+def test_mlp_on_a_mesh_trains_evaluates_and_predicts_as_on_one_device(shape, tmp_path):
+    expected = of_mlp()
+    with strategy_for(shape, MLP).scope():
+        found = of_mlp()
+    check_equal(found, expected)
+
+
+def test_parts_of_weights_and_of_optimizer_state_are_what_the_layout_says(tmp_path):
+    with strategy_for((2, 2), MLP).scope():
+        model = compiled(mlp(), unisono.optimizers.Adam(0.05))
+    for one, other in zip(mlp().weights, model.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())  # initial weights are those of one device
+    fitted(model, X, X[:, :2])
+    assert parts_of(model.get_layer("up").kernel) == [(4, 4)] * 4
+    assert parts_of(model.get_layer("down").kernel) == [(4, 2)] * 4
+    divided = [v for v in model.optimizer.variables if "up_kernel" in v.path]
+    assert len(divided) == 2
+    assert all(parts_of(v) == [(4, 4)] * 4 for v in divided)
+    check_parts(model)
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    plain = keras.saving.load_model(path)
+    check_equal([plain.predict(X, verbose=0)], [model.predict(X, verbose=0)])
+    with strategy_for((1, 4), MLP).scope():
+        other = unisono.load_model(path)
+    assert parts_of(other.get_layer("up").kernel) == [(4, 2)] * 4
+    check_equal(
+        [v.numpy() for v in other.optimizer.variables], [v.numpy() for v in model.optimizer.variables]
+    )
+    check_equal([other.predict(X, verbose=0)], [model.predict(X, verbose=0)])
+    model.load_weights(path)
+    check_parts(model)
+
+
+def of_transformer():
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = unisono.optimizers.SGD(0.1, momentum=0.9)
+    model = compiled(transformer(), optimizer, loss, metrics=["sparse_categorical_accuracy"])
+    return model, fitted(model, TOKENS, NEXT)
+
+
+LAYOUTS = {
+    "block": MEGATRON, "rows": MEGATRON | ROWS | HEAD, "columns": MEGATRON | COLUMNS,
+    "contracted": {".*attention/(query|key|value)/kernel": ("model", None, None), ".*up/kernel": ("model", None)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.short("rows")
+def test_transformer_on_a_mesh_trains_as_on_one_device(name):
+    _, expected = of_transformer()
+    with strategy_for((2, 2), LAYOUTS[name]).scope():
+        model, found = of_transformer()
+    check_equal(found, expected)
+    check_parts(model)
+
+
+def test_block_of_a_transformer_communicates_as_megatron_does():
+    with strategy_for((2, 2), MEGATRON).scope():
+        model = compiled(transformer(), "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    found = model.explain_step(TOKENS[:8], NEXT[:8]).collectives
+    along = [(each.kind, each.what) for each in found if each.over == "model"]
+    # Forward: one for the attention, one for the MLP. Backward: the same.
+    assert collections.Counter(along) == {("all-reduce", "8x6x8 float64"): 4}
+
+
+class Contrastive(unisono.Model):
+    """A loss that compares samples, in a custom step."""
+
+    def train_step(self, data):
+        x, _ = data
+        with tf.GradientTape() as tape:
+            out = self(x, training=True)
+            loss = tf.reduce_mean(tf.matmul(out, out, transpose_b=True) ** 2) + tf.reduce_mean(out)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"own": loss, "norm": tf.linalg.global_norm(gradients)}
+
+
+def of_custom_step():
+    model = compiled(mlp(Contrastive), unisono.optimizers.SGD(0.1))
+    history = model.fit(X, X, batch_size=7, epochs=1, shuffle=False, verbose=0).history
+    return [*history.values(), *model.get_weights()]
+
+
+def test_custom_step_that_compares_samples_trains_as_on_one_device():
+    expected = of_custom_step()
+    with strategy_for((2, 2), MLP).scope():
+        found = of_custom_step()
+    check_equal(found, expected)
+
+
+def of_options(optimizer):
+    model = compiled(mlp(), optimizer)
+    model.fit(X, X[:, :2], batch_size=4, epochs=1, shuffle=False, verbose=0)
+    return [*model.get_weights(), *[v.numpy() for v in model.optimizer.variables]]
+
+
+OPTIONS = {
+    "clipnorm and accumulation": lambda: unisono.optimizers.AdamW(
+        0.05, clipnorm=0.1, gradient_accumulation_steps=2
+    ),
+    "loss scale": lambda: unisono.mixed_precision.LossScaleOptimizer(
+        unisono.optimizers.RMSprop(0.05, global_clipnorm=0.1), initial_scale=8.0
+    ),
+    "transformers": lambda: unisono.optimizers.SGD(
+        0.1, gradient_transformers=[unisono.optimizers.ClipByGlobalNorm(0.1)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_of_optimizers_work_on_parts(name):
+    expected = of_options(OPTIONS[name]())
+    with strategy_for((2, 2), MLP).scope():
+        found = of_options(OPTIONS[name]())
+    check_equal(found, expected)
+
+
+def test_samples_per_replica_are_counted_along_the_batch():
+    strategy = strategy_for((2, 2), MLP)
+    assert global_batch_size(8, strategy) == 16
+    with strategy.scope():
+        model = compiled(mlp(), "sgd")
+    assert model.fit(X, X[:, :2], per_replica_batch_size=4, verbose=0).params["steps"] == 2
+
+
+WRONG_MAPS = {
+    "leaves a remainder": ({".*up/kernel": (None, "model")}, (1, 3)),
+    "one entry for each axis": ({".*up/kernel": ("model",)}, (1, 2)),
+    "axis of the batch": ({".*up/kernel": ("batch", "model")}, (2, 2)),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_MAPS)
+def test_wrong_layout_raises_when_the_model_is_made(message):
+    layouts, shape = WRONG_MAPS[message]
+    with strategy_for(shape, layouts).scope(), pytest.raises(ValueError, match=f"up/kernel.*{message}"):
+        mlp()
+
+
+def test_unknown_axis_of_a_mesh_is_an_error_of_keras():
+    with pytest.raises(ValueError, match="Invalid axis names"):
+        strategy_for((1, 2), {"a": ("models",)})
+
+
+def test_sharded_state_on_divided_weights_raises():
+    with pytest.raises(ValueError, match=r"'model': 2.*`sharded` does not support"):
+        sharded(strategy_for((1, 2), MLP))
+
+
+NOT_SUPPORTED = {
+    "update rule of Lamb": lambda: {"optimizer": unisono.optimizers.Lamb(0.1)},
+    "gradient_aggregator": lambda: {
+        "optimizer": unisono.optimizers.SGD(0.1, gradient_aggregator=lambda pairs: pairs)
+    },
+    "use_ema": lambda: {"optimizer": unisono.optimizers.SGD(0.1, use_ema=True)},
+    "gradient_transformers": lambda: {
+        "optimizer": unisono.optimizers.SGD(0.1, gradient_transformers=[lambda pairs: pairs])
+    },
+    "would run on one replica": lambda: {"optimizer": "sgd", "run_eagerly": True},
+}
+
+
+@pytest.mark.parametrize("message", NOT_SUPPORTED)
+def test_what_divided_weights_do_not_support_raises_before_the_first_step(message):
+    with strategy_for((1, 2), MLP).scope():
+        model = compiled(mlp(), loss="mse", **NOT_SUPPORTED[message]())
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=message):
+        model.fit(X, X[:, :2], verbose=0)
+    check_equal(model.get_weights(), before, 0)
+
+
+def test_constraint_of_a_divided_weight_raises():
+    with strategy_for((1, 2), {"dense/kernel": (None, "model")}).scope():
+        inputs = keras.Input((4,))
+        dense = keras.layers.Dense(2, kernel_constraint="non_neg", name="dense")
+        model = compiled(unisono.Model(inputs, dense(inputs)), "sgd")
+    with pytest.raises(ValueError, match="constraint of 'dense/kernel'"):
+        model.fit(X, X[:, :2], verbose=0)
+
+
+def test_pattern_without_a_variable_warns_with_the_nearest_path():
+    with strategy_for((1, 2), {"upper/kernel": (None, "model")}).scope():
+        model = compiled(mlp(), "sgd")
+    with pytest.warns(UserWarning, match="'upper/kernel'.*matches no variable.*'up/kernel'"):
+        model.fit(X, X[:, :2], batch_size=8, verbose=0)
+
+
+def test_layout_of_an_output_raises():
+    with pytest.raises(ValueError, match="'dense/output', a layout of an output"):
+        strategy_for((1, 2), {"dense/output": ("batch", None)})
+
+
+def test_custom_loop_on_divided_weights_raises():
+    strategy = strategy_for((1, 2), MLP)
+    with strategy.scope():
+        model = mlp()
+    inside = unisono.replica_step(lambda x: tf.reduce_sum(model(x)))
+    with pytest.raises(ValueError, match=r"`replica_step`.*'model': 2"):
+        strategy.run(inside, args=(X[:2],))
+    with pytest.raises(ValueError, match="'kernel' is divided over a mesh, and was read"):
+        strategy.run(lambda: model.get_layer("up").kernel + 0.0)
+
+
+def test_backup_of_divided_weights_resumes_on_another_mesh(tmp_path):
+    def trained(epochs):
+        model = compiled(mlp(), unisono.optimizers.Adam(0.05))
+        backup = unisono.callbacks.BackupAndRestore(str(tmp_path / "backup"), delete_checkpoint=False)
+        model.fit(X, X[:, :2], batch_size=8, epochs=epochs, verbose=0, callbacks=[backup])
+        return [*model.get_weights(), *[v.numpy() for v in model.optimizer.variables]]
+
+    expected = compiled(mlp(), unisono.optimizers.Adam(0.05))
+    expected.fit(X, X[:, :2], batch_size=8, epochs=2, verbose=0)
+    with strategy_for((2, 2), MLP).scope():
+        trained(1)
+    with strategy_for((1, 4), MLP).scope():
+        found = trained(2)
+    check_equal(found[: len(expected.weights)], expected.get_weights())
+
+
+def test_model_under_set_distribution_has_its_layouts():
+    expected = of_options("sgd")
+    strategy = strategy_for((2, 2), MLP)
+    mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"))
+    layouts = keras.distribution.LayoutMap(mesh)
+    for pattern, axes in MLP.items():
+        layouts[pattern] = axes
+    keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layouts))
+    model = compiled(mlp(), "sgd")
+    assert model.distribute_strategy.mesh == strategy.mesh
+    assert parts_of(model.get_layer("up").kernel) == [(4, 4)] * 4
+    check_equal(of_options("sgd"), expected)
+    keras.distribution.set_distribution(None)
+
+
+def test_steps_that_xla_compiles_work_on_parts():
+    expected = compiled(mlp(), "sgd")
+    expected.fit(X, X[:, :2], batch_size=8, shuffle=False, verbose=0)
+    with strategy_for((1, 2), MLP).scope():
+        model = mlp()
+        model.compile("sgd", "mse", jit_compile=True)
+    model.fit(X, X[:, :2], batch_size=8, shuffle=False, verbose=0)
+    check_equal(model.get_weights(), expected.get_weights())

@@ -1,0 +1,28 @@
+"""Layout maps that do not do what their patterns promise."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import warnings
+from typing import Any
+
+from ....compat.keras_private.training import strategy_of
+from ....state.trained_model import TrainedModel
+
+
+def check_layouts(model: TrainedModel) -> None:
+    """Warns once of patterns of a layout map that no variable matches: a renamed layer would be whole, silently."""
+    home: Any = strategy_of(model)
+    layouts = getattr(home, "layouts", None) or {}
+    paths = [variable.path for variable in model.variables]
+    for pattern in layouts:
+        if any(re.fullmatch(pattern, path) for path in paths) or pattern in home.unmatched:
+            continue
+        home.unmatched.add(pattern)
+        near = difflib.get_close_matches(pattern, paths, 1, 0.0)
+        warnings.warn(
+            f"The pattern {pattern!r} of the layout map matches no variable, so it divides none. The nearest path is "
+            f"{near[0]!r}: a pattern must match a whole path.",
+            stacklevel=2,
+        )
