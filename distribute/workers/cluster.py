@@ -90,13 +90,8 @@ def cluster_of(resolver: Any) -> Cluster | None:
 
 
 def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
-    """The cluster in TF_CONFIG, by default that of this process; None where it names none."""
-    return read_tf_config(os.environ if environ is None else environ)
-
-
-def read_tf_config(environ: Mapping[str, str]) -> Cluster | None:
-    """The cluster in `environ["TF_CONFIG"]`; None where that is missing or names none. A `ClusterError` for each mistake."""
-    text = environ.get("TF_CONFIG")
+    """The cluster in TF_CONFIG, of this process by default; None where it names none. A `ClusterError` for each mistake."""
+    text = (os.environ if environ is None else environ).get("TF_CONFIG")
     if text is None:
         return None
     if not text.strip():
@@ -185,19 +180,13 @@ def _read_task(task: Any, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int
             f"TF_CONFIG's task type must be one that its 'cluster' has ({', '.join(sorted(jobs))}). "
             f"Received: {kind!r}"
         )
-    index = task.get("index", 0 if kind == "chief" else None)
-    try:
-        number = None if isinstance(index, bool | float) else int(index)
-    except (TypeError, ValueError):
-        number = None
-    if number is None:
-        raise ClusterError(f"TF_CONFIG's task index must be a whole number. Received: {index!r}")
-    if not 0 <= number < len(jobs[kind]):
+    index, count = task.get("index", 0 if kind == "chief" else None), len(jobs[kind])
+    if str(index) not in map(str, range(count)):
         raise ClusterError(
-            f"TF_CONFIG's task index must be from 0 to {len(jobs[kind]) - 1}, as there are {len(jobs[kind])} tasks "
-            f"of type {kind!r}. Received: {number}"
+            f"TF_CONFIG's task index must be a whole number from 0 to {count - 1}, as there are {count} tasks of type "
+            f"{kind!r}. Received: {index!r}"
         )
-    return kind, number
+    return kind, int(index)
 
 
 def _find_place() -> tuple[int, int, bool]:
