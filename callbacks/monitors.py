@@ -13,17 +13,7 @@ from ..distribute.arguments import shown
 
 # The packages of loggers that write to a server or to files of their own.
 LOGGERS = frozenset(
-    [
-        "aim",
-        "clearml",
-        "comet_ml",
-        "dvclive",
-        "mlflow",
-        "neptune",
-        "neptune_tensorflow_keras",
-        "swanlab",
-        "wandb",
-    ]
+    "aim clearml comet_ml dvclive mlflow neptune neptune_tensorflow_keras swanlab wandb".split()  # noqa: SIM905
 )
 _KNOWN = frozenset({"keras", "unisono", *LOGGERS})
 # class -> the method that reads the monitored log

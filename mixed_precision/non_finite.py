@@ -87,10 +87,7 @@ class Diagnosis:
 
 
 def diagnose(
-    model: keras.Model,
-    batch: Any,
-    loss: Callable[..., Any] | None = None,
-    loss_scale: float = 1.0,
+    model: keras.Model, batch: Any, loss: Callable[..., Any] | None = None, loss_scale: float = 1.0
 ) -> Diagnosis:
     """Finds the first layer whose output or gradient is not finite, by repeating one step eagerly.
 

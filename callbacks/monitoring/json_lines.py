@@ -93,10 +93,7 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        every: int | str = "epoch",
-        clock: Callable[[], float] = time.time,
+        self, path: str | os.PathLike[str], every: int | str = "epoch", clock: Callable[[], float] = time.time
     ) -> None:
         super().__init__()
         self._schedule = SaveSchedule.parse(whole_number("every", every, words=("epoch",)))

@@ -41,15 +41,11 @@ class Run:
         if event in ("begin", "restart"):
             self.began = self.began if self.facts else line["time"]
             self.facts = {key: value for key, value in line.items() if key not in ("event", "time")}
-            self.how = ""
+            self.restarts += [line] * (event == "restart")
         if event in ("step", "epoch"):
             self.lines.append(line)
-        if event == "epoch":
-            self.epochs.append(line)
-        if event == "restart":
-            self.restarts.append(line)
-        if event == "end":
-            self.how = line["how"]
+            self.epochs += [line] * (event == "epoch")
+        self.how = line["how"] if event == "end" else ""
 
     @property
     def title(self) -> str:

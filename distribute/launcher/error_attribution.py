@@ -91,10 +91,8 @@ def how_it_ended(code: int) -> str:
     """
     if code >= 0:
         return f"exited with status {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    known = -code in {*signal.Signals}
+    return f"was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
 
 
 def _blame(process: ProcessState, by_name: Mapping[str, ProcessState]) -> Blame | None:

@@ -150,9 +150,8 @@ def _compare(what: str, me: int, mine: dict[str, Any], other: int, theirs: dict[
 def place_among_workers(strategy: Any = None) -> tuple[int, int]:
     """This worker's number, and how many train together; (0, 1) for a strategy (None: the current) of one process."""
     strategy = strategy or tf.distribute.get_strategy()
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return 0, 1
-    cluster = cluster_of(strategy.cluster_resolver)
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    cluster = cluster_of(strategy.cluster_resolver) if several else None
     return (0, 1) if cluster is None else (cluster.worker_index, cluster.num_workers)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import json
@@ -71,12 +70,12 @@ def find_hosts(blame: Blame | None) -> str:
     cluster, found = None, []
     with contextlib.suppress(ClusterError):
         cluster = read_cluster()
+    jobs = cluster.jobs if cluster is not None else {}
+    places = {f"{job} {i}": address for job, addresses in jobs.items() for i, address in enumerate(addresses)}
     for name in dict.fromkeys("worker 0" if name == LEADER else name for name in names):
-        job, _, number = name.partition(" ")
-        addresses = cluster.jobs.get(job, ()) if cluster is not None else ()
-        if number.isdecimal() and int(number) < len(addresses):
-            found.append(f"{name} is at {addresses[int(number)]}")
-    return ", ".join(each for each in found if f" at {LOOPBACK}:" not in each)
+        if not places.get(name, LOOPBACK).startswith(LOOPBACK):
+            found.append(f"{name} is at {places[name]}")
+    return ", ".join(found)
 
 
 def cluster_of(resolver: Any) -> Cluster | None:
@@ -84,9 +83,8 @@ def cluster_of(resolver: Any) -> Cluster | None:
     if resolver is None or resolver.task_type is None:
         return None
     jobs = {kind: tuple(tasks) for kind, tasks in resolver.cluster_spec().as_dict().items()}
-    return (
-        Cluster(jobs, resolver.task_type, int(resolver.task_id or 0)) if resolver.task_type in jobs else None
-    )
+    kind = resolver.task_type
+    return Cluster(jobs, kind, int(resolver.task_id or 0)) if kind in jobs else None
 
 
 def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
@@ -115,12 +113,12 @@ def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
         raise _wrong("must have a 'cluster' that maps task types to lists of addresses", config["cluster"])
     config = rename_master(config)
     jobs = {kind: _read_addresses(kind, addresses) for kind, addresses in config["cluster"].items()}
-    counts = collections.Counter(address for addresses in jobs.values() for address in addresses)
-    if not counts:
+    addresses = [address for each in jobs.values() for address in each]
+    if not addresses:
         raise ClusterError("TF_CONFIG's 'cluster' names no task: give at least one 'worker' address.")
-    address, count = counts.most_common(1)[0]
-    if count > 1:
-        raise ClusterError(f"TF_CONFIG gives the address {address} to two tasks: give each a separate one.")
+    if len(set(addresses)) < len(addresses):
+        twice = max(addresses, key=addresses.count)
+        raise ClusterError(f"TF_CONFIG gives the address {twice} to two tasks: give each a separate one.")
     if len(jobs.get("chief", ())) > 1:
         raise ClusterError(f"TF_CONFIG names {len(jobs['chief'])} chiefs: there can be one.")
     task = config.get("task")
@@ -157,9 +155,10 @@ def _read_addresses(kind: str, addresses: Any) -> tuple[str, ...]:
             f"TF_CONFIG's 'cluster' has the unknown task type {kind!r}: use {', '.join(JOBS[:-1])}."
         )
     if isinstance(addresses, dict):  # TensorFlow allows {"0": address, "2": address}
-        if set(addresses) != {str(index) for index in range(len(addresses))}:
+        numbers = [*map(str, range(len(addresses)))]
+        if addresses.keys() != set(numbers):
             raise _wrong(f"must give {kind!r} every index from 0 to {len(addresses) - 1}", sorted(addresses))
-        addresses = [addresses[str(index)] for index in range(len(addresses))]
+        addresses = [addresses[number] for number in numbers]
     if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
         raise _wrong(f"is wrong about {kind!r}, which must be a list of addresses 'host:port'", addresses)
     for address in addresses:

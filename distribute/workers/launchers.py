@@ -66,10 +66,6 @@ def _lsf_host(environ: Environ) -> str:
     return ""
 
 
-def _kubeflow_host(environ: Environ) -> str:
-    return ":".join(filter(None, map(environ.get, ("PET_MASTER_ADDR", "PET_MASTER_PORT"))))
-
-
 def _sagemaker_hosts(environ: Environ) -> list[str]:
     hosts = _read_json(environ, "SM_HOSTS")
     return hosts if isinstance(hosts, list) else []
@@ -144,7 +140,8 @@ TABLE: list[Launcher] = [
     # IBM's Job Step Manager under LSF, as in Lightning's LSFEnvironment
     Launcher("jsrun", "task", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", _lsf_host, job="LSB_JOBID"),
     # Kubeflow Trainer v2: the variables of torchrun's own options
-    Launcher("Kubeflow", "node", "PET_NODE_RANK", "PET_NNODES", _kubeflow_host),
+    Launcher("Kubeflow", "node", "PET_NODE_RANK", "PET_NNODES",
+             lambda e: ":".join(filter(None, map(e.get, ("PET_MASTER_ADDR", "PET_MASTER_PORT"))))),
     # docs.skypilot.co, running-jobs/environment-variables
     Launcher("SkyPilot", "node", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS", job="SKYPILOT_TASK_ID"),
     # dstack.ai/docs, distributed tasks

@@ -93,8 +93,7 @@ def _bounded(value: Any) -> Any:
 
 def read(folder: Path, pid: int) -> Record | None:
     """The record of a process of this machine; None where there is no valid one, whatever the file contains."""
-    wrong = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
-    with contextlib.suppress(*wrong):
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         from ..objects import open_plain  # imports NumPy, which `--help` need not wait for
 
         with open_plain(path_of(folder, pid)) as file:
