@@ -159,8 +159,7 @@ def is_own(path: Any, mark: re.Pattern[bytes]) -> bool:
 
 def begins_with_json(*keys: str, lines: bool = True) -> re.Pattern[bytes]:
     """The mark of files whose first line, or all of it, is a JSON object with these keys in this order."""
-    between = "[^\n]*?" if lines else "[^\0]*?"
-    inside = between.join(f'"{key}": ' for key in keys)
+    inside = ("[^\n]*?" if lines else "[^\0]*?").join(f'"{key}": ' for key in keys)
     return re.compile(rf"\A{{\s*{inside}".encode())
 
 

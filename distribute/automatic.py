@@ -78,8 +78,7 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
     if cluster is not None and cluster.num_workers > 1:
         return _multi_worker(cluster, communication_options)
     if any(map(os.environ.get, ("TPU_NAME", "COLAB_TPU_ADDR", "TPU_WORKER_ID"))):
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect()
-        return tf.distribute.TPUStrategy(resolver)
+        return tf.distribute.TPUStrategy(tf.distribute.cluster_resolver.TPUClusterResolver.connect())
     gpus = tf.config.list_logical_devices("GPU")
     cpus = tf.config.list_logical_devices("CPU")
     if len(gpus) > 1 or (not gpus and len(cpus) > 1):

@@ -156,8 +156,7 @@ def local_copy(variable: Any) -> tf.Variable:
     value = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
     if not isinstance(value, tf.distribute.DistributedValues):
         return value
-    strategy = tf.distribute.get_strategy()
-    copies = strategy.experimental_local_results(value)
+    copies = tf.distribute.get_strategy().experimental_local_results(value)
     if len(copies) == 1:
         return copies[0]
     return copies[local_replica_index()]

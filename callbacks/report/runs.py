@@ -78,8 +78,7 @@ class Run:
 
     def log(self, name: str, fine: bool = True) -> Points:
         """(epochs done, value) of one log; `fine`: including the values within epochs."""
-        lines = self.lines if fine else self.epochs
-        return self._points((line, line["logs"].get(name)) for line in lines)
+        return self._points((line, line["logs"].get(name)) for line in (self.lines if fine else self.epochs))
 
     def recent(self, name: str) -> Points:
         """(epochs done, value) of one log within epochs: its mean over the steps since the line before.
@@ -156,8 +155,7 @@ class Run:
         if line["event"] == "epoch":
             return line["epoch"] + 1.0
         steps = (other["step"] for other in self.lines if other["epoch"] == line["epoch"])
-        length = line.get("steps_per_epoch") or max(steps)
-        return line["epoch"] + min(1.0, line["step"] / max(1, length))
+        return line["epoch"] + min(1.0, line["step"] / max(1, line.get("steps_per_epoch") or max(steps)))
 
 
 def read_run(path: Any) -> Run:
@@ -174,8 +172,7 @@ def read_run(path: Any) -> Run:
         if not text.strip():
             continue
         try:
-            line = json.loads(text)
-            run.add(line)
+            run.add(json.loads(text))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             if number == len(lines):
                 break

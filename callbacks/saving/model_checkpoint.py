@@ -87,7 +87,6 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         self._schedule = SaveSchedule.parse(save_freq, or_never=False)
         whole_number("verbose", verbose, 0)
         number("initial_value_threshold", initial_value_threshold, finite=False, optional=True)
-        counted = self._schedule.amount if self._schedule.unit == "steps" else "epoch"
         super().__init__(
             filepath,
             monitor,
@@ -95,7 +94,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
             truth("save_best_only", save_best_only),
             truth("save_weights_only", save_weights_only),
             mode,
-            counted,
+            self._schedule.amount if self._schedule.unit == "steps" else "epoch",
             initial_value_threshold,
         )
         if self._schedule.unit == "seconds":

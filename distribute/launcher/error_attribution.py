@@ -135,8 +135,7 @@ def _ended(process: ProcessState, now: float) -> Failure:
     if record is not None and error is not None:
         place = f", in {error.place}" if error.place else ""
         at = f", at {record.position}" if record.position else ""
-        text = short(error.text, _MOST_TEXT).rstrip(".")
-        what = f"raised {error.kind}: {text}{place}{at}"
+        what = f"raised {error.kind}: {short(error.text, _MOST_TEXT).rstrip('.')}{place}{at}"
         key = f"{error.kind}: {error.text} {error.place}"
         return Failure(process.task.name, what, error.time, status, _same(key, record))
     if code is None:

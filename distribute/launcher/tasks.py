@@ -85,10 +85,9 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
     places, tasks = _gpus_of_processes(layout, workers * stages), []
     for i in range(workers):
         own, *of_stages = places[i * stages : (i + 1) * stages]
-        several = layout.nnodes > 1
         worker = (
             _among_machines(layout, i, common | own, script, machine)
-            if several
+            if layout.nnodes > 1
             else task("worker", i, own, "script")
         )
         tasks += _with_stages(worker, of_stages)

@@ -180,11 +180,9 @@ def _make_sum(strategy: Any) -> Callable[..., Any]:
 
         def on_replica(values: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
-            first = context.replica_id_in_sync_group % replicas == 0
-            part = tf.where(first, values, tf.zeros_like(values))
+            part = tf.where(context.replica_id_in_sync_group % replicas == 0, values, tf.zeros_like(values))
             return context.all_reduce(tf.distribute.ReduceOp.SUM, part)
 
-        total = strategy.run(on_replica, args=(values,))
-        return strategy.experimental_local_results(total)[0]
+        return strategy.experimental_local_results(strategy.run(on_replica, args=(values,)))[0]
 
     return add

@@ -33,11 +33,6 @@ def read_user_size(environ: Environ) -> str:
     return "" if "RANK" in environ else environ.get("WORLD_SIZE", "")
 
 
-def _keras_size(environ: Environ) -> str:
-    addresses = environ.get("KERAS_DISTRIBUTION_JOB_ADDRESSES", "")
-    return environ.get("KERAS_DISTRIBUTION_NUM_PROCESSES") or str(addresses.count(",") + 1)
-
-
 def _mpi_host(environ: Environ) -> str:
     """Azure's first node, without the port of its agent; or where Open MPI 4 runs `mpirun`."""
     azure = environ.get("AZ_BATCH_MASTER_NODE") or environ.get("AZ_BATCHAI_MPI_MASTER_NODE", "")
@@ -120,7 +115,9 @@ def _pod_host(environ: Environ) -> str:
 TABLE: list[Launcher] = [
     Launcher("launch", "cluster", RANK, SIZE, ENDPOINT),
     # keras.distribution.initialize
-    Launcher("KERAS_DISTRIBUTION", "cluster", "KERAS_DISTRIBUTION_PROCESS_ID", _keras_size,
+    Launcher("KERAS_DISTRIBUTION", "cluster", "KERAS_DISTRIBUTION_PROCESS_ID",
+             lambda e: e.get("KERAS_DISTRIBUTION_NUM_PROCESSES")
+             or str(e.get("KERAS_DISTRIBUTION_JOB_ADDRESSES", "").count(",") + 1),
              "KERAS_DISTRIBUTION_JOB_ADDRESSES"),
     # docs.pytorch.org/docs/stable/elastic/run.html; so do Kubeflow's PyTorchJob, Azure ML and Vertex AI
     Launcher("torchrun", "process", "RANK", "WORLD_SIZE", "", "LOCAL_WORLD_SIZE",

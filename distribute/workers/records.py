@@ -165,7 +165,11 @@ class Recorder:
         record = self._record
         with self._lock, contextlib.suppress(OSError):  # a full disk must not end training
             record.pid, record.alive = os.getpid(), time.time()
-            record.position, record.place = self._position(), _place_of_main_thread()
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            record.position, record.place = (
+                self._position(),
+                _innermost(traceback.walk_stack(frame)) if frame else "",
+            )
             write(self._folder, record)
         return True
 
@@ -239,11 +243,6 @@ def _ends_program(error: BaseException) -> bool:
     raised = {frame for frame, _ in traceback.walk_tb(error.__traceback__)}
     called_by = {frame for frame, _ in traceback.walk_stack(inspect.currentframe())}
     return raised.isdisjoint(called_by) and threading.current_thread() is threading.main_thread()
-
-
-def _place_of_main_thread() -> str:
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return "" if frame is None else _innermost(traceback.walk_stack(frame))
 
 
 def _innermost(frames: Iterable[tuple[types.FrameType, int]]) -> str:

@@ -127,8 +127,7 @@ class FolderOwner:
             raise
 
     def _save(self, new: bool = False) -> None:
-        text = json.dumps(self._said).encode()
-        write_safely(self._path, lambda stream: stream.write(text), new=new)
+        write_safely(self._path, lambda stream: stream.write(json.dumps(self._said).encode()), new=new)
 
     def _lives(self, found: Owner) -> bool:
         """Whether an owner lives; one elsewhere is waited for up to `patience` seconds, unless its last sign is older."""
