@@ -1,7 +1,5 @@
 """When the loop calls the per-batch hooks of a callback, and with which logs."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Which callbacks log metrics, and checks before the first step that callbacks monitor logs that a fit can have."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Checks the paths of callbacks before the first step; the chief alone writes to them, but each worker its own profiles."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Files that are either complete or absent: written under another name, flushed to disk, then renamed."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """The strategy for the devices and the cluster of this program: one machine, many, accelerators or none."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

@@ -1,7 +1,5 @@
 """All-gather of the samples of all replicas: for losses and metrics that use the whole batch."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

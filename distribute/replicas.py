@@ -3,8 +3,6 @@
 Context: the docstring of each function says in which context it may be called. None of them knows of models or losses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

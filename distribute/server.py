@@ -3,8 +3,6 @@
 `python -m unisono launch` starts it; on a cluster each machine runs `python -m unisono.distribute.server` itself.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 

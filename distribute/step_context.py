@@ -3,8 +3,6 @@
 Every value in it is a tensor of the step's graph or a Python constant; none outlives the step.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 A path in a store is a `upath.UPath` of universal_pathlib, which uses fsspec. TensorFlow writes event files itself.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whether this machine computes faster in float16 or bfloat16 than in float32; TensorFloat-32."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from pathlib import Path

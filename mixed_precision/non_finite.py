@@ -1,7 +1,5 @@
 """Finds where a number first stops being finite: in which layer, forward or backward."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

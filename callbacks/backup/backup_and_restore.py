@@ -1,7 +1,5 @@
 """`BackupAndRestore`: a killed run that is started again ends with the same bits as an uninterrupted run."""
 
-from __future__ import annotations
-
 import os
 import time
 import warnings

@@ -1,7 +1,5 @@
 """Collects what callbacks remember, by their `get_state` and `set_state` (Keras' own are known here), and restores it."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import functools

@@ -1,7 +1,5 @@
 """How all workers resume from one backup, and warnings where a resumed run could not have the same bits."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The whole state of a `fit` between two steps as one tree, and the reverse."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 from typing import Any

@@ -1,7 +1,5 @@
 """`AnomalyReport`: which step, layer and batch produced a loss or gradient that is not finite."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Numbers, times and sizes as people read them."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable
 from typing import Any

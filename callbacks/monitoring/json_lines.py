@@ -1,7 +1,5 @@
 """Logs for programs: one JSON object per line; a resumed run continues where its backup was made."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -3,8 +3,6 @@
 Before the first epoch of a `fit` and after its last one, it prints a line of `fit_lines.py`.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

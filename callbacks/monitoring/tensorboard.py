@@ -1,7 +1,5 @@
 """`TensorBoard`: Keras' callback, with the right steps when many run in one compiled call, under every strategy."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

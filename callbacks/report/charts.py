@@ -1,7 +1,5 @@
 """Draw the curves of runs over epochs and steps, in groups, as SVG; matplotlib is imported for the first one."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

@@ -1,7 +1,5 @@
 """The facts of a run that do not change while it runs: model, strategy, devices, configuration, versions."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import math

@@ -3,8 +3,6 @@
 Where there are too few numbers for a rule, there is no sentence.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -1,7 +1,5 @@
 """The page answers in order: did the run learn, was it healthy, was it fast, and how can it be reproduced?"""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Runs, read from the JSON lines that `TrainingReport` writes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterable

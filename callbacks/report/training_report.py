@@ -1,7 +1,5 @@
 """`TrainingReport`: one HTML page about a training run, updated while it runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """`ModelCheckpoint`: Keras' callback with safe files, the best k, the last n, and a state that survives restarts."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os

@@ -1,7 +1,5 @@
 """The placement of the arrays given to `fit` during the steps: on the GPUs, or on the host."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """The devices of this process, and those of connected processes: created, and identified by name."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

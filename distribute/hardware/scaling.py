@@ -1,7 +1,5 @@
 """Scaling estimate: simulates any number of replicas from a measured step, its bytes and the speed of the links."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics

@@ -3,8 +3,6 @@
 The launcher is a subreaper: an orphaned process of a worker becomes its child.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -3,8 +3,6 @@
 Pure functions: their input are `ProcessState`s, their output `Failure`s.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import signal

@@ -1,7 +1,5 @@
 """The GPUs of this machine, from `nvidia-smi`, and the usable ones. Needs no TensorFlow."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

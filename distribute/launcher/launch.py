@@ -3,8 +3,6 @@
 Nothing here imports TensorFlow, so that the launcher starts quickly and uses no accelerator.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

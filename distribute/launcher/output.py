@@ -1,7 +1,5 @@
 """The output of the workers: prefixed, kept in log files, with the last lines remembered."""
 
-from __future__ import annotations
-
 import collections
 import os
 import re

@@ -1,7 +1,5 @@
 """The processes of one attempt: started together, watched, ended together."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The tasks of `launch`: the processes of one cluster on this machine, each with its command and its environment."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Addresses "host:port", the servers that listen there, and this process's connections to them. Needs no TensorFlow."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

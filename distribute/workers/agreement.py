@@ -1,7 +1,5 @@
 """Decisions that all workers take together, and checks that values are the same on all of them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import weakref

@@ -1,7 +1,5 @@
 """The cluster of this process, read from TF_CONFIG and checked. Reading it needs no TensorFlow."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

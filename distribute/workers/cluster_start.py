@@ -3,8 +3,6 @@
 `install()` adds this to every `tf.distribute.MultiWorkerMirroredStrategy`, whoever creates it.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import faulthandler

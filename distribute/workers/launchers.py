@@ -1,7 +1,5 @@
 """The table of launchers: the variables with which each tells a process its rank, their number, and where rank 0 is."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

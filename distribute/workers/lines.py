@@ -1,7 +1,5 @@
 """Lines of JSON over a socket: what workers say to each other before TensorFlow starts. Needs no TensorFlow."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """The place of this process among those that a launcher started: rank, size, addresses. Needs no TensorFlow."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -3,8 +3,6 @@
 One JSON file for each process, `HOST-PID.json`, in the folder of UNISONO_RECORDS, which `launch` reads. Needs no TensorFlow.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import dataclasses

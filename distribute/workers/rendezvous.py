@@ -1,7 +1,5 @@
 """All workers meet at worker 0, over plain sockets, before TensorFlow starts: it would wait for them for an hour."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """Detects servers that hang or are gone, so that everything that waits for them gets an error."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import time

@@ -1,7 +1,5 @@
 """`python -m unisono backups DIR`: which backups and checkpoints there are, and whether they are intact."""
 
-from __future__ import annotations
-
 from .parser import Parser, columns, place
 
 ALL_GOOD, NONE_GOOD, NO_DIRECTORY, SOME_GOOD = 0, 1, 2, 3

@@ -1,7 +1,5 @@
 """A directory of backups: which there are, the newest good one, the next name, how many to keep."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses
