@@ -1,7 +1,5 @@
 """When the loop calls the per-batch hooks of a callback, and with which logs."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
@@ -69,8 +67,7 @@ def batch_hook_of(callback: Any) -> tuple[str, bool]:
     hook = next(reversed(_batch_hooks(callback)), "steps_until_call")
     is_set = hook in vars(callback)  # as `LambdaCallback` does
     owner = kind if is_set else next(each for each in kind.__mro__ if hook in vars(each))
-    own = owner.__module__.startswith(("keras.", "unisono.")) and not is_set
-    return f"{owner.__name__}.{hook}", not own
+    return f"{owner.__name__}.{hook}", is_set or not owner.__module__.startswith(("keras.", "unisono."))
 
 
 def own_schedule(callback: Any) -> Any:

@@ -1,7 +1,5 @@
 """Callbacks in custom loops and plain Keras' `fit`, whose hooks show the position; functions that they add to a step."""
 
-from __future__ import annotations
-
 import contextlib
 import types
 import weakref

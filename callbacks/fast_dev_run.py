@@ -1,7 +1,5 @@
 """`fit(fast_dev_run=True)`: one batch of everything, to find a mistake in seconds instead of after an epoch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

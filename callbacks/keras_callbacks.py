@@ -1,7 +1,5 @@
 """Arguments of Keras' own callbacks that would otherwise fail after the first epoch."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Which callbacks log metrics, and checks before the first step that callbacks monitor logs that a fit can have."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Sequence
@@ -13,17 +11,7 @@ from ..distribute.arguments import shown
 
 # The packages of loggers that write to a server or to files of their own.
 LOGGERS = frozenset(
-    [
-        "aim",
-        "clearml",
-        "comet_ml",
-        "dvclive",
-        "mlflow",
-        "neptune",
-        "neptune_tensorflow_keras",
-        "swanlab",
-        "wandb",
-    ]
+    "aim clearml comet_ml dvclive mlflow neptune neptune_tensorflow_keras swanlab wandb".split()  # noqa: SIM905
 )
 _KNOWN = frozenset({"keras", "unisono", *LOGGERS})
 # class -> the method that reads the monitored log

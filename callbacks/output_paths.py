@@ -1,7 +1,5 @@
 """Checks the paths of callbacks before the first step; the chief alone writes to them, but each worker its own profiles."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -19,7 +17,7 @@ from ..compat.keras_private.callbacks import begin_new_files, no_hook
 from ..distribute.arguments import shown
 from ..distribute.environment import ClusterError
 from ..distribute.objects import is_remote
-from ..distribute.storage import is_store_url, is_url, local_path, tensorflow_path
+from ..distribute.storage import is_store_url, is_url, local_path, path_text, tensorflow_path
 from ..distribute.workers.agreement import spans_workers
 from ..distribute.workers.cluster import read_cluster, worker_index
 from ..distribute.workers.places import read_place, warn_of_unknown_size
@@ -56,26 +54,27 @@ def check_output_paths(callbacks: Sequence[Any], logs: Callable[[], set[str]] | 
     """
     backed_up = any(isinstance(each, BackupAndRestore) for each in callbacks)
     for callback in callbacks:
-        for kind, (name, folder) in _OUTPUTS.items():
-            place = getattr(callback, name, None) if isinstance(callback, kind) else None
-            if place is not None:
-                argument = f"`{name}` of `{kind.__name__}`"
-                check_template(argument, place)
-                if isinstance(callback, keras.callbacks.ModelCheckpoint) and logs is not None:
-                    _check_logs(argument, str(place), logs)
-                if is_store_url(place):
-                    _check_store(argument, callback)
-                    continue
+        for kind, name, folder, place in _outputs_of(callback):
+            argument = f"`{name}` of `{kind.__name__}`"
+            check_template(argument, place)
+            if isinstance(callback, keras.callbacks.ModelCheckpoint) and logs is not None:
+                _check_logs(argument, str(place), logs)
+            if not is_store_url(place):
                 if backed_up and isinstance(callback, keras.callbacks.CSVLogger):  # a resume truncates it
                     local_path(argument.strip("`"), place)
                 check_output_path(argument, os.fspath(place), folder)
+            elif isinstance(callback, keras.callbacks.BackupAndRestore | keras.callbacks.OrbaxCheckpoint):
+                raise ValueError(
+                    f"{argument} is in a store, from which Keras' callback cannot restore: use "
+                    "unisono.callbacks.BackupAndRestore."
+                )
 
 
-def _check_store(argument: str, callback: Any) -> None:
-    if isinstance(callback, keras.callbacks.BackupAndRestore | keras.callbacks.OrbaxCheckpoint):
-        raise ValueError(
-            f"{argument} is in a store, from which Keras' callback cannot restore: use unisono.callbacks.BackupAndRestore."
-        )
+def _outputs_of(callback: Any) -> list[tuple[type, str, bool, Any]]:
+    """The class, the attribute, whether it is a folder, and its value, of each path that a callback writes to."""
+    known = [(kind, *output) for kind, output in _OUTPUTS.items() if isinstance(callback, kind)]
+    found = [(*each, getattr(callback, each[1], None)) for each in known]
+    return [each for each in found if each[-1] is not None]
 
 
 def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
@@ -143,12 +142,9 @@ def check_output_path(argument: str, place: str, folder: bool) -> None:
 
 def check_template(argument: str, place: Any) -> None:
     """Raises a ValueError unless a value is a path whose placeholders can be filled."""
-    if is_remote(place):
-        place = str(place)
-    if not isinstance(place, str | os.PathLike) or not os.fspath(place):
-        raise ValueError(f"{argument} must be a path, as a str or a pathlib.Path. Received: {shown(place)}")
+    text = path_text(argument.strip("`"), str(place) if is_remote(place) else place)
     try:
-        for field, form in fields(os.fspath(place)):
+        for field, form in fields(text):
             if not field or field.isdecimal():
                 raise ValueError("a placeholder has no name")
             if not any(_can_be_written(number, form) for number in (1, 1.0)):
@@ -156,7 +152,7 @@ def check_template(argument: str, place: Any) -> None:
     except ValueError as error:
         raise ValueError(
             f"{argument} cannot be filled in ({error}): write placeholders as {{epoch:03d}} or {{val_loss:.2f}}. "
-            f"Received: {shown(os.fspath(place))}"
+            f"Received: {shown(text)}"
         ) from error
 
 
@@ -203,10 +199,8 @@ def writes_to_stores(callbacks: Any) -> Iterator[None]:
 
 def _write_to(spool: Spool, callback: Any, stack: contextlib.ExitStack) -> None:
     """Has a callback write to the spool what it would write to a store, except for those that do that themselves."""
-    for kind, (name, folder) in _OUTPUTS.items():
-        url = getattr(callback, name, None) if isinstance(callback, kind) else None
-        if url is None or isinstance(callback, BackupAndRestore) or hasattr(callback, "pending_upload"):
-            continue
+    own = isinstance(callback, BackupAndRestore) or hasattr(callback, "pending_upload")
+    for kind, name, folder, url in () if own else _outputs_of(callback):
         if is_store_url(url):
             local = spool.place(f"{name}` of `{kind.__name__}", url, folder)
             stack.callback(setattr, callback, name, url)

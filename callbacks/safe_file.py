@@ -1,7 +1,5 @@
 """Files that are either complete or absent: written under another name, flushed to disk, then renamed."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -42,7 +40,8 @@ def write_safely(
 
     Order: a new file next to it, `write`, flush and fsync of the file, `check`, rename to `path`, fsync of the directory.
     The `errno` of a SaveError says whether the directory is gone, read-only or full, or the disk failed.
-    In a store: a temporary file, `write`, `check`, one upload; of a `new` object only where none has its name.
+    In a store: a temporary file, `write`, `check`, one upload. A `new` one is written only where none has its name: the
+    cause of the SaveError is a FileExistsError, where the file system or the store can tell.
     """
     if is_remote(path):
         try:
@@ -56,12 +55,14 @@ def write_safely(
         return
     path = Path(path)
     temporary = temporary_path(path)
-    with rename_safely(temporary, path, check), open(temporary, "wb") as stream:
+    with rename_safely(temporary, path, check, new), open(temporary, "wb") as stream:
         write(stream)
 
 
 @contextlib.contextmanager
-def rename_safely(temporary: Path, path: Path, check: Callable[[], object] = lambda: None) -> Iterator[None]:
+def rename_safely(
+    temporary: Path, path: Path, check: Callable[[], object] = lambda: None, new: bool = False
+) -> Iterator[None]:
     """The same for a body that writes `temporary` itself, next to `path`: a file, or a folder, which replaces an old one.
 
     A crash between the two renames of a folder leaves none: never one that is half old, or incomplete.
@@ -79,7 +80,7 @@ def rename_safely(temporary: Path, path: Path, check: Callable[[], object] = lam
             if path.exists():
                 replaced = temporary.with_name(f"{temporary.name}.old")
                 os.rename(path, replaced)
-        os.replace(temporary, path)
+        _rename(temporary, path, new)
     except BaseException as error:
         with contextlib.suppress(OSError):
             remove(temporary)
@@ -96,6 +97,17 @@ def rename_safely(temporary: Path, path: Path, check: Callable[[], object] = lam
         ) from error
     if replaced is not None:
         remove(replaced)
+
+
+def _rename(temporary: Path, path: Path, new: bool) -> None:
+    try:
+        (os.link if new else os.replace)(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        os.replace(temporary, path)
+    if new:
+        temporary.unlink(missing_ok=True)
 
 
 def save_error(directory: Any, error: OSError) -> SaveError:
@@ -145,8 +157,7 @@ def is_own(path: Any, mark: re.Pattern[bytes]) -> bool:
 
 def begins_with_json(*keys: str, lines: bool = True) -> re.Pattern[bytes]:
     """The mark of files whose first line, or all of it, is a JSON object with these keys in this order."""
-    between = "[^\n]*?" if lines else "[^\0]*?"
-    inside = between.join(f'"{key}": ' for key in keys)
+    inside = ("[^\n]*?" if lines else "[^\0]*?").join(f'"{key}": ' for key in keys)
     return re.compile(rf"\A{{\s*{inside}".encode())
 
 

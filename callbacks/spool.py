@@ -74,7 +74,9 @@ class Spool:
                 for file in sorted(found):
                     sign = _sign(file)
                     if self._uploaded.get(file) != sign:
-                        _upload_growing(file, remote / file.relative_to(local).as_posix())
+                        with tempfile.TemporaryDirectory(prefix="unisono-") as now:  # the file may grow
+                            copy = Path(shutil.copyfile(file, Path(now, file.name)))
+                            upload(copy, remote / file.relative_to(local).as_posix())
                         self._uploaded[file] = sign
                 for file in [each for each in self._uploaded if local in each.parents and each not in found]:
                     remove_file(remote / file.relative_to(local).as_posix())
@@ -145,12 +147,6 @@ def check_writable(argument: str, folder: Any) -> None:
     except OSError as error:
         failed = save_error(folder, error)
         raise SaveError(failed.errno, f"`{argument.strip('`')}`: {failed.strerror}") from error
-
-
-def _upload_growing(file: Path, remote: Any) -> None:
-    """Uploads what a file holds now."""
-    with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
-        upload(Path(shutil.copyfile(file, Path(folder, file.name))), remote)
 
 
 def _sign(file: Path) -> tuple[int, int]:

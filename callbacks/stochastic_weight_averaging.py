@@ -1,7 +1,5 @@
 """`StochasticWeightAveraging`: training ends with the mean of the weights that it passed."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from typing import Any

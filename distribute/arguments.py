@@ -1,7 +1,5 @@
 """Checks of arguments that every package needs; each error names the argument, the value and the fix."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import math

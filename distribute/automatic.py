@@ -1,7 +1,5 @@
 """The strategy for the devices and the cluster of this program: one machine, many, accelerators or none."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings
@@ -11,7 +9,7 @@ import tensorflow as tf
 
 from .arguments import shown
 from .environment import peer_timeout
-from .hardware.devices import simulate_replicas
+from .hardware.devices import gpu_details, simulate_replicas
 from .keras_distribution import strategy_of_scope
 from .parameter_servers.strategy import ParameterServerStrategy
 from .workers import cluster_start
@@ -64,8 +62,9 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
         rank, peers = meet(place, peer_timeout(), cluster_start.digest_program())
         place = place._replace(rank=rank)
         _divide_gpus(place, peers)
-        config = {"cluster": {"worker": [each.address for each in peers]}}
-        os.environ["TF_CONFIG"] = json.dumps({**config, "task": {"type": "worker", "index": place.rank}})
+        cluster = {"worker": [each.address for each in peers]}
+        task = {"type": "worker", "index": place.rank}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
     elif place is not None:
         warn_of_unknown_size(place)
     cluster = read_cluster()
@@ -77,8 +76,7 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
     if cluster is not None and cluster.num_workers > 1:
         return _multi_worker(cluster, communication_options)
     if any(map(os.environ.get, ("TPU_NAME", "COLAB_TPU_ADDR", "TPU_WORKER_ID"))):
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect()
-        return tf.distribute.TPUStrategy(resolver)
+        return tf.distribute.TPUStrategy(tf.distribute.cluster_resolver.TPUClusterResolver.connect())
     gpus = tf.config.list_logical_devices("GPU")
     cpus = tf.config.list_logical_devices("CPU")
     if len(gpus) > 1 or (not gpus and len(cpus) > 1):
@@ -88,8 +86,7 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
 
 
 def _warn_of_mixed_models() -> None:
-    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
-    models = sorted({str(each.get("device_name", "")) for each in details})
+    models = sorted({str(each.get("device_name", "")) for each in gpu_details()})
     if len(models) > 1:
         warnings.warn(
             f"The GPUs are of different models ({', '.join(models)}): every step waits for the slowest; choose those of one "
@@ -111,11 +108,9 @@ def _multi_worker(cluster: Cluster, communication_options: Any) -> tf.distribute
 
 def _divide_gpus(place: Place, peers: list[Peer]) -> None:
     """Makes this process's share of the machine's GPUs visible, among the processes that see the same ones."""
-    mine, gpus = peers[place.rank], tf.config.list_physical_devices("GPU")
-    host, _ = split_address(mine.address)
-    sharing = [
-        n for n, p in enumerate(peers) if split_address(p.address)[0] == host and p.devices == mine.devices
-    ]
+    gpus = tf.config.list_physical_devices("GPU")
+    seen = [(split_address(peer.address)[0], peer.devices) for peer in peers]
+    sharing, host = [n for n, each in enumerate(seen) if each == seen[place.rank]], seen[place.rank][0]
     if gpus and len(sharing) > 1:
         each, position = len(gpus) // len(sharing), sharing.index(place.rank)
         if not each:

@@ -1,7 +1,5 @@
 """The environment variables with which `python -m unisono launch` or another launcher starts a process."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """All-gather of the samples of all replicas: for losses and metrics that use the whole batch."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -149,8 +147,7 @@ def _gather_batch(value: Any, step: StepContext) -> Any:
         shape = tf.concat([tf.cast([step.global_samples], tf.int64), sizes[1:]], 0)
         return tf.SparseTensor(_all_gather(moved), _all_gather(value.values), shape)
     value = tf.convert_to_tensor(value)
-    result = _all_gather(value)
-    return tf.ensure_shape(result, [None, *value.shape[1:]])
+    return tf.ensure_shape(_all_gather(value), [None, *value.shape[1:]])
 
 
 def _all_gather(value: tf.Tensor) -> tf.Tensor:

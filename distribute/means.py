@@ -1,7 +1,5 @@
 """Means over the global batch, for custom training loops: sum values and counts, divide once."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any, Literal, get_args
 

@@ -3,8 +3,6 @@
 A store renames and truncates nothing: an object is written whole, and shown to every reader at once.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import os

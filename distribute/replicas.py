@@ -3,8 +3,6 @@
 Context: the docstring of each function says in which context it may be called. None of them knows of models or losses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -156,8 +154,7 @@ def local_copy(variable: Any) -> tf.Variable:
     value = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
     if not isinstance(value, tf.distribute.DistributedValues):
         return value
-    strategy = tf.distribute.get_strategy()
-    copies = strategy.experimental_local_results(value)
+    copies = tf.distribute.get_strategy().experimental_local_results(value)
     if len(copies) == 1:
         return copies[0]
     return copies[local_replica_index()]

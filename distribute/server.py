@@ -3,20 +3,17 @@
 `python -m unisono launch` starts it; on a cluster each machine runs `python -m unisono.distribute.server` itself.
 """
 
-from __future__ import annotations
-
-import os
 import signal
 import sys
 
-from .workers.cluster import ClusterError, read_tf_config
+from .workers.cluster import ClusterError, read_cluster
 
 
 def main() -> int:
     """Serves until a signal ends the process; returns 2 if TF_CONFIG is missing or wrong, or the port is in use."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would wait for the server to return
     try:
-        cluster = read_tf_config(os.environ)
+        cluster = read_cluster()
         if cluster is None:
             raise ClusterError("TF_CONFIG is not set: a server finds its address and its task there.")
     except ClusterError as error:

@@ -3,8 +3,6 @@
 Every value in it is a tensor of the step's graph or a Python constant; none outlives the step.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -166,11 +164,7 @@ def this_step() -> StepContext:
 @contextlib.contextmanager
 def step_scope(context: StepContext | None) -> Iterator[StepContext | None]:
     """Makes `context` the current step of this thread, and replaces functions of Keras; `None` hides an outer one."""
-    with here.set_to(step=context), _replaced_for(context):
+    with here.set_to(step=context), contextlib.ExitStack() as stack:
+        if context is not None:
+            stack.enter_context(replaced_functions(*[ACCUMULATING] * (context.totals is not None)))
         yield context
-
-
-def _replaced_for(context: StepContext | None) -> contextlib.AbstractContextManager[None]:
-    if context is None:
-        return contextlib.nullcontext()
-    return replaced_functions(*([ACCUMULATING] if context.totals is not None else []))

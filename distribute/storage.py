@@ -3,8 +3,6 @@
 A path in a store is a `upath.UPath` of universal_pathlib, which uses fsspec. TensorFlow writes event files itself.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
@@ -28,10 +26,9 @@ def local_path(name: str, value: Any, optional: bool = False) -> Any:
     if value is None and optional:
         return None
     text = path_text(name, value)
-    found = _URL.match(text)
-    if found is None:
+    if _URL.match(text) is None:
         return Path(text)
-    if found[1].lower() == "file" and re.match(r"file:(//)?/[^/]", text, re.IGNORECASE):
+    if re.match(r"file:(//)?/[^/]", text, re.IGNORECASE):
         return Path("/" + text[len("file:") :].lstrip("/"))
     raise ValueError(
         f"`{name}` must be in a local or mounted file system, and this is a URL: mount it, or write to a local folder and "
@@ -41,15 +38,12 @@ def local_path(name: str, value: Any, optional: bool = False) -> Any:
 
 def storage_path(name: str, value: Any, optional: bool = False) -> Any:
     """As `local_path`, but a URL of another scheme becomes a `upath.UPath`. Nothing is asked of the store."""
-    if value is None and optional:
-        return None
     path: Any = value
     if not is_remote(path):
-        text = path_text(name, value)
-        found = _URL.match(text)
+        found = None if value is None and optional else _URL.match(path_text(name, value))
         if found is None or found[1].lower() == "file":
-            return local_path(name, text)
-        path = _store_path(name, text, *found.groups())
+            return local_path(name, value, optional)
+        path = _store_path(name, found.string, *found.groups())
     if path.protocol in ("", "file", "local"):
         return local_path(name, path.path)
     try:
@@ -92,9 +86,7 @@ def is_store_url(value: Any) -> bool:
     found = _URL.match(os.fspath(value)) if isinstance(value, str | os.PathLike) else None
     if found is None or found[1].lower() == "file":
         return False
-    import tensorflow as tf  # commands that need no TensorFlow import this module
-
-    return found[1] not in {scheme.rstrip(":/") for scheme in tf.io.gfile.get_registered_schemes()}
+    return found[1] not in _tensorflow_schemes()
 
 
 def tensorflow_path(name: str, value: Any) -> str:
@@ -108,15 +100,18 @@ def tensorflow_path(name: str, value: Any) -> str:
         return text
     if not found[2]:
         raise ValueError(_lost_slash(name, text, found[1]))
-    import tensorflow as tf  # commands that need no TensorFlow import this module
-
-    known = {scheme.rstrip(":/") for scheme in tf.io.gfile.get_registered_schemes()} - {""}
-    if found[1] not in known:
+    if found[1] not in (known := _tensorflow_schemes()):
         raise ValueError(
             f"`{name}` has a scheme that TensorFlow has no file system for: install tensorflow-io and import it, or use a "
             f"local path or one of {', '.join(sorted(known))}. Received: {shown(text)}"
         )
     return text
+
+
+def _tensorflow_schemes() -> set[str]:
+    import tensorflow as tf  # commands that need no TensorFlow import this module
+
+    return {scheme.rstrip(":/") for scheme in tf.io.gfile.get_registered_schemes()} - {""}
 
 
 def _lost_slash(name: str, text: str, scheme: str) -> str:

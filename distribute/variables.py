@@ -1,7 +1,5 @@
 """Variables that move into the strategy that uses them, and sums that replicas share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whether this machine computes faster in float16 or bfloat16 than in float32; TensorFloat-32."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +7,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from ..distribute.arguments import shown
+from ..distribute.hardware.devices import gpu_details
 
 CPU_INSTRUCTIONS = {
     "float16": ("avx512_fp16", "amx_fp16", "asimdhp"),
@@ -78,8 +77,7 @@ def cpu_flags(path: str = "/proc/cpuinfo") -> frozenset[str]:
 
 def gpu_capabilities() -> list[tuple[int, int] | None]:
     """Compute capability of every visible GPU, None where it is unknown."""
-    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
-    return [each.get("compute_capability") for each in details]
+    return [each.get("compute_capability") for each in gpu_details()]
 
 
 def enable_tensor_float_32(enabled: bool) -> None:

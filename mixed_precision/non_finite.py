@@ -1,7 +1,5 @@
 """Finds where a number first stops being finite: in which layer, forward or backward."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -87,10 +85,7 @@ class Diagnosis:
 
 
 def diagnose(
-    model: keras.Model,
-    batch: Any,
-    loss: Callable[..., Any] | None = None,
-    loss_scale: float = 1.0,
+    model: keras.Model, batch: Any, loss: Callable[..., Any] | None = None, loss_scale: float = 1.0
 ) -> Diagnosis:
     """Finds the first layer whose output or gradient is not finite, by repeating one step eagerly.
 

@@ -3,8 +3,6 @@
 It is Keras' own policy object; the requested loss scale is an attribute of it, which a model keeps.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import warnings

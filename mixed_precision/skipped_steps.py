@@ -1,7 +1,5 @@
 """Steps that a loss scale skips: their number for the logs, and the error when nothing else happens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`BackupAndRestore`: a killed run that is started again ends with the same bits as an uninterrupted run."""
 
-from __future__ import annotations
-
 import os
 import time
 import warnings
@@ -158,12 +156,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self._writer.raise_error()
         fit_state = self._fit_state(batch=batch)
         due = self._is_due(fit_state.step)
-        if due and newcomer_waits(self.model.distribute_strategy):
-            fit_state.save_and_exit = NEWCOMER
-        if fit_state.save_and_exit:
-            self._save_and_stop(fit_state.epoch, fit_state.step)
-        if due:
-            self._save(fit_state.epoch, fit_state.step)
+        self._save_at(fit_state.epoch, fit_state.step, due, ask=due)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         """Saves the beginning of the next epoch, if a backup is due."""
@@ -171,13 +164,9 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         fit_state = self._fit_state()
         self._steps_before_epoch += fit_state.step
         last = epoch + 1 >= fit_state.epochs or bool(getattr(self.model, "stop_training", False))
-        if not last and newcomer_waits(self.model.distribute_strategy):
-            fit_state.save_and_exit = NEWCOMER
-        if fit_state.save_and_exit:
-            self._save_and_stop(epoch + 1, 0)
         due = self._is_due(0)  # every worker must ask
-        if due or self.schedule.unit == "epoch" or (last and not self.delete_when_done):
-            self._save(epoch + 1, 0)
+        due = due or self.schedule.unit == "epoch" or (last and not self.delete_when_done)
+        self._save_at(epoch + 1, 0, due, ask=not last)
 
     def on_test_begin(self, logs: dict | None = None) -> None:
         """Captures what a repeated validation must begin with."""
@@ -268,6 +257,15 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         waited = 0.0 if self._writer.busy else self._clock() - self._saved_at_time
         steps, strategy = self._steps_before_epoch + step, self.model.distribute_strategy
         return self.schedule.due(steps, self._saved_at_step, waited, strategy)
+
+    def _save_at(self, epoch: int, step: int, due: bool, ask: bool) -> None:
+        """Saves if that is `due`, or if training stops here; `ask`: also because a machine waits to join."""
+        if ask and newcomer_waits(self.model.distribute_strategy):
+            self._fit_state().save_and_exit = NEWCOMER
+        if self._fit_state().save_and_exit:
+            self._save_and_stop(epoch, step)
+        if due:
+            self._save(epoch, step)
 
     def _save_and_stop(self, epoch: int, step: int) -> None:
         reason = self._fit_state().save_and_exit

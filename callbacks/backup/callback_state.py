@@ -1,7 +1,5 @@
 """Collects what callbacks remember, by their `get_state` and `set_state` (Keras' own are known here), and restores it."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import functools
@@ -79,8 +77,8 @@ def named(callbacks: Iterable[Any]) -> list[tuple[str, Any]]:
 
 def title(name: str, purpose: dict[str, str]) -> str:
     """A class with its purpose, for messages."""
-    words = [value for value in purpose.values() if value != "auto"]
-    return f"{name}({', '.join(words)})" if words else name
+    words = ", ".join(value for value in purpose.values() if value != "auto")
+    return f"{name}({words})" if words else name
 
 
 # What must be equal for a state to belong to a callback of its class, the most certain first.

@@ -1,7 +1,5 @@
 """How all workers resume from one backup, and warnings where a resumed run could not have the same bits."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable
@@ -96,12 +94,15 @@ def announce(path: Path, content: dict[str, Any], fit_state: FitState, left_over
 
 def warn_if_inexact(model: TrainedModel, fit_state: FitState) -> None:
     """Warns of the first reason for which this training cannot be resumed exactly, if there is one."""
-    reasons = [_why_inexact(fit_state.source), _why_inexact(fit_state.validation)]
-    if reasons[1]:
-        reasons[1] = reasons[1].replace("x is", "validation_data is", 1)
-    reasons += [_cut(fit_state.validation), _drawn_by_several(model, fit_state), _adds_in_any_order(model)]
-    found = next(filter(None, reasons), None)
-    if found:
+    validation = _why_inexact(fit_state.validation) or ""
+    reasons = (
+        _why_inexact(fit_state.source),
+        validation.replace("x is", "validation_data is", 1),
+        _cut(fit_state.validation),
+        _drawn_by_several(model, fit_state),
+        _adds_in_any_order(model),
+    )
+    if found := next(filter(None, reasons), None):
         warnings.warn(found, stacklevel=2)
 
 
@@ -119,9 +120,8 @@ def warn_of_own_states(model: TrainedModel) -> None:
 
 def _adds_in_any_order(model: TrainedModel) -> str | None:
     """The sentence where the model is on a GPU, whose kernels add in an order of their own."""
-    if operations_are_deterministic() or not any(
-        is_gpu(getattr(copies_of(v)[0], "device", "")) for v in model.weights[:1]
-    ):
+    on_gpu = any(is_gpu(getattr(copies_of(v)[0], "device", "")) for v in model.weights[:1])
+    if operations_are_deterministic() or not on_gpu:
         return None
     return (
         "Some operations add in a different order each time on a GPU: a resumed run cannot be exact; call "
@@ -156,17 +156,17 @@ def _drawn_by_several(model: TrainedModel, fit_state: FitState) -> str | None:
     variables = {v.name: v for group in variables_of(model).values() for v in group if v.name is not None}
     drawn_by_model = {**found_generators(held_by(model)), **variables}
     users = [("the model", drawn_by_model), ("a callback", found_generators(callbacks))]
-    for place, owned in owners:
-        for user, drawn in users:
-            for name, each in drawn.items():
-                if id(raw_value(each)) in owned:
-                    return _shared(place, user, name)
-    if owners[0][1] & owners[1][1]:
-        return _shared("x", "validation_data", "one generator")
-    return None
-
-
-def _shared(place: str, user: str, name: str) -> str:
+    both = [("x", "validation_data", "one generator")] * bool(owners[0][1] & owners[1][1])
+    shared = [
+        (place, user, name)
+        for place, owned in owners
+        for user, drawn in users
+        for name, each in drawn.items()
+        if id(raw_value(each)) in owned
+    ]
+    if not (found := shared + both):
+        return None
+    place, user, name = found[0]
     return (
         f"{place} and {user} draw from the same random numbers ({name}), in an order that depends on how far the input is "
         "read ahead: a resumed run cannot be exact; give each a separate generator."

@@ -44,12 +44,10 @@ class SaveSchedule:
         seconds = _seconds(save_freq)
         if seconds is not None and 1 <= seconds < math.inf:
             return cls("seconds", seconds)
-        ways = "'epoch', an int of steps, seconds (at least 1) as a float, a timedelta or a string such as '30s', '10min'"
-        if not or_never:
-            raise ValueError(f"`save_freq` must be {ways}. Received: {shown(save_freq)}")
+        never = ", or False for saves before preemption only" * or_never
         raise ValueError(
-            f"Invalid value for argument `save_freq`. Received: save_freq={shown(save_freq)}. Use {ways}, or False for "
-            "saves before preemption only."
+            f"Invalid value for argument `save_freq`. Received: save_freq={shown(save_freq)}. Use 'epoch', an int of steps, "
+            f"seconds (at least 1) as a float, a timedelta or a string such as '30s', '10min'{never}."
         )
 
     def due(
@@ -136,6 +134,5 @@ def stop(reason: str) -> None:
     """Ends training for `reason`: `KeyboardInterrupt` for SIGINT, else `SystemExit`, with 143 for another signal."""
     if reason == "SIGINT":
         raise KeyboardInterrupt
-    if reason == NEWCOMER:
-        raise SystemExit(REJOIN)
-    raise SystemExit(143)  # what a shell reports for a process that SIGTERM ended: 128 + 15
+    # 143 is what a shell reports for a process that SIGTERM ended: 128 + 15.
+    raise SystemExit(REJOIN if reason == NEWCOMER else 143)

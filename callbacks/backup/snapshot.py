@@ -1,7 +1,5 @@
 """The whole state of a `fit` between two steps as one tree, and the reverse."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 from typing import Any
@@ -137,8 +135,7 @@ def restore_values(content: dict[str, Any], model: TrainedModel, fit_state: FitS
     left_over = callback_state.restore(fit_state.callbacks, content["callbacks"])
     inputs = [source for source in (fit_state.source, fit_state.validation) if source is not None]
     owned = [each for source in inputs for each in getattr(source, "owned", ())]
-    held = held_generators(model, fit_state)
-    random_state.restore(_own_part(content, strategy)["random"], held, owned)
+    random_state.restore(_own_part(content, strategy)["random"], held_generators(model, fit_state), owned)
     return left_over
 
 

@@ -1,7 +1,5 @@
 """`AnomalyReport`: which step, layer and batch produced a loss or gradient that is not finite."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -142,8 +140,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         state, first, statistics = self._fit_state(), "", []
         # A batch with a ragged or sparse part, or of another kind, is not kept.
         if gradients and self._kept and all(kept is not None for kept in self._kept):
-            values = [kept.read_value() for kept in self._kept]
-            batch = tf.nest.pack_sequence_as(state.source.spec, values)
+            batch = tf.nest.pack_sequence_as(state.source.spec, [kept.read_value() for kept in self._kept])
             first, statistics = self.model._explain_batch(batch)
         self.report = {
             "epoch": state.epoch,

@@ -1,7 +1,5 @@
 """The first and the last line of a `fit`: what it runs on, and what came out of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,7 @@
 """Numbers, times and sizes as people read them."""
 
-from __future__ import annotations
-
+import datetime
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,11 @@ def short_number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def moment(seconds: float) -> str:
+    """A time since 1970, here."""
+    return f"{datetime.datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+
+
 def duration(seconds: float) -> str:
     """A time.
 
@@ -66,23 +71,24 @@ def fit_to_width(parts: list[str], metrics: list[str], columns: int, may_wrap: b
 
     A line that is redrawn must not wrap; the last one keeps all metrics.
     """
-    rates = [[part for part in parts if part.endswith(end)] for end in ("samples/s", "/step")]
-    short = [part for part in parts if part not in rates[0]]
-    shorter = [part[::2] if part[:1] in _BAR else part for part in short]
-    without = [part for part in shorter if part not in rates[1]]
-    shortest = [part[::2] if part[:1] in _BAR else part for part in without]
-    beginning = ""
-    for beginning in map(" ".join, (parts, short, shorter, without, shortest)):
-        if len(line := beginning + "".join(metrics)) <= columns:
+
+    def without(rate: str) -> Callable[[list[str]], list[str]]:
+        return lambda parts: [part for part in parts if not part.endswith(rate)]
+
+    def halve(parts: list[str]) -> list[str]:
+        return [part[::2] if part[:1] in _BAR else part for part in parts]
+
+    bare, line = [part for part in without("samples/s")(parts) if part[:1] not in _BAR], ""
+    for shorten in (list, without("samples/s"), halve, without("/step"), halve):
+        parts = shorten(parts)
+        if len(line := " ".join(parts) + "".join(metrics)) <= columns:
             return line
     if may_wrap:
-        return beginning + "".join(metrics)
-    if len(beginning) > columns:
-        beginning = " ".join(part for part in short if part[:1] not in _BAR)
-    shown = len(metrics)
-    while True:
-        more = f" - +{len(metrics) - shown}" if shown < len(metrics) else ""
-        line = beginning + "".join(metrics[:shown]) + more
-        if len(line) <= columns or shown == 0:
-            return line[:columns]
-        shown -= 1
+        return line
+    begin = " ".join(parts)
+    begin = begin if len(begin) <= columns else " ".join(bare)
+    for count in range(len(metrics), -1, -1):
+        more = f" - +{len(metrics) - count}" if count < len(metrics) else ""
+        if len(line := begin + "".join(metrics[:count]) + more) <= columns:
+            break
+    return line[:columns]

@@ -1,7 +1,5 @@
 """Logs for programs: one JSON object per line; a resumed run continues where its backup was made."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -93,10 +91,7 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        every: int | str = "epoch",
-        clock: Callable[[], float] = time.time,
+        self, path: str | os.PathLike[str], every: int | str = "epoch", clock: Callable[[], float] = time.time
     ) -> None:
         super().__init__()
         self._schedule = SaveSchedule.parse(whole_number("every", every, words=("epoch",)))

@@ -1,7 +1,5 @@
 """One profile over all workers: for a range of steps, or on demand from outside."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -3,8 +3,6 @@
 Before the first epoch of a `fit` and after its last one, it prints a line of `fit_lines.py`.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -35,26 +33,21 @@ class Rate:
 
     def __init__(self, began: float, first_step: int, compiles: bool) -> None:
         self.began = began
-        self._compiles = compiles
-        self._ends = [
-            (first_step, began)
-        ]  # then (steps done, time) at the end of the first and of the last call
+        self.compiling = compiles  # and nothing is known of other calls
+        self._first = self._last = first_step, began  # (steps done, time) between which calls count
+        self._calls = 0
 
     def update(self, step: int, now: float) -> None:
         """Notes that `step` steps of the epoch are done."""
-        self._ends[2:] = [(step, now)]
-
-    @property
-    def compiling(self) -> bool:
-        """Whether the first compiled call is the only one so far, so that nothing is known of the others."""
-        return self._compiles and len(self._ends) <= 2
+        self._calls += 1
+        if self.compiling and self._calls == 2:
+            self._first, self.compiling = self._last, False
+        self._last = step, now
 
     @property
     def measured(self) -> tuple[int, float]:
         """The steps of this epoch that count, and their seconds."""
-        first, since = self._ends[1 if self._compiles and len(self._ends) > 2 else 0]
-        step, now = self._ends[-1]
-        return step - first, now - since
+        return self._last[0] - self._first[0], self._last[1] - self._first[1]
 
     @property
     def seconds_per_step(self) -> float | None:

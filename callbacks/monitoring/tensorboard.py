@@ -1,7 +1,5 @@
 """`TensorBoard`: Keras' callback, with the right steps when many run in one compiled call, under every strategy."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time
@@ -86,8 +84,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes where the epoch begins."""
-        state = self._fit_state(epoch=epoch)
-        self._last_step = state.step
+        self._last_step = self._fit_state(epoch=epoch).step
         self._epoch_first = self._global_train_batch
         self._epoch_start_time = time.time()
         if self._writes_in_steps():
@@ -214,8 +211,8 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         return logs if self._optimizer is None else super()._collect_learning_rate(logs)
 
     def _compute_steps_per_second(self) -> float:
-        steps = self._global_train_batch - self._epoch_first
-        return steps / max(time.time() - self._epoch_start_time, 1e-9)
+        seconds = max(time.time() - self._epoch_start_time, 1e-9)
+        return (self._global_train_batch - self._epoch_first) / seconds
 
     def _write_keras_model_train_graph(self) -> None:
         graph = getattr(getattr(self.model, "train_function", None), "graph", lambda: None)()

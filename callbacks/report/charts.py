@@ -1,7 +1,5 @@
 """Draw the curves of runs over epochs and steps, in groups, as SVG; matplotlib is imported for the first one."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io
@@ -185,8 +183,7 @@ def line_chart(
     logarithmic = not whole and min(ys) > 0 and max(ys) > 50 * min(ys)
     compiles = "grey: an epoch that also compiles the step" * bool(grey)
     notes = (note, compiles, "logarithmic scale" * logarithmic, f"{lost} values are not finite" * (lost > 0))
-    svg = _svg(drawn, whole, logarithmic, steps, grey)
-    return Chart(title, svg, drawn, "; ".join(filter(None, notes)))
+    return Chart(title, _svg(drawn, whole, logarithmic, steps, grey), drawn, "; ".join(filter(None, notes)))
 
 
 def _svg(

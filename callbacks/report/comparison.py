@@ -1,7 +1,5 @@
 """Write the page of one run, or of several side by side, from their JSON lines."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The facts of a run that do not change while it runs: model, strategy, devices, configuration, versions."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import math
@@ -22,6 +20,7 @@ from ...compat.tensorflow_private.strategies import devices_of
 from ...compat.versions import installed
 from ...distribute.environment import shown_variables
 from ...distribute.hardware.device_memory import STATUS, bytes_in
+from ...distribute.hardware.devices import gpu_details
 from ...state.trained_model import FitState, TrainedModel
 
 _PACKAGES = ("unisono", "tensorflow", "keras", "numpy")
@@ -102,8 +101,7 @@ def git_commit(folder: Path) -> str:
 
 def read_gpu_models() -> dict[str, str]:
     """Read the models of the GPUs that TensorFlow sees, and the version of their driver; empty without GPUs."""
-    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
-    models = collections.Counter(str(each.get("device_name", "unknown")) for each in details)
+    models = collections.Counter(str(each.get("device_name", "unknown")) for each in gpu_details())
     found = {"GPUs": ", ".join(f"{count} x {name}" for name, count in models.items())} if models else {}
     with contextlib.suppress(OSError):
         said = re.search(

@@ -3,8 +3,6 @@
 Where there are too few numbers for a rule, there is no sentence.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics
@@ -62,8 +60,7 @@ def _plateau(points: Points) -> int:
     """Return how many epochs, a quarter of all, have not lowered the values; 0 if they have, or are too few to say."""
     late = max(_COURSE, len(points) // 4)
     before = lowest(points[:-late])[1]
-    stands = len(points) >= 2 * _COURSE and before - lowest(points)[1] < _FALL * abs(before)
-    return late if stands else 0
+    return late if len(points) >= 2 * _COURSE and before - lowest(points)[1] < _FALL * abs(before) else 0
 
 
 def describe_health(run: Run) -> list[str]:

@@ -1,8 +1,5 @@
 """The page answers in order: did the run learn, was it healthy, was it fast, and how can it be reproduced?"""
 
-from __future__ import annotations
-
-import datetime
 import functools
 import re
 from collections.abc import Sequence
@@ -10,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...distribute.hardware.device_memory import in_words
-from ..monitoring.formatting import duration, number
+from ..monitoring.formatting import duration, moment, number
 from . import findings
 from .charts import COLORS, chart_style, metric_charts, other_charts, unique
 from .runs import Run
@@ -81,9 +78,6 @@ def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
 def _template() -> Any:
     """The page, in which Jinja escapes every value."""
     import jinja2
-
-    def moment(seconds: float) -> str:
-        return f"{datetime.datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
 
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True

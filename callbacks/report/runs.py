@@ -1,7 +1,5 @@
 """Runs, read from the JSON lines that `TrainingReport` writes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterable
@@ -41,15 +39,11 @@ class Run:
         if event in ("begin", "restart"):
             self.began = self.began if self.facts else line["time"]
             self.facts = {key: value for key, value in line.items() if key not in ("event", "time")}
-            self.how = ""
+            self.restarts += [line] * (event == "restart")
         if event in ("step", "epoch"):
             self.lines.append(line)
-        if event == "epoch":
-            self.epochs.append(line)
-        if event == "restart":
-            self.restarts.append(line)
-        if event == "end":
-            self.how = line["how"]
+            self.epochs += [line] * (event == "epoch")
+        self.how = line["how"] if event == "end" else ""
 
     @property
     def title(self) -> str:
@@ -82,8 +76,7 @@ class Run:
 
     def log(self, name: str, fine: bool = True) -> Points:
         """(epochs done, value) of one log; `fine`: including the values within epochs."""
-        lines = self.lines if fine else self.epochs
-        return self._points((line, line["logs"].get(name)) for line in lines)
+        return self._points((line, line["logs"].get(name)) for line in (self.lines if fine else self.epochs))
 
     def recent(self, name: str) -> Points:
         """(epochs done, value) of one log within epochs: its mean over the steps since the line before.
@@ -160,8 +153,7 @@ class Run:
         if line["event"] == "epoch":
             return line["epoch"] + 1.0
         steps = (other["step"] for other in self.lines if other["epoch"] == line["epoch"])
-        length = line.get("steps_per_epoch") or max(steps)
-        return line["epoch"] + min(1.0, line["step"] / max(1, length))
+        return line["epoch"] + min(1.0, line["step"] / max(1, line.get("steps_per_epoch") or max(steps)))
 
 
 def read_run(path: Any) -> Run:
@@ -178,8 +170,7 @@ def read_run(path: Any) -> Run:
         if not text.strip():
             continue
         try:
-            line = json.loads(text)
-            run.add(line)
+            run.add(json.loads(text))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             if number == len(lines):
                 break

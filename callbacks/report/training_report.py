@@ -1,7 +1,5 @@
 """`TrainingReport`: one HTML page about a training run, updated while it runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -73,11 +71,9 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self.refresh_seconds = number("refresh_seconds", refresh_seconds, least=0)
         self.gradient_norm = truth("gradient_norm", gradient_norm)
         self._clock = function("clock", clock)
-        if not (
-            config is None or (isinstance(config, Mapping) and all(isinstance(key, str) for key in config))
-        ):
+        if not isinstance(config, Mapping | None) or not all(isinstance(key, str) for key in config or ()):
             raise ValueError(f"`config` must be None or a dict whose keys are str. Received: {shown(config)}")
-        if not (notes is None or isinstance(notes, str)):
+        if not isinstance(notes, str | None):
             raise ValueError(f"`notes` must be None or a str. Received: {shown(notes)}")
         self.config = json.loads(without_password(json.dumps(jsonable(config or {}))))
         self.notes = notes

@@ -1,7 +1,5 @@
 """Checkpoint files: each carries its checksum as its last line, by which a callback knows the files that it wrote."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """`ModelCheckpoint`: Keras' callback with safe files, the best k, the last n, and a state that survives restarts."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os
@@ -87,7 +85,6 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         self._schedule = SaveSchedule.parse(save_freq, or_never=False)
         whole_number("verbose", verbose, 0)
         number("initial_value_threshold", initial_value_threshold, finite=False, optional=True)
-        counted = self._schedule.amount if self._schedule.unit == "steps" else "epoch"
         super().__init__(
             filepath,
             monitor,
@@ -95,7 +92,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
             truth("save_best_only", save_best_only),
             truth("save_weights_only", save_weights_only),
             mode,
-            counted,
+            self._schedule.amount if self._schedule.unit == "steps" else "epoch",
             initial_value_threshold,
         )
         if self._schedule.unit == "seconds":
@@ -182,9 +179,10 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         if self.monitor_op is None and (self.save_best_only or self.keep_best):
             choose_monitor_op(self)
         text = path_to_save(self, epoch, batch, logs)
-        path: Any = Path(text)
-        if is_remote(self._folder):
-            path = self._folder / text.removeprefix(str(self._folder)).lstrip("/")
+        in_store = is_remote(self._folder)
+        path: Any = (
+            self._folder / text.removeprefix(str(self._folder)).lstrip("/") if in_store else Path(text)
+        )
         value = logs.get(self.monitor)
         value = None if value is None or getattr(value, "shape", ()) else float(value)
         entry = Saved(self._name_of(path), value, None)
@@ -195,20 +193,17 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         state = [variable for saver in savers for variable in getattr(saver, "variables", ())]
         with read_together(state, here=self._writes_files()):
             if self._writes_files():
-                local = self._local(path)
+                # A file of a store is written into a temporary folder first.
+                local = Path(tempfile.mkdtemp(prefix="unisono-"), path.name) if in_store else path
                 entry = Saved(entry.name, value, self._write(local))
                 if self.verbose > 0:
                     print(f"\nEpoch {epoch + 1}: finished saving model to {path}")
         self._saved = [*self._others(entry), entry]
         unwanted = self._take_unwanted()
-        if is_remote(path) and self._writes_files():
+        if in_store and self._writes_files():
             self._writer.submit(functools.partial(self._upload, local, path, unwanted))
         else:
             self._remove(unwanted)
-
-    def _local(self, path: Any) -> Path:
-        """Where a file is written: a file of a store first into a temporary folder."""
-        return Path(tempfile.mkdtemp(prefix="unisono-"), path.name) if is_remote(path) else path
 
     def _upload(self, local: Path, path: Any, unwanted: Sequence[Saved]) -> None:
         try:

@@ -1,7 +1,5 @@
 """The placement of the arrays given to `fit` during the steps: on the GPUs, or on the host."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -11,7 +9,6 @@ from .devices import is_gpu
 
 MEMORY_SHARE = 0.25
 """The default share of a GPU's free memory for arrays: weights, state and activations need the rest."""
-
 
 _setting = ("auto", MEMORY_SHARE)
 
@@ -61,20 +58,17 @@ def data_home(
     if not devices or not all(map(is_gpu, devices)):
         return DataHome()
     place, share = _setting
-    on_host = f"The arrays ({in_words(size)}) stay on the host, and batches are copied ahead"
     where = f"{len(devices)} GPUs" if len(devices) > 1 else "the GPU"
-    on_devices = f"The arrays ({in_words(size)}) are on {where}"
     if not dense:
-        return DataHome((), f"{on_host}: strings, ragged and sparse tensors cannot be on a GPU.")
-    if place == "host":
-        return DataHome((), f"{on_host}, as keep_data_on says.")
-    if place == "device":
-        return DataHome(tuple(devices), f"{on_devices}, as keep_data_on says.")
-    left = [(free or free_memory)(device) for device in devices]
-    known = [amount for amount in left if amount is not None]
-    if len(known) < len(left):
-        return DataHome((), f"{on_host}: the free memory of {where} is not known.")
-    limit = f"{100 * share:.0f} % of the {in_words(min(known))} that are free on {where}"
-    if size > share * min(known):
-        return DataHome((), f"{on_host}: they need more than {limit}.")
-    return DataHome(tuple(devices), f"{on_devices}: they need less than {limit}.")
+        there, why = False, ": strings, ragged and sparse tensors cannot be on a GPU"
+    elif place != "auto":
+        there, why = place == "device", ", as keep_data_on says"
+    else:
+        left = [(free or free_memory)(device) for device in devices]
+        known = [amount for amount in left if amount is not None]
+        there, why = False, f": the free memory of {where} is not known"
+        if len(known) == len(left):
+            there, least = size <= share * min(known), f"{in_words(min(known))} that are free on {where}"
+            why = f": they need {'less' if there else 'more'} than {100 * share:.0f} % of the {least}"
+    stay = f"are on {where}" if there else "stay on the host, and batches are copied ahead"
+    return DataHome(tuple(devices) * there, f"The arrays ({in_words(size)}) {stay}{why}.")

@@ -1,7 +1,5 @@
 """The memory of the devices of this process: total, free, and peak."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

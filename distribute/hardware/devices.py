@@ -1,9 +1,8 @@
 """The devices of this process, and those of connected processes: created, and identified by name."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -57,6 +56,11 @@ def simulate_replicas() -> None:
     """Creates one device for each replica that the launcher requested, on a machine without GPUs."""
     if replicas_per_worker() > 1 and not tf.config.list_physical_devices("GPU"):
         simulate_devices(replicas_per_worker())
+
+
+def gpu_details() -> list[dict[str, Any]]:
+    """What TensorFlow knows of each visible GPU; starts no device."""
+    return [*map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))]
 
 
 @functools.cache  # called for each operation of a step

@@ -1,7 +1,5 @@
 """Estimate memory, and what accumulation, sharding, half precision or a pipeline would change."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

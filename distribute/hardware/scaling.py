@@ -1,7 +1,5 @@
 """Scaling estimate: simulates any number of replicas from a measured step, its bytes and the speed of the links."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics
@@ -101,8 +99,10 @@ def simulate_scaling(
     latency *= whole_number("collectives", collectives)
     within = whole_number("replicas_per_worker", replicas_per_worker)
     one_of("algorithm", algorithm, ALGORITHMS)
-    network = _Link(link_bytes_per_second, latency)
-    local = _Link(local_bytes_per_second, 0.0 if within == 1 else min(latency, collectives * _LOCAL_LATENCY))
+    links = (
+        (link_bytes_per_second, latency),
+        (local_bytes_per_second, min(latency, collectives * _LOCAL_LATENCY)),
+    )
     if not isinstance(replicas, Iterable) or isinstance(replicas, str):
         raise ValueError(
             f"`replicas` must be a list of whole numbers, such as [1, 8, 64]. Received: {shown(replicas)}"
@@ -111,7 +111,7 @@ def simulate_scaling(
     result = []
     for count in replicas:
         count = whole_number("replicas", count)
-        sums, sent = _sum_seconds(algorithm, count, within, gradient_bytes, network, local)
+        sums, sent = _sum_seconds(algorithm, count, within, gradient_bytes, *links)
         computing = step_seconds * (1 + jitter * _slowest(count))
         step = computing + max(0.0, sums - overlap * computing)
         speedup = count * step_seconds * (1 + jitter * _slowest(1)) / step
@@ -120,22 +120,15 @@ def simulate_scaling(
 
 
 _LOCAL_LATENCY = 10e-6  # seconds, between devices of a machine
+_Link = tuple[float, float]  # bytes per second, and the latency in seconds
 
 
-@dataclasses.dataclass(frozen=True)
-class _Link:
-    bytes_per_second: float
-    latency: float
+def _ring(partners: int, size: float, bandwidth: float, latency: float) -> float:
+    return 2 * (partners - 1) * (latency + size / partners / bandwidth)
 
-    def ring(self, partners: int, size: float) -> float:
-        """Seconds for an all-reduce of `size` bytes over a ring."""
-        return 2 * (partners - 1) * (self.latency + size / partners / self.bytes_per_second)
 
-    def tree(self, partners: int, size: float) -> float:
-        """Seconds for an all-reduce of `size` bytes over two trees."""
-        if partners == 1:
-            return 0.0
-        return 2 * (math.ceil(math.log2(partners)) * self.latency + size / self.bytes_per_second)
+def _tree(partners: int, size: float, bandwidth: float, latency: float) -> float:
+    return 2 * (math.ceil(math.log2(partners)) * latency + size / bandwidth) if partners > 1 else 0.0
 
 
 def _sum_seconds(
@@ -153,20 +146,16 @@ def _sum_seconds(
     Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009); Sanders, Speck,
     Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009).
     """
-    workers = -(-replicas // within)
-    inside = min(replicas, within)
-    sent = 2 * (workers - 1) / workers * size
+    workers, reduce = -(-replicas // within), _tree if algorithm == "tree" else _ring
     if workers == 1:
-        return (local.tree if algorithm == "tree" else local.ring)(inside, size), sent
+        return reduce(replicas, size, *local), 0.0
     if algorithm == "hierarchical":
-        return local.ring(inside, size) + network.ring(workers, size), sent
-    slowest = _Link(
-        network.bytes_per_second if inside == 1 else min(network.bytes_per_second, local.bytes_per_second),
-        network.latency,
-    )
-    if algorithm == "tree":
-        return slowest.tree(replicas, size), 2 * size
-    return slowest.ring(replicas, size), 2 * (replicas - 1) / replicas * size
+        return _ring(within, size, *local) + _ring(workers, size, *network), 2 * (
+            workers - 1
+        ) / workers * size
+    bandwidth, latency = network if within == 1 else min(network, (local[0], network[1]))
+    sent = 2 * size if algorithm == "tree" else 2 * (replicas - 1) / replicas * size
+    return reduce(replicas, size, bandwidth, latency), sent
 
 
 def _slowest(replicas: int) -> float:

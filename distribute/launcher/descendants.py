@@ -3,8 +3,6 @@
 The launcher is a subreaper: an orphaned process of a worker becomes its child.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -29,8 +27,14 @@ def die_with_parent() -> None:
 def end_descendants() -> None:
     """Kills the children of this process, and orphans that become its children, until none is left."""
     until = time.monotonic() + _LONGEST_SWEEP
-    while (found := _children()) and time.monotonic() < until:
-        for pid in found:
+    while time.monotonic() < until:
+        known = {pid: stat_of(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
+        children = [
+            pid for pid, fields in known.items() if fields is not None and int(fields[1]) == os.getpid()
+        ]
+        if not children:
+            return
+        for pid in children:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
@@ -46,11 +50,6 @@ def bury_orphans(mine: set[int]) -> None:
             if ended.si_pid in mine:
                 return
             os.waitpid(ended.si_pid, 0)
-
-
-def _children() -> list[int]:
-    parents = {pid: stat_of(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
-    return [pid for pid, fields in parents.items() if fields is not None and int(fields[1]) == os.getpid()]
 
 
 def stat_of(pid: int) -> list[str] | None:

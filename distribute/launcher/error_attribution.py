@@ -3,8 +3,6 @@
 Pure functions: their input are `ProcessState`s, their output `Failure`s.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import signal
@@ -91,10 +89,8 @@ def how_it_ended(code: int) -> str:
     """
     if code >= 0:
         return f"exited with status {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+    known = -code in {*signal.Signals}
+    return f"was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
 
 
 def _blame(process: ProcessState, by_name: Mapping[str, ProcessState]) -> Blame | None:
@@ -137,8 +133,7 @@ def _ended(process: ProcessState, now: float) -> Failure:
     if record is not None and error is not None:
         place = f", in {error.place}" if error.place else ""
         at = f", at {record.position}" if record.position else ""
-        text = short(error.text, _MOST_TEXT).rstrip(".")
-        what = f"raised {error.kind}: {text}{place}{at}"
+        what = f"raised {error.kind}: {short(error.text, _MOST_TEXT).rstrip('.')}{place}{at}"
         key = f"{error.kind}: {error.text} {error.place}"
         return Failure(process.task.name, what, error.time, status, _same(key, record))
     if code is None:

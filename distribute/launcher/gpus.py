@@ -1,8 +1,5 @@
 """The GPUs of this machine, from `nvidia-smi`, and the usable ones. Needs no TensorFlow."""
 
-from __future__ import annotations
-
-import csv
 import dataclasses
 import itertools
 import os
@@ -11,16 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-_FIELDS = (
-    "index",
-    "uuid",
-    "name",
-    "memory.total",
-    "memory.used",
-    "utilization.gpu",
-    "compute_cap",
-    "pci.bus_id",
-)
+_FIELDS = "index,uuid,name,memory.total,memory.used,utilization.gpu,compute_cap,pci.bus_id"
 _SECONDS = 20
 _LOST = re.compile(r"(?:lost|ERR!|Unknown Error|fallen off the bus)", re.IGNORECASE)
 _BUSY_SHARE = 0.1
@@ -68,7 +56,7 @@ def _nvidia_smi() -> str | None:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
-    command = [tool, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
+    command = [tool, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
@@ -80,8 +68,8 @@ def parse(listing: str) -> list[Gpu]:
     """The GPUs in the output of `nvidia-smi --query-gpu`, errors included."""
     gpus = []
     for line in listing.splitlines():
-        cells = [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True), [])]
-        if len(cells) == len(_FIELDS) and cells[0].isdecimal():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == _FIELDS.count(",") + 1 and cells[0].isdecimal():
             index, uuid, name, *numbers, capability, bus = cells
             total, used, percent = (int(text) if text.isdecimal() else None for text in numbers)
             capability = capability if "." in capability else ""

@@ -3,8 +3,6 @@
 Nothing here imports TensorFlow, so that the launcher starts quickly and uses no accelerator.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal
@@ -117,7 +115,8 @@ class Launcher:
                 return 128 + self._stopping
             if self.layout.fewest_nodes and first.status == NO_PLACE:
                 return NO_PLACE
-            if port_retries and _shows(processes, first, _PORT_TAKEN):
+            last = processes.output.last_lines(first.name)
+            if port_retries and any(mark in line for line in last for mark in _PORT_TAKEN):
                 port_retries -= 1
                 _say("another program took the port in between: starting again with other ports")
                 continue
@@ -245,11 +244,6 @@ def _unwilling(processes: Processes, number: int) -> Failure:
     """The failure of a worker that did not end within its grace period after a signal."""
     what = f"did not end after {signal.Signals(number).name}"
     return Failure(processes.any_script().name, what, time.time(), 1)
-
-
-def _shows(processes: Processes, failure: Failure, marks: Sequence[str]) -> bool:
-    """Whether one of `marks` is in the last lines of the failed process."""
-    return any(mark in line for line in processes.output.last_lines(failure.name) for mark in marks)
 
 
 def _say(text: str) -> None:

@@ -1,7 +1,5 @@
 """A private network for the processes of one machine: TensorFlow's servers run every graph that they receive."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl

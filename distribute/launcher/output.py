@@ -1,6 +1,4 @@
-"""The output of the workers: prefixed, coloured on a terminal, kept in log files, with the last lines remembered."""
-
-from __future__ import annotations
+"""The output of the workers: prefixed, kept in log files, with the last lines remembered."""
 
 import collections
 import os
@@ -10,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
-_COLOURS = (36, 33, 32, 35, 34, 31)
 _LAST_LINES = 400  # most are TensorFlow's
 _LONGEST_LINE = 1 << 16
 _LONGEST_REMEMBERED = 1000
@@ -43,12 +40,11 @@ class Output:
     """Reads the pipes of all processes of one attempt and writes their output, in whole lines, also to files in `log_dir`.
 
     It never blocks and has no thread: the launcher calls `pump` in its loop. The names of the tasks set the width of the
-    prefix and the colours; a restart's number is part of the files' names.
+    prefix; a restart's number is part of the files' names.
     """
 
     def __init__(self, names: list[str], log_dir: Path | None, attempt: int) -> None:
         self._width = max(map(len, names))
-        self._colour = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
         self._log_dir, self._attempt = log_dir, attempt
         self._selector = selectors.DefaultSelector()
         self._logs: dict[str, IO[bytes]] = {}
@@ -125,8 +121,6 @@ class Output:
         if text.strip():
             self._last[name].append(text[:_LONGEST_REMEMBERED])
         prefix = f"[{name}]".ljust(self._width + 2)
-        if target.isatty() and "NO_COLOR" not in os.environ:
-            prefix = f"\x1b[{self._colour[name]}m{prefix}\x1b[0m"
         try:
             encoding = target.encoding or "utf-8"
             text = text.encode(encoding, "backslashreplace").decode(encoding)

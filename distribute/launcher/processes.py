@@ -1,7 +1,5 @@
 """The processes of one attempt: started together, watched, ended together."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -30,13 +28,7 @@ class Processes:
     records to a folder.
     """
 
-    def __init__(
-        self,
-        tasks: list[Task],
-        records: Path,
-        log_dir: Path | None,
-        attempt: int,
-    ) -> None:
+    def __init__(self, tasks: list[Task], records: Path, log_dir: Path | None, attempt: int) -> None:
         self._records, self._attempt = records, attempt
         self.output = Output([task.name for task in tasks], log_dir, attempt)
         self._states: dict[str, ProcessState] = {}

@@ -1,7 +1,5 @@
 """The tasks of `launch`: the processes of one cluster on this machine, each with its command and its environment."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -48,9 +46,9 @@ class Task:
 
 def _run_of(layout: Layout) -> str:
     """The run that the user has named, and the attempt; of launchers on several machines all attempts are one."""
-    if layout.nnodes > 1:
-        return os.environ.get(environment.RUN) or f"launch at {layout.endpoint}"
     given = os.environ.get(environment.RUN)
+    if layout.nnodes > 1:
+        return given or f"launch at {layout.endpoint}"
     return f"{given}/{secrets.token_hex(8)}" if given else secrets.token_hex(8)
 
 
@@ -67,31 +65,29 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
     addresses = _addresses(workers + (1 + layout.parameter_servers if layout.parameter_servers else 0))
     cluster = {"worker": addresses[:workers]}
 
-    def task(name: str, kind: str, index: int, variables: Mapping[str, str], role: str) -> Task:
-        runs_script = role == "script"
+    def task(kind: str, index: int, variables: Mapping[str, str], role: str) -> Task:
         env = {**common, **variables, "TF_CONFIG": _tf_config(cluster, kind, index)}
-        aliases = {cluster[kind][index], f"{kind} {index}"}
-        if runs_script and kind == "worker" and index == 0:
-            aliases.add(LEADER)
-        command = (sys.executable, "-u", *script) if runs_script else _SERVER
-        return Task(name, command, env, role, frozenset(aliases))
+        leads = role == "script" and (kind, index) == ("worker", 0)
+        aliases = {cluster[kind][index], f"{kind} {index}"} | ({LEADER} if leads else set())
+        command = (sys.executable, "-u", *script) if role == "script" else _SERVER
+        return Task("chief" if kind == "chief" else f"{kind}-{index}", command, env, role, frozenset(aliases))
 
     if layout.parameter_servers:
         cluster |= {"chief": addresses[workers : workers + 1], "ps": addresses[workers + 1 :]}
         no_gpu, places = {"CUDA_VISIBLE_DEVICES": ""}, _gpus_of_processes(layout, workers)
-        chief = task("chief", "chief", 0, no_gpu, "script")
         return [
-            *(task(f"ps-{i}", "ps", i, no_gpu, "server") for i in range(layout.parameter_servers)),
-            *(task(f"worker-{i}", "worker", i, place, "spare") for i, place in enumerate(places)),
-            *_with_stages(chief, [no_gpu] * (stages - 1)),
+            *(task("ps", i, no_gpu, "server") for i in range(layout.parameter_servers)),
+            *(task("worker", i, place, "spare") for i, place in enumerate(places)),
+            *_with_stages(task("chief", 0, no_gpu, "script"), [no_gpu] * (stages - 1)),
         ]
     places, tasks = _gpus_of_processes(layout, workers * stages), []
     for i in range(workers):
         own, *of_stages = places[i * stages : (i + 1) * stages]
-        if layout.nnodes == 1:
-            worker = task(f"worker-{i}", "worker", i, own, "script")
-        else:
-            worker = _among_machines(layout, i, {**common, **own}, script, machine)
+        worker = (
+            _among_machines(layout, i, common | own, script, machine)
+            if layout.nnodes > 1
+            else task("worker", i, own, "script")
+        )
         tasks += _with_stages(worker, of_stages)
     return tasks
 
@@ -152,11 +148,8 @@ def _gpus_of_processes(layout: Layout, processes: int) -> list[dict[str, str]]:
     each = layout.replicas_per_worker or len(names) // processes
     if each * processes > len(names) or not each:
         lost = sum(bool(gpu.lost) for gpu in of_machine)
-        also = (
-            f", {lost} more {'is' if lost == 1 else 'are'} lost (python -m unisono doctor says which)"
-            if lost
-            else ""
-        )
+        are = "is" if lost == 1 else "are"
+        also = f", {lost} more {are} lost (python -m unisono doctor says which)" * bool(lost)
         stages = f" * stages ({layout.stages})" if processes > layout.workers else ""
         raise ValueError(
             f"workers ({layout.workers}){stages} * replicas per worker ({max(each, 1)}) must not be more than the "

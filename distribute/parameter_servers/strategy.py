@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +11,7 @@ import tensorflow as tf
 from ...compat.tensorflow_private.parameter_servers import resolver_of
 from ..arguments import number, shown, whole_number
 from ..environment import peer_timeout
-from ..workers.cluster import ClusterError, read_tf_config
+from ..workers.cluster import ClusterError, read_cluster
 from .worker_pool import WorkerPool
 
 _pools: weakref.WeakKeyDictionary[Any, WorkerPool] = weakref.WeakKeyDictionary()
@@ -49,7 +48,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         timeout: float | None = None,
     ) -> None:
         if cluster_resolver is None:
-            if read_tf_config(os.environ) is None:
+            if read_cluster() is None:
                 raise ClusterError(
                     "`cluster_resolver` is missing and TF_CONFIG is not set: start the script with "
                     "`python -m unisono launch --workers N --parameter-servers M`, or describe the cluster in TF_CONFIG."

@@ -1,21 +1,15 @@
 """Addresses "host:port", the servers that listen there, and this process's connections to them. Needs no TensorFlow."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib
 import random
 import socket
 import stat
-import time
 from collections.abc import Iterator
 
 LOOPBACK = "127.0.0.1"
 _LOWEST_PORT = 10_000
-_HTTP2_SETTINGS = 4
-_LONGEST_LINE = 200
-_LATE = 0.01
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -55,41 +49,17 @@ def is_here(host: str) -> bool:
 
 def claim(address: str) -> socket.socket | None:
     """Reserves an address until the socket is closed; None if another process has, or it is another machine's."""
+    return _claim(f"launch {address}") if is_here(split_address(address)[0]) else None
+
+
+def _claim(name: str) -> socket.socket | None:
     claimed = socket.socket(socket.AF_UNIX)
-    with contextlib.suppress(OSError):
-        if is_here(split_address(address)[0]):
-            claimed.bind(f"\0unisono launch {address}")
-            return claimed
-    claimed.close()
-    return None
-
-
-def first_words(address: str, seconds: float) -> bytes:
-    """The first bytes that the server at an address sends; b"" without a server."""
-    with contextlib.suppress(OSError), connect(address, seconds) as connection:
-        return read_line(connection, time.monotonic() + seconds)
-    return b""
-
-
-def read_line(connection: socket.socket, until: float) -> bytes:
-    """The peer's data, up to the end of a line or the greeting of gRPC; a TimeoutError if it sends nothing in time.
-
-    Data that has arrived is read even after `until`, a time of `time.monotonic()`, because this process may be late itself.
-    """
-    data, left = b"", 1.0
-    while left > 0 and not data.endswith(b"\n") and not is_grpc(data) and len(data) < _LONGEST_LINE:
-        left = until - time.monotonic()
-        connection.settimeout(max(left, _LATE))
-        more = connection.recv(_LONGEST_LINE - len(data))
-        if not more:
-            break
-        data += more
-    return data
-
-
-def is_grpc(data: bytes | bytearray) -> bool:
-    """Whether these are the first bytes of a gRPC server: an HTTP/2 SETTINGS frame (RFC 9113, 4.1 and 6.5)."""
-    return len(data) >= 9 and data[3] == _HTTP2_SETTINGS and data[5:9] == b"\0\0\0\0"
+    try:
+        claimed.bind(f"\0unisono {name}")  # a name without a file
+    except OSError:
+        claimed.close()
+        return None
+    return claimed
 
 
 def end_connections(address: str) -> int:
@@ -166,20 +136,11 @@ def free_ports(count: int) -> list[int]:
             candidate = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
             with contextlib.suppress(OSError):
                 candidate.bind((LOOPBACK, _port_to_try()))
-                _claim(candidate.getsockname()[1])
-                ports.append(candidate.getsockname()[1])
+                port = candidate.getsockname()[1]
+                if (claimed := _claim(f"port {port}")) is not None:
+                    claimed.detach()  # stays open until this process ends
+                    ports.append(port)
         raise OSError(f"No {count} free ports were found on {LOOPBACK}: end programs that listen there.")
-
-
-def _claim(port: int) -> None:
-    """Reserves a port, which is bound later, for this process until it ends. Raises OSError where another has it."""
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        claim.bind(f"\0unisono port {port}")  # a name without a file
-    except OSError:
-        claim.close()
-        raise
-    claim.detach()  # stays open
 
 
 def _port_to_try() -> int:

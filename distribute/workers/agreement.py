@@ -1,7 +1,5 @@
 """Decisions that all workers take together, and checks that values are the same on all of them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import weakref
@@ -150,9 +148,8 @@ def _compare(what: str, me: int, mine: dict[str, Any], other: int, theirs: dict[
 def place_among_workers(strategy: Any = None) -> tuple[int, int]:
     """This worker's number, and how many train together; (0, 1) for a strategy (None: the current) of one process."""
     strategy = strategy or tf.distribute.get_strategy()
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return 0, 1
-    cluster = cluster_of(strategy.cluster_resolver)
+    several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    cluster = cluster_of(strategy.cluster_resolver) if several else None
     return (0, 1) if cluster is None else (cluster.worker_index, cluster.num_workers)
 
 
@@ -181,11 +178,9 @@ def _make_sum(strategy: Any) -> Callable[..., Any]:
 
         def on_replica(values: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
-            first = context.replica_id_in_sync_group % replicas == 0
-            part = tf.where(first, values, tf.zeros_like(values))
+            part = tf.where(context.replica_id_in_sync_group % replicas == 0, values, tf.zeros_like(values))
             return context.all_reduce(tf.distribute.ReduceOp.SUM, part)
 
-        total = strategy.run(on_replica, args=(values,))
-        return strategy.experimental_local_results(total)[0]
+        return strategy.experimental_local_results(strategy.run(on_replica, args=(values,)))[0]
 
     return add

@@ -1,8 +1,5 @@
 """The cluster of this process, read from TF_CONFIG and checked. Reading it needs no TensorFlow."""
 
-from __future__ import annotations
-
-import collections
 import contextlib
 import dataclasses
 import json
@@ -71,12 +68,12 @@ def find_hosts(blame: Blame | None) -> str:
     cluster, found = None, []
     with contextlib.suppress(ClusterError):
         cluster = read_cluster()
+    jobs = cluster.jobs if cluster is not None else {}
+    places = {f"{job} {i}": address for job, addresses in jobs.items() for i, address in enumerate(addresses)}
     for name in dict.fromkeys("worker 0" if name == LEADER else name for name in names):
-        job, _, number = name.partition(" ")
-        addresses = cluster.jobs.get(job, ()) if cluster is not None else ()
-        if number.isdecimal() and int(number) < len(addresses):
-            found.append(f"{name} is at {addresses[int(number)]}")
-    return ", ".join(each for each in found if f" at {LOOPBACK}:" not in each)
+        if not places.get(name, LOOPBACK).startswith(LOOPBACK):
+            found.append(f"{name} is at {places[name]}")
+    return ", ".join(found)
 
 
 def cluster_of(resolver: Any) -> Cluster | None:
@@ -84,19 +81,13 @@ def cluster_of(resolver: Any) -> Cluster | None:
     if resolver is None or resolver.task_type is None:
         return None
     jobs = {kind: tuple(tasks) for kind, tasks in resolver.cluster_spec().as_dict().items()}
-    return (
-        Cluster(jobs, resolver.task_type, int(resolver.task_id or 0)) if resolver.task_type in jobs else None
-    )
+    kind = resolver.task_type
+    return Cluster(jobs, kind, int(resolver.task_id or 0)) if kind in jobs else None
 
 
 def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
-    """The cluster in TF_CONFIG, by default that of this process; None where it names none."""
-    return read_tf_config(os.environ if environ is None else environ)
-
-
-def read_tf_config(environ: Mapping[str, str]) -> Cluster | None:
-    """The cluster in `environ["TF_CONFIG"]`; None where that is missing or names none. A `ClusterError` for each mistake."""
-    text = environ.get("TF_CONFIG")
+    """The cluster in TF_CONFIG, of this process by default; None where it names none. A `ClusterError` for each mistake."""
+    text = (os.environ if environ is None else environ).get("TF_CONFIG")
     if text is None:
         return None
     if not text.strip():
@@ -120,12 +111,12 @@ def read_tf_config(environ: Mapping[str, str]) -> Cluster | None:
         raise _wrong("must have a 'cluster' that maps task types to lists of addresses", config["cluster"])
     config = rename_master(config)
     jobs = {kind: _read_addresses(kind, addresses) for kind, addresses in config["cluster"].items()}
-    counts = collections.Counter(address for addresses in jobs.values() for address in addresses)
-    if not counts:
+    addresses = [address for each in jobs.values() for address in each]
+    if not addresses:
         raise ClusterError("TF_CONFIG's 'cluster' names no task: give at least one 'worker' address.")
-    address, count = counts.most_common(1)[0]
-    if count > 1:
-        raise ClusterError(f"TF_CONFIG gives the address {address} to two tasks: give each a separate one.")
+    if len(set(addresses)) < len(addresses):
+        twice = max(addresses, key=addresses.count)
+        raise ClusterError(f"TF_CONFIG gives the address {twice} to two tasks: give each a separate one.")
     if len(jobs.get("chief", ())) > 1:
         raise ClusterError(f"TF_CONFIG names {len(jobs['chief'])} chiefs: there can be one.")
     task = config.get("task")
@@ -162,9 +153,10 @@ def _read_addresses(kind: str, addresses: Any) -> tuple[str, ...]:
             f"TF_CONFIG's 'cluster' has the unknown task type {kind!r}: use {', '.join(JOBS[:-1])}."
         )
     if isinstance(addresses, dict):  # TensorFlow allows {"0": address, "2": address}
-        if set(addresses) != {str(index) for index in range(len(addresses))}:
+        numbers = [*map(str, range(len(addresses)))]
+        if addresses.keys() != set(numbers):
             raise _wrong(f"must give {kind!r} every index from 0 to {len(addresses) - 1}", sorted(addresses))
-        addresses = [addresses[str(index)] for index in range(len(addresses))]
+        addresses = [addresses[number] for number in numbers]
     if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
         raise _wrong(f"is wrong about {kind!r}, which must be a list of addresses 'host:port'", addresses)
     for address in addresses:
@@ -185,19 +177,13 @@ def _read_task(task: Any, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int
             f"TF_CONFIG's task type must be one that its 'cluster' has ({', '.join(sorted(jobs))}). "
             f"Received: {kind!r}"
         )
-    index = task.get("index", 0 if kind == "chief" else None)
-    try:
-        number = None if isinstance(index, bool | float) else int(index)
-    except (TypeError, ValueError):
-        number = None
-    if number is None:
-        raise ClusterError(f"TF_CONFIG's task index must be a whole number. Received: {index!r}")
-    if not 0 <= number < len(jobs[kind]):
+    index, count = task.get("index", 0 if kind == "chief" else None), len(jobs[kind])
+    if str(index) not in map(str, range(count)):
         raise ClusterError(
-            f"TF_CONFIG's task index must be from 0 to {len(jobs[kind]) - 1}, as there are {len(jobs[kind])} tasks "
-            f"of type {kind!r}. Received: {number}"
+            f"TF_CONFIG's task index must be a whole number from 0 to {count - 1}, as there are {count} tasks of type "
+            f"{kind!r}. Received: {index!r}"
         )
-    return kind, number
+    return kind, int(index)
 
 
 def _find_place() -> tuple[int, int, bool]:

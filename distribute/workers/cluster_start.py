@@ -3,8 +3,6 @@
 `install()` adds this to every `tf.distribute.MultiWorkerMirroredStrategy`, whoever creates it.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import faulthandler
@@ -51,11 +49,7 @@ def install() -> None:
             task = f"{cluster.task_type} {cluster.task_index}"
     records.start(os.environ.get(RECORDS), task)
     guard_multi_worker_strategies(
-        _check_tf_config,
-        _join,
-        replicas_per_worker,
-        peer_monitor.monitored_collective,
-        check_same_variable,
+        _check_tf_config, _join, replicas_per_worker, peer_monitor.monitored_collective, check_same_variable
     )
 
 

@@ -3,8 +3,6 @@
 `tests/unit/test_error_text.py` has one message of each kind.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -1,7 +1,5 @@
 """The table of launchers: the variables with which each tells a process its rank, their number, and where rank 0 is."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -33,11 +31,6 @@ def read_user_size(environ: Environ) -> str:
     return "" if "RANK" in environ else environ.get("WORLD_SIZE", "")
 
 
-def _keras_size(environ: Environ) -> str:
-    addresses = environ.get("KERAS_DISTRIBUTION_JOB_ADDRESSES", "")
-    return environ.get("KERAS_DISTRIBUTION_NUM_PROCESSES") or str(addresses.count(",") + 1)
-
-
 def _mpi_host(environ: Environ) -> str:
     """Azure's first node, without the port of its agent; or where Open MPI 4 runs `mpirun`."""
     azure = environ.get("AZ_BATCH_MASTER_NODE") or environ.get("AZ_BATCHAI_MPI_MASTER_NODE", "")
@@ -64,10 +57,6 @@ def _lsf_host(environ: Environ) -> str:
     with contextlib.suppress(OSError, IndexError):
         return Path(environ.get("LSB_DJOB_RANKFILE", "")).read_text().split()[1]
     return ""
-
-
-def _kubeflow_host(environ: Environ) -> str:
-    return ":".join(filter(None, map(environ.get, ("PET_MASTER_ADDR", "PET_MASTER_PORT"))))
 
 
 def _sagemaker_hosts(environ: Environ) -> list[str]:
@@ -124,7 +113,9 @@ def _pod_host(environ: Environ) -> str:
 TABLE: list[Launcher] = [
     Launcher("launch", "cluster", RANK, SIZE, ENDPOINT),
     # keras.distribution.initialize
-    Launcher("KERAS_DISTRIBUTION", "cluster", "KERAS_DISTRIBUTION_PROCESS_ID", _keras_size,
+    Launcher("KERAS_DISTRIBUTION", "cluster", "KERAS_DISTRIBUTION_PROCESS_ID",
+             lambda e: e.get("KERAS_DISTRIBUTION_NUM_PROCESSES")
+             or str(e.get("KERAS_DISTRIBUTION_JOB_ADDRESSES", "").count(",") + 1),
              "KERAS_DISTRIBUTION_JOB_ADDRESSES"),
     # docs.pytorch.org/docs/stable/elastic/run.html; so do Kubeflow's PyTorchJob, Azure ML and Vertex AI
     Launcher("torchrun", "process", "RANK", "WORLD_SIZE", "", "LOCAL_WORLD_SIZE",
@@ -144,7 +135,8 @@ TABLE: list[Launcher] = [
     # IBM's Job Step Manager under LSF, as in Lightning's LSFEnvironment
     Launcher("jsrun", "task", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", _lsf_host, job="LSB_JOBID"),
     # Kubeflow Trainer v2: the variables of torchrun's own options
-    Launcher("Kubeflow", "node", "PET_NODE_RANK", "PET_NNODES", _kubeflow_host),
+    Launcher("Kubeflow", "node", "PET_NODE_RANK", "PET_NNODES",
+             lambda e: ":".join(filter(None, map(e.get, ("PET_MASTER_ADDR", "PET_MASTER_PORT"))))),
     # docs.skypilot.co, running-jobs/environment-variables
     Launcher("SkyPilot", "node", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS", job="SKYPILOT_TASK_ID"),
     # dstack.ai/docs, distributed tasks

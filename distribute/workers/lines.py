@@ -1,18 +1,15 @@
 """Lines of JSON over a socket: what workers say to each other before TensorFlow starts. Needs no TensorFlow."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket
 import time
 from typing import Any
 
-from .addresses import is_grpc
-
 ASK = 2.0  # seconds for one exchange
 MOST_BYTES = 1 << 22
 _LEAST = 0.1
+_HTTP2_SETTINGS = 4
 
 
 def tell(connection: socket.socket, said: dict[str, Any]) -> None:
@@ -25,14 +22,27 @@ def tell(connection: socket.socket, said: dict[str, Any]) -> None:
 def hear_line(connection: socket.socket, heard: bytearray, until: float) -> dict[str, Any]:
     """The next line; {} where the peer closes the connection, speaks another protocol, or late. `heard` keeps the rest."""
     with contextlib.suppress(TimeoutError):
-        while b"\n" not in heard and not is_grpc(heard) and len(heard) < MOST_BYTES:
-            connection.settimeout(max(_LEAST, until - time.monotonic()))
-            more = connection.recv(MOST_BYTES)
-            heard += more
-            if not more or time.monotonic() > until:
-                break
+        hear(connection, heard, until)
     line, _, heard[:] = heard.partition(b"\n")
     return parse(line)
+
+
+def hear(connection: socket.socket, heard: bytearray, until: float) -> None:
+    """Adds the peer's data to `heard`, up to the end of a line or the greeting of gRPC.
+
+    Data that has arrived is read even after `until`, a time of `time.monotonic()`, because this process may be late itself.
+    """
+    while b"\n" not in heard and not is_grpc(heard) and len(heard) < MOST_BYTES:
+        connection.settimeout(max(_LEAST, until - time.monotonic()))
+        more = connection.recv(MOST_BYTES)
+        heard += more
+        if not more or time.monotonic() > until:
+            break
+
+
+def is_grpc(data: bytes | bytearray) -> bool:
+    """Whether these are the first bytes of a gRPC server: an HTTP/2 SETTINGS frame (RFC 9113, 4.1 and 6.5)."""
+    return len(data) >= 9 and data[3] == _HTTP2_SETTINGS and data[5:9] == b"\0\0\0\0"
 
 
 def parse(data: bytes | bytearray) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Machines that come to an elastic run while it trains: worker 0 hears them at the endpoint."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -80,14 +80,12 @@ class PeerMonitor:
         return True
 
     def _publish(self) -> None:
-        count = self._count
-        if count == self._published:
-            return
-        key = f"unisono/collectives/{self._me}"
-        if self._published >= 0:
-            delete_value(key)
-        set_value(key, str(count))
-        self._published = count
+        if (count := self._count) != self._published:
+            key = f"unisono/collectives/{self._me}"
+            if self._published >= 0:
+                delete_value(key)
+            set_value(key, str(count))
+            self._published = count
 
     def _complaint(self, count: int, waited: float) -> str | None:
         """The workers that have not reached it; None when all have and may still be computing."""

@@ -1,7 +1,5 @@
 """The place of this process among those that a launcher started: rank, size, addresses. Needs no TensorFlow."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -100,8 +98,7 @@ def _read_row(row: Launcher, environ: Environ) -> Place | None:
     if rank is None:
         return None
     size = _number(_read(row.size, environ))
-    unknown = size is None and row.size is read_user_size
-    if not (unknown or (size is not None and rank < size > 1)):
+    if not ((size is None and row.size is read_user_size) or (size is not None and rank < size > 1)):
         return None
     names = " ".join(column for column in (row.rank, row.size) if isinstance(column, str)).split()
     variables = (
@@ -122,10 +119,16 @@ def _read_addresses(row: Launcher, environ: Mapping[str, str], size: int, job: s
         host, port = parts[0] if parts else ("", "")
         if row.level != "cluster":
             host = environ.get("MASTER_ADDR", "").strip("[]") or host
-            port = _master_port(environ) or port
+            port = environ.get("MASTER_PORT") or port
+            if (
+                environ.get("MASTER_PORT", "").isdecimal()
+                and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            ):
+                port = str(int(port) + 1)  # torchrun itself listens at MASTER_PORT
         if not host and _read(row.local_size, environ) == str(size):
             host = LOOPBACK  # all are on this machine
-        parts = [(host, port or _derive_port(job))] if host else []
+        derived = _FIRST_PORT + int(hashlib.sha256(job.encode()).hexdigest()[:8], 16) % _PORTS
+        parts = [(host, port or str(derived))] if host else []
     try:
         return tuple(
             join_address(*split_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
@@ -135,18 +138,6 @@ def _read_addresses(row: Launcher, environ: Mapping[str, str], size: int, job: s
         raise ClusterError(
             f"{row.name}: {error}. Set MASTER_ADDR and MASTER_PORT, the same for all."
         ) from None
-
-
-def _master_port(environ: Environ) -> str:
-    """MASTER_PORT, or the one after it where torchrun itself listens there."""
-    port = environ.get("MASTER_PORT", "")
-    taken = port.isdecimal() and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return str(int(port) + 1) if taken else port
-
-
-def _derive_port(job: str) -> str:
-    seed = hashlib.sha256(job.encode()).digest()
-    return str(_FIRST_PORT + int.from_bytes(seed[:4], "big") % _PORTS)
 
 
 def _split_host(text: str) -> tuple[str, str]:

@@ -3,8 +3,6 @@
 One JSON file for each process, `HOST-PID.json`, in the folder of UNISONO_RECORDS, which `launch` reads. Needs no TensorFlow.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import dataclasses
@@ -93,8 +91,7 @@ def _bounded(value: Any) -> Any:
 
 def read(folder: Path, pid: int) -> Record | None:
     """The record of a process of this machine; None where there is no valid one, whatever the file contains."""
-    wrong = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
-    with contextlib.suppress(*wrong):
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         from ..objects import open_plain  # imports NumPy, which `--help` need not wait for
 
         with open_plain(path_of(folder, pid)) as file:
@@ -166,7 +163,11 @@ class Recorder:
         record = self._record
         with self._lock, contextlib.suppress(OSError):  # a full disk must not end training
             record.pid, record.alive = os.getpid(), time.time()
-            record.position, record.place = self._position(), _place_of_main_thread()
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            record.position, record.place = (
+                self._position(),
+                _innermost(traceback.walk_stack(frame)) if frame else "",
+            )
             write(self._folder, record)
         return True
 
@@ -240,11 +241,6 @@ def _ends_program(error: BaseException) -> bool:
     raised = {frame for frame, _ in traceback.walk_tb(error.__traceback__)}
     called_by = {frame for frame, _ in traceback.walk_stack(inspect.currentframe())}
     return raised.isdisjoint(called_by) and threading.current_thread() is threading.main_thread()
-
-
-def _place_of_main_thread() -> str:
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return "" if frame is None else _innermost(traceback.walk_stack(frame))
 
 
 def _innermost(frames: Iterable[tuple[types.FrameType, int]]) -> str:

@@ -1,7 +1,5 @@
 """All workers meet at worker 0, over plain sockets, before TensorFlow starts: it would wait for them for an hour."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib
@@ -142,7 +140,8 @@ class _Host:
                             visitor = bytearray(), peer[0].removeprefix("::ffff:")
                             selector.register(connection, selectors.EVENT_READ, visitor)
             except (ClusterError, TimeoutError) as error:
-                self._tell_all({"error": str(error), "late": isinstance(error, TimeoutError)})
+                for connection in self._connections:
+                    tell(connection, {"error": str(error), "late": isinstance(error, TimeoutError)})
                 raise
             peers = [self._peers[seat] for seat in seats]
             for connection, seat in self._connections.items():
@@ -166,7 +165,8 @@ class _Host:
         if data and b"\n" not in heard and len(heard) < MOST_BYTES:
             return
         said = parse(heard)
-        if not data or connection in self._connections or not self._is_worker(said):
+        complete = all(type(said.get(name)) is type(value) for name, value in self._mine.items())
+        if not data or connection in self._connections or not complete:
             if (seat := self._connections.pop(connection, None)) is not None:
                 self._peers.pop(seat, None)
         elif said["unisono"] != self._mine["unisono"]:
@@ -180,9 +180,6 @@ class _Host:
             return
         selector.unregister(connection)
         connection.close()
-
-    def _is_worker(self, said: dict[str, Any]) -> bool:
-        return all(type(said.get(name)) is type(value) for name, value in self._mine.items())
 
     def _check(self, said: dict[str, Any], host: str) -> None:
         """A ClusterError, which all get, where a process of this run cannot belong to its cluster."""
@@ -216,24 +213,18 @@ class _Host:
         self._peers[seat], self._connections[connection] = Peer(address, said["devices"]), seat
         tell(connection, {"left": self._until - time.monotonic()})
 
-    def _tell_all(self, answer: dict[str, Any]) -> None:
-        for connection in self._connections:
-            tell(connection, answer)
-
     def _name_late(self, timeout: float) -> str:
         if self._machines.name:
-            here, each = len(self._peers), self._machines.each
             return (
-                f"{here} of at least {self._machines.fewest} workers ({each} on a machine) came within {timeout:g} s: "
-                f"{_FIND_OUT}{self._notes}"
+                f"{len(self._peers)} of at least {self._machines.fewest} workers ({self._machines.each} on a machine) came "
+                f"within {timeout:g} s: {_FIND_OUT}{self._notes}"
             )
         late = [rank for rank in range(self._place.size or 0) if ("", rank) not in self._peers]
         names = ", ".join(_name(self._place, rank) for rank in late[:_MOST_NAMED])
         more = f" and {len(late) - _MOST_NAMED} more" if len(late) > _MOST_NAMED else ""
-        host, complete = split_address(self._place.addresses[0])[0], len(self._place.addresses) > 1
-        hint = (
-            "" if complete or is_here(host) else f" Worker 0 is not on {host}: set MASTER_ADDR to its host."
-        )
+        host = split_address(self._place.addresses[0])[0]
+        elsewhere = len(self._place.addresses) == 1 and not is_here(host)
+        hint = f" Worker 0 is not on {host}: set MASTER_ADDR to its host." * elsewhere
         return f"{names}{more} did not start within {timeout:g} s: {_FIND_OUT}{self._notes}{hint}"
 
 
@@ -280,9 +271,8 @@ def _ask_mpi(place: Place) -> tuple[str, ...]:
 
 
 def _name(place: Place, rank: int) -> str:
-    where = list(place.addresses[rank : rank + 1])
-    task = [] if place.launcher == "TF_CONFIG" else [f"task {rank} of {place.size}, by {place.launcher}"]
-    return f"worker {rank} ({', '.join(where + task)})"
+    task = () if place.launcher == "TF_CONFIG" else (f"task {rank} of {place.size}, by {place.launcher}",)
+    return f"worker {rank} ({', '.join(place.addresses[rank : rank + 1] + task)})"
 
 
 def _digest(text: str) -> str:

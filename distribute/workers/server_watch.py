@@ -1,12 +1,12 @@
 """Detects servers that hang or are gone, so that everything that waits for them gets an error."""
 
-from __future__ import annotations
-
+import contextlib
 import functools
 import time
 from collections.abc import Mapping
 
-from .addresses import end_connections, first_words, is_grpc, keep_alive, listens
+from .addresses import connect, end_connections, keep_alive, listens
+from .lines import hear, is_grpc
 from .ticker import Ticker
 
 _ANSWER = 2.0  # timeout in seconds for one answer
@@ -16,7 +16,10 @@ _AGAIN = 0.2  # seconds until a process that does not listen is asked once more
 
 def answers(address: str, seconds: float = _ANSWER) -> bool:
     """Whether a gRPC server at "host:port" answers in time; a stopped process only accepts connections."""
-    return is_grpc(first_words(address, seconds))
+    heard = bytearray()
+    with contextlib.suppress(OSError), connect(address, seconds) as connection:
+        hear(connection, heard, time.monotonic() + seconds)
+    return is_grpc(heard)
 
 
 class ServerWatch:

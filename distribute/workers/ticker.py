@@ -1,7 +1,5 @@
 """Threads: a periodic one, for all watchers, and one with a limited wait."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

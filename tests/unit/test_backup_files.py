@@ -226,7 +226,7 @@ def test_directory_that_cannot_be_made_or_written_is_rejected_at_once(tmp_path, 
     with pytest.raises(safe_file.SaveError, match="file"):
         BackupStore(tmp_path / "file", 2).prepare()
     # Root may write anywhere, so a read-only file system is simulated by the call that would fail on it.
-    monkeypatch.setattr("io.open", Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
+    monkeypatch.setattr("builtins.open", Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
     with pytest.raises(safe_file.SaveError, match=r"Read-only file system.*Make it writable"):
         FolderOwner(tmp_path).acquire()
 

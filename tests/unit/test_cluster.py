@@ -11,7 +11,7 @@ import unisono
 from unisono.callbacks.output_paths import check_launched_alone
 from unisono.distribute import is_chief, num_workers, worker_index
 from unisono.distribute.workers import cluster_start
-from unisono.distribute.workers.cluster import Cluster, ClusterError, read_cluster, read_tf_config
+from unisono.distribute.workers.cluster import Cluster, ClusterError, read_cluster
 
 TWO = ["10.0.0.1:1111", "10.0.0.2:1111"]
 
@@ -57,7 +57,7 @@ def test_sparse_cluster_is_read_when_it_has_every_index():
 
 @pytest.mark.parametrize("environ", [{}, {"TF_CONFIG": "{}"}])
 def test_no_cluster_is_no_error(environ):
-    assert read_tf_config(environ) is None
+    assert read_cluster(environ) is None
 
 
 WORKER_0 = {"type": "worker", "index": 0}
@@ -69,7 +69,10 @@ MISTAKES = [
     (text_of(TWO, WORKER_0), "maps task types"),
     (json.dumps({"cluster": {"worker": TWO}}), "has no 'task'"),
     (text_of({"worker": TWO}, {"index": 0}), "has no 'task'"),
-    (text_of({"worker": TWO}, {"type": "worker"}), "must be a whole number. Received: None"),
+    (
+        text_of({"worker": TWO}, {"type": "worker"}),
+        "must be a whole number from 0 to 1, as there are 2 tasks of type 'worker'. Received: None",
+    ),
     (text_of({"worker": TWO}, {"type": "worker", "index": 1.5}), "Received: 1.5"),
     (text_of({"worker": TWO}, {"type": "worker", "index": 2}), "from 0 to 1"),
     (text_of({"worker": TWO}, {"type": "worker", "index": -1}), "Received: -1"),
@@ -91,7 +94,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("text", "mistake"), MISTAKES)
 def test_each_mistake_in_tf_config_is_named_in_one_sentence(text, mistake):
     with pytest.raises(ClusterError, match="TF_CONFIG") as caught:
-        read_tf_config({"TF_CONFIG": text})
+        read_cluster({"TF_CONFIG": text})
     assert mistake in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -110,9 +113,9 @@ def test_tfjob_s_evaluator_runs_as_one_though_the_cluster_leaves_it_out(monkeypa
 
 def test_master_of_older_operators_is_the_chief(monkeypatch):
     cluster = {"master": ["a:1"], "worker": ["b:1"]}
-    master = read_tf_config(config(cluster, {"type": "master", "index": 0}))
+    master = read_cluster(config(cluster, {"type": "master", "index": 0}))
     assert (master.task_type, master.is_chief, master.workers) == ("chief", True, ("a:1", "b:1"))
-    worker = read_tf_config(config(cluster, {"type": "worker", "index": 0}))
+    worker = read_cluster(config(cluster, {"type": "worker", "index": 0}))
     assert (worker.worker_index, worker.is_chief) == (1, False)
     monkeypatch.setenv("TF_CONFIG", text_of(cluster, {"type": "worker", "index": 0}))
     cluster_start._check_tf_config()  # TensorFlow reads it next
@@ -124,7 +127,7 @@ def test_sparse_cluster_of_a_tfjob_is_refused_in_its_own_words():
     with pytest.raises(
         ClusterError, match="'sparseCluster', which names this worker alone: set enableDynamicWorker"
     ):
-        read_tf_config({"TF_CONFIG": json.dumps(given)})
+        read_cluster({"TF_CONFIG": json.dumps(given)})
 
 
 def test_workers_of_tf_config_warn_where_the_model_spans_one(monkeypatch):

@@ -23,9 +23,10 @@ from unisono.distribute import (
     worker_index,
 )
 from unisono.distribute.workers import cluster_start
-from unisono.distribute.workers.addresses import connect, free_ports, listens, read_line, split_address
+from unisono.distribute.workers.addresses import connect, free_ports, listens, split_address
 from unisono.distribute.workers.agreement import check_same_everywhere, from_chief
 from unisono.distribute.workers.cluster import Cluster, ClusterError
+from unisono.distribute.workers.lines import hear_line
 from unisono.distribute.workers.places import Place
 from unisono.distribute.workers.rendezvous import _digest, meet, rendezvous
 
@@ -114,8 +115,8 @@ def test_what_a_peer_said_is_read_by_a_worker_that_comes_late():
     """The peer exits two seconds after rejecting this worker, which may have waited longer for a CPU."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(b"refused\n")
-        assert read_line(ours, time.monotonic() - 1.0) == b"refused\n"
+        theirs.sendall(b'{"error": "refused"}\n')
+        assert hear_line(ours, bytearray(), time.monotonic() - 1.0) == {"error": "refused"}
 
 
 @contextlib.contextmanager

@@ -12,14 +12,13 @@ from helpers import Clock
 from unisono.distribute.workers import addresses, server_watch
 from unisono.distribute.workers.addresses import (
     end_connections,
-    first_words,
     free_ports,
-    is_grpc,
     join_address,
     keep_alive,
     listens,
     split_address,
 )
+from unisono.distribute.workers.lines import is_grpc
 from unisono.distribute.workers.server_watch import ServerWatch, answers
 from unisono.distribute.workers.ticker import Ticker
 
@@ -42,9 +41,9 @@ def test_listener_is_found_whether_it_speaks_or_not():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = join_address(*listener.getsockname()[:2])
         assert listens(address, 5.0)
-        assert first_words(address, 0.1) == b"", "it accepts the connection and sends nothing"
+        assert not answers(address, 0.1), "it accepts the connection and sends nothing"
     assert not listens(address, 5.0)
-    assert first_words(address, 5.0) == b""
+    assert not answers(address, 5.0)
 
 
 def test_grpc_server_is_known_by_its_first_frame():

@@ -1,7 +1,5 @@
 """The command line: `python -m unisono <command>`. Each command is a module here, imported when it is called."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

@@ -1,9 +1,5 @@
 """`python -m unisono backups DIR`: which backups and checkpoints there are, and whether they are intact."""
 
-from __future__ import annotations
-
-import datetime
-
 from .parser import Parser, columns, place
 
 ALL_GOOD, NONE_GOOD, NO_DIRECTORY, SOME_GOOD = 0, 1, 2, 3
@@ -36,6 +32,7 @@ def main(argv: list[str]) -> int:
         verify_checkpoint,
     )
     from ..callbacks.backup.files.owner import read_owner
+    from ..callbacks.monitoring.formatting import moment
     from ..callbacks.saving.checkpoint_files import checkpoints_in
     from ..distribute.hardware.device_memory import in_words
 
@@ -50,7 +47,7 @@ def main(argv: list[str]) -> int:
     states = [info.status for info in backups]
     rows: list[tuple[str, ...]] = [("backup", "epoch", "step", "total steps", "time", "size", "state")]
     for info in backups:
-        when = "" if info.time is None else f"{datetime.datetime.fromtimestamp(info.time):%Y-%m-%d %H:%M:%S}"
+        when = "" if info.time is None else moment(info.time)
         epoch = None if info.epoch is None else info.epoch + 1  # as in the lines of `fit`
         numbers = ("" if n is None else str(n) for n in (epoch, info.step, info.total_steps))
         rows.append((info.path.name, *numbers, when, in_words(info.size), info.status))

@@ -1,7 +1,5 @@
 """`python -m unisono doctor`: what this machine offers for training, and what is wrong with it."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """`python -m unisono launch`: the arguments; the work is done in `distribute.launcher`."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The parser of a command's arguments: `--help` with examples and exit codes, and a wrong argument as one sentence."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

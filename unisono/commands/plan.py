@@ -1,7 +1,5 @@
 """`python -m unisono plan`: what a training run needs to fit into the memory of its devices, before anything is rented."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import runpy

@@ -1,7 +1,5 @@
 """`python -m unisono profile`: captures a profile of running workers from another process."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

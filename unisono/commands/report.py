@@ -1,7 +1,5 @@
 """`python -m unisono report`: the report of a training run, written again from its numbers, or of several on one page."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from .parser import Parser, local, place

@@ -1,7 +1,5 @@
 """The thread that writes or uploads files while training goes on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 

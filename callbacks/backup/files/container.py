@@ -3,8 +3,6 @@
 A right checksum does not prove who wrote a file, so everything that the manifest says is checked before it is used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

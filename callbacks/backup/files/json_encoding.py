@@ -1,7 +1,5 @@
 """A nest of values and arrays as JSON with a list of arrays, and the reverse. `container.py` describes the form."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -15,21 +16,15 @@ from typing import Any, NamedTuple
 from ....distribute.environment import RUN
 from ....distribute.objects import is_remote, remove_file
 from ....distribute.workers.ticker import Ticker
+from ...monitoring.formatting import moment
 from ...process_identity import ProcessIdentity, this_process
-from ...safe_file import (
-    SaveError,
-    check_overwrite,
-    open_plain,
-    read_plain,
-    save_error,
-    temporary_path,
-    write_safely,
-)
+from ...safe_file import SaveError, check_overwrite, open_plain, read_plain, temporary_path, write_safely
 
 OWNER_FILE = "owner.json"
 _CLAIM = re.compile(rb'"token"|\A\0*\Z')  # of zeros is what a power failure may leave of it
 _MOST_BYTES = 4096
 _held: dict[str, FolderOwner] = {}  # the owners in this process, by token
+_writes = threading.Lock()
 
 
 class FolderInUseError(SaveError):
@@ -49,10 +44,9 @@ class Owner(NamedTuple):
     def __str__(self) -> str:
         if self.process is None:
             return "an unknown process"
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
-        if self.process == this_process():
-            return f"another fit of this process since {since}"
-        return f"process {self.process.pid} on {self.host} since {since}"
+        here = self.process == this_process()
+        who = "another fit of this process" if here else f"process {self.process.pid} on {self.host}"
+        return f"{who} since {moment(self.since)}"
 
 
 class FolderOwner:
@@ -124,32 +118,16 @@ class FolderOwner:
     def _write(self, mine: Owner, instead_of: Owner | None) -> None:
         """Writes the file: where there was none, only if there still is none."""
         self._said = dict(zip(Owner._fields, mine)) | {"process": str(mine.process)}
-        text = json.dumps(self._said).encode()
-        if is_remote(self._path):
-            try:
-                write_safely(self._path, lambda stream: stream.write(text), new=instead_of is None)
-            except SaveError as error:
-                if isinstance(error.__cause__, FileExistsError):
-                    raise self._in_use(read_owner(self._directory)) from None
-                raise
-            return
-        temporary = temporary_path(self._directory / f"owner-{mine.token}.json")  # threads share a process
         try:
-            temporary.write_bytes(text)
-            claim = os.link if instead_of is None else os.replace
-            try:
-                claim(temporary, self._path)
-            except FileExistsError:
+            with _writes:  # threads share the name of the incomplete file
+                self._save(new=instead_of is None)
+        except SaveError as error:
+            if isinstance(error.__cause__, FileExistsError):
                 raise self._in_use(read_owner(self._directory)) from None
-            except OSError:  # a file system without links
-                os.replace(temporary, self._path)
-        except FolderInUseError:
             raise
-        except OSError as error:
-            raise save_error(self._directory, error) from error
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+
+    def _save(self, new: bool = False) -> None:
+        write_safely(self._path, lambda stream: stream.write(json.dumps(self._said).encode()), new=new)
 
     def _lives(self, found: Owner) -> bool:
         """Whether an owner lives; one elsewhere is waited for up to `patience` seconds, unless its last sign is older."""
@@ -195,11 +173,12 @@ class FolderOwner:
     def _keep_alive(self) -> bool:
         with contextlib.suppress(OSError):
             found = read_owner(self._directory)
-            if found is not None and found.token == self._token and is_remote(self._path):
+            if found is None or found.token != self._token:
+                return True
+            if is_remote(self._path):
                 self._said["beats"] = self._said.get("beats", 0) + 1
-                text = json.dumps(self._said).encode()
-                write_safely(self._path, lambda stream: stream.write(text))
-            elif found is not None and found.token == self._token:
+                self._save()
+            else:
                 os.utime(self._path)
         return True
 

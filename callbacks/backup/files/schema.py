@@ -1,7 +1,5 @@
 """Checks the form of a backup's content before it is restored: a right checksum does not prove who wrote a file."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

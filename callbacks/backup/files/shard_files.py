@@ -1,7 +1,5 @@
 """The shards of workers other than the chief: each writes its own file next to the backup, at the same time."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

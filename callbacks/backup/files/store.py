@@ -1,7 +1,5 @@
 """A directory of backups: which there are, the newest good one, the next name, how many to keep."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses
@@ -227,8 +225,8 @@ class BackupStore:
     def next_number(self) -> int:
         """The number of the next backup. Its own are counted: to list a store takes time."""
         if self._newest is None:
-            places = map(_place, (path.name for path in backup_paths(self.directory, self.fit)[:1]))
-            self._newest = max((place[1] for place in places if place), default=0)
+            places = [_place(path.name) for path in backup_paths(self.directory, self.fit)[:1]]
+            self._newest = places[0][1] if places and places[0] else 0
         return 1 + self._newest
 
     def path_of(self, fit: int, number: int) -> Path:
@@ -264,8 +262,7 @@ def _inspect(path: Path) -> BackupInfo:
     except container.NewerFormatError as error:
         return BackupInfo(path, "newer", size=size, problem=str(error))
     except (OSError, MemoryError) as error:
-        return BackupInfo(
-            path, "damaged", size=size, problem=str(error) or f"{path} is too large for the memory."
-        )
+        problem = str(error) or f"{path} is too large for the memory."
+        return BackupInfo(path, "damaged", size=size, problem=problem)
     fields = {name: summary.get(name) for name in ("epoch", "step", "total_steps", "time", "run")}
     return BackupInfo(path, "good", size=size, **fields)
