@@ -20,7 +20,7 @@ from ..distribute.parameter_servers.updates import on_parameter_servers
 from ..mixed_precision.policy import check_policy_order, wrap_optimizer
 from ..state.trained_model import FitState, TrainedModel
 from . import compile_checks
-from .compile_checks import optimizer_from
+from .compile_checks import interpret
 from .parameter_servers.runner import ParameterServerRunner
 from .pipeline import step as pipeline_step
 from .run.fit_loop import Runner
@@ -95,7 +95,7 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
         pipeline_step.attach(self)
         check_policy_order(self)
         with self._strategy_scope():
-            optimizer = wrap_optimizer(optimizer_from(optimizer), self, auto_scale_loss)
+            optimizer = wrap_optimizer(interpret("optimizer", optimizer, "optimizer"), self, auto_scale_loss)
             TensorFlowTrainer.compile(
                 self,
                 optimizer=optimizer,
