@@ -10,8 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 OF_A_GRADIENT = "gradient_tape/"
-"""Part of the names of operations that `tf.GradientTape.gradient` adds to a graph."""
+"""Part of the names of operations that `tf.GradientTape.gradient` adds to a graph: TensorFlow says it nowhere else."""
 
+_STANDS_FOR_ONE = "_unisono_of_a_gradient"  # attribute of an operation
 _NUMBERS = "_unisono_numbers"  # attribute of a graph; a collection would be handed to the graphs inside of it
 
 
@@ -25,8 +26,13 @@ def graph_of_replica() -> Any:
 
 
 def is_of_a_gradient(op: tf.Operation) -> bool:
-    """Whether `tf.GradientTape.gradient` made this operation."""
-    return OF_A_GRADIENT in op.name
+    """Whether `tf.GradientTape.gradient` made this operation, or one that it stands for."""
+    return OF_A_GRADIENT in op.name or hasattr(op, _STANDS_FOR_ONE)
+
+
+def count_as_gradient(op: tf.Operation) -> None:
+    """Let an operation that we made count as one that `tf.GradientTape.gradient` made."""
+    setattr(op, _STANDS_FOR_ONE, True)
 
 
 def number_of(op: tf.Operation) -> float:
@@ -48,9 +54,11 @@ def made_in_backward_pass(graph: tf.Graph, before: tf.Operation) -> Iterator[Non
     if not hasattr(graph, _NUMBERS):
         setattr(graph, _NUMBERS, {})
     count = len(graph.get_operations())
-    with graph.as_default(), tf.name_scope(OF_A_GRADIENT + "again"):
+    with graph.as_default(), tf.name_scope("again"):
         yield
     made = graph.get_operations()[count:]
+    for op in made:
+        count_as_gradient(op)
     end = number_of(before)
     getattr(graph, _NUMBERS).update(
         {op.name: end - 1 + (index + 1) / (len(made) + 1) for index, op in enumerate(made)}
