@@ -9,10 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-OF_A_GRADIENT = "gradient_tape/"
-"""Part of the names of operations that `tf.GradientTape.gradient` adds to a graph: TensorFlow says it nowhere else."""
+from .gradients import count_as_gradient
 
-_STANDS_FOR_ONE = "_unisono_of_a_gradient"  # attribute of an operation
 _NUMBERS = "_unisono_numbers"  # attribute of a graph; a collection would be handed to the graphs inside of it
 
 
@@ -23,16 +21,6 @@ def graph_of_replica() -> Any:
     """
     graph: Any = getattr(threading.current_thread(), "graph", None)
     return graph if isinstance(graph, tf.Graph) and graph.building_function else None
-
-
-def is_of_a_gradient(op: tf.Operation) -> bool:
-    """Whether `tf.GradientTape.gradient` made this operation, or one that it stands for."""
-    return OF_A_GRADIENT in op.name or hasattr(op, _STANDS_FOR_ONE)
-
-
-def count_as_gradient(op: tf.Operation) -> None:
-    """Let an operation that we made count as one that `tf.GradientTape.gradient` made."""
-    setattr(op, _STANDS_FOR_ONE, True)
 
 
 def number_of(op: tf.Operation) -> float:

@@ -19,7 +19,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.autograph_util import py_func_from_autograph
 from tensorflow.python.framework import config, op_def_registry, ops
 
-from .edges import is_of_a_gradient
+from .gradients import is_of_a_gradient
 
 __all__ = ["control_status_ctx"]
 

@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 import unisono
-from unisono.compat.tensorflow_graphs.edges import is_of_a_gradient, made_in_backward_pass, number_of
+from unisono.compat.tensorflow_graphs.edges import made_in_backward_pass, number_of
+from unisono.compat.tensorflow_graphs.gradients import is_of_a_gradient
 from unisono.distribute.step_context import StepContext, step_scope
 from unisono.optimizers.rematerialization import rematerialize
 
@@ -122,7 +123,7 @@ def test_a_second_gradient_of_the_same_pass_computes_again_too():
 
 def test_the_second_computation_waits_for_the_backward_pass():
     _, graph = backward_reads("full", False)
-    again = [op for op in graph.get_operations() if op.name.startswith("again")]
+    again = [op for op in graph.get_operations() if op.name.startswith("again/")]
     of_before = lambda op: not is_of_a_gradient(op) and op.type != "Const"  # noqa: E731
     kept = [op for op in again if any(of_before(tensor.op) for tensor in op.inputs)]
     assert kept
