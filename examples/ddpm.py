@@ -90,7 +90,7 @@ def make_network(side: int, channels: int, width: int = 32) -> keras.Model:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--steps", type=int, help="steps of an epoch; default: all samples")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("demo/ddpm"))
     options = parser.parse_args()

@@ -72,9 +72,10 @@ def make_discriminator(side: int) -> keras.Model:
         [
             keras.Input((side, side, 1)),
             keras.layers.Conv2D(32, 4, strides=2, padding="same", activation="leaky_relu"),
+            keras.layers.Dropout(0.4),
             keras.layers.Conv2D(64, 4, strides=2, padding="same", activation="leaky_relu"),
+            keras.layers.Dropout(0.4),
             keras.layers.Flatten(),
-            keras.layers.Dropout(0.3),
             keras.layers.Dense(1),
         ],
         name="discriminator",
@@ -110,8 +111,8 @@ def main() -> None:
     with strategy.scope():
         gan = GAN(make_discriminator(side), make_generator(side), latent_dim=NOISE)
         gan.compile(
-            d_optimizer=unisono.optimizers.Adam(5e-4, beta_1=0.5),
-            g_optimizer=unisono.optimizers.Adam(5e-4, beta_1=0.5),
+            d_optimizer=unisono.optimizers.Adam(2e-4, beta_1=0.5),
+            g_optimizer=unisono.optimizers.Adam(1e-3, beta_1=0.5),
             loss_fn=keras.losses.BinaryCrossentropy(from_logits=True),
         )
     dataset = (
