@@ -96,10 +96,10 @@ def main() -> None:
     options = parser.parse_args()
     keras.utils.set_random_seed(1)
     unisono.distribute.simulate_devices(2)
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])  # real: unisono.distribute.auto_strategy()
-    images = (
-        sklearn.datasets.load_digits().images[..., None] / 16
-    )  # real: keras.datasets.cifar10.load_data()[0][0] / 255
+    # real: strategy = unisono.distribute.auto_strategy()
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    # real: images = keras.datasets.cifar10.load_data()[0][0] / 255
+    images = sklearn.datasets.load_digits().images[..., None] / 16
     images = (2 * images - 1).astype("float32")
     with strategy.scope():
         model = DDPM(make_network(images.shape[1], images.shape[-1]))

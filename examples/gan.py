@@ -49,7 +49,7 @@ class GAN(unisono.Model):
         noise = keras.random.normal((rows, self.latent_dim), seed=self.seed_generator)
         images = tf.concat([self.generator(noise), real_images], axis=0)
         labels = tf.concat([fake, real], axis=0)
-        labels += 0.05 * keras.random.uniform(tf.shape(labels), seed=self.seed_generator)
+        labels = 0.9 * labels + 0.1 * keras.random.uniform(tf.shape(labels), seed=self.seed_generator)
 
         with tf.GradientTape() as tape:
             d_loss = self.loss_fn(labels, self.discriminator(images, training=True))
@@ -104,15 +104,17 @@ def main() -> None:
     options = parser.parse_args()
     keras.utils.set_random_seed(1)
     unisono.distribute.simulate_devices(2)
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])  # real: unisono.distribute.auto_strategy()
-    images = sklearn.datasets.load_digits().images / 16  # real: keras.datasets.mnist.load_data()[0][0] / 255
+    # real: strategy = unisono.distribute.auto_strategy()
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    # real: images = keras.datasets.mnist.load_data()[0][0] / 255
+    images = sklearn.datasets.load_digits().images / 16
     x = images[..., None].astype("float32")
     side = x.shape[1]
     with strategy.scope():
         gan = GAN(make_discriminator(side), make_generator(side), latent_dim=NOISE)
         gan.compile(
-            d_optimizer=unisono.optimizers.Adam(2e-4, beta_1=0.5),
-            g_optimizer=unisono.optimizers.Adam(1e-3, beta_1=0.5),
+            d_optimizer=unisono.optimizers.Adam(3e-4, beta_1=0.5),
+            g_optimizer=unisono.optimizers.Adam(6e-4, beta_1=0.5),
             loss_fn=keras.losses.BinaryCrossentropy(from_logits=True),
         )
     dataset = (

@@ -84,12 +84,13 @@ class StopAt(keras.callbacks.Callback):
 def make_pipeline() -> grain.IterDataset:
     """Shuffled anew in each pass, with noise that Grain draws from its own seed."""
     digits = sklearn.datasets.load_digits()
-    source = list(
-        zip((digits.data / 16).astype("float32"), digits.target)
-    )  # real: grain.sources.ArrayRecordDataSource
+    # real: source = ...  # anything with __len__ and __getitem__, such as grain.sources.ArrayRecordDataSource
+    source = list(zip((digits.data / 16).astype("float32"), digits.target))
     samples = grain.MapDataset.source(source).seed(1).shuffle().repeat()
     samples = samples.random_map(lambda pair, rng: (pair[0] + rng.normal(0, 0.1, 64).astype("f4"), pair[1]))
-    return samples.to_iter_dataset().batch(BATCH, drop_remainder=True)  # real: .mp_prefetch() behind it
+    batches = samples.to_iter_dataset().batch(BATCH, drop_remainder=True)
+    # real: return batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=8))
+    return batches
 
 
 def train(steps: int, folder: str, *callbacks: keras.callbacks.Callback) -> unisono.Model:

@@ -58,15 +58,16 @@ def main() -> None:
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("demo/hugging_face"))
     options = parser.parse_args()
     keras.utils.set_random_seed(1)
-    name, how = "parquet", {"data_files": write_parquet(options.folder)}  # real: "ylecun/mnist", {}
+    # real: name, how = "ylecun/mnist", {}
+    name, how = "parquet", {"data_files": write_parquet(options.folder)}
     data = datasets.load_dataset(name, **how, split="train", cache_dir=str(options.folder / "cache"))
     if options.samples:
         data = data.select(range(options.samples))
     parts = data.train_test_split(test_size=0.25, seed=1)
     with unisono.distribute.auto_strategy().scope():
-        model = unisono.Sequential(  # real: the input of your images, and Flatten or convolutions
-            [keras.Input((64,)), keras.layers.Dense(128, "relu"), keras.layers.Dense(10)]
-        )
+        # real: layers = [keras.Input((28, 28)), keras.layers.Flatten()]
+        layers = [keras.Input((64,))]
+        model = unisono.Sequential([*layers, keras.layers.Dense(128, "relu"), keras.layers.Dense(10)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(unisono.optimizers.Adam(2e-3), loss, metrics=["accuracy"])
     model.fit(

@@ -60,10 +60,10 @@ def main() -> None:
         )
     else:
         strategy = tf.distribute.get_strategy()
-    users, items = options.users, options.items  # real: 162_541, 209_171 (MovieLens 25M)
-    user, item = make_choices(
-        users, items, 64 * options.steps
-    )  # real: np.loadtxt("ratings.csv", "int32", ...).T
+    # real: users, items = 162_542, 209_172  # MovieLens 25M
+    users, items = options.users, options.items
+    # real: user, item = np.loadtxt("ratings.csv", "int32", delimiter=",", skiprows=1, usecols=(0, 1)).T
+    user, item = make_choices(users, items, 64 * options.steps)
     with strategy.scope():
         (user_input, query), (item_input, answer) = tower("user", users), tower("item", items)
         scores = keras.ops.matmul(query, keras.ops.transpose(answer))

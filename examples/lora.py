@@ -79,8 +79,10 @@ def main() -> None:
     unisono.distribute.simulate_devices(2)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     how = {"batch_size": 50, "epochs": options.epochs, "verbose": 2}
-    preset = options.preset or make_preset(options.folder / "preset", **how)  # real: "gpt2_base_en"
-    texts = make_texts(options.texts, by=3)  # real: pathlib.Path("texts.txt").read_text().splitlines()
+    # real: preset = "gpt2_base_en"
+    preset = options.preset or make_preset(options.folder / "preset", **how)
+    # real: texts = pathlib.Path("texts.txt").read_text().splitlines()
+    texts = make_texts(options.texts, by=3)
 
     with strategy.scope():
         model = unisono.adopt(keras_hub.models.CausalLM.from_preset(preset))

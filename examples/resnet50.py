@@ -77,10 +77,10 @@ def main() -> None:
     options = parser.parse_args()
     strategy = unisono.distribute.auto_strategy()  # before anything else of TensorFlow
     keras.utils.set_random_seed(1)
-    pattern = write_shards(
-        options.folder / "data", options.images, options.side
-    )  # real: "gs://bucket/imagenet/train-*"
-    count, classes = options.images, CLASSES  # real: 1_281_167, 1000
+    # real: pattern = "gs://bucket/imagenet/train-*"
+    pattern = write_shards(options.folder / "data", options.images, options.side)
+    # real: count, classes = 1_281_167, 1000
+    count, classes = options.images, CLASSES
     steps = options.steps or count // options.batch_size
     peak = unisono.optimizers.schedules.scaled(
         0.1, reference_batch_size=256, global_batch_size=options.batch_size
