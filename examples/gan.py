@@ -1,4 +1,4 @@
-"""A convolutional GAN as in the guides of keras.io, on two replicas: handwritten digits out of noise.
+"""A GAN as in the guides of keras.io, on two replicas: handwritten digits out of noise.
 
 The class is written for one device, with two optimizers and a loss of Keras; only `unisono.Model` is new. Under a strategy
 each optimizer sums its gradients over the replicas, each replica draws other noise; losses are those of the global batch.
@@ -49,7 +49,7 @@ class GAN(unisono.Model):
         noise = keras.random.normal((rows, self.latent_dim), seed=self.seed_generator)
         images = tf.concat([self.generator(noise), real_images], axis=0)
         labels = tf.concat([fake, real], axis=0)
-        labels = 0.9 * labels + 0.1 * keras.random.uniform(tf.shape(labels), seed=self.seed_generator)
+        labels += 0.05 * keras.random.uniform(tf.shape(labels), seed=self.seed_generator)
 
         with tf.GradientTape() as tape:
             d_loss = self.loss_fn(labels, self.discriminator(images, training=True))
@@ -70,12 +70,11 @@ class GAN(unisono.Model):
 def make_discriminator(side: int) -> keras.Model:
     return keras.Sequential(
         [
-            keras.Input((side, side, 1)),
-            keras.layers.Conv2D(32, 4, strides=2, padding="same", activation="leaky_relu"),
-            keras.layers.Dropout(0.4),
-            keras.layers.Conv2D(64, 4, strides=2, padding="same", activation="leaky_relu"),
-            keras.layers.Dropout(0.4),
+            keras.Input((side, side)),
             keras.layers.Flatten(),
+            keras.layers.Dense(128, activation="leaky_relu"),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(64, activation="leaky_relu"),
             keras.layers.Dense(1),
         ],
         name="discriminator",
@@ -86,11 +85,10 @@ def make_generator(side: int) -> keras.Model:
     return keras.Sequential(
         [
             keras.Input((NOISE,)),
-            keras.layers.Dense((side // 4) ** 2 * 64, activation="relu"),
-            keras.layers.Reshape((side // 4, side // 4, 64)),
-            keras.layers.Conv2DTranspose(64, 4, strides=2, padding="same", activation="relu"),
-            keras.layers.Conv2DTranspose(32, 4, strides=2, padding="same", activation="relu"),
-            keras.layers.Conv2D(1, 3, padding="same", activation="sigmoid"),
+            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(128, activation="relu"),
+            keras.layers.Dense(side * side, activation="sigmoid"),
+            keras.layers.Reshape((side, side)),
         ],
         name="generator",
     )
@@ -108,13 +106,13 @@ def main() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     # real: images = keras.datasets.mnist.load_data()[0][0] / 255
     images = sklearn.datasets.load_digits().images / 16
-    x = images[..., None].astype("float32")
+    x = images.astype("float32")
     side = x.shape[1]
     with strategy.scope():
         gan = GAN(make_discriminator(side), make_generator(side), latent_dim=NOISE)
         gan.compile(
-            d_optimizer=unisono.optimizers.Adam(3e-4, beta_1=0.5),
-            g_optimizer=unisono.optimizers.Adam(6e-4, beta_1=0.5),
+            d_optimizer=unisono.optimizers.Adam(5e-4, beta_1=0.5),
+            g_optimizer=unisono.optimizers.Adam(5e-4, beta_1=0.5),
             loss_fn=keras.losses.BinaryCrossentropy(from_logits=True),
         )
     dataset = (
@@ -123,7 +121,7 @@ def main() -> None:
     backup = unisono.callbacks.BackupAndRestore(options.folder / "gan_backup")
     gan.fit(dataset, epochs=options.epochs, steps_per_epoch=options.steps, callbacks=[backup], verbose=2)
 
-    drawn = gan.generator.predict(keras.random.normal((40, NOISE), seed=3), verbose=0)[..., 0]
+    drawn = gan.generator.predict(keras.random.normal((40, NOISE), seed=3), verbose=0)
     options.folder.mkdir(parents=True, exist_ok=True)
     draw(drawn, options.folder / "gan.png")
     print(f"\ndigits out of noise, all 40 in {options.folder / 'gan.png'}:")

@@ -38,7 +38,7 @@ def tower(name: str, size: int) -> tuple[keras.KerasTensor, keras.KerasTensor]:
 
 
 def softmax_over_batch(item, scores):
-    """Row r of the scores are those of user r for the items of all users in the batch: item r is right."""
+    """Of the scores of each user for the items of all users in the batch, that of the own item is the right one."""
     item = tf.reshape(item, [-1])
     right = tf.eye(tf.shape(item)[0])
     twice = (
