@@ -34,6 +34,8 @@ class ReplicaSamples:
     # Set while the step is traced: a collective in it may have another shape in another step. TensorFlow keeps the shape of
     # a collective for a whole call, so such steps cannot run in one loop.
     shapes_vary: bool = False
+    # The first of its samples whose outputs it returns, and how many: where it computes those of other replicas, too.
+    returned: Any = None
 
     @property
     def alive(self) -> Any:
@@ -129,6 +131,7 @@ class _Here(ThreadContext):
     pipeline: Any = None  # in whose scope models are created
     sees_sharded: Any = None  # a function of a `ShardedValue`: the variable that is seen instead
     updates_sharded: bool = False  # in `strategy.extended.update` of a sharded variable
+    moves_weights: bool = False  # variables that are created here are the weights of a model
     reads_under_xla: bool = False  # readers that are traced here read samples by number
     # Gradients are shards, whose norms are summed over the replicas: how many replicas have the same shard of each; 0: no.
     copies_of_shards: Any = 0
