@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import core as backend_core
+from keras.src.backend.tensorflow import distribution_lib as backend_distribution
 from keras.src.backend.tensorflow import nn as backend_nn
 from keras.src.backend.tensorflow import numpy as backend_numpy
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
@@ -182,10 +183,19 @@ WRAPPED = (
     Changed(TensorFlowTrainer, "fit", "tools that patch `keras.Model.fit` reach the fit of a model of ours"),
     Changed(TensorFlowTrainer, "evaluate", "the same"),
     Changed(TensorFlowTrainer, "predict", "the same"),
+    Changed(
+        backend_distribution,
+        "list_devices",
+        "in one of several workers it names the devices of all, after `keras.distribution.initialize`",
+    ),
     Changed(cloning, "_clone_sequential_model", "the clone of a model of ours is a model of ours"),
 )
 
-ADDED = (Changed(ShardedVariable, "__array__", "Keras reads a variable like this when it saves"),)
+ADDED = (
+    Changed(ShardedVariable, "__array__", "Keras reads a variable like this when it saves"),
+    Changed(backend_distribution, "initialize", "`keras.distribution.initialize` calls it"),
+    Changed(backend_distribution, "distribute_tensor", "layers whose outputs have a layout call it"),
+)
 
 _FILES: set[str] = set()  # of the replacements
 

@@ -60,8 +60,8 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.collective_all_reduce_strategy:CollectiveAllReduceExtended": "_communication_options "
     "_cross_device_ops",
     f"{_DISTRIBUTE}.cross_device_ops:CollectiveAllReduce": "_launchers",
-    f"{_DISTRIBUTE}.cross_device_utils:CollectiveReplicaLauncher": "_all_gather _device _get_ordering_token "
-    "_group_key _group_size _next_instance_key _options",
+    f"{_DISTRIBUTE}.cross_device_utils:CollectiveReplicaLauncher": "_all_gather _collective_keys _device "
+    "_get_ordering_token _group_key _group_size _next_instance_key _options",
     f"{_DISTRIBUTE}.coordinator.cluster_coordinator:ClusterCoordinator": "_cluster",
     f"{_DISTRIBUTE}.coordinator.cluster_coordinator:WorkerPreemptionHandler": "_server_def "
     "_validate_preemption_failure",

@@ -1,6 +1,5 @@
 """The strategy for the devices and the cluster of this program: one machine, many, accelerators or none."""
 
-import json
 import os
 import warnings
 from typing import Any
@@ -8,15 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from .arguments import shown
-from .environment import peer_timeout
 from .hardware.devices import gpu_details, simulate_replicas
 from .keras_distribution import strategy_of_scope
 from .parameter_servers.strategy import ParameterServerStrategy
-from .workers import cluster_start
-from .workers.addresses import split_address
-from .workers.cluster import Cluster, ClusterError, read_cluster
-from .workers.places import Peer, Place, read_place, warn_of_unknown_size
-from .workers.rendezvous import meet
+from .workers.cluster import Cluster
+from .workers.joining import check_trains, join_cluster
 
 # TensorFlow's strategies, for clusters without TF_CONFIG.
 cluster_resolver = tf.distribute.cluster_resolver
@@ -57,17 +52,7 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
             "`communication_options` must be a tf.distribute.experimental.CommunicationOptions; the numbers of replicas and "
             f"workers are detected, not given. Received: {shown(communication_options)}"
         )
-    place = read_place()
-    if place is not None and place.size:
-        rank, peers = meet(place, peer_timeout(), cluster_start.digest_program())
-        place = place._replace(rank=rank)
-        _divide_gpus(place, peers)
-        cluster = {"worker": [each.address for each in peers]}
-        task = {"type": "worker", "index": place.rank}
-        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
-    elif place is not None:
-        warn_of_unknown_size(place)
-    cluster = read_cluster()
+    cluster = join_cluster()
     simulate_replicas()
     if (distributed := strategy_of_scope()) is not None:
         return distributed
@@ -96,26 +81,6 @@ def _warn_of_mixed_models() -> None:
 
 
 def _multi_worker(cluster: Cluster, communication_options: Any) -> tf.distribute.Strategy:
-    if cluster.task_type not in ("chief", "worker"):
-        raise ClusterError(
-            f"TF_CONFIG's task type must be 'chief' or 'worker' for a process that trains. Received: "
-            f"{cluster.task_type!r}."
-        )
-    cluster_start.install()
+    check_trains(cluster)
     options = communication_options or tf.distribute.experimental.CommunicationOptions()
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-
-
-def _divide_gpus(place: Place, peers: list[Peer]) -> None:
-    """Makes this process's share of the machine's GPUs visible, among the processes that see the same ones."""
-    gpus = tf.config.list_physical_devices("GPU")
-    seen = [(split_address(peer.address)[0], peer.devices) for peer in peers]
-    sharing, host = [n for n, each in enumerate(seen) if each == seen[place.rank]], seen[place.rank][0]
-    if gpus and len(sharing) > 1:
-        each, position = len(gpus) // len(sharing), sharing.index(place.rank)
-        if not each:
-            raise ClusterError(
-                f"{place.launcher} runs {len(sharing)} processes on {host}, which has {len(gpus)} GPU(s): start at most one "
-                "for each GPU there."
-            )
-        tf.config.set_visible_devices(gpus[position * each : (position + 1) * each], "GPU")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ..compat.keras_private.distributions import layouts_of
+from ..compat.keras_private.distributions import ignore_layout, layouts_of
+from ..compat.patches import add
 from .arguments import shown
 from .hardware.devices import check_exist
-from .mesh import Mesh, MeshStrategy
+from .keras_processes import cluster_devices, count_local_devices
+from .mesh import Mesh, MeshStrategy, WorkerMeshStrategy
 from .sharding.sharded import divide_weights
-from .workers.cluster import ClusterError, read_cluster
+from .workers.cluster import Cluster, ClusterError
+from .workers.joining import check_trains, join_cluster
 
 _strategies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -23,16 +27,16 @@ def strategy_of(distribution: Any) -> tf.distribute.Strategy:
 
     Args:
         distribution: `keras.distribution.DataParallel` or `keras.distribution.ModelParallel`, over CPUs or GPUs of this
-            process. A `DeviceMesh` without `devices` has all of them.
+            process, or over all those of a cluster. A `DeviceMesh` without `devices` has all of them.
 
     Returns:
-        The same strategy at each call: a `tf.distribute.MirroredStrategy` over the devices of the mesh, or a
-        `OneDeviceStrategy` for a mesh of one device.
+        The same strategy at each call: a `tf.distribute.MirroredStrategy` over the devices of the mesh, a
+        `OneDeviceStrategy` for a mesh of one device, or a `MultiWorkerMirroredStrategy` in one of several workers.
 
     Raises:
         TypeError: `distribution` is not one of these distributions.
         ValueError: a device does not exist, or is in the mesh twice.
-        ClusterError: this process is one of several workers.
+        ClusterError: the mesh has other devices than the cluster, or there are parameter servers.
 
     Examples:
         >>> distribution = keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"])
@@ -58,12 +62,7 @@ def strategy_of_scope() -> tf.distribute.Strategy | None:
 
 def _make_strategy(distribution: Any) -> tf.distribute.Strategy:
     kind, device_mesh = type(distribution).__name__, distribution.device_mesh
-    cluster = read_cluster()
-    if cluster is not None and (cluster.num_workers > 1 or cluster.has_parameter_servers):
-        raise ClusterError(
-            f"A {kind} is carried out by one process, but this one belongs to a cluster of several: use "
-            "`tf.distribute.MultiWorkerMirroredStrategy` there, or start the script without the launcher."
-        )
+    cluster = join_cluster()
     names, first = [*device_mesh.axis_names], distribution.batch_dim_name
     if first not in names:
         raise ValueError(
@@ -72,7 +71,6 @@ def _make_strategy(distribution: Any) -> tf.distribute.Strategy:
     order = sorted(range(len(names)), key=lambda axis: names[axis] != first)
     arranged = device_mesh.devices.transpose(order)
     devices = [str(device).upper() for device in arranged.ravel()]
-    check_exist("device_mesh", devices)
     if len({*devices}) < len(devices):
         raise ValueError(
             f"`device_mesh` of shape {tuple(arranged.shape)} needs {len(devices)} devices, but it has {len({*devices})}: "
@@ -80,14 +78,46 @@ def _make_strategy(distribution: Any) -> tf.distribute.Strategy:
         )
     mesh = Mesh(tuple(names[axis] for axis in order), tuple(map(int, arranged.shape)))
     layouts = layouts_of(distribution)
-    if outputs := [path for path in layouts or () if path.endswith("/output")]:
-        raise ValueError(
-            f"The layout map of the {kind} has {outputs[0]!r}, a layout of an output, which is not supported yet: leave it "
-            "out. Layouts of outputs are derived from those of weights."
-        )
-    if len(devices) == 1:
-        return tf.distribute.OneDeviceStrategy(devices[0])
-    strategy = MeshStrategy(devices, mesh, layouts)
+    if cluster is not None and (cluster.num_workers > 1 or cluster.has_parameter_servers):
+        strategy: tf.distribute.Strategy = _make_strategy_of_workers(kind, cluster, devices, mesh, layouts)
+    else:
+        check_exist("device_mesh", devices)
+        if len(devices) == 1:
+            return tf.distribute.OneDeviceStrategy(devices[0])
+        strategy = MeshStrategy(devices, mesh, layouts)
     if layouts is not None:
         divide_weights(strategy)
     return strategy
+
+
+def _make_strategy_of_workers(
+    kind: str, cluster: Cluster, devices: list[str], mesh: Mesh, layouts: Any
+) -> WorkerMeshStrategy:
+    """A strategy of all devices of a cluster, which Keras numbers over all workers."""
+    if cluster.has_parameter_servers:
+        raise ClusterError(
+            f"A {kind} is carried out by workers that train together, but TF_CONFIG names parameter servers: start workers "
+            "alone, or use `unisono.distribute.ParameterServerStrategy` without keras.distribution."
+        )
+    check_trains(cluster)
+    each = count_local_devices()
+    known = [
+        f"{device.split(':')[0].upper()}:{n}" for n, device in enumerate(cluster_devices(cluster.num_workers))
+    ]
+    if sorted(devices) != sorted(known):
+        raise ClusterError(
+            f"`device_mesh` of shape {mesh.shape} has {len(devices)} devices ({shown(devices)}), but the cluster has "
+            f"{len(known)}, {each} on each of {cluster.num_workers} workers: call keras.distribution.initialize() first, "
+            "then make a DeviceMesh of all of them."
+        )
+    numbers = tuple(map(known.index, devices))
+    along_batch = numbers[:: len(numbers) // mesh.shape[0]]
+    if sorted(along_batch) != [*along_batch]:
+        raise ClusterError(
+            f"`device_mesh` must have the devices along {mesh.names[0]!r}, the axis of the batch, in the order of the "
+            f"workers. Received: {shown(devices)}"
+        )
+    return WorkerMeshStrategy(dataclasses.replace(mesh, order=numbers), layouts)
+
+
+add("distribute_tensor", ignore_layout)

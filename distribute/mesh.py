@@ -5,13 +5,21 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from ..compat.tensorflow_private.strategies import PerReplica
+from ..compat.tensorflow_private.strategies import (
+    PerReplica,
+    gather_in_group,
+    launcher_in_group,
+    sum_in_group,
+)
 from .hardware.devices import is_gpu
+from .replicas import carried_as, local_replica_index
+from .step_context import note_collective
+from .workers.agreement import first_local_replica, spans_workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,23 +29,30 @@ class Mesh:
     Attributes:
         names: of the axes; the first is that of the batch.
         shape: the number of replicas along each axis.
+        order: the number of the replica at each place, in the order of the array; None: ascending.
     """
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
+    order: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         return str(dict(zip(self.names, self.shape)))
 
+    @property
+    def replicas(self) -> list[int]:
+        """The number of the replica at each place, in the order of the array."""
+        return [*range(math.prod(self.shape))] if self.order is None else [*self.order]
+
     def place(self, replica: int) -> tuple[int, ...]:
         """A replica's number along each axis."""
-        return [*itertools.product(*map(range, self.shape))][replica]
+        return [*itertools.product(*map(range, self.shape))][self.replicas.index(replica)]
 
     def group(self, replica: int, axis: int) -> list[int]:
         """The replicas that differ from one along an axis alone, itself included, in order."""
         after = math.prod(self.shape[axis + 1 :])
-        first = replica - self.place(replica)[axis] * after
-        return [first + number * after for number in range(self.shape[axis])]
+        first = self.replicas.index(replica) - self.place(replica)[axis] * after
+        return [self.replicas[first + number * after] for number in range(self.shape[axis])]
 
     @property
     def divides_weights(self) -> bool:
@@ -79,15 +94,27 @@ class Layout:
 
     def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """The whole tensor, from the parts of all replicas."""
-        found = list(parts)
+        found = [parts[replica] for replica in self.mesh.replicas]
         for size, axis in reversed([*zip(self.mesh.shape, self.axes)]):
             groups = [found[n : n + size] for n in range(0, len(found), size)]
             found = [group[0] if axis is None else tf.concat(group, axis) for group in groups]
         return found[0]
 
+    def gather(self, part: Any) -> tf.Tensor:
+        """The whole tensor, of which each replica has a part. Context: replica."""
+        whole = tf.convert_to_tensor(part)
+        for number, axis in enumerate(self.axes):
+            if axis is not None:
+                (whole,) = combine_in_groups([whole], [number], [axis])
+        return whole
 
-class MeshStrategy(tf.distribute.MirroredStrategy):
-    """A MirroredStrategy whose replicas are arranged in a mesh. `strategy_of` makes it.
+    def own_part(self, value: Any) -> Any:
+        """This replica's part of a whole tensor. Context: replica."""
+        return self.part(value, this_replica())
+
+
+class OnMesh:
+    """A strategy whose replicas are arranged in a mesh. `strategy_of` makes it.
 
     Attributes:
         mesh: the arrangement.
@@ -95,11 +122,13 @@ class MeshStrategy(tf.distribute.MirroredStrategy):
         unmatched: patterns of it of which a warning has said that no variable matches them.
     """
 
-    def __init__(self, devices: list[str], mesh: Mesh, layouts: Any) -> None:
-        ops = None if all(map(is_gpu, devices)) else tf.distribute.ReductionToOneDevice()
-        super().__init__(devices, cross_device_ops=ops)
-        self.mesh, self.layouts = mesh, layouts
-        self.unmatched: set[str] = set()
+    mesh: Mesh
+    layouts: Any
+    unmatched: set[str]
+
+    def arrange(self, mesh: Mesh, layouts: Any) -> None:
+        """Sets the arrangement and the layouts."""
+        self.mesh, self.layouts, self.unmatched = mesh, layouts, set()
 
     def layout_of(self, path: str, shape: Sequence[int]) -> Layout | None:
         """How a weight is divided; None for one that each replica has whole."""
@@ -110,6 +139,12 @@ class MeshStrategy(tf.distribute.MirroredStrategy):
             raise ValueError(
                 f"The layout {layout.axes} of {path!r} has {len(layout.axes)} entries, but the weight of shape "
                 f"{tuple(shape)} has {len(shape)} axes: give one entry for each axis."
+            )
+        named = [name for name in layout.axes if name is not None]
+        if wrong := [name for name in named if name not in self.mesh.names or named.count(name) > 1]:
+            raise ValueError(
+                f"The layout {layout.axes} of {path!r}, a weight of shape {tuple(shape)}, names {wrong[0]!r}, which must be "
+                f"an axis of the mesh, and be named once: choose from {[*self.mesh.names]}, or None."
             )
         found: list[int | None] = [None] * len(self.mesh.names)
         for axis, name in enumerate(layout.axes):
@@ -130,35 +165,88 @@ class MeshStrategy(tf.distribute.MirroredStrategy):
         return None if found == [None] * len(found) else Layout(self.mesh, tuple(found))
 
 
+class MeshStrategy(OnMesh, tf.distribute.MirroredStrategy):
+    """A mesh of devices of one process."""
+
+    def __init__(self, devices: list[str], mesh: Mesh, layouts: Any) -> None:
+        ops = None if all(map(is_gpu, devices)) else tf.distribute.ReductionToOneDevice()
+        tf.distribute.MirroredStrategy.__init__(self, devices, cross_device_ops=ops)
+        self.arrange(mesh, layouts)
+
+
+class WorkerMeshStrategy(OnMesh, tf.distribute.MultiWorkerMirroredStrategy):
+    """A mesh of the devices of several workers. Context: as MultiWorkerMirroredStrategy, on every worker."""
+
+    def __init__(self, mesh: Mesh, layouts: Any) -> None:
+        tf.distribute.MultiWorkerMirroredStrategy.__init__(self)
+        self.arrange(mesh, layouts)
+
+
 def mesh_of(strategy: Any = None) -> Mesh:
     """The mesh of a strategy (None: the current one): without one, all replicas divide the batch."""
     strategy = strategy or tf.distribute.get_strategy()
-    if isinstance(strategy, MeshStrategy):
+    if isinstance(strategy, OnMesh):
         return strategy.mesh
     return Mesh(("batch",), (strategy.num_replicas_in_sync,))
 
 
-def combine_in_groups(
-    tensors: Sequence[tf.Tensor],
-    axes: Sequence[int],
-    combine: Sequence[Callable[[list[tf.Tensor]], tf.Tensor]],
-) -> list[tf.Tensor]:
-    """What each function of `combine` makes of a tensor of the replicas that differ along an axis of the mesh alone.
+def this_replica() -> int:
+    """This replica's number over all workers, known while tracing. Context: replica."""
+    return first_local_replica(tf.distribute.get_strategy()) + local_replica_index()
 
-    Context: replica, in one process.
+
+def of_first_copy(layout: Layout, part: tf.Tensor) -> tf.Tensor:
+    """The first replica's bits of a part, on all replicas that have the same part. Context: replica."""
+    for number, (size, axis) in enumerate(zip(layout.mesh.shape, layout.axes)):
+        if axis is None and size > 1:
+            first = layout.mesh.place(this_replica())[number] == 0
+            (part,) = combine_in_groups([part if first else tf.zeros_like(part)], [number], [None])
+    return part
+
+
+def combine_in_groups(
+    tensors: Sequence[tf.Tensor], axes: Sequence[int], along: Sequence[int | None], equal: bool = True
+) -> list[tf.Tensor]:
+    """Sum or concatenate each tensor of the replicas that differ along one axis of the mesh alone.
+
+    `axes` are those of the mesh. `along` are those of the tensors, to concatenate; None: the sum. `equal`: the shapes
+    on replicas that differ along another axis than that of the batch are. Context: replica.
     """
     mesh = mesh_of()
 
     def across(strategy: tf.distribute.Strategy, values: list[Any]) -> list[Any]:
         found = []
-        for value, axis, function in zip(values, axes, combine):
-            local = strategy.experimental_local_results(value)
-            made = []
-            for replica, mine in enumerate(local):
+        for value, axis, concat in zip(values, axes, along):
+            local, made = strategy.experimental_local_results(value), []
+            for number, mine in enumerate(local):
+                group = mesh.group(first_local_replica(strategy) + number, axis)
                 with tf.device(mine.device):
-                    made.append(function([local[number] for number in mesh.group(replica, axis)]))
+                    if len(group) == 1:
+                        made.append(tf.identity(mine))
+                    elif len(local) < strategy.num_replicas_in_sync:
+                        launcher = launcher_in_group(
+                            strategy, number, axis * len(mesh.replicas) + group[0], len(group)
+                        )
+                        made.append(_launch(launcher, mine, concat, equal and axis > 0))
+                    else:
+                        members = [local[replica] for replica in group]
+                        made.append(tf.add_n(members) if concat is None else tf.concat(members, concat))
             found.append(PerReplica(made))
         return found
 
+    if spans_workers():
+        note_collective(tensors)
     own = [tf.identity(tensor) for tensor in tensors]
     return tf.distribute.get_replica_context().merge_call(across, args=(own,))
+
+
+def _launch(launcher: Any, tensor: tf.Tensor, concat: int | None, equal: bool) -> tf.Tensor:
+    """A replica's collective with its group, over workers; `equal`: the shapes of the group are."""
+    sent = tf.cast(tensor, carried_as(tensor.dtype))
+    if concat is None:
+        return tf.cast(sum_in_group(launcher, sent), tensor.dtype)
+    whole = gather_in_group(launcher, sent, concat, equal)
+    return tf.cast(
+        tf.ensure_shape(whole, [None if n == concat else size for n, size in enumerate(tensor.shape)]),
+        tensor.dtype,
+    )

@@ -29,6 +29,8 @@ class ReplicaSamples:
     global_samples: Any
     # The position of this replica's first sample in the global batch. None: split evenly, in the order of the replicas.
     first_sample: Any = None
+    # The first of its samples whose outputs it returns, and how many: where it computes those of other replicas, too.
+    returned: Any = None
 
     @property
     def alive(self) -> Any:
@@ -127,6 +129,7 @@ class _Here(ThreadContext):
     pipeline: Any = None  # in whose scope models are created
     sees_sharded: Any = None  # a function of a `ShardedValue`: the variable that is seen instead
     updates_sharded: bool = False  # in `strategy.extended.update` of a sharded variable
+    moves_weights: bool = False  # variables that are created here are the weights of a model
     reads_under_xla: bool = False  # readers that are traced here read samples by number
     # Gradients are shards, whose norms are summed over the replicas: how many replicas have the same shard of each; 0: no.
     copies_of_shards: Any = 0

@@ -21,7 +21,7 @@ from ..compat.tensorflow_graphs.graphs import control_status_ctx, converted, lef
 from ..compat.tensorflow_private.parameter_servers import num_workers_of
 from ..distribute.arguments import shown
 from ..distribute.gathering import gather_for_step
-from ..distribute.mesh import mesh_of
+from ..distribute.mesh import combine_in_groups, mesh_of, this_replica
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from ..distribute.replicas import all_reduce_sum, local_replica_index, replica_id
 from ..distribute.step_context import (
@@ -164,11 +164,6 @@ def _for_arguments(
     said: set[str],
 ) -> Callable[[list[tuple[Any, ...]]], Any]:
     """The step for arguments that differ in their tensors alone; it takes the tensors of each replica of this worker."""
-    if mesh_of(strategy).divides_weights:
-        raise ValueError(
-            f"`replica_step` does not support yet that weights are divided over the mesh {mesh_of(strategy)}: write the "
-            "step as the `train_step` of a model, and call `fit`."
-        )
     roots = {"fn": fn, "arguments": static}
     layers = [inner for _, each in reached(roots, (keras.layers.Layer,)) for inner in layers_of(each)]
     metrics = [metric for _, metric in reached(roots, (keras.metrics.Metric,))]
@@ -203,7 +198,7 @@ def _for_arguments(
                 size = part.global_samples
                 part.samples, part.first_sample = (size, 0) if part.replica_id == 0 else (0, size)
             else:
-                own = [_with_a_sample(tensor, part.samples) for tensor in own]
+                own = [_with_a_sample(tensor, part.samples) for tensor in _gather_samples(strategy, own)]
             return own, part
 
         checks = [check for each in given for check in step.check_samples(each)]
@@ -249,14 +244,35 @@ def _with_a_sample(tensor: tf.Tensor, samples: Any) -> tf.Tensor:
     return tf.ensure_shape(tf.concat([tensor, nothing], 0), [None, *tensor.shape[1:]])
 
 
+def _gather_samples(strategy: tf.distribute.Strategy, tensors: list[Any]) -> list[Any]:
+    """The samples of all replicas that have parts of the same model as this one, each of which computes all of them."""
+    axes = [axis for axis, size in enumerate(mesh_of(strategy).shape) if axis and size > 1]
+    with_samples = [tensor for tensor in tensors if tensor.shape.rank != 0] if axes else []
+    for axis in reversed(axes):
+        count = len(with_samples)
+        with_samples = combine_in_groups(with_samples, [axis] * count, [0] * count, equal=False)
+    rest = iter(with_samples)
+    return [next(rest) if axes and tensor.shape.rank != 0 else tensor for tensor in tensors]
+
+
 def _samples_of_replica(strategy: tf.distribute.Strategy, samples: list[Any]) -> ReplicaSamples:
-    """The range of this replica's samples in the global batch. Context: replica."""
-    replicas, here = strategy.num_replicas_in_sync, local_replica_index()
-    if not spans_workers(strategy):
-        return ReplicaSamples(here, replicas, samples[here], sum(samples), sum(samples[:here]))
-    me = int(tf.get_static_value(replica_id()))
-    (counts,) = all_reduce_sum([tf.one_hot(me, replicas, dtype=tf.int32) * tf.cast(samples[here], tf.int32)])
-    return ReplicaSamples(me, replicas, samples[here], tf.reduce_sum(counts), tf.reduce_sum(counts[:me]))
+    """The range of this replica's samples in the global batch: on a mesh those of all with parts of the same model.
+
+    Context: replica.
+    """
+    replicas, me, mesh = strategy.num_replicas_in_sync, this_replica(), mesh_of(strategy)
+    if spans_workers(strategy):
+        mine = tf.one_hot(me, replicas, dtype=tf.int32) * tf.cast(samples[local_replica_index()], tf.int32)
+        samples = tf.unstack(all_reduce_sum([mine])[0])
+    order, batch = mesh.replicas, mesh.place(me)[0]
+    together = [samples[n] for n in order if mesh.place(n)[0] == batch]
+    before = [samples[n] for n in order if mesh.place(n)[0] < batch]
+    part = ReplicaSamples(me, replicas, sum(together), sum(samples), sum(before))
+    if len(together) > 1:
+        position = order.index(me)
+        earlier = order[position - position % len(together) : position]
+        part.returned = sum(samples[n] for n in earlier), samples[me]
+    return part
 
 
 def draws_of_replica() -> contextlib.AbstractContextManager[None]:

@@ -16,7 +16,7 @@ import keras
 from ...compat.keras_private.callbacks import choose_monitor_op, path_to_save, should_save
 from ...distribute.arguments import number, truth, whole_number
 from ...distribute.objects import is_remote, upload
-from ...distribute.sharding.sharded_value import read_together
+from ...distribute.sharding.whole_reads import read_together
 from ...distribute.storage import storage_path
 from ...optimizers.held_optimizers import optimizers_of
 from ..backup.files.background import BackgroundWriter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import weakref
 from collections.abc import Iterator
@@ -112,6 +113,46 @@ def launchers_of(strategy: tf.distribute.Strategy) -> list[Any]:
     They share the group, instance keys and ordering tokens of the all-reduces, so all collectives run in one order.
     """
     return list(strategy.extended._cross_device_ops._launchers)
+
+
+_first_of_mesh = itertools.count(10_000_000, 100_000)
+_meshes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def launcher_in_group(strategy: Any, local: int, group: int, size: int) -> Any:
+    """The launcher of a local replica of a strategy of several workers for collectives in a group of its replicas.
+
+    Groups have different numbers, the same on all workers. A group has its own key, and instance keys that no other has, as
+    data is sent under the instance key alone. It shares the ordering token of the replica's other collectives. Without it,
+    TensorFlow would run those of different devices one after the other, and wait for good.
+    """
+    if strategy not in _meshes:
+        _meshes[strategy] = next(_first_of_mesh)
+    main = launchers_of(strategy)[local]
+    launcher = copy.copy(main)
+    launcher._group_key = _meshes[strategy] + group
+    launcher._group_size = size
+    first = main._collective_keys._instance_key_table.setdefault(launcher._group_key, {})
+    first.setdefault(main._device, (1 + group % 200) * 10_000_000)
+    return launcher
+
+
+def gather_in_group(launcher: Any, tensor: tf.Tensor, axis: int, equal: bool) -> tf.Tensor:
+    """Concatenates the tensors of a group along an axis, in the order of its replicas; `equal`: their shapes are.
+
+    Context: a graph.
+    """
+    if not equal:
+        return launcher.all_gather(tensor, axis)
+    order = [axis, *(n for n in range(tensor.shape.rank) if n != axis)]
+    with tf.device(launcher._device):
+        whole = launcher._all_gather(tensor if axis == 0 else tf.transpose(tensor, order), None)
+        return whole if axis == 0 else tf.transpose(whole, [order.index(n) for n in range(len(order))])
+
+
+def sum_in_group(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
+    """Sums the tensors of a group. Context: a graph."""
+    return launcher.all_reduce(tensor)
 
 
 def all_to_all(launcher: Any, rows: tf.Tensor) -> tf.Tensor:

@@ -96,9 +96,11 @@ def gathered_on_host(strategy: tf.distribute.Strategy, shards: Sequence[tf.Tenso
         return tf.identity(_over_workers(strategy, _ALL_SHARDS, list(shards))[0])
 
 
-def scattered_from_first(strategy: tf.distribute.Strategy, value: tf.Tensor) -> list[tf.Tensor]:
-    """The local replicas' shards of the first replica's tensor. Context: eager, on every worker."""
-    rows = as_shards(value, strategy.num_replicas_in_sync)
+def scattered_from_first(strategy: tf.distribute.Strategy, rows: tf.Tensor) -> list[tf.Tensor]:
+    """The local replicas' rows of the first replica's matrix, which has one for each replica.
+
+    Context: eager, on every worker.
+    """
     devices = strategy.extended.worker_devices
     if len(devices) == strategy.num_replicas_in_sync:
         return tf.unstack(rows)

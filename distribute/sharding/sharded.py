@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import keras
 import tensorflow as tf
 
+from ...compat.keras_private.distributions import is_made_by_layer
 from ...compat.keras_private.optimizers import (
     call_count,
     overwritten_by_gradient,
@@ -21,7 +22,7 @@ from ...compat.keras_private.optimizers import (
 from ...compat.keras_private.variables import put_inside, raw_value
 from ...compat.patches import wrap
 from ..arguments import one_of, shown
-from ..mesh import MeshStrategy, mesh_of
+from ..mesh import OnMesh, mesh_of
 from ..pipeline.pipeline import Pipeline
 from ..step_context import here
 from .sharded_value import ShardedValue, is_shardable, is_sharded, sharded_weight
@@ -97,7 +98,7 @@ def _initialize(original: Callable[..., None], variable: keras.Variable, value: 
     """Creates the variable inside a Keras variable."""
     strategy = tf.distribute.get_strategy()
     held, flat = None, level_of(strategy) == "weights"
-    if flat or (isinstance(strategy, MeshStrategy) and variable.trainable):
+    if flat or (isinstance(strategy, OnMesh) and _is_weight(variable)):
         held = sharded_weight(strategy, variable, value, flat)
     if held is None:
         original(variable, value)
@@ -105,7 +106,12 @@ def _initialize(original: Callable[..., None], variable: keras.Variable, value: 
         put_inside(variable, held)
 
 
-def divide_weights(strategy: MeshStrategy) -> None:
+def _is_weight(variable: keras.Variable) -> bool:
+    """Whether a variable that is being created is trained, or is one that a layer holds, such as a frozen weight."""
+    return bool(variable.trainable) or here.moves_weights or is_made_by_layer()
+
+
+def divide_weights(strategy: tf.distribute.Strategy) -> None:
     """Lets Keras variables that are created under a strategy have its layouts."""
     accept_sharded_variables(strategy)
     wrap("_initialize", _initialize)

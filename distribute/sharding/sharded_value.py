@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -20,12 +20,20 @@ from ...compat.keras_private.variables import (
     raw_value,
 )
 from ...compat.tensorflow_private.valueless_variables import record_as_read, variable_without_value
-from ..mesh import Layout, MeshStrategy
+from ..mesh import Layout, OnMesh
 from ..replicas import copies_of, in_replica_context, local_copy, local_replica_index
 from ..step_context import here
 from ..workers.agreement import first_local_replica
 from ..workers.peer_monitor import monitored_collective
-from .collectives import all_gather, gathered_on_host, own_shard, scattered_from_first, shard_size, whole
+from .collectives import (
+    all_gather,
+    as_shards,
+    gathered_on_host,
+    own_shard,
+    scattered_from_first,
+    shard_size,
+    whole,
+)
 from .transient_weights import transient_weight
 
 _numbers = itertools.count()
@@ -75,41 +83,42 @@ class ShardedValue(VariableStandIn):
         """The whole value, or its stand-in here."""
         if here.sees_sharded is not None:
             return tf.convert_to_tensor(here.sees_sharded(self))
-        if self.layout is not None:
-            self._check_on_host()
-            with tf.device("CPU:0"):
-                return self.layout.whole([tf.identity(shard.read_value()) for shard in self.shards])
-        if in_replica_context() and tf.distribute.has_strategy():
+        if self._is_on_replica():
             return all_gather([self.own().read_value()], [self.shape.as_list()])[0]
+        shards = [tf.reshape(shard.read_value(), [-1]) for shard in self.shards]
         with monitored_collective():
-            flat = gathered_on_host(self.distribute_strategy, [shard.read_value() for shard in self.shards])
-        return whole(flat, self.shape.as_list())
+            flat = gathered_on_host(self.distribute_strategy, shards)
+        if self.layout is None:
+            return whole(flat, self.shape.as_list())
+        with tf.device("CPU:0"):
+            return self.layout.whole(tf.unstack(tf.reshape(flat, [-1, *self.shards[0].shape])))
 
     def assign(self, value: Any) -> Any:
         """Writes the whole value, or its stand-in here: each replica writes its shard."""
         if here.sees_sharded is not None:
             return here.sees_sharded(self).assign(value)
         value = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
+        if self._is_on_replica():
+            return self.own().assign(own_shard(value))
+        first = first_local_replica(self.distribute_strategy)
         if self.layout is not None:
-            self._check_on_host()
-            for number, shard in enumerate(self.shards):
+            for number, shard in enumerate(self.shards, first):
                 shard.assign(self.layout.part(value, number))
             return self
-        if in_replica_context() and tf.distribute.has_strategy():
-            return self.own().assign(own_shard(value))
         flat, size = np.ravel(value.numpy()), int(self.shards[0].shape[0] or 0)
-        first = first_local_replica(self.distribute_strategy)
         for number, shard in enumerate(self.shards, first):
             part = flat[number * size : (number + 1) * size]
             shard.assign(np.pad(part, (0, size - len(part))))
         return self
 
-    def _check_on_host(self) -> None:
-        if in_replica_context() and tf.distribute.has_strategy():
+    def _is_on_replica(self) -> bool:
+        on_replica = in_replica_context() and tf.distribute.has_strategy()
+        if on_replica and self.layout is not None:
             raise ValueError(
                 f"{self.name!r} is divided over a mesh, and was read or written in `strategy.run`: do that in a step of "
-                "`fit`, `evaluate` or `predict`, or outside."
+                "`fit`, `evaluate` or `predict`, in a function that `unisono.replica_step` wraps, or outside."
             )
+        return on_replica
 
     def assign_add(self, value: Any) -> Any:
         """Adds to it."""
@@ -213,26 +222,6 @@ own_shards = functools.partial(seen_through, ShardedValue.own)
 
 
 @contextlib.contextmanager
-def read_together(variables: Iterable[Any], here: bool = True) -> Iterator[None]:
-    """Inside, reads of the sharded `variables` in this thread return whole values that were gathered before.
-
-    So one worker alone can write a file: all workers enter, and those without `here` keep nothing.
-
-    Context: eager, on every worker.
-    """
-    found: dict[int, TensorInPlace] = {}
-    for variable in variables:
-        value = raw_value(variable)
-        if isinstance(value, ShardedValue):
-            with tf.init_scope():
-                tensor = value.read_value()
-            if here:
-                found[id(value)] = TensorInPlace(value.key, tensor, value.name)
-    with seen_through(lambda value: found[id(value)]) if found else contextlib.nullcontext():
-        yield
-
-
-@contextlib.contextmanager
 def created_in_shards(
     strategy: Any, shape: Sequence[int], initializer: Any, layout: Layout | None = None
 ) -> Iterator[None]:
@@ -257,10 +246,10 @@ def created_in_shards(
         yield
 
 
-def shard_variable(variable: keras.Variable, strategy: tf.distribute.Strategy) -> None:
+def shard_variable(variable: keras.Variable, strategy: Any, layout: Layout | None = None) -> None:
     """Replaces the TensorFlow variable inside a Keras variable by a sharded one, with its value and id. Context: eager."""
     whole_value = tf.convert_to_tensor(copies_of(raw_value(variable))[0])
-    value = ShardedValue(strategy, variable.shape.as_list(), variable.dtype, variable.name)
+    value = ShardedValue(strategy, list(variable.shape), variable.dtype, variable.name, layout=layout)
     value.assign(whole_value)
     put_inside(variable, value)
 
@@ -273,9 +262,7 @@ def is_shardable(variable: keras.Variable, shape: Sequence[Any]) -> bool:
     return bool(variable.trainable) and tf.as_dtype(variable.dtype).is_floating and len(shape) >= 2
 
 
-def sharded_weight(
-    strategy: tf.distribute.Strategy, variable: keras.Variable, value: Any, flat: bool
-) -> ShardedWeight | None:
+def sharded_weight(strategy: Any, variable: keras.Variable, value: Any, flat: bool) -> ShardedWeight | None:
     """The value of a Keras variable that is being created under a strategy, of which it is divided; None: it is whole.
 
     It has the layout of the strategy, or is `flat` if it is shardable.
@@ -286,15 +273,20 @@ def sharded_weight(
     shape = tuple(variable.shape) if callable(value) else tuple(np.shape(value))
     if isinstance(value, tf.Variable) or not tf.executing_eagerly():
         return None
-    layout = strategy.layout_of(variable.path, shape) if isinstance(strategy, MeshStrategy) else None
+    replicas = strategy.num_replicas_in_sync
+    layout = strategy.layout_of(variable.path, shape) if isinstance(strategy, OnMesh) else None
     if layout is None and not (flat and is_shardable(variable, shape)):
         return None
     weight = ShardedWeight(strategy, shape, variable.dtype, variable.name, layout)
-    first: Any = tf.cast(value() if callable(value) else value, weight.dtype)
-    if layout is not None:
-        weight.assign(first)
-        return weight
-    with monitored_collective():
-        for shard, part in zip(weight.shards, scattered_from_first(strategy, first)):
-            shard.assign(part)
+    with (
+        tf.device("CPU:0" if layout is not None else None),
+        monitored_collective(),
+    ):  # it may be too large for a device
+        first: Any = tf.cast(value() if callable(value) else value, weight.dtype)
+        if layout is None:
+            rows = as_shards(first, replicas)
+        else:
+            rows = tf.stack([tf.reshape(layout.part(first, replica), [-1]) for replica in range(replicas)])
+        for shard, part in zip(weight.shards, scattered_from_first(strategy, rows)):
+            shard.assign(tf.reshape(part, shard.shape))
     return weight

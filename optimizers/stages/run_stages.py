@@ -21,13 +21,13 @@ from ...distribute.replicas import (
     replica_id,
 )
 from ...distribute.sharding.collectives import if_all
-from ...distribute.sharding.sharded_value import layout_of
+from ...distribute.sharding.sharded_value import layout_of, own_copy
 from ...distribute.step_context import current_step
 from .. import checks
 from ..adoption import adopt
 from ..building import ensure_built
 from ..rematerialization import rematerialize
-from ..update_rules.parts import check_parts, transform_and_apply_parts
+from ..update_rules.parts import check_hook_on_parts, check_parts, divide_state, transform_and_apply_parts
 from ..update_rules.replica_rule import once_there_is_one, transform_and_apply
 from ..update_rules.sharded import (
     aggregate_shards,
@@ -100,9 +100,14 @@ def run_stages(
     every = [v for _, v in pairs]
     pairs, sharded = checks.with_gradients(optimizer, pairs), shards_state(optimizer)
     apply_to: Any = transform_and_apply_shards if sharded else transform_and_apply
+    check: Callable[[Any, Pairs, Any], Any] = (
+        check_shards if sharded else lambda hook, *args: hook.check_gradients(*args)
+    )
     if any(layout_of(v) is not None for v in every):
         check_parts(optimizer, every)
-        apply_to = transform_and_apply_parts
+        with direct_writes():
+            divide_state(optimizer)
+        apply_to, check = transform_and_apply_parts, check_hook_on_parts
     rematerialize()
     hooks = step_hooks(optimizer)
     begun = [hook.before_aggregation(pairs) for hook in hooks]
@@ -115,7 +120,7 @@ def run_stages(
     if veto is not None:
         finite = tf.logical_and(finite, tf.logical_not(veto))
     for hook in hooks:
-        finite = check_shards(hook, pairs, finite) if sharded else hook.check_gradients(pairs, finite)
+        finite = check(hook, pairs, finite)
     step = current_step()
     if step is not None and finite is not True and veto is None:
         step.calls = {}  # this call may be skipped without being counted, and the host cannot know
@@ -181,7 +186,7 @@ def _update(
         return
     with direct_writes(_write_own_copy if tf.distribute.has_strategy() else None):
         for variable, value in collected:
-            local_copy(variable).assign(value)
+            own_copy(variable).assign(value)
         found = dict(zip(map(id, variables), gradients))
         pairs = [(found.get(id(v)), v) for v in every]
         parts = optimizer.split(pairs) if called else [(optimizer, pairs)]

@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 from absent_gpus import absent_gpus
 
-from unisono.distribute.automatic import _divide_gpus
 from unisono.distribute.environment import ClusterError
+from unisono.distribute.workers.joining import _divide_gpus
 from unisono.distribute.workers.places import Place
 from unisono.distribute.workers.rendezvous import Peer
 

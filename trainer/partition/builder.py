@@ -193,7 +193,10 @@ class Builder(Values):
         return (wants, made) if all(map(has_parts, made, given, [mesh] * len(made))) else view.gathered()
 
     def _apply(self, op: tf.Operation, inputs: list[int], number: int) -> None:
-        """The gradients for an optimizer are partial sums over the replicas."""
+        """The gradients for an optimizer are partial sums over the replicas, or parts of weights.
+
+        What the step has assigned before follows them, whole or in parts.
+        """
         if self.inside:
             raise NotPartitioned("an optimizer is called in a branch or a loop")
         rest, given = iter(inputs), list[int]()
@@ -202,6 +205,9 @@ class Builder(Values):
             values = next(rest)
             if labels is not None:
                 given.append(self.converted(values, labels, op))
+                continue
+            if is_slices is None:
+                given.append(self.whole(values, op))
                 continue
             if not is_slices:
                 given.append(self._summand(values, op))

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from .builder import Builder, needed_operations
-from .labels import MEAN_OF_STATISTICS, Label, sharded, with_label
+from .labels import MEAN_OF_STATISTICS, Label, Labels, sharded, with_label
 from .program import BATCH, ListIsGathered, MeshAxis, NotPartitioned, Program, Value
 from .sizes.known_inputs import shape_of
 from .sizes.size import Samples, Size
@@ -18,7 +18,7 @@ from .values import NO_WEIGHTS, Weights
 def partitioned(
     graph: Any,
     batch: int,
-    outputs: Sequence[Label | None],
+    outputs: Sequence[Label | Labels],
     sums_on_read: Callable[[Any], bool],
     slices: Sequence[Sequence[bool]] = (),
     is_local: Callable[[tf.Operation], bool] = lambda op: False,
@@ -28,10 +28,11 @@ def partitioned(
     """Partition a traced step, or raise `NotPartitioned`.
 
     The first `batch` inputs of `graph` are the batch, with samples along axis 0 where they have axes. `outputs` are the
-    requested labels of its outputs. `sums_on_read` tells of a captured resource whether it is a variable whose value is the
-    sum of the replicas' copies. `slices` tells for each call of an optimizer which of its gradients are slices, values and
-    indices. `is_local` tells whether an operation is declared to compute statistics of a replica's own samples. `mesh` has
-    the axes of the mesh of replicas, first that of the batch, and `weights` the parts of weights along the others.
+    requested labels of its outputs: one for each axis of the mesh, or the same along all. `sums_on_read` tells of a captured
+    resource whether it is a variable whose value is the sum of the replicas' copies. `slices` tells for each call of an
+    optimizer which of its gradients are slices, values and indices. `is_local` tells whether an operation is declared to
+    compute statistics of a replica's own samples. `mesh` has the axes of the mesh of replicas, first that of the batch, and
+    `weights` the parts of weights along the others.
     """
     leaves = [n for n in read_inputs(graph, batch) if graph.inputs[n].shape.rank]
     samples = {number: Samples() for number in leaves}
@@ -66,7 +67,7 @@ def _one_pass(
     builder: Builder,
     graph: Any,
     batch: int,
-    outputs: Sequence[Label | None],
+    outputs: Sequence[Label | Labels],
     sums_on_read: Callable[[Any], bool],
     samples: Mapping[int, Samples],
 ) -> Program:
@@ -81,10 +82,10 @@ def _one_pass(
     for number, (outer, _) in enumerate(graph.captures, start=len(graph.inputs) - len(graph.captures)):
         program.values[number].shared = outer.dtype == tf.resource and sums_on_read(outer)
         program.captures.append((outer, number))
-    builder.states = {id(t) for t, label in zip(graph.outputs, outputs) if label == MEAN_OF_STATISTICS}
+    wanted = [(each,) * len(program.mesh) if isinstance(each, Label) else each for each in outputs]
+    builder.states = {id(t) for t, want in zip(graph.outputs, wanted) if want[0] == MEAN_OF_STATISTICS}
     found = builder.walk(graph, list(range(len(graph.inputs))))
     found = [builder.read(tensor, number, None) for tensor, number in zip(graph.outputs, found)]
-    wanted = [(label,) * len(program.mesh) for label in outputs]
     program.outputs = [builder.converted(number, wants, None) for number, wants in zip(found, wanted)]
     program.drop_unread()
     return program

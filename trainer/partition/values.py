@@ -41,7 +41,8 @@ class Weights:
 
     Attributes:
         reads: the labels of sharded weights, by the number of the read; None: it is read whole.
-        gradients: for each call of an optimizer the labels that it needs of its gradients; None: parts of a sum.
+        gradients: for each call of an optimizer the labels that it needs of its gradients, and then of what the step has
+            assigned before; None: parts of a sum, and whole values.
     """
 
     reads: Sequence[Labels | None] = ()

@@ -25,7 +25,8 @@ from ...compat.keras_private.training import (
 from ...compat.keras_private.variables import raw_value
 from ...compat.tensorflow_graphs.graphs import scratch_graph
 from ...compat.tensorflow_graphs.one_device import as_on_one_device
-from ...distribute.sharding.sharded_value import ShardedValue, read_together
+from ...distribute.sharding.sharded_value import ShardedValue
+from ...distribute.sharding.whole_reads import read_together
 from ...distribute.step_context import StepContext, step_scope
 from ...optimizers.building import ensure_built
 from ...optimizers.held_optimizers import optimizers_of

@@ -13,7 +13,8 @@ from ...compat.keras_private.layers import forget_losses
 from ...compat.keras_private.variables import raw_value, stored_dtype
 from ...compat.tensorflow_graphs.graphs import is_inside, made_in_this_graph
 from ...distribute.parameter_servers.updates import colocated_with
-from ...distribute.replicas import local_copy, once_per_copy
+from ...distribute.replicas import once_per_copy
+from ...distribute.sharding.sharded_value import own_copy
 from ...distribute.step_context import StepContext
 
 
@@ -134,7 +135,7 @@ class CollectedWrites(keras.StatelessScope):
         writes = self.items()
         if not writes:
             return
-        copies = [local_copy(variable) for variable, _ in writes]
+        copies = [own_copy(variable) for variable, _ in writes]
 
         def write(values: list[tf.Tensor], applied: tf.Tensor | None) -> None:
             for (variable, _), copy, value in zip(writes, copies, values):

@@ -105,10 +105,17 @@ class ReplicaSlices:
 
     def _bounds(self, replica: Any) -> tuple[Any, Any, Any]:
         """The samples `[first, last)` of a replica in the batch, and the number of samples of earlier workers."""
+        mesh = mesh_of(self._strategy)  # replicas with parts of one model have the same samples
         if self._worker_samples is None:
-            mesh = mesh_of(self._strategy)  # replicas with parts of one model have the same samples
             return (*replica_bounds(self.global_samples, mesh.shape[0], mesh.place(replica)[0]), 0)
         each = len(self._strategy.extended.worker_devices)
         me, _ = place_among_workers(self._strategy)
-        bounds = replica_bounds(self._worker_samples[me], each, replica % each)
+        parts = [mesh.place(number)[0] for number in mesh.replicas if number // each == me]
+        if any(mesh.place(number)[0] in parts for number in mesh.replicas if number // each != me):
+            raise ValueError(
+                f"Each worker reads its own samples, but the mesh {mesh} has parts of one model on several workers, which "
+                "need the same samples: let every worker read the whole batch, or put the axis of the model inside of one."
+            )
+        parts = sorted({*parts})
+        bounds = replica_bounds(self._worker_samples[me], len(parts), parts.index(mesh.place(replica)[0]))
         return (*bounds, tf.reduce_sum(self._worker_samples[:me]))

@@ -13,6 +13,7 @@ from ...compat.keras_private.optimizers import optimizer_strategy, set_strategy
 from ...compat.keras_private.training import set_strategy_of, strategy_of
 from ...compat.keras_private.variables import raw_value
 from ...distribute import keras_distribution
+from ...distribute.step_context import here
 from ...distribute.variables import move_variables
 from ...optimizers.building import inner_optimizers
 from ...optimizers.held_optimizers import optimizers_of
@@ -52,7 +53,9 @@ def bring_along(model: TrainedModel, method: str) -> None:
         set_strategy_of(model, adopting)
     check_home(model, method)
     home = strategy_of(model)
-    if home is not None and (move_variables(model.variables, home) or adopting):
+    with here.set_to(moves_weights=True):
+        moved = home is not None and move_variables(model.weights, home)
+    if home is not None and (move_variables(model.variables, home) or moved or adopting):
         for part in layers_of(model):  # their compiled functions read the earlier variables
             if isinstance(part, keras.Model):
                 part.train_function = part.test_function = part.predict_function = None

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 import unisono
-from unisono.distribute import automatic
+from unisono.distribute.workers import joining
 
 if sys.argv[2:] == ["gone"]:  # worker 1 exits after the rendezvous, before TensorFlow starts
 
@@ -15,7 +15,7 @@ if sys.argv[2:] == ["gone"]:  # worker 1 exits after the rendezvous, before Tens
         peers = meet(place, *arguments)
         return peers if place.rank == 0 else os._exit(5)
 
-    automatic.meet, meet = meet_and_end, automatic.meet
+    joining.meet, meet = meet_and_end, joining.meet
 
 keras.utils.set_random_seed(1)
 strategy = unisono.distribute.auto_strategy()

@@ -10,7 +10,9 @@ import keras
 import tensorflow as tf
 
 from ....compat.keras_private.variables import sums_on_read
+from ....distribute.mesh import of_first_copy
 from ....distribute.replicas import local_copy, of_first_replica, shares_variables
+from ....distribute.sharding.sharded_value import layout_of
 from ....distribute.step_context import this_step
 from ....optimizers.stages.aggregated_gradients import after_aggregation
 from ....optimizers.stages.call_options import CallOptions, call_options, current_options
@@ -68,6 +70,11 @@ class OptimizerCall:
         options = dataclasses.replace(options, skip_aggregation=False)
         return cls(optimizer, pairs, written, step.weight_total, options)
 
+    @property
+    def given(self) -> list[Any]:
+        """The variables of its gradients, then those that the step has assigned."""
+        return [*(v for g, v in self.pairs if g is not None), *(v for v, _ in self.written)]
+
     def apply(self, gradients: Sequence[Any], written: Sequence[tf.Tensor], weight: tf.Tensor | None) -> None:
         """Calls the optimizer with a replica's parts of the gradients, after the first replica's assignments."""
         assign([variable for variable, _ in self.written], written, range(len(written)))
@@ -77,9 +84,13 @@ class OptimizerCall:
 
 def assign(variables: Iterable[Any], values: Iterable[tf.Tensor], shared: Iterable[int]) -> None:
     """Collect assignments of a replica; of the `shared` ones by number, the first replica's values."""
-    values, shared = list(values), list(shared)
-    for number, value in zip(shared, of_first_replica([values[number] for number in shared])):
+    variables, values, shared = list(variables), list(values), list(shared)
+    whole = [number for number in shared if layout_of(variables[number]) is None]
+    for number, value in zip(whole, of_first_replica([values[number] for number in whole])):
         values[number] = value
+    for number in shared:
+        if (layout := layout_of(variables[number])) is not None:
+            values[number] = of_first_copy(layout, values[number])
     for update in zip(variables, values):
         this_step().writes.add_update(update)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import tensorflow as tf
@@ -27,10 +26,8 @@ def run_with_collectives(run: Exchange) -> list[tf.Tensor]:
 
 def _answers(requests: list[Request]) -> list[tf.Tensor]:
     if mesh_of().divides_weights:
-        combine = [
-            tf.add_n if r.axis is None else functools.partial(tf.concat, axis=r.axis) for r in requests
-        ]
-        return combine_in_groups([r.tensor for r in requests], [r.mesh for r in requests], combine)
+        asked = [(r.tensor, r.mesh, r.axis) for r in requests]
+        return combine_in_groups(*map(list, zip(*asked))) if asked else []  # type: ignore[arg-type]
     totals = iter(all_reduce_sum_packed([request.tensor for request in requests if request.axis is None]))
     return [next(totals) if axis is None else _concatenated(tensor, axis) for tensor, axis, _ in requests]
 

@@ -70,7 +70,8 @@ class StepPartition:
         if mesh_of(self._step.strategy).divides_weights:
             raise ValueError(
                 f"{self._step.name} would run on one replica, but weights are divided over a mesh: {reason}. Use "
-                "`run_eagerly=False` and operations that can be partitioned, or a mesh that divides the batch alone."
+                "`run_eagerly=False`, or `tf.function` around `strategy.run`, and operations that can be partitioned; or a "
+                "mesh that divides the batch alone."
             )
 
     def _trace(self, spec: Any, compiles: bool) -> TracedStep | None:

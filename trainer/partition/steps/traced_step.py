@@ -55,7 +55,7 @@ class TracedStep:
         graph = traced_on_one_device(self._trace, specs, for_xla=compiles)
         shares = shares_variables(step.strategy)
         self._wanted = [
-            PARTIAL_SUM if sums_on_read(raw_value(v)) and not shares else MEAN_OF_STATISTICS
+            PARTIAL_SUM if sums_on_read(raw_value(v)) and not shares else _labels_written(v)
             for v in self._variables
         ]
         self._results = len(graph.outputs) - len(self._variables)
@@ -66,7 +66,7 @@ class TracedStep:
         self._mesh = mesh_of(step.strategy)
         weights = Weights(
             [_labels_of(weight.layout) for weight in self._reads],
-            [[_labels_of(layout_of(v)) for g, v in call.pairs if g is not None] for call in self._calls],
+            [[_labels_of(layout_of(v)) for v in call.given] for call in self._calls],
         )
         self.program: Program = partitioned(
             graph,
@@ -78,7 +78,6 @@ class TracedStep:
             [BATCH, *map(MeshAxis, self._mesh.shape[1:])],
             weights,
         )
-        self._check_written()
         self._received = received(self.program)
         self._written = _written_by(self.program)
         self._read_inputs = read_inputs(graph, len(leaves)) or range(len(leaves))
@@ -109,15 +108,6 @@ class TracedStep:
             stand_for(whole.op, READ, len(self._reads))
         self._reads.append(weight)
         return TensorInPlace(weight.key, whole, weight.name)
-
-    def _check_written(self) -> None:
-        written = [*self._variables, *(v for call in self._calls for v, _ in call.written)]
-        divided = [variable.path for variable in written if layout_of(variable) is not None]
-        if divided:
-            raise ValueError(
-                f"{self._step.name} assigns {divided[0]!r}, which the layout map divides: that is not supported yet, so "
-                "leave it out of the map."
-            )
 
     def _build(self, optimizer: Any, variables: list[Any]) -> None:
         with self._step.strategy.scope():
@@ -218,6 +208,9 @@ class TracedStep:
         """
         if self._step.exits == LOGS or label == PARTIAL_SUM or tensor.shape.rank == 0:
             return tensor
+        if is_sharded(label) and step.returned is not None:
+            start, count = step.returned
+            return tensor[start : start + count]
         if not first:
             return tensor[:0]
         if is_sharded(label):
@@ -285,6 +278,12 @@ def _sums_on_read(handle: Any) -> bool:
     if variable is not None and is_read_together(variable) and not sums_on_read(variable):
         raise NotPartitioned("it reads a variable whose copies differ and are not parts of a sum")
     return sums_on_read(variable)
+
+
+def _labels_written(variable: Any) -> Label | Labels:
+    """The labels that a variable needs of what is assigned to it; a replica writes its part."""
+    labels = _labels_of(layout_of(variable))
+    return MEAN_OF_STATISTICS if labels is None else (MEAN_OF_STATISTICS, *labels[1:])
 
 
 def _labels_of(layout: Layout | None) -> Labels | None:

@@ -1,0 +1,32 @@
+"""Reads of sharded variables by one worker alone, as it needs them to write a file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from ...compat.keras_private.variables import raw_value
+from .sharded_value import ShardedValue, TensorInPlace, seen_through
+
+
+@contextlib.contextmanager
+def read_together(variables: Iterable[Any], here: bool = True) -> Iterator[None]:
+    """Inside, reads of the sharded `variables` in this thread return whole values that were gathered before.
+
+    So one worker alone can write a file: all workers enter, and those without `here` keep nothing.
+
+    Context: eager, on every worker.
+    """
+    found: dict[int, TensorInPlace] = {}
+    for variable in variables:
+        value = raw_value(variable)
+        if isinstance(value, ShardedValue):
+            with tf.init_scope():
+                tensor = value.read_value()
+            if here:
+                found[id(value)] = TensorInPlace(value.key, tensor, value.name)
+    with seen_through(lambda value: found[id(value)]) if found else contextlib.nullcontext():
+        yield

@@ -1,0 +1,59 @@
+"""Joins the cluster that a launcher or TF_CONFIG describes, before TensorFlow's devices are used."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import tensorflow as tf
+
+from ..environment import peer_timeout
+from . import cluster_start
+from .addresses import split_address
+from .cluster import Cluster, ClusterError, read_cluster
+from .places import Peer, Place, read_place, warn_of_unknown_size
+from .rendezvous import meet
+
+
+def join_cluster(place: Place | None = None) -> Cluster | None:
+    """Meets the other processes of a launcher, and sets TF_CONFIG; returns the cluster, or None where there is none.
+
+    `place` is this process's place among them; None: the one that the launcher's variables say.
+    """
+    place = place or read_place()
+    if place is not None and place.size:
+        rank, peers = meet(place, peer_timeout(), cluster_start.digest_program())
+        place = place._replace(rank=rank)
+        _divide_gpus(place, peers)
+        config = {"cluster": {"worker": [each.address for each in peers]}}
+        os.environ["TF_CONFIG"] = json.dumps({**config, "task": {"type": "worker", "index": place.rank}})
+    elif place is not None:
+        warn_of_unknown_size(place)
+    return read_cluster()
+
+
+def check_trains(cluster: Cluster) -> None:
+    """Raises a ClusterError in a process of a cluster that does not train; prepares TensorFlow's strategy in others."""
+    if cluster.task_type not in ("chief", "worker"):
+        raise ClusterError(
+            f"TF_CONFIG's task type must be 'chief' or 'worker' for a process that trains. Received: "
+            f"{cluster.task_type!r}."
+        )
+    cluster_start.install()
+
+
+def _divide_gpus(place: Place, peers: list[Peer]) -> None:
+    """Makes this process's share of the machine's GPUs visible, among the processes that see the same ones."""
+    mine, gpus = peers[place.rank], tf.config.list_physical_devices("GPU")
+    host, _ = split_address(mine.address)
+    sharing = [
+        n for n, p in enumerate(peers) if split_address(p.address)[0] == host and p.devices == mine.devices
+    ]
+    if gpus and len(sharing) > 1:
+        each, position = len(gpus) // len(sharing), sharing.index(place.rank)
+        if not each:
+            raise ClusterError(
+                f"{place.launcher} runs {len(sharing)} processes on {host}, which has {len(gpus)} GPU(s): start at most one "
+                "for each GPU there."
+            )
+        tf.config.set_visible_devices(gpus[position * each : (position + 1) * each], "GPU")
