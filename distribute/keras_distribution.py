@@ -49,6 +49,7 @@ def strategy_of(distribution: Any) -> tf.distribute.Strategy:
             "`distribution` must be a keras.distribution.DataParallel or a keras.distribution.ModelParallel. "
             f"Received: {shown(distribution)}"
         )
+    accept_layouts_of_outputs()
     if distribution not in _strategies:
         _strategies[distribution] = _make_strategy(distribution)
     return _strategies[distribution]
@@ -58,6 +59,11 @@ def strategy_of_scope() -> tf.distribute.Strategy | None:
     """The strategy of the distribution that `keras.distribution.set_distribution` or its scope has set, or None."""
     distribution: Any = keras.distribution.distribution()
     return None if distribution is None else strategy_of(distribution)
+
+
+def accept_layouts_of_outputs() -> None:
+    """Lets layers whose outputs have a layout ask for it, which Keras lacks on TensorFlow."""
+    add("distribute_tensor", ignore_layout)
 
 
 def _make_strategy(distribution: Any) -> tf.distribute.Strategy:
@@ -118,6 +124,3 @@ def _make_strategy_of_workers(
             f"workers. Received: {shown(devices)}"
         )
     return WorkerMeshStrategy(dataclasses.replace(mesh, order=numbers), layouts)
-
-
-add("distribute_tensor", ignore_layout)

@@ -30,7 +30,7 @@ from ..stages.sparse_gradients import Pairs
 from ..stages.step_hooks import StepHook
 from ..stages.transformers import AddDecayedWeights, ClipByGlobalNorm, ClipByNorm, ClipByValue
 from ..stages.user_code import has_user_code, is_elementwise
-from .replica_rule import decay, transform, transform_and_apply, update
+from .replica_rule import once_there_is_one, transform, transform_and_apply
 
 _ON_PARTS = (ClipByGlobalNorm, ClipByNorm, ClipByValue, AddDecayedWeights)
 """The ready pieces that need no whole gradient."""
@@ -69,14 +69,15 @@ def _transform(optimizer: Any, pairs: Pairs) -> Pairs:
 
 def _decay_and_update(optimizer: Any, pairs: Pairs) -> None:
     """Weight decay and the update rule, on parts or on whole gradients, weights and state."""
-    if is_elementwise(optimizer):
-        decay(optimizer, pairs)
-        update(optimizer, pairs)
-        return
-    with _seeing_wholes() as whole:
-        decay(optimizer, pairs)
-        pairs = _gather(pairs)
-        update(optimizer, [(g, v if layout_of(v) is None else whole(raw_value(v))) for g, v in pairs])
+    variables = [v for _, v in pairs]
+    with contextlib.nullcontext() if is_elementwise(optimizer) else _seeing_wholes() as whole:
+        with once_there_is_one(pairs):
+            optimizer._apply_weight_decay(variables)
+        if whole is not None:
+            pairs = _gather(pairs)
+            variables = [v if layout_of(v) is None else whole(raw_value(v)) for v in variables]
+        rate = optimizer.learning_rate_for(variables)
+        optimizer._backend_update_step([g for g, _ in pairs], variables, rate)
 
 
 def _gather(pairs: Pairs) -> Pairs:

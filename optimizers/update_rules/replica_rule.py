@@ -261,35 +261,28 @@ def constrain(variables: Sequence[Any]) -> None:
             copy.assign(layout.own_part(variable.constraint(layout.gather(copy.read_value()))))
 
 
-def decay(optimizer: Any, pairs: Pairs) -> None:
-    """Weight decay."""
-    with once_there_is_one(pairs):
-        optimizer._apply_weight_decay([v for _, v in pairs])
-
-
-def update(optimizer: Any, pairs: Pairs) -> None:
-    """The update rule."""
-    variables = [v for _, v in pairs]
-    optimizer._backend_update_step([g for g, _ in pairs], variables, optimizer.learning_rate_for(variables))
-
-
 def transform_and_apply(
     optimizer: Any,
     pairs: Pairs,
     transform: Callable[[Any, Pairs], Pairs] = transform,
-    decay_and_update: Callable[[Any, Pairs], None] | None = None,
+    update: Callable[[Any, Pairs], None] | None = None,
 ) -> None:
-    """Stages 4 and 5: writes the weights and the optimizer state, in Keras' order."""
+    """Stages 4 and 5: writes the weights and the optimizer state, in Keras' order.
+
+    `update` makes weight decay and calls the update rule; None: that of whole weights.
+    """
     with frozen_iterations(optimizer):
         pairs, overwriting = without_overwriting(pairs)
         pairs = transform(optimizer, pairs)
         for gradient, variable in overwriting:
             optimizer.assign(variable, gradient)
-        if pairs and decay_and_update is not None:
-            decay_and_update(optimizer, pairs)
-        elif pairs:
-            decay(optimizer, pairs)
+        if pairs and update is not None:
             update(optimizer, pairs)
+        elif pairs:
+            gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
+            with once_there_is_one(pairs):
+                optimizer._apply_weight_decay(variables)
+            optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
         optimizer._update_model_variables_moving_average(trained_variables(optimizer))
         optimizer.overwrite_with_average_when_due()
         constrain([v for _, v in pairs])

@@ -16,6 +16,7 @@ import unisono.trainer  # provides the replacements
 from unisono.compat.patches import ACCUMULATING, ADDED, GPUS, REPLACED, SERVERS, replaced_functions
 from unisono.compat.tensorflow_private.parameter_servers import save_as_whole_ones
 from unisono.compat.tensorflow_private.strategies import pretending_replicas
+from unisono.distribute.keras_distribution import accept_layouts_of_outputs
 from unisono.distribute.step_context import StepContext, step_scope
 
 # The arguments of each replaced function.
@@ -150,6 +151,7 @@ def test_synchronized_moments_are_found_where_they_are_replaced():
 @pytest.mark.parametrize("added", ADDED, ids=lambda each: each.key)
 def test_added_methods_are_ours_because_tensorflow_lacks_them(added):
     save_as_whole_ones()
+    accept_layouts_of_outputs()
     assert vars(added.owner)[added.name].__module__.startswith("unisono.")
 
 

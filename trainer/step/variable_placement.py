@@ -65,6 +65,7 @@ def bring_along(model: TrainedModel, method: str) -> None:
 def remember_distribution(model: TrainedModel) -> None:
     """Lets a model that is made in the scope of a distribution of Keras belong to its strategy."""
     if not tf.distribute.has_strategy() and keras.distribution.distribution() is not None:
+        keras_distribution.accept_layouts_of_outputs()
         record_of(model).distribution = keras.distribution.distribution()
 
 
