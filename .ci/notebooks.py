@@ -1,7 +1,7 @@
 """Makes a notebook of every example: `make notebooks`. The programs are the source; a test tells when the notebooks are old.
 
 A program becomes one cell for its imports and one for each function or class; the last one calls `main`. A program that the
-launcher starts is written to a file by the notebook and started as its docstring says.
+launcher starts is written to a file by the notebook and started as its docstring says. Outputs: docs/examples.md.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ EXAMPLES = ROOT / "examples"
 NOTEBOOKS = ROOT / "docs" / "notebooks"  # below docs, so that the site has them too
 
 
-def notebook(name: str, source: str, repository: str | None) -> str:
+def notebook(name: str, source: str, repository: str | None, output: str = "") -> str:
     """The notebook of a program, as JSON.
 
     Args:
         name: of the file, "gpt.py".
         source: the text of the program.
         repository: where Unisono can be installed from with git; None: it must be installed already.
+        output: what the program prints; after each `$ command`, what that command prints.
     """
     module = ast.parse(source)
     title, _, rest = (ast.get_docstring(module) or name).partition("\n")
@@ -32,9 +33,11 @@ def notebook(name: str, source: str, repository: str | None) -> str:
     cells = [_text(f"# {title}\n{rest}".strip()), *_installation(repository)]
     if commands:
         cells.append(_code(f"%%writefile {name}\n{source.strip()}"))
-        cells += [_code(f"!{command}") for command in commands]
+        printed = dict(re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", output, re.MULTILINE))
+        cells += [_code(f"!{command}", printed.get(command, "")) for command in commands]
     else:
-        cells += [_code(part) for part in _parts(source, module)]
+        *parts, last = _parts(source, module)
+        cells += [*map(_code, parts), _code(last, output)]
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -70,24 +73,34 @@ def _text(text: str) -> dict[str, Any]:
     return {"cell_type": "markdown", "id": "", "metadata": {}, "source": text.splitlines(keepends=True)}
 
 
-def _code(text: str) -> dict[str, Any]:
-    lines = text.splitlines(keepends=True)
+def _code(text: str, output: str = "") -> dict[str, Any]:
+    stream = {"name": "stdout", "output_type": "stream", "text": output.splitlines(keepends=True)}
     return {
         "cell_type": "code",
         "id": "",
         "execution_count": None,
         "metadata": {},
-        "outputs": [],
-        "source": lines,
+        "outputs": [stream] if output else [],
+        "source": text.splitlines(keepends=True),
     }
+
+
+def outputs_of_examples() -> dict[str, str]:
+    """Return what each program prints, as the site shows it, by its path."""
+    page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```(?:text|console)\n(.*?)```\n\n\?\?\? example \"(.*?)\"", page, re.DOTALL)
+    return {path: output for output, path in blocks}
 
 
 def all_notebooks() -> dict[pathlib.Path, str]:
     """What every notebook must contain, by its path."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     repository = project.get("urls", {}).get("Repository")
+    outputs = outputs_of_examples()
     return {
-        NOTEBOOKS / f"{path.stem}.ipynb": notebook(path.name, path.read_text(encoding="utf-8"), repository)
+        NOTEBOOKS / f"{path.stem}.ipynb": notebook(
+            path.name, path.read_text(encoding="utf-8"), repository, outputs.get(f"examples/{path.name}", "")
+        )
         for path in sorted(EXAMPLES.glob("*.py"))
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
 from typing import Any
 
@@ -15,11 +16,15 @@ _TYPE = re.compile(
 _QUARTILES = re.compile(r"\[[\d.,]+-[\d.,]+\]")
 _CELL_CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 _CELL = re.compile(r"<td.*?</td>", re.DOTALL)
+# Pages of the site that are files of the repository's root, as people look for them there.
+_FROM_ROOT = {"roadmap.md": "ROADMAP.md", "changelog.md": "CHANGELOG.md"}
 _NOTEBOOK = re.compile(r"\[notebook\]\((notebooks/\w+\.ipynb)\)")
 
 
-def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
-    """Adds a link that opens a notebook in Colab to each link to a notebook, where the repository is on GitHub."""
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+    """Take the text of root files from there, and add links to Colab where the repository is on GitHub."""
+    if name := _FROM_ROOT.get(page.file.src_uri):
+        markdown = read_from_root(pathlib.Path(config["config_file_path"]).parent / name)
     return with_colab(markdown, config["repo_url"] or "")
 
 
@@ -34,6 +39,14 @@ def on_page_content(html: str, **_: Any) -> str:
 def breakable(name: str) -> str:
     """A name that a browser may break after its dots, underscores and equals signs."""
     return re.sub(r"([._=(])(?=\w)", r"\1<wbr>", name)
+
+
+def read_from_root(path: pathlib.Path) -> str:
+    """Return the text of a page of the repository's root, with its links as the site needs them."""
+    text = path.read_text(encoding="utf-8").replace("](docs/", "](")
+    for page, name in _FROM_ROOT.items():
+        text = text.replace(f"]({name}", f"]({page}")
+    return text
 
 
 def with_colab(markdown: str, repository: str) -> str:

@@ -1,4 +1,4 @@
-"""Callbacks in custom loops and plain Keras' `fit`, whose hooks show the position; functions that they add to a step."""
+"""Callbacks in custom loops and plain Keras' `fit`, whose hooks show the position."""
 
 import contextlib
 import types
@@ -12,7 +12,7 @@ from ..compat.keras_private.training import plain_fit, still_runs
 from ..distribute.storage import is_store_url
 from ..distribute.workers.cluster import is_chief
 from ..optimizers.stages.gradient_watch import GradientWatch, watch_gradients
-from ..state.trained_model import FitState, TrainedModel
+from ..state.trained_model import FitState
 
 
 class CustomLoopSupport:
@@ -100,21 +100,3 @@ class CustomLoopSupport:
         """The scope of the model's strategy; a null context where it is entered already."""
         strategy = self.model.distribute_strategy
         return contextlib.nullcontext() if strategy is tf.distribute.get_strategy() else strategy.scope()
-
-
-def add_step_hook(model: TrainedModel, phase: str, hook: Callable[[Any], None]) -> None:
-    """Calls `hook(batch)`, with the global batch and in cross-replica context, while steps are traced.
-
-    The step of `phase`, "train" or "test", must be compiled again afterwards: `model.make_train_function(force=True)`. What
-    the hook does must be possible in a graph, in a loop in the graph, and not under XLA alone.
-    """
-    vars(model).setdefault("_step_hooks", {}).setdefault(phase, []).append(hook)
-
-
-def remove_step_hook(model: TrainedModel, phase: str, hook: Callable[[Any], None]) -> None:
-    """Removes the hook, if it is there."""
-    hooks = vars(model).get("_step_hooks", {})
-    if hook in hooks.get(phase, []):
-        hooks[phase].remove(hook)
-    if not any(hooks.values()):
-        vars(model).pop("_step_hooks", None)

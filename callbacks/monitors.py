@@ -1,7 +1,6 @@
 """Which callbacks log metrics, and checks before the first step that callbacks monitor logs that a fit can have."""
 
 import difflib
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +12,14 @@ from ..distribute.arguments import shown
 LOGGERS = frozenset(
     "aim clearml comet_ml dvclive mlflow neptune neptune_tensorflow_keras swanlab wandb".split()  # noqa: SIM905
 )
+# The classes whose per-batch hooks only log, by package; their others may save or evaluate.
+_METRIC_LOGGERS = {
+    "comet_ml": ("CometBaseKerasCallback", "CometEmptyKerasCallback", "CometKerasCallback"),
+    "mlflow": ("MlflowCallback",),
+    "neptune_tensorflow_keras": ("NeptuneCallback",),
+    "swanlab": ("SwanLabCallback",),
+    "wandb": ("WandbCallback", "WandbMetricsLogger"),
+}
 _KNOWN = frozenset({"keras", "unisono", *LOGGERS})
 # class -> the method that reads the monitored log
 _READERS: dict[type, str] = {
@@ -23,19 +30,19 @@ _READERS: dict[type, str] = {
 
 
 def is_metric_logger(callback: Any, hooks: Sequence[str]) -> bool:
-    """Whether a known package defines each of these hooks of a callback that neither saves nor evaluates."""
-    if any(re.search("Checkpoint|Eval", cls.__name__) for cls in type(callback).__mro__):
+    """Whether a metric logger of a known package defines each of these hooks of a callback that does not save."""
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
         return False
-    return bool(hooks) and all(
-        hook not in vars(callback) and _package_defining(callback, hook) in LOGGERS for hook in hooks
-    )
+    owners = [_class_defining(callback, hook) for hook in hooks if hook not in vars(callback)]
+    known = [each.__name__ in _METRIC_LOGGERS.get(_package_of(each), ()) for each in owners]
+    return bool(hooks) and len(known) == len(hooks) and all(known)
 
 
 def may_add_logs(callback: Any) -> bool:
     """Whether user code in `on_epoch_end` of a callback may add logs for the callbacks after it."""
     if "on_epoch_end" in vars(callback):  # of `LambdaCallback`, or assigned
         return True
-    return _package_defining(callback, "on_epoch_end") not in _KNOWN
+    return _package_of(_class_defining(callback, "on_epoch_end")) not in _KNOWN
 
 
 def check_monitors(callbacks: Sequence[Any], logs: Callable[[], set[str]]) -> None:
@@ -64,10 +71,13 @@ def _reads(callback: Any, kind: type) -> bool:
         callback.save_best_only or getattr(callback, "keep_best", None)
     ):
         return False
-    return _package_defining(callback, _READERS[kind]) in _KNOWN
+    return _package_of(_class_defining(callback, _READERS[kind])) in _KNOWN
 
 
-def _package_defining(callback: Any, method: str) -> str:
-    """The top-level package of the class that defines a method of a callback."""
-    owner = next((cls for cls in type(callback).__mro__ if method in vars(cls)), object)
-    return owner.__module__.partition(".")[0]
+def _class_defining(callback: Any, method: str) -> type:
+    """The class that defines a method of a callback."""
+    return next((cls for cls in type(callback).__mro__ if method in vars(cls)), object)
+
+
+def _package_of(cls: type) -> str:
+    return cls.__module__.partition(".")[0]

@@ -29,7 +29,7 @@ ATTRIBUTES = {
     "keras:Metric": "_metrics",
     "keras:metrics.AUC": "_built",
     "keras:distribution.ModelParallel": "_layout_map",
-    "keras:layers.Layer": "_call_signature _metrics _remat_mode",
+    "keras:layers.Layer": "_call_signature _metrics _remat_mode _seed_generators",
     "keras:Variable": "_initialize _maybe_autocast _shape _value",
     "keras:optimizers.Optimizer": "_accumulated_gradients _check_variables_are_known _distribution_strategy "
     "_get_variable_index _iterations _learning_rate _model_variables_moving_average _track_trackable "

@@ -9,7 +9,7 @@ import tensorflow as tf
 from ..compat.keras_private.layers import get_keras_mask, in_symbolic_scope, set_keras_mask
 from .arguments import shown
 from .replicas import all_reduce_sum_packed, carried_as, num_replicas
-from .step_context import StepContext, current_step, this_step
+from .step_context import StepContext, current_step, note_collective, this_step
 
 
 def gather(values: Any) -> Any:
@@ -81,13 +81,10 @@ def _gather(value: Any, step: StepContext, is_data: bool) -> Any:
                 f"A {type(value).__name__} of floating point numbers cannot be gathered. Received: {value}. "
                 "Convert it to a dense tensor."
             )
-        step.shapes_vary = True
         return _gather_batch(_trimmed(value, step), step)
     value = tf.convert_to_tensor(value)
     if value.shape.rank == 0:
         return value
-    if not isinstance(step.samples, int) or not value.shape.is_fully_defined():
-        step.shapes_vary = True
     own = _trimmed(value, step)
     first = step.samples_before * (tf.shape(value)[0] // tf.maximum(step.samples, 1))
     differentiable = value.dtype.is_floating and not is_data
@@ -153,6 +150,7 @@ def _all_gather(value: tf.Tensor) -> tf.Tensor:
     wide = carried_as(value.dtype)
     if wide != value.dtype:
         return tf.cast(_all_gather(tf.cast(value, wide)), value.dtype)
+    note_collective([value])
     return tf.distribute.get_replica_context().all_gather(tf.identity(value), axis=0)
 
 

@@ -12,7 +12,7 @@ from ..compat.tensorflow_graphs.graphs import graph_function
 from ..compat.tensorflow_private.strategies import bytes_per_pack, give_collectives_a_group, traced_replica
 from .hardware.devices import is_gpu
 from .parameter_servers.updates import on_parameter_servers, update_on_servers
-from .step_context import current_step
+from .step_context import note_collective
 
 _CARRIED = (tf.float16, tf.float32, tf.float64, tf.complex64, tf.complex128, tf.int32, tf.int64)
 _BYTES_PER_PACK = 2**20
@@ -54,12 +54,12 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
 
     Context: replica. With one replica the graph stays unchanged.
     """
-    tensors, step = list(tensors), current_step()
+    tensors = list(tensors)
     if not tensors or num_replicas() == 1:
         return tensors
-    slices = [t for t in tensors if isinstance(t, tf.IndexedSlices)]  # which are gathered
-    if step is not None and any(t.indices.shape.num_elements() is None for t in slices):
-        step.shapes_vary = True
+    note_collective(
+        t.indices if isinstance(t, tf.IndexedSlices) else t for t in tensors
+    )  # slices are gathered
     context = tf.distribute.get_replica_context()
     give_collectives_a_group(context.strategy)
     result: list[Any] = [None] * len(tensors)
@@ -222,9 +222,7 @@ def of_first_replica(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The first replica's tensors, on every replica; the shapes are equal on all. Context: replica."""
     if num_replicas() == 1:
         return list(tensors)
-    step, first = current_step(), tf.equal(replica_id(), 0)
-    if step is not None and not all(t.shape.is_fully_defined() for t in tensors):
-        step.shapes_vary = True
+    first = tf.equal(replica_id(), 0)
     known = tf.get_static_value(first)
     sent = [tf.cast(t, carried_as(t.dtype)) for t in tensors]
     if known is None:

@@ -5,7 +5,7 @@ Every value in it is a tensor of the step's graph or a Python constant; none out
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -29,9 +29,6 @@ class ReplicaSamples:
     global_samples: Any
     # The position of this replica's first sample in the global batch. None: split evenly, in the order of the replicas.
     first_sample: Any = None
-    # Set while the step is traced: a collective in it may have another shape in another step. TensorFlow keeps the shape of
-    # a collective for a whole call, so such steps cannot run in one loop.
-    shapes_vary: bool = False
 
     @property
     def alive(self) -> Any:
@@ -108,6 +105,9 @@ class StepContext(ReplicaSamples):
     # optimizer only the device knows the number.
     calls: dict[int, Any] = dataclasses.field(default_factory=dict)
     of_custom_loop: bool = False
+    # Shapes that may differ in another step, of what collectives carry, noted while the step is traced. TensorFlow keeps
+    # the shape of a collective for a whole call, so such steps cannot run in one loop.
+    open_collectives: list[tf.TensorShape] = dataclasses.field(default_factory=list)
 
     @property
     def weight_total(self) -> Any:
@@ -138,6 +138,12 @@ here = _Here()
 def current_step() -> StepContext | None:
     """The step that this thread computes, or None outside of the trainer's steps (such as in a custom loop)."""
     return here.step
+
+
+def note_collective(tensors: Iterable[Any]) -> None:
+    """Note in the current step which of the `tensors` that a collective carries have an open shape."""
+    if here.step is not None:
+        here.step.open_collectives += [t.shape for t in tensors if not t.shape.is_fully_defined()]
 
 
 def drawing_step() -> StepContext | None:

@@ -2,6 +2,7 @@
 
 The class is written for one device, with two optimizers and a loss of Keras; only `unisono.Model` is new. Under a strategy
 each optimizer sums its gradients over the replicas, each replica draws other noise; losses are those of the global batch.
+An interrupted run resumes with both optimizers. Two lines make it real; they are marked with "real:".
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ class GAN(unisono.Model):
         return {"d_loss": self.d_loss_metric.result(), "g_loss": self.g_loss_metric.result()}
 
 
-def make_discriminator() -> keras.Model:
+def make_discriminator(side: int) -> keras.Model:
     return keras.Sequential(
         [
-            keras.Input((8, 8)),
+            keras.Input((side, side)),
             keras.layers.Flatten(),
             keras.layers.Dense(128, activation="leaky_relu"),
             keras.layers.Dropout(0.3),
@@ -80,14 +81,14 @@ def make_discriminator() -> keras.Model:
     )
 
 
-def make_generator() -> keras.Model:
+def make_generator(side: int) -> keras.Model:
     return keras.Sequential(
         [
             keras.Input((NOISE,)),
             keras.layers.Dense(128, activation="relu"),
             keras.layers.Dense(128, activation="relu"),
-            keras.layers.Dense(64, activation="sigmoid"),
-            keras.layers.Reshape((8, 8)),
+            keras.layers.Dense(side * side, activation="sigmoid"),
+            keras.layers.Reshape((side, side)),
         ],
         name="generator",
     )
@@ -101,10 +102,14 @@ def main() -> None:
     options = parser.parse_args()
     keras.utils.set_random_seed(1)
     unisono.distribute.simulate_devices(2)
+    # real: strategy = unisono.distribute.auto_strategy()
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    x = (sklearn.datasets.load_digits().images / 16).astype("float32")
+    # real: images = keras.datasets.mnist.load_data()[0][0] / 255
+    images = sklearn.datasets.load_digits().images / 16
+    x = images.astype("float32")
+    side = x.shape[1]
     with strategy.scope():
-        gan = GAN(make_discriminator(), make_generator(), latent_dim=NOISE)
+        gan = GAN(make_discriminator(side), make_generator(side), latent_dim=NOISE)
         gan.compile(
             d_optimizer=unisono.optimizers.Adam(5e-4, beta_1=0.5),
             g_optimizer=unisono.optimizers.Adam(5e-4, beta_1=0.5),
@@ -113,25 +118,26 @@ def main() -> None:
     dataset = (
         tf.data.Dataset.from_tensor_slices(x).shuffle(len(x), seed=1).batch(51).prefetch(tf.data.AUTOTUNE)
     )
-    gan.fit(dataset, epochs=options.epochs, steps_per_epoch=options.steps, verbose=2)
+    backup = unisono.callbacks.BackupAndRestore(options.folder / "gan_backup")
+    gan.fit(dataset, epochs=options.epochs, steps_per_epoch=options.steps, callbacks=[backup], verbose=2)
 
-    images = gan.generator.predict(keras.random.normal((40, NOISE), seed=3), verbose=0)
+    drawn = gan.generator.predict(keras.random.normal((40, NOISE), seed=3), verbose=0)
     options.folder.mkdir(parents=True, exist_ok=True)
-    draw(images, options.folder / "gan.png")
+    draw(drawn, options.folder / "gan.png")
     print(f"\ndigits out of noise, all 40 in {options.folder / 'gan.png'}:")
-    for row in range(8):
-        print(
-            "   ".join(
-                "".join(" .:*#"[int(4.99 * v)] * 2 for v in image[row]) for image in images[:4]
-            ).rstrip()
-        )
+    for row in range(side):
+        lines = ("".join(" .:*#"[int(4.99 * v)] * 2 for v in image[row]) for image in drawn[:4])
+        print("   ".join(lines).rstrip())
 
 
 def draw(images, path: pathlib.Path) -> None:
-    """Writes 40 images of 8 x 8 as one PNG."""
-    picture = tf.reshape(tf.transpose(tf.reshape(images, (4, 10, 8, 8)), (0, 2, 1, 3)), (32, 80, 1))
-    picture = tf.image.resize(255 * (1 - picture), (320, 800), "nearest")
-    tf.io.write_file(str(path), tf.io.encode_png(tf.cast(picture, tf.uint8)))
+    """Write 40 images as one PNG."""
+    side = images.shape[1]
+    picture = tf.transpose(tf.reshape(images, (4, 10, side, side)), (0, 2, 1, 3))
+    picture = 255 * (1 - tf.reshape(picture, (4 * side, 10 * side, 1)))
+    tf.io.write_file(
+        str(path), tf.io.encode_png(tf.cast(tf.image.resize(picture, (320, 800), "nearest"), tf.uint8))
+    )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import tensorflow as tf
 from ..compat.keras_private.optimizers import trained_variables
 from ..distribute.arguments import shown, takes_arguments
 from ..distribute.sharding.sharded_value import layout_of
+from .records import record_of
 
 Pairs = list[tuple[Any, Any]]  # gradients and their variables
 GradsAndVars = Iterable[tuple[Any, Any]]
@@ -123,8 +124,8 @@ def with_gradients(optimizer: Any, pairs: Pairs) -> Pairs:
             f"No gradients provided for any variable. Received: {missing}; "
             "compute the loss from these variables inside the tape."
         )
-    if missing and missing not in optimizer.warned_missing:
-        optimizer.warned_missing.append(missing)
+    if missing and missing not in record_of(optimizer).warned_missing:
+        record_of(optimizer).warned_missing.append(missing)
         warnings.warn(
             f"Gradients do not exist for variables {missing} when minimizing the loss: they are not updated. "
             "If you use `model.compile()`, did you forget the `loss` argument?",

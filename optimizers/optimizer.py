@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,12 @@ from .update_rules.replica_rule import ReplicaRule, register_shards
 from .update_rules.sharded import created_as_shards
 
 Stage = Callable[[Pairs], Pairs]
+
+
+@dataclasses.dataclass
+class _Stages:
+    transformers: list[Stage]
+    aggregator: Stage | None
 
 
 class Optimizer(SavedState, ReplicaRule):
@@ -58,32 +65,33 @@ class Optimizer(SavedState, ReplicaRule):
         self.gradient_transformers = gradient_transformers
         self.gradient_aggregator = gradient_aggregator
 
-    # The two arguments. Kept in one untracked dictionary: an adopted instance never ran our `__init__`.
+    # The two arguments. An adopted instance never ran our `__init__`.
+
+    _stages: _Stages | None = None
 
     @property
     def gradient_transformers(self) -> list[Stage]:
         """Called in order on the aggregated gradients, before clipping."""
-        return self._ours().get("transformers", [])
+        return [] if self._stages is None else self._stages.transformers
 
     @gradient_transformers.setter
     def gradient_transformers(self, stages: Sequence[Stage] | None) -> None:
-        self._ours()["transformers"] = checks.checked_stages(stages, "gradient_transformers")
+        self._stages = _Stages(
+            checks.checked_stages(stages, "gradient_transformers"), self.gradient_aggregator
+        )
         self._mark_if_extended()
 
     @property
     def gradient_aggregator(self) -> Stage | None:
         """Replaces the sum over replicas; None is that sum."""
-        return self._ours().get("aggregator")
+        return None if self._stages is None else self._stages.aggregator
 
     @gradient_aggregator.setter
     def gradient_aggregator(self, stage: Stage | None) -> None:
         if stage is not None:
             checks.check_stage(stage, "gradient_aggregator")
-        self._ours()["aggregator"] = stage
+        self._stages = _Stages(self.gradient_transformers, stage)
         self._mark_if_extended()
-
-    def _ours(self) -> dict[str, Any]:
-        return self.__dict__.setdefault("_unisono_arguments", {})
 
     def _mark_if_extended(self) -> None:
         """An optimizer with custom stages cannot be opened by plain Keras and does not pretend to be Keras'."""
@@ -280,18 +288,8 @@ class Optimizer(SavedState, ReplicaRule):
         frozen = frozen_count(self)
         return super().iterations if frozen is None else frozen
 
-    @property
-    def has_accumulated(self) -> dict[Any, Any]:
-        """The variables that have had a gradient, by key."""
-        return self._ours().setdefault("has_accumulated", {})
-
     is_inner = False
     """Whether another optimizer holds this one, and with its own variables saves and loads this one's."""
-
-    @property
-    def warned_missing(self) -> list[list[str]]:
-        """Lists of variables without gradient that were listed in a warning."""
-        return self._ours().setdefault("warned_missing", [])
 
 
 register_class(keras.optimizers.Optimizer, Optimizer)

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from ..compat.patches import wrap
 from ..compat.tensorflow_graphs.edges import (
-    is_of_a_gradient,
     is_stateless,
     made_again,
     made_in_backward_pass,
@@ -20,6 +19,7 @@ from ..compat.tensorflow_graphs.edges import (
     number_of,
     read_instead,
 )
+from ..compat.tensorflow_graphs.gradients import is_of_a_gradient
 from ..distribute.replicas import local_replica_index
 from ..distribute.sharding.transient_weights import holds_numbers
 from ..distribute.step_context import current_step

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import keras
 
+from ..compat.side_table import SideTable
 from ..distribute.workers.cluster import num_workers
 
 
@@ -81,6 +82,18 @@ class FitState:
         return size and size * (num_workers() if getattr(self.source, "per_worker", False) else 1)
 
 
+@dataclasses.dataclass
+class ModelRecord:
+    """What is kept beside a model, from the moment when it is made."""
+
+    pipeline: Any = None  # the `unisono.distribute.Pipeline` in whose scope it was made; None outside of one
+    distribution: Any = None  # the `keras.distribution` that was set then
+    said: set[str] = dataclasses.field(default_factory=set)  # the warnings about its steps
+
+
+record_of = SideTable(ModelRecord).of
+
+
 class TrainedModel(Protocol):
     """A model after `compile`: what is read of it outside of `trainer.trainer`, from Keras and from Unisono."""
 
@@ -124,7 +137,7 @@ class TrainedModel(Protocol):
     fit_state: FitState | None  # of the `fit` that is running
     history: keras.callbacks.History  # of the last `fit`
     _evaluating: bool  # whether `evaluate`, or a validation in `fit`, is running
-    _pipeline: Any  # the `unisono.distribute.Pipeline` in whose scope the model was made; None outside of one
+    _pipeline: Any  # see `ModelRecord`
     _auto_jit: bool  # whether `jit_compile` is "auto"
     _auto_steps: bool  # whether `steps_per_execution` is "auto"
     _fixed_steps: int | None

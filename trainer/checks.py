@@ -165,61 +165,52 @@ def _name(strategy: Any) -> str:
     return f"{type(strategy).__name__} with {strategy.num_replicas_in_sync} replica(s)"
 
 
+_FROM_0 = ("epochs", "initial_epoch", "validation_sanity_steps")
+_FROM_1_OR_NONE = (
+    "batch_size",
+    "steps_per_epoch",
+    "overfit_batches",
+    "validation_steps",
+    "validation_batch_size",
+)
+
+
 def check_fit(arguments: Any) -> None:
     """Rejects invalid arguments of `fit`, and converts the others to the form that the loop needs."""
-    for name, least in (("epochs", 0), ("initial_epoch", 0), ("validation_sanity_steps", 0)):
-        setattr(arguments, name, whole_number(name, getattr(arguments, name), least))
-    for name in (
-        "batch_size",
-        "steps_per_epoch",
-        "validation_steps",
-        "validation_batch_size",
-        "overfit_batches",
-    ):
-        setattr(arguments, name, whole_number(name, getattr(arguments, name), optional=True))
+    for name in (*_FROM_0, *_FROM_1_OR_NONE):
+        least, optional = int(name not in _FROM_0), name not in _FROM_0
+        setattr(arguments, name, whole_number(name, getattr(arguments, name), least, optional))
     check_loop(arguments.verbose, arguments.callbacks)
     arguments.shuffle = checked_shuffle(arguments.shuffle)
     arguments.validation_freq = _validation_freq(arguments.validation_freq)
-    split = arguments.validation_split
+    split, data = arguments.validation_split, arguments.validation_data
     if split is not False:
         number("validation_split", split, least=0, below=1, optional=True)
     truth("fast_dev_run", arguments.fast_dev_run)
-    if arguments.validation_sanity_steps and arguments.validation_data is None and not split:
+    if arguments.validation_sanity_steps and data is None and not split:
         raise ValueError(
             f"`validation_sanity_steps` ({arguments.validation_sanity_steps}) has nothing to evaluate: give "
             "`validation_data` or `validation_split`."
         )
-    if arguments.validation_data is not None:
-        _check_validation_data(arguments.validation_data)
+    several = isinstance(data, tuple | list)
+    if isinstance(data, str | bytes | numbers.Number) or (several and not 1 <= len(data) <= 3):
+        received = f"a {type(data).__name__} of {len(data)}" if several else shown(data)
+        raise ValueError(
+            f"`validation_data` must be (x, y), (x, y, sample_weight) or a dataset. Received: {received}"
+        )
 
 
 def _validation_freq(freq: Any) -> int | list[int]:
     """An int of at least 1, or a list of ints of at least 1, the form that Keras' own loop needs."""
-    several = isinstance(freq, list | tuple | set | range) or (
-        isinstance(freq, np.ndarray) and freq.ndim == 1
-    )
+    several = isinstance(freq, list | tuple | set | range) or getattr(freq, "ndim", 0) == 1
     try:
-        if several:
-            return [whole_number("validation_freq", epoch) for epoch in freq]
-        return whole_number("validation_freq", freq)
+        found = [whole_number("validation_freq", epoch) for epoch in (freq if several else [freq])]
     except ValueError as error:
         raise ValueError(
             "`validation_freq` must be a whole number of at least 1 or a list of epochs, counted from 1. "
             f"Received: {shown(freq)}"
         ) from error
-
-
-def _check_validation_data(data: Any) -> None:
-    """Rejects validation data that is not data, and arrays with missing or excess parts."""
-    if isinstance(data, tuple | list) and not 1 <= len(data) <= 3:
-        raise ValueError(
-            f"`validation_data` must be (x, y), (x, y, sample_weight) or a dataset. Received: a {type(data).__name__} of "
-            f"{len(data)}"
-        )
-    if isinstance(data, str | bytes | numbers.Number):
-        raise ValueError(
-            f"`validation_data` must be (x, y), (x, y, sample_weight) or a dataset. Received: {shown(data)}"
-        )
+    return found if several else found[0]
 
 
 def check_loop(verbose: Any, callbacks: Any) -> None:

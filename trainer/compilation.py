@@ -18,9 +18,9 @@ from ..compat.keras_private.training import (
 )
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from ..mixed_precision.policy import check_policy_order, wrap_optimizer
-from ..state.trained_model import FitState, TrainedModel
+from ..state.trained_model import FitState, TrainedModel, record_of
 from . import compile_checks
-from .compile_checks import optimizer_from
+from .compile_checks import interpret
 from .parameter_servers.runner import ParameterServerRunner
 from .pipeline import step as pipeline_step
 from .run.fit_loop import Runner
@@ -39,9 +39,12 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
 
     fit_state: FitState | None = None
     _evaluating = False
-    _pipeline: Any = None
     _auto_steps = True
     _auto_jit = True
+
+    @property
+    def _pipeline(self) -> Any:
+        return record_of(self).pipeline
 
     @property
     def _fixed_steps(self) -> int | None:
@@ -95,7 +98,7 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
         pipeline_step.attach(self)
         check_policy_order(self)
         with self._strategy_scope():
-            optimizer = wrap_optimizer(optimizer_from(optimizer), self, auto_scale_loss)
+            optimizer = wrap_optimizer(interpret("optimizer", optimizer, "optimizer"), self, auto_scale_loss)
             TensorFlowTrainer.compile(
                 self,
                 optimizer=optimizer,

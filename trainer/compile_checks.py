@@ -17,6 +17,13 @@ from ..compat.keras_private.training import KerasFunctional
 from ..distribute.arguments import shown, takes_arguments, truth, whole_number
 from ..state.trained_model import TrainedModel
 
+_FUNCTION = "or a function of (y_true, y_pred)"
+_OPTIMIZER = '"adam", or an instance of a class of keras.optimizers or unisono.optimizers'
+_KINDS = {
+    "optimizer": (keras.optimizers, "an optimizer", _OPTIMIZER),
+    "loss": (keras.losses, "a loss", f'"mse", an object of keras.losses {_FUNCTION}'),
+    "metric": (keras.metrics, "a metric", f'"mae", an object of keras.metrics {_FUNCTION}'),
+}
 _SHORT_NAMES = ("accuracy", "mae", "mape", "mse", "msle")
 
 
@@ -29,12 +36,10 @@ def check_compile(model: TrainedModel, arguments: dict[str, Any]) -> None:
     for name in ("run_eagerly", "auto_scale_loss"):
         if arguments[name] is not None:
             truth(name, arguments[name])
-    for name, value in _leaves("loss", arguments["loss"]):
-        _check_function(name, value, keras.losses, (keras.metrics.Metric, keras.layers.Layer))
-    for argument in ("metrics", "weighted_metrics"):
-        if isinstance(arguments[argument], list | tuple | dict):
+    for argument in ("loss", "metrics", "weighted_metrics"):
+        if argument == "loss" or isinstance(arguments[argument], list | tuple | dict):
             for name, value in _leaves(argument, arguments[argument]):
-                _check_function(name, value, keras.metrics, (keras.layers.Layer,))
+                _check_function(name, value, "loss" if argument == "loss" else "metric")
     for name, value in _leaves("loss_weights", arguments["loss_weights"]):
         if isinstance(value, str) or (isinstance(value, numbers.Real) and not math.isfinite(value)):
             raise ValueError(f"`{name}` must be a finite number. Received: {shown(value)}")
@@ -42,20 +47,24 @@ def check_compile(model: TrainedModel, arguments: dict[str, Any]) -> None:
     _check_names_of_logs(model, arguments)
 
 
-def optimizer_from(identifier: Any) -> Any:
-    """`keras.optimizers.get`; `ValueError` where it is not an optimizer, or belongs to another package."""
+def interpret(name: str, value: Any, kind: str, others: tuple[type, ...] = ()) -> Any:
+    """The object of Keras that `value` stands for; the ValueError says what to give instead of it, or of `others`."""
+    module, noun, examples = _KINDS[kind]
     try:
-        return keras.optimizers.get(identifier)
+        if isinstance(value, others):
+            raise TypeError
+        return module.get(value)
     except (ValueError, KeyError, TypeError) as error:
-        if isinstance(identifier, str):
-            fix = _similar(identifier, [name.lower() for name in dir(keras.optimizers) if name[0].isupper()])
-        elif inspect.isclass(identifier):
-            fix = f"give an instance, {identifier.__name__}()."
-        elif isinstance(identifier, dict) and "class_name" in identifier:
+        if isinstance(value, dict) and "class_name" in value:
             raise
-        else:
-            fix = 'give a name such as "adam", or an instance of a class of keras.optimizers or unisono.optimizers.'
-        raise ValueError(f"`optimizer` {shown(identifier)} is not an optimizer of Keras 3: {fix}") from error
+        fix = f"give a name such as {examples}."
+        if isinstance(value, str):
+            names = [each for each in dir(module) if not each.startswith("_")]
+            short = [name.lower() for name in names] if kind == "optimizer" else _SHORT_NAMES
+            fix = _similar(value, [*short, *names])
+        elif inspect.isclass(value):
+            fix = f"give an instance, {value.__name__}()."
+        raise ValueError(f"`{name}` {shown(value)} is not {noun} of Keras 3: {fix}") from error
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -70,22 +79,12 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _check_function(name: str, value: Any, module: Any, others: tuple[type, ...]) -> None:
+def _check_function(name: str, value: Any, kind: str) -> None:
     """Rejects invalid losses and metrics: an unknown name, an object of another kind, a function of one argument."""
-    kind = "loss" if module is keras.losses else "metric"
-    if isinstance(value, str):
-        if kind == "metric" and value in ("accuracy", "acc", "crossentropy", "ce"):
-            return
-        try:
-            module.get(value)
-        except ValueError as error:
-            known = [*_SHORT_NAMES, *(each for each in dir(module) if not each.startswith("_"))]
-            raise ValueError(f"`{name}` {value!r} is not a Keras {kind}: {_similar(value, known)}") from error
-    elif isinstance(value, others) or not (callable(value) or isinstance(value, dict)):
-        raise ValueError(
-            f"`{name}` must be the name of a {kind}, an object of keras.{kind}{'es' if kind == 'loss' else 's'} or a "
-            f"function of (y_true, y_pred). Received: {shown(value)}"
-        )
+    others = (keras.layers.Layer, *([keras.metrics.Metric] if kind == "loss" else []))
+    if isinstance(value, others) or not (callable(value) or isinstance(value, dict)):
+        if kind == "loss" or value not in ("accuracy", "acc", "crossentropy", "ce"):
+            interpret(name, value, kind, others)
     elif inspect.isfunction(value) and not takes_arguments(value, 2):
         raise ValueError(
             f"`{name}` must be a function of (y_true, y_pred), but {value.__name__}{inspect.signature(value)} takes other "

@@ -143,7 +143,9 @@ def _trials(
     more: Any = {"steps_per_epoch" if endless else "epochs": steps}
     model._ready("fit")
     with untouched_generators(model, data):
-        source, _ = sources(model, FitArguments(copy, y, sample_weight, batch_size, **more))
+        source, _ = sources(
+            model, FitArguments(model, copy, y, batch_size, sample_weight=sample_weight, **more)
+        )
         with contextlib.closing(source):
             runner_of(model).build(model, source.spec, source.batch_size)
         with untouched(model, data):

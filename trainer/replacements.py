@@ -77,7 +77,7 @@ def _seed(original: Any, self: Any, ordered: bool = True) -> Any:
         seed = once_per_copy(lambda: original(self, ordered))()
     else:
         seed = original(self, ordered)
-    if step is None or step.draws_as_one_device or getattr(self, "_unisono_same_on_replicas", False):
+    if step is None or step.draws_as_one_device:
         return seed
     stride = tf.constant([_SEED_STRIDE, 0], tf.int64) * tf.cast(step.replica_id, tf.int64)
     return tf.cast(tf.cast(tf.cast(seed, tf.int64) + stride, tf.uint32), seed.dtype)

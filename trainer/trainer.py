@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import keras
@@ -20,19 +19,16 @@ from ..compat.keras_private.training import (
     logs_in_order,
 )
 from ..compat.patches import wrap_within
-from ..distribute.arguments import whole_number
 from ..distribute.replicas import in_replica_context
 from ..distribute.step_context import current_step
 from ..mixed_precision.policy import check_policy_order
 from ..state.trained_model import TrainedModel
 from . import checks, compile_checks
 from .compilation import Compilation, runner_of
-from .inputs import make_source
-from .inputs.checks import named
 from .replica_step import draws_of_replica
 from .run import fit_loop
 from .run.checks.overflow import explain_batch, optimizer_logs
-from .run.evaluation import evaluate, predict
+from .run.evaluation import evaluate, pass_source, predict
 from .run.fit_inputs import FitArguments
 from .single_batches import SingleBatches
 from .step.first_call import build_outside
@@ -157,29 +153,9 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         Raises:
             ValueError, TypeError: an argument is invalid. Raised before the first step, with the weights unchanged.
         """
-        arguments = FitArguments(
-            x=x,
-            y=y,
-            sample_weight=sample_weight,
-            batch_size=checks.global_batch_size(self, x, batch_size, per_replica_batch_size),
-            epochs=epochs,
-            verbose=verbose,
-            callbacks=callbacks,
-            validation_split=validation_split,
-            validation_data=validation_data,
-            shuffle=shuffle,
-            class_weight=class_weight,
-            initial_epoch=initial_epoch,
-            steps_per_epoch=steps_per_epoch,
-            validation_steps=validation_steps,
-            validation_batch_size=validation_batch_size,
-            validation_freq=validation_freq,
-            fast_dev_run=fast_dev_run,
-            overfit_batches=overfit_batches,
-            validation_sanity_steps=validation_sanity_steps,
-        )
+        given = {name: value for name, value in locals().items() if name != "self"}
         self._ready("fit")
-        return fit_loop.fit(self, arguments, runner_of(self))
+        return fit_loop.fit(self, FitArguments(self, **given), runner_of(self))
 
     @filter_traceback
     def evaluate(
@@ -213,18 +189,8 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         """
         self._ready("evaluate")
         checks.check_loop(verbose, callbacks)
-        with named(steps_per_epoch="steps"):
-            source = make_source(
-                x,
-                y,
-                sample_weight,
-                batch_size=checks.global_batch_size(self, x, batch_size, per_replica_batch_size),
-                steps_per_epoch=whole_number("steps", steps, optional=True),
-                strategy=self.distribute_strategy,
-                resumable=False,
-                custom_step=self._overrides_step("test_step"),
-            )
-        with contextlib.closing(source):
+        size = checks.global_batch_size(self, x, batch_size, per_replica_batch_size)
+        with pass_source(self, "test", x, y, sample_weight, batch_size=size, steps=steps) as source:
             logs = evaluate(self, source, verbose, callbacks, runner_of(self))
         return logs if return_dict else logs_in_order(self, logs)
 
@@ -254,16 +220,8 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         bring_along(self, "predict")
         checks.check_loop(verbose, callbacks)
         checks.check_stateful(self, "predict")
-        with named(steps_per_epoch="steps"):
-            source = make_source(
-                x,
-                batch_size=checks.global_batch_size(self, x, batch_size, per_replica_batch_size),
-                steps_per_epoch=whole_number("steps", steps, optional=True),
-                strategy=self.distribute_strategy,
-                resumable=False,
-                custom_step=self._overrides_step("predict_step"),
-            )
-        with contextlib.closing(source):
+        size = checks.global_batch_size(self, x, batch_size, per_replica_batch_size)
+        with pass_source(self, "predict", x, batch_size=size, steps=steps) as source:
             return predict(self, source, verbose, callbacks, runner_of(self))
 
     def _ready(self, method: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...compat.keras_private.layers import random_states_of
 from ...compat.keras_private.variables import raw_value
 from ...distribute.workers.agreement import gather_bytes, gather_json, place_among_workers, spans_workers
 from ...state import random_state, variable_state
@@ -80,10 +81,11 @@ def capture(
 
 def validation_start(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     """The few things that a validation can change and that a repeated one must begin with."""
+    drawn = {id(variable) for variable in random_states_of(model)}
     seeds = {
         i: variable_state.capture(variable, model.distribute_strategy, lambda _, array: np.array(array))
         for i, variable in enumerate(model.variables)
-        if variable.path.endswith("seed_generator_state")
+        if id(variable) in drawn
     }
     return {"seeds": seeds, **_drawn_and_read(model, fit_state)}
 

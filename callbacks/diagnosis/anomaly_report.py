@@ -13,7 +13,8 @@ import tensorflow as tf
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.storage import storage_path
 from ...optimizers.stages.gradient_watch import GradientWatch, watch_gradients
-from ..custom_loop import CustomLoopSupport, add_step_hook, remove_step_hook
+from ...optimizers.stages.step_hooks import StepHook, add_step_hook, remove_step_hook
+from ..custom_loop import CustomLoopSupport
 from ..monitoring.json_lines import jsonable
 from ..safe_file import begins_with_json, check_overwrite, write_safely
 
@@ -26,7 +27,7 @@ class AnomalyWarning(UserWarning):
     """
 
 
-class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
+class AnomalyReport(CustomLoopSupport, StepHook, keras.callbacks.Callback):
     """Ends training at the first step whose loss or gradient is not finite, and says where that came from.
 
     The step is skipped before it changes anything, so the model keeps the state of the step before. The step then
@@ -67,8 +68,7 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
         self._guard()
 
     def _guard(self) -> None:
-        optimizers = [v for v in vars(self.model).values() if hasattr(v, "gradient_transformers")]
-        guarded = [o for o in optimizers if getattr(o, "inner_optimizer", None) is None and o.built]
+        guarded = [o for o in self._optimizers() if getattr(o, "inner_optimizer", None) is None and o.built]
         with self._scope():
             self._watches = [watch_gradients(optimizer, guard=True)[0] for optimizer in guarded]
             for watch in self._watches:
@@ -77,9 +77,12 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
             if self._watches and self._in_fit and not on_parameter_servers():
                 self._kept = [_variable_for(s) for s in tf.nest.flatten(self.model.fit_state.source.spec)]
         if self._kept:
-            add_step_hook(self.model, "train", self._keep)
+            add_step_hook(self.model, self)
         if self._watches or self._in_fit:
             self.model.make_train_function(force=True)
+
+    def _optimizers(self) -> list[Any]:
+        return [each for each in vars(self.model).values() if hasattr(each, "gradient_transformers")]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes where the epoch begins."""
@@ -112,17 +115,16 @@ class AnomalyReport(CustomLoopSupport, keras.callbacks.Callback):
 
     def on_fit_exit(self) -> None:
         """Removes the guards."""
-        remove_step_hook(self.model, "train", self._keep)
-        for optimizer in vars(self.model).values():
-            watch = getattr(optimizer, "__dict__", {}).get("_gradient_watch")
-            if watch is not None and watch in self._watches:
-                optimizer.__dict__.pop("_gradient_watch")
+        remove_step_hook(self.model, self)
+        for optimizer in self._optimizers():
+            for watch in self._watches:
+                remove_step_hook(optimizer, watch)
         if self._watches:
             self.model.train_function = None
         self._watches = []
 
-    def _keep(self, batch: Any) -> None:
-        """Keeps `batch`, a global batch, unless a guard has tripped. Context: cross-replica, while the step is traced."""
+    def before_step(self, batch: Any) -> None:
+        """Keeps the batch, unless a guard has tripped."""
         values = tf.nest.flatten(batch)
         if len(values) != len(self._kept):
             return

@@ -12,7 +12,18 @@ from ...compat.keras_private import callbacks as private
 from ...distribute.arguments import truth, whole_number
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.storage import is_store_url, storage_path, tensorflow_path
-from ..custom_loop import CustomLoopSupport, add_step_hook, remove_step_hook
+from ...optimizers.stages.step_hooks import StepHook, add_step_hook, remove_step_hook
+from ..custom_loop import CustomLoopSupport
+
+
+class _Count(StepHook):
+    """Counts the steps in a variable."""
+
+    def __init__(self, counter: tf.Variable) -> None:
+        self._counter = counter
+
+    def before_step(self, batch: Any) -> None:
+        self._counter.assign_add(1)
 
 
 class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
@@ -70,7 +81,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         self._last_step = 0
         self._contexts: dict[str, contextlib.ExitStack] = {}
         self._counters: dict[str, tf.Variable] = {}
-        self._hooks: list[tuple[str, Any]] = []
+        self._hooks: list[tuple[str, StepHook]] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Opens the writer and adds the count of steps to the step."""
@@ -191,18 +202,14 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         """Adds a count of steps to the steps of a loop of ours: a variable on the host, the same for all replicas."""
         with tf.init_scope(), tf.device("CPU:0"):
             counter = self._counters[phase] = tf.Variable(tf.constant(done, tf.int64), trainable=False)
-
-        def count(batch: Any) -> None:
-            counter.assign_add(1)
-
         if self._in_fit or getattr(self.model, "_evaluating", False):
-            self._hooks.append((phase, count))
-            add_step_hook(self.model, phase, count)
+            self._hooks.append((phase, _Count(counter)))
+            add_step_hook(self.model, self._hooks[-1][1], phase)
 
     def _take_out(self) -> None:
         """Removes the counts from the steps, which are compiled again without them."""
         for phase, hook in self._hooks:
-            remove_step_hook(self.model, phase, hook)
+            remove_step_hook(self.model, hook)
             setattr(self.model, f"{phase}_function", None)
         self._hooks, self._counters = [], {}
 

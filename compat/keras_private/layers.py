@@ -101,6 +101,11 @@ def own_state(layer: keras.layers.Layer) -> list[keras.Variable]:
     return list(layer._non_trainable_variables)
 
 
+def random_states_of(model: Any) -> list[keras.Variable]:
+    """The states of the seed generators of the model and of every layer in it."""
+    return [each.state for layer in layers_of(model) for each in layer._seed_generators]
+
+
 def losses_of_layers(layer: Any) -> list[tuple[keras.layers.Layer, int, Any]]:
     """The losses that `layer` and its sublayers have added with `add_loss`: each layer, the index of its loss, the loss."""
     each = [(part, part._get_own_losses()) for part in layers_of(layer)]

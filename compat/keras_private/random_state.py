@@ -15,7 +15,6 @@ from tensorflow.python.ops import stateful_random_ops
 from .variables import direct_writes
 
 _OF_ONE_THREAD = ("stateless_scope", "symbolic_scope", "name_scope_stack", "uninitialized_variables")
-_STATE_NAME = "seed_generator_state"
 
 
 def global_seed_generator_state(make: bool = False) -> Any:
@@ -24,11 +23,6 @@ def global_seed_generator_state(make: bool = False) -> Any:
     if generator is None and make:
         generator = seed_generator.global_seed_generator()
     return None if generator is None else generator.state
-
-
-def is_random_state(variable: Any) -> bool:
-    """Whether a Keras variable is the state of a `keras.random.SeedGenerator`."""
-    return getattr(variable, "name", "") == _STATE_NAME
 
 
 def seeds_as_set() -> dict[str, int | None]:

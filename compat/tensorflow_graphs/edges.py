@@ -9,8 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-OF_A_GRADIENT = "gradient_tape/"
-"""Part of the names of operations that `tf.GradientTape.gradient` adds to a graph."""
+from .gradients import count_as_gradient
 
 _NUMBERS = "_unisono_numbers"  # attribute of a graph; a collection would be handed to the graphs inside of it
 
@@ -22,11 +21,6 @@ def graph_of_replica() -> Any:
     """
     graph: Any = getattr(threading.current_thread(), "graph", None)
     return graph if isinstance(graph, tf.Graph) and graph.building_function else None
-
-
-def is_of_a_gradient(op: tf.Operation) -> bool:
-    """Whether `tf.GradientTape.gradient` made this operation."""
-    return OF_A_GRADIENT in op.name
 
 
 def number_of(op: tf.Operation) -> float:
@@ -48,9 +42,11 @@ def made_in_backward_pass(graph: tf.Graph, before: tf.Operation) -> Iterator[Non
     if not hasattr(graph, _NUMBERS):
         setattr(graph, _NUMBERS, {})
     count = len(graph.get_operations())
-    with graph.as_default(), tf.name_scope(OF_A_GRADIENT + "again"):
+    with graph.as_default(), tf.name_scope("again"):
         yield
     made = graph.get_operations()[count:]
+    for op in made:
+        count_as_gradient(op)
     end = number_of(before)
     getattr(graph, _NUMBERS).update(
         {op.name: end - 1 + (index + 1) / (len(made) + 1) for index, op in enumerate(made)}

@@ -19,7 +19,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.autograph_util import py_func_from_autograph
 from tensorflow.python.framework import config, op_def_registry, ops
 
-from .edges import is_of_a_gradient
+from .gradients import is_of_a_gradient
 
 __all__ = ["control_status_ctx"]
 
@@ -221,8 +221,12 @@ def effects() -> Iterator[list[tf.Operation]]:
     made.extend(op for op in graph.get_operations()[before:] if op.op_def.is_stateful or op.type in _CALLS)
 
 
-DRAWS = ("Multinomial", "ParameterizedTruncatedNormal", "Random", "SampleDistorted", "TruncatedNormal")
-"""How the names of stateful operations begin that draw random numbers."""
+@functools.cache
+def draws(kind: str) -> bool:
+    """Whether operations of a type draw random numbers from internal state."""
+    found = op_def_registry.get(kind)
+    seeded = found is not None and {"seed", "seed2"} <= {each.name for each in found.attr}
+    return (seeded and found.is_stateful) or kind in ("RandomDataset", "RandomDatasetV2")
 
 
 def nodes_of(definition: Any) -> list[Any]:
@@ -232,9 +236,7 @@ def nodes_of(definition: Any) -> list[Any]:
 
 def drawing_operations(graph: Any) -> list[str]:
     """Returns the names of a graph's operations, its functions included, that draw from internal state."""
-    nodes = nodes_of(graph.as_graph_def(add_shapes=False))
-    drawing = (n for n in nodes if n.op.startswith(DRAWS) or n.op.endswith("CandidateSampler"))
-    return sorted({n.name for n in drawing if getattr(op_def_registry.get(n.op), "is_stateful", False)})
+    return sorted({node.name for node in nodes_of(graph.as_graph_def(add_shapes=False)) if draws(node.op)})
 
 
 def operations_are_deterministic() -> bool:

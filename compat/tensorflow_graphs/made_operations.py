@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ import tensorflow as tf
 
 from ..shared_change import shared_attributes
 from ..thread_context import tracing
-from .edges import OF_A_GRADIENT
 
 _STANDS_FOR = "_unisono_stands_for"  # attribute of an operation
 
@@ -31,13 +29,13 @@ def stands_for(op: tf.Operation, what: str) -> int | None:
 class MadeOperations:
     """The operations that the calls of some layers make in a trace, and that differentiate those.
 
-    A tape tells the gradient of an operation nothing but the scope in which it was made. So the scopes of the recorded
-    operations are kept, each with its graph, in which no other scope has the same name.
+    A tape tells the gradient of an operation nothing but the scope in which it was made. So each call has a scope of its
+    own, with a name that is in no other.
     """
 
     def __init__(self) -> None:
         self._operations: dict[int, tf.Operation] = {}
-        self._scopes: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+        self._scopes: set[str] = set()
         self._inside = False
 
     def __contains__(self, op: tf.Operation) -> bool:
@@ -52,34 +50,29 @@ class MadeOperations:
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
-        """Inside, all operations are recorded, in a scope of their own: a layer's `call` may be called without one."""
-        outer, self._inside = self._inside, True
+        """Inside, all operations are recorded, in a scope of their own."""
+        with self._recording(True), tf.name_scope(f"call_on_each_replica_{len(self._scopes)}") as scope:
+            self._scopes.add(scope.split("/")[-2])
+            yield
+
+    def of_gradient(self, scope: str) -> contextlib.AbstractContextManager[None]:
+        """Inside, operations are recorded if they differentiate a recorded one, which was made in `scope`."""
+        return self._recording(self._inside or not self._scopes.isdisjoint(scope.split("/")))
+
+    @contextlib.contextmanager
+    def _recording(self, inside: bool) -> Iterator[None]:
+        outer, self._inside = self._inside, inside
         try:
-            with tf.name_scope("call"):
-                yield
+            yield
         finally:
             self._inside = outer
 
     def note(self, op: tf.Operation) -> None:
         """Records an operation that has just been made, if it is one of these."""
-        scope = op.name.rpartition("/")[0]
-        if self._inside or self._differentiates(op.graph, scope):
-            self._operations[id(op)] = op
-            self._scopes.setdefault(op.graph, set()).add(scope)
-
-    def _differentiates(self, graph: Any, scope: str) -> bool:
+        graph: Any = op.graph
         forward = getattr(graph, "_forward_graph", None)  # of the gradient of a branch or a loop
-        if forward is not None and id(forward._default_original_op) in self._operations:
-            return True
-        if not scope.startswith(OF_A_GRADIENT):
-            return False
-        around, scope = [graph], scope.removeprefix(OF_A_GRADIENT)
-        while (outer := getattr(around[-1], "outer_graph", None)) is not None:
-            around.append(outer)
-        known = [self._scopes[each] for each in around if each in self._scopes]
-        while scope and not any(scope in scopes for scopes in known):
-            scope = scope.rpartition("/")[0]
-        return bool(scope)
+        if self._inside or (forward is not None and id(forward._default_original_op) in self._operations):
+            self._operations[id(op)] = op
 
 
 def _recorded(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from tensorflow.python.ops import control_flow_util_v2
 from tensorflow.python.ops.handle_data_util import copy_handle_data
 from tensorflow.python.saved_model import save_context
 
-from .edges import OF_A_GRADIENT, is_of_a_gradient
+from .gradients import count_as_gradient, is_of_a_gradient
 
 # Attributes that name other operations of the traced graph, and that are of a traced backward pass.
 _LEFT_OUT = "_class", "_gradient_op_type"
@@ -152,13 +152,16 @@ def copied_into_graph(
     for name in (("T", "output_shapes") if is_loop else ("Tin",)) if more else ():
         _append(attributes, name, more)
     with graph.control_dependencies(list(controls)), graph._original_op(op):  # errors name the user's line
-        return graph._create_op_internal(
+        made = graph._create_op_internal(
             op.type,
             list(inputs),
             [*outputs, *(more if is_loop else [])],
-            name=OF_A_GRADIENT * is_of_a_gradient(op) + (op.name.rpartition("/")[2].lstrip("_") or op.type),
+            name=op.name.rpartition("/")[2].lstrip("_") or op.type,
             attrs=attributes,
         )
+    if is_of_a_gradient(op):
+        count_as_gradient(made)
+    return made
 
 
 def _append(attributes: dict[str, Any], name: str, dtypes: Sequence[tf.DType]) -> None:

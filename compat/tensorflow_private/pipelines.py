@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops.dataset_ops import DatasetV2
 from tensorflow.python.ops.script_ops import _py_funcs
 
-from ..tensorflow_graphs.graphs import DRAWS, nodes_of
+from ..tensorflow_graphs.graphs import draws, nodes_of
 
 PYTHON_CALLS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 STATE_PREFIXES = (
@@ -71,7 +71,7 @@ class Transformation(NamedTuple):
     @property
     def draws(self) -> bool:
         """Whether it draws from random operations that restart with every pass."""
-        return any(name.startswith(DRAWS) for name in self.operations)
+        return any(map(draws, self.operations))
 
     @property
     def restarts_shuffles(self) -> bool:
@@ -108,9 +108,7 @@ def transformations(dataset: Any) -> Iterator[Transformation]:
     python = {id(function): function for function in called}.values()
     seeds = [tf.get_static_value(getattr(dataset, name, None)) for name in ("_seed", "_seed2")]
     unseeded = type(dataset).__name__ == "_ShuffleDataset" and seeds == [0, 0]
-    unseeded |= any(
-        node.op.startswith(DRAWS) and node.attr["seed"].i == node.attr["seed2"].i == 0 for node in nodes
-    )
+    unseeded |= any(draws(node.op) and node.attr["seed"].i == node.attr["seed2"].i == 0 for node in nodes)
     before = [each for part in dataset._inputs() for each in transformations(part)]
     yield Transformation(
         type(dataset).__name__,

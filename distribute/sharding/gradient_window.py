@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from ...compat.tensorflow_graphs.edges import (
     graph_of_replica,
-    is_of_a_gradient,
     let_wait,
     newly_needed,
     number_of,
 )
+from ...compat.tensorflow_graphs.gradients import is_of_a_gradient
 from ..replicas import bytes_of_packs, local_replica_index
 from .transient_weights import KEPT, held_by, holds_numbers
 

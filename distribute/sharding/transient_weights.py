@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from ...compat.tensorflow_graphs.edges import (
     graph_of_replica,
-    is_of_a_gradient,
     is_stateless,
     made_again,
     newly_needed,
     number_of,
     read_instead,
 )
+from ...compat.tensorflow_graphs.gradients import is_of_a_gradient
 from ..replicas import local_replica_index
 from .collectives import all_gather
 

@@ -21,6 +21,7 @@ from ...distribute.replicas import copies_of, local_copy
 from ...distribute.sharding.sharded_value import own_copy
 from ...distribute.step_context import current_step
 from ..building import inner_optimizers
+from ..records import record_of
 from .sparse_gradients import Pairs, assign_add, dense, times
 from .user_code import has_user_class
 
@@ -58,8 +59,8 @@ def accumulate(
     Context: inside of `once_per_copy`.
     """
     given = {variable_key(optimizer, v): v for _, v in pairs}
-    absent = [(None, v) for key, v in optimizer.has_accumulated.items() if key not in given]
-    optimizer.has_accumulated.update(given)
+    absent = [(None, v) for key, v in record_of(optimizer).accumulated.items() if key not in given]
+    record_of(optimizer).accumulated.update(given)
     accumulators = {id(v): own_copy(accumulator_of(optimizer, v)) for _, v in [*pairs, *absent]}
     carried = local_copy(optimizer.accumulated_weight)
     weight = tf.cast(weight_total, tf.float64)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from ...distribute.replicas import in_replica_context, local_replica_index, num_replicas, of_first_replica
 from ...distribute.step_context import NOT_AGGREGATED, current_step
 from .. import checks
+from ..records import record_of
 from .aggregators import aggregate
 from .call_options import CallOptions, current_options
 from .run_stages import unscale
@@ -130,7 +131,7 @@ def _memory(optimizer: Any) -> dict[int, _Memory]:
     if step is not None:
         return step.notes.setdefault(key, {})
     if tf.executing_eagerly():
-        return optimizer.__dict__.setdefault("_unisono_aggregated", {}).setdefault(key, {})
+        return record_of(optimizer).aggregated.setdefault(local_replica_index(), {})
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
         graph = graph.outer_graph

@@ -12,12 +12,11 @@ from ...compat.keras_private.optimizers import trained_variables
 from ...distribute.replicas import copies_of, local_copy, num_replicas, once_per_copy, shares_variables
 from . import clipping
 from .sparse_gradients import Pairs, values_of
+from .step_hooks import StepHook, add_step_hook, remove_step_hook, step_hooks
 
 
-class GradientWatch:
+class GradientWatch(StepHook):
     """Measurements of the gradients of one optimizer's variables, kept on the devices until they are read.
-
-    Callbacks attach one to an optimizer with `watch_gradients`; `run_stages` calls `record` between its stages 3 and 4.
 
     `guard`: skip the first step whose gradients are not finite and every step after it, so that the model stays as it was
     before that step. Not with a loss scale, under which such steps are normal. Context: host, inside the strategy's scope.
@@ -85,17 +84,14 @@ class GradientWatch:
         with tf.control_dependencies([values_of(g) for g, _ in pairs if g is not None]):
             return tf.timestamp()
 
-    def after_aggregation(self, pairs: Pairs, began: Any) -> None:
-        """Notes how long the sums took since then. Context: replica."""
-        if began is not None:
+    def after_aggregation(self, pairs: Pairs, before: Any) -> None:
+        """Notes how long the sums took since then."""
+        if before is not None:
             with tf.control_dependencies([values_of(g) for g, _ in pairs if g is not None]):
-                local_copy(self._waited).assign_add(tf.timestamp() - began)
+                local_copy(self._waited).assign_add(tf.timestamp() - before)
 
-    def record(self, pairs: Pairs, finite: Any) -> Any:
-        """Records the aggregated, unscaled gradients of a step; returns the finite check, which the guard may turn to false.
-
-        Context: replica; in `norms_over_shards` where each replica has a shard of every gradient.
-        """
+    def check_gradients(self, pairs: Pairs, finite: Any) -> Any:
+        """Records the norm; the guard turns the finite check to false."""
         values = {id(v): values_of(g) for g, v in pairs if g is not None}
         norm = (
             tf.cast(clipping.global_norm(list(values.values())), tf.float32) if values else tf.constant(0.0)
@@ -127,11 +123,13 @@ def watch_gradients(optimizer: Any, guard: bool = False) -> tuple[GradientWatch,
     """
     optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
     variables = trained_variables(optimizer)
-    watch = optimizer.__dict__.get("_gradient_watch")
-    if watch is not None and watch.guard >= guard and watch.ids == [id(v) for v in variables]:
-        return watch, False
+    for watch in [each for each in step_hooks(optimizer) if isinstance(each, GradientWatch)]:
+        if watch.ids != [id(v) for v in variables]:
+            remove_step_hook(optimizer, watch)
+        elif watch.guard >= guard:
+            return watch, False
     watch = GradientWatch(variables, guard)
-    optimizer.__dict__["_gradient_watch"] = watch
+    add_step_hook(optimizer, watch)
     return watch, True
 
 

@@ -31,9 +31,9 @@ from ..update_rules.parts import check_parts, transform_and_apply_parts
 from ..update_rules.replica_rule import once_there_is_one, transform_and_apply
 from ..update_rules.sharded import (
     aggregate_shards,
+    check_shards,
     cut,
     gather,
-    record_shards,
     shards_state,
     transform_and_apply_shards,
 )
@@ -41,6 +41,7 @@ from .accumulation import accumulate
 from .aggregators import aggregate
 from .call_options import CallOptions, call_options, current_options
 from .sparse_gradients import Pairs, divided, map_values, values_of
+from .step_hooks import step_hooks
 from .user_code import has_own_apply, has_user_code, if_true, write_where
 
 Apply = Callable[[Any, Pairs], None]
@@ -103,18 +104,18 @@ def run_stages(
         check_parts(optimizer, every)
         apply_to = transform_and_apply_parts
     rematerialize()
-    watch = optimizer.__dict__.get("_gradient_watch")
-    began = watch.before_aggregation(pairs) if watch is not None else None
+    hooks = step_hooks(optimizer)
+    begun = [hook.before_aggregation(pairs) for hook in hooks]
     pairs = (aggregate_shards if sharded else aggregate)(optimizer, pairs, options)
-    if watch is not None:
-        watch.after_aggregation(pairs, began)
+    for hook, before in zip(hooks, begun):
+        hook.after_aggregation(pairs, before)
     if not options.unscaled:
         pairs = unscale(optimizer, pairs, scale)
     finite = _all_finite(optimizer, pairs, options, apply_to) if check_finite else True
     if veto is not None:
         finite = tf.logical_and(finite, tf.logical_not(veto))
-    if watch is not None:
-        finite = record_shards(watch, pairs, finite) if sharded else watch.record(pairs, finite)
+    for hook in hooks:
+        finite = check_shards(hook, pairs, finite) if sharded else hook.check_gradients(pairs, finite)
     step = current_step()
     if step is not None and finite is not True and veto is None:
         step.calls = {}  # this call may be skipped without being counted, and the host cannot know

@@ -10,6 +10,7 @@ from ...distribute.sharding.sharded_value import layout_of, own_shards
 from ..building import inner_optimizers
 from ..stages.clipping import norms_over_shards
 from ..stages.sparse_gradients import Pairs
+from ..stages.step_hooks import step_hooks
 from ..stages.transformers import ClipByGlobalNorm, ClipByNorm, ClipByValue
 from ..stages.user_code import has_user_code, is_elementwise
 from .replica_rule import transform_and_apply
@@ -43,7 +44,7 @@ def check_parts(optimizer: Any, variables: Sequence[Any]) -> None:
             found.append("`gradient_transformers` that may need whole gradients")
         if each.use_ema:
             found.append("`use_ema`")
-        if "_gradient_watch" in vars(each):
+        if step_hooks(each):
             found.append("a callback that watches gradients")
     if found:
         divided = next(v.path for v in variables if layout_of(v) is not None)

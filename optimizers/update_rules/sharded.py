@@ -43,6 +43,7 @@ from ..stages.aggregators import aggregate, without_overwriting
 from ..stages.call_options import CallOptions, frozen_iterations
 from ..stages.clipping import norms_over_shards
 from ..stages.sparse_gradients import Pairs, fit_to_send, is_sparse
+from ..stages.step_hooks import StepHook
 from ..stages.transformers import AddDecayedWeights, ClipByGlobalNorm, ClipByNorm, ClipByValue
 from ..stages.user_code import has_user_code, is_elementwise
 from .replica_rule import (
@@ -83,11 +84,11 @@ def aggregate_shards(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pair
     return [cut([(g, v)])[0] if is_sparse(g) and id(v) in accumulated else (g, v) for g, v in pairs]
 
 
-def record_shards(watch: Any, pairs: Pairs, finite: Any) -> Any:
-    """What a `GradientWatch` makes of the finite check and the shards of all replicas."""
+def check_shards(hook: StepHook, pairs: Pairs, finite: Any) -> Any:
+    """What a hook makes of the finite check and the shards of all replicas."""
     shards = [(own_shard(g, list(v.shape)) if _stays_whole(g, v) else g, v) for g, v in pairs]
     with norms_over_shards():
-        return watch.record(shards, finite)
+        return hook.check_gradients(shards, finite)
 
 
 def transform_and_apply_shards(optimizer: Any, pairs: Pairs) -> None:

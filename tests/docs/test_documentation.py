@@ -65,6 +65,15 @@ def test_commands_of_a_page_exist(page):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_copied_commands_have_no_prompt(page):
+    """GitHub copies a whole block; the site leaves out prompts and output, but only of `console` blocks."""
+    for block in blocks_of(text_of(page)):
+        lines = [line for line in block.code.splitlines() if line.strip()]
+        prompts = [line for line in lines if line.startswith("$ ")]
+        assert not prompts or (block.language == "console" and len(prompts) < len(lines)), (page, block.line)
+
+
 OWN = ("unisono", "trainer", "callbacks", "state", "mixed_precision", "optimizers", "distribute", "compat")
 OWN += ("tests", "benchmarks")
 NAMES = {path.name for folder in (*OWN, "examples") for path in (ROOT / folder).rglob("*.py")}
@@ -94,6 +103,8 @@ def test_site_builds_strictly(tmp_path):
     pytest.importorskip("mkdocstrings", reason="needs mkdocstrings: pip install '.[docs]'")
     run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")], ROOT)
     assert "Unisono" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    for name, part in (("roadmap", "Slower than it should be"), ("changelog", "Unreleased")):
+        assert part in (tmp_path / "site" / name / "index.html").read_text(encoding="utf-8")
     reference = (tmp_path / "site" / "reference" / "models" / "index.html").read_text(encoding="utf-8")
     assert 'id="unisono.Model.fit"' in reference
     assert "global batch, over all replicas" in reference and "load_<wbr>model" in reference

@@ -18,26 +18,36 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 FEWER = {  # arguments that shorten an example, which would take up to two minutes otherwise
     "accumulated_loop.py": ["--groups", "2"],
+    "ddpm.py": ["--steps", "2", "--epochs", "1"],
     "gan.py": ["--steps", "2", "--epochs", "1"],
     "gpt.py": ["--steps", "4"],
+    "grain_position.py": ["--steps", "6"],
+    "hugging_face.py": ["--samples", "200", "--epochs", "1"],
     "image_classifier.py": ["--steps", "4", "--epochs", "2"],
-    "lora.py": ["--rows", "100", "--epochs", "1"],
+    "lora.py": ["--texts", "100", "--epochs", "1"],
     "pipeline.py": ["--steps", "2", "--epochs", "1"],
+    "resnet50.py": ["--images", "16", "--batch-size", "4", "--steps", "2", "--epochs", "1"],
     "search.py": ["--trials", "2", "--epochs", "1"],
     "sharded_state.py": ["--steps", "2", "--epochs", "1"],
     "vae.py": ["--steps", "35"],
 }
-NEEDS = {"lora.py": "keras_hub"}
+NEEDS = {"grain_position.py": "grain", "hugging_face.py": "datasets", "lora.py": "keras_hub"}
+# Two lines of these are marked with what they are for real data or devices.
+MADE_REAL = ("ddpm", "gan", "grain_position", "hugging_face", "large_embedding", "lora", "resnet50")
 SAID = {
     "accumulated_loop.py": "16 calls with  16 samples: 1 updates, 1 skipped, loss scale 2048",
     "curve_of_one_device.py": "of their length away from one device's",
     "fine_tune.py": "the frozen body is unchanged",
+    "ddpm.py": "digits out of noise",
     "digits_custom_loop.py": "0.0e+00 between uninterrupted and resumed",
     "gan.py": "digits out of noise",
     "gpt.py": "the weights of both runs are bitwise identical",
+    "grain_position.py": "the weights of both runs are bitwise identical",
+    "hugging_face.py": "of 50 unseen digits",
     "image_classifier.py": "of 450 unseen digits",
     "lora.py": "the pretrained weights are unchanged",
     "pipeline.py": "schedule 1f1b, 8 micro-batches of 16 samples",
+    "resnet50.py": "23,595,908 weights, 2 updates",
     "search.py": "demo/search/report.html: 2 training runs",
     "sharded_state.py": "largest difference of a weight, saved and loaded: 0.0e+00",
     "vae.py": "two digits that nobody wrote",
@@ -66,6 +76,14 @@ def test_examples_are_all_listed():
     assert [name for name in EXAMPLES if f"({name})" not in listed] == []
     site = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
     assert [name for name in EXAMPLES if f'--8<-- "examples/{name}"' not in site] == []
+
+
+@pytest.mark.parametrize("name", MADE_REAL)
+def test_example_with_small_data_marks_the_two_lines_that_make_it_real(name):
+    source = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+    assert len(re.findall(r"^ *# real: \S", source, re.MULTILINE)) == 2 and 'marked with "real:"' in " ".join(
+        source.split()
+    )
 
 
 made = runpy.run_path(str(ROOT / ".ci" / "notebooks.py"), run_name="notebooks")

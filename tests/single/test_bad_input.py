@@ -185,7 +185,7 @@ def test_error_of_a_layer_or_a_loss_is_shown_and_no_argument_is_blamed(case):
 LABELS, ONES = np.array([0, 1, 0, 1, 0, 1]), np.ones(6, "float32")
 SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
 BAD_VALUES = {
-    "NaN as a weight": ((X, Y, np.where(np.arange(6) == 4, np.nan, 1)), "mse", "`sample_weight` holds NaN"),
+    "NaN as a weight": ((X, Y, np.where(np.arange(6) == 4, np.nan, 1)), "mse", "`sample_weight` holds nan"),
     "a label too many": ((X, np.where(np.arange(6) == 4, 2, LABELS), ONES), SPARSE, "label 2, .* 0 to 1"),
     "a label too small": ((X, np.where(np.arange(6) == 4, -2, LABELS), ONES), SPARSE, "label -2, .* 0 to 1"),
 }
@@ -204,3 +204,17 @@ def test_bad_value_in_a_dataset_is_reported_at_its_step_and_never_trained_on(cas
         assert np.isfinite(model.get_weights()[0]).all()
     good = dataset(X, np.where(LABELS == 1, -1, 0) if loss is SPARSE else Y, 0 * ONES).batch(2)
     assert np.isfinite(model.fit(good, verbose=0).history["loss"]).all()
+
+
+@pytest.mark.parametrize("ignored", [None, 255, -1])
+def test_labels_without_a_sign_are_those_that_they_are(ignored):
+    labels = LABELS.astype("uint8")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=ignored)
+    model = small_model(loss=loss, run_eagerly=True)
+    for good in (labels, np.where(LABELS == 1, 255, labels).astype("uint8") if ignored == 255 else labels):
+        model.fit(dataset(X, good).batch(6), verbose=0)
+        model.fit(X, good, verbose=0)
+    bad = np.where(LABELS == 1, 7, labels).astype("uint8")
+    for data in ((dataset(X, bad).batch(6),), (X, bad)):
+        with pytest.raises(ValueError, match=r"label 7, .* 0 to 1"):
+            model.fit(*data, verbose=0)

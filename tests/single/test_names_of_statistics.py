@@ -61,6 +61,7 @@ def frozen():
 MODELS = {
     "name": lambda: (unisono.Sequential, [frozen(), keras.Sequential([OfTheBatch(["a"], name=NAME)])]),
     "scope": lambda: (unisono.Sequential, [frozen(), OfTheBatch([NAME, f"{NAME}_1", "gradient_tape"])]),
+    "gradient": lambda: (unisono.Sequential, [frozen(), OfTheBatch([f"gradient_tape/s/{NAME}/call/"])]),
     "step": lambda: (InStep, [frozen(), keras.layers.Dense(3)]),
     "direct": lambda: (unisono.Sequential, [keras.layers.Dense(3), CallsDirectly(-1)]),
 }
@@ -70,7 +71,7 @@ def trained(kind, name):
     keras.utils.set_random_seed(1)
     with helpers.scope(helpers.strategy(name)):
         cls, layers = MODELS[kind]()
-        model = cls([keras.Input((4, 3)), keras.layers.Dense(3), *layers, keras.layers.Flatten()])
+        model = cls([keras.Input((4, 3)), keras.layers.Dense(3), *layers, keras.layers.Flatten()], name="s")
         if kind != "step":
             model.add(keras.layers.Dense(1))
         model.compile(keras.optimizers.SGD(0.3), "mse", jit_compile=False)
@@ -79,7 +80,7 @@ def trained(kind, name):
     return history, model.get_weights()
 
 
-@pytest.mark.short("name-mirrored2", "step-mirrored3", "direct-mirrored2")
+@pytest.mark.short("name-mirrored2", "gradient-mirrored2", "step-mirrored3", "direct-mirrored2")
 @pytest.mark.parametrize("name", ["mirrored2", "mirrored3", "mirrored4"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_code_with_the_name_of_a_normalization_sees_the_whole_batch(kind, name):

@@ -108,6 +108,7 @@ class Recorder:
     def __init__(self) -> None:
         self.rows: list[list[int]] = []
         self.alone, self.training, self.predicts, self.backend = True, True, False, "graph"
+        self.recorders: dict[Any, Any] = {}
         self.model = types.SimpleNamespace(
             run_eagerly=True, jit_compile=False, _auto_jit=True, _pipeline=None
         )
@@ -119,8 +120,8 @@ class Recorder:
                 self.rows.append([int(row) for row in x[:, 0]])
         return execution.steps, {"loss": tf.constant(0.0)}
 
-    def has_hooks(self) -> bool:
-        return False
+    def hooks(self) -> list[Any]:
+        return []
 
     def compilations(self) -> int:
         return 1

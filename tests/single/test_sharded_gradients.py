@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras import layers
 
 import unisono
-from unisono.compat.tensorflow_graphs.edges import is_of_a_gradient
+from unisono.compat.tensorflow_graphs.gradients import is_of_a_gradient
 from unisono.distribute import replicas, sharded
 
 X = np.random.default_rng(1).normal(size=(10, 8)).astype("float32")

@@ -11,7 +11,7 @@ from keras import layers
 
 import unisono
 from unisono import optimizers
-from unisono.compat.tensorflow_graphs.edges import is_of_a_gradient
+from unisono.compat.tensorflow_graphs.gradients import is_of_a_gradient
 from unisono.distribute import sharded
 from unisono.distribute.sharding.sharded_value import ShardedWeight
 

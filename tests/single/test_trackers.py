@@ -135,6 +135,8 @@ DECIDED = {
     ),
     "subclass with a hook": (kind("Mine", "mine", (WandbMetricsLogger,)), 1),
     "mixed hooks": (kind("Mine", "mine", (WandbMetricsLogger,), ("on_train_batch_begin",)), 1),
+    "of a class that saves by another name": (kind("WandbKeeper"), 1),
+    "named like one that saves": (kind("MyEvaluationLog", "mine", (WandbMetricsLogger,), ()), None),
     "checkpoint": (kind("WandbModelCheckpoint", bases=(keras.callbacks.ModelCheckpoint,)), 1),
     "checkpoint of its own": (kind("MlflowModelCheckpointCallback", "mlflow.tensorflow"), 1),
     "evaluation": (kind("WandbEvalCallback"), 1),
@@ -165,7 +167,7 @@ def test_logger_that_writes_a_variable_keeps_what_it_wrote():
         def on_train_batch_end(self, batch, logs=None):
             self.seen.assign_add(1)
 
-    Writes.__module__ = "wandb"
+    Writes.__module__, Writes.__name__ = "wandb", "WandbMetricsLogger"
     writes = Writes()
     fit(unisono, [writes, calls := Calls()], epochs=1)
     assert int(writes.seen.numpy()) == STEPS > calls.number

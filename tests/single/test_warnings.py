@@ -89,6 +89,7 @@ NEIGHBOURS = {
         "mixed_precision/policy.py _explain",
         "mixed_precision/hardware.py warn_if_slow",
     ],
+    "layout map whose patterns name variables": ["trainer/run/checks/layouts.py check_layouts"],
     "gradients for all that is trained": ["optimizers/checks.py with_gradients"],
 }
 
@@ -292,6 +293,22 @@ def one_process_with_devices_of_one_kind(tmp_path, monkeypatch):
         unisono.mixed_precision.set_global_policy("mixed_bfloat16")
     finally:
         keras.config.set_dtype_policy(before)
+
+
+@program
+def layout_map_whose_patterns_name_variables(tmp_path, monkeypatch):
+    """A pattern may match one variable of several, and need not divide it."""
+    layouts = keras.distribution.LayoutMap(
+        keras.distribution.DeviceMesh((1, 2), ("batch", "model"), ["cpu:0", "cpu:1"])
+    )
+    layouts[".*wide/kernel"] = (None, "model")
+    layouts[".*only/bias"] = (None,)
+    distribution = keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
+    with unisono.distribute.strategy_of(distribution).scope():
+        layers = [keras.Input((3,)), keras.layers.Dense(4, name="wide"), keras.layers.Dense(1, name="only")]
+        model = unisono.Sequential(layers)
+        model.compile(unisono.optimizers.SGD(0.01), "mse")
+    model.fit(*arrays(), batch_size=4, epochs=1, verbose=0)
 
 
 @program

@@ -1,10 +1,12 @@
 """The private parts of TensorFlow that the trainer uses still exist and behave as expected."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from unisono.compat.tensorflow_graphs.graphs import (
     bytes_kept_for_backward,
+    draws,
     effects,
     graph_for,
     graph_function,
@@ -108,3 +110,17 @@ def test_graph_for_runs_the_graph_of_arguments_that_came_before():
     ragged = tf.ragged.constant([[1], [2, 3]])
     for _ in range(2):
         assert graph_for(function, ({"a": ragged}, None)) is function
+
+
+@pytest.mark.parametrize(
+    "kind", ["RandomUniform", "Multinomial", "LogUniformCandidateSampler", "RandomDatasetV2"]
+)
+def test_operations_that_draw_from_internal_state_are_known_by_their_definition(kind):
+    assert draws(kind)
+
+
+@pytest.mark.parametrize(
+    "kind", ["StatelessRandomUniformV2", "MatMul", "RandomNameOfNoOperation", "ShuffleDatasetV3"]
+)
+def test_other_operations_draw_nothing(kind):
+    assert not draws(kind)

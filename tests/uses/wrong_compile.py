@@ -44,13 +44,13 @@ COMPILE: dict[str, Use] = {
     "optimizer of tf_keras": compiled("`optimizer`", "tf_keras", "keras.optimizers", optimizer=TfKerasAdam()),
     "optimizer of TensorFlow 1": compiled("`optimizer`", "GradientDescent", "keras.optimizers", optimizer=V1),
     "loss misspelt": compiled("`loss` 'mean_square'", "did you mean", loss="mean_square"),
-    "loss number": compiled("`loss`", "Received: 3", "name of a loss", loss=3),
-    "loss True": compiled("`loss`", "Received: True", "name of a loss", loss=True),
+    "loss number": compiled("`loss` 3 is not a loss", "give a name", loss=3),
+    "loss True": compiled("`loss` True is not a loss", "give a name", loss=True),
     "loss None": compiled("loss", "compile", loss=None),
     "loss metric": compiled(
-        "`loss`", "MeanSquaredError", "name of a loss", loss=keras.metrics.MeanSquaredError()
+        "`loss` ", "MeanSquaredError", "give a name", loss=keras.metrics.MeanSquaredError()
     ),
-    "loss layer": compiled("`loss`", "Dense", "name of a loss", loss=keras.layers.Dense(2)),
+    "loss layer": compiled("`loss` ", "Dense", "give a name", loss=keras.layers.Dense(2)),
     "loss of one argument": compiled("`loss`", r"\(y_true, y_pred\)", "change", loss=lambda y: y),
     "loss gives None": compiled("loss=", "None", loss=lambda y, p: None),
     "loss gives a text": compiled("loss=", "'str'|text|str", loss=lambda y, p: "a"),
@@ -94,10 +94,8 @@ COMPILE: dict[str, Use] = {
         r"`metrics\[0\]` 'acuracy'", "did you mean '[a-z_]*accuracy", metrics=["acuracy"]
     ),
     "metrics text": compiled("`metrics`", "list", "mae", metrics="mae"),
-    "metrics number": compiled(r"`metrics\[0\]`", "Received: 3", "name of a metric", metrics=[3]),
-    "metrics optimizer": compiled(
-        r"`metrics\[0\]`", "SGD", "name of a metric", metrics=[keras.optimizers.SGD()]
-    ),
+    "metrics number": compiled(r"`metrics\[0\]` 3 is not a metric", "give a name", metrics=[3]),
+    "metrics optimizer": compiled(r"`metrics\[0\]` ", "SGD", "give a name", metrics=[keras.optimizers.SGD()]),
     "metrics of one argument": compiled(r"`metrics\[0\]`", r"\(y_true, y_pred\)", metrics=[lambda y: y]),
     "metrics of an unknown output": two("`metrics`", "'c'", y=NAMED, metrics={"c": "mae"}),
     "weighted_metrics misspelt": compiled(

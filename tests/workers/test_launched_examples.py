@@ -22,6 +22,6 @@ def test_example_of_two_workers_is_killed_and_ends(launch_forks, tmp_path):
 
 
 def test_example_of_parameter_servers_counts_every_step(launch_forks):
-    program = [EXAMPLES / "large_embedding.py", "--words", 1000, "--steps", 20]
+    program = [EXAMPLES / "large_embedding.py", "--users", 1000, "--items", 100, "--steps", 20]
     out, _ = printed(launch_forks("--workers", 1, "--parameter-servers", 2, *program))
-    assert "10 updates of a table of 0 MB" in out and "new texts are classified correctly" in out
+    assert "10 updates of tables of 0 MB" in out and "among the ten best of 100 items" in out

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from .sparse import SparseRows, slice_sparse, sparse_rows, sparse_tensor
@@ -79,6 +80,15 @@ def sample_count(structure: Any) -> Any:
 def is_scalar(leaf: Any) -> bool:
     """Whether a tensor, or the spec of one, certainly has no dimension."""
     return isinstance(leaf, tf.Tensor | tf.TensorSpec) and leaf.shape.rank == 0
+
+
+def is_memory_mapped(leaf: Any) -> bool:
+    """Whether the samples of an array are in a file, as those of an `np.memmap` or a view of one."""
+    while isinstance(leaf, np.ndarray):
+        if isinstance(leaf, np.memmap):
+            return True
+        leaf = leaf.base
+    return False
 
 
 def _one_tensor(leaf: Any) -> Any:

@@ -13,27 +13,27 @@ import numpy as np
 import tensorflow as tf
 
 from ...distribute.arguments import shown
-from .batch import is_extension, named_leaves
+from .batch import named_leaves
 from .checks import weights_like_targets
 from .sparse import sparse_rows
-from .values import check_finite
+from .values import check_values
 
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic)
 
 
-def _standard_nest(structure: Any, merge: bool) -> Any:
+def _standard_nest(structure: Any) -> Any:
     """A nest with tuples instead of lists, as in batches of Keras and `tf.data`.
 
-    With `merge`, a list that holds only Python numbers or strings (`y=[0, 1, 1]`, `[[1, 2], [3, 4]]`) is one array.
+    A list that holds only Python numbers or strings (`y=[0, 1, 1]`, `[[1, 2], [3, 4]]`) is one array.
     """
     if isinstance(structure, dict):
-        return {key: _standard_nest(part, merge) for key, part in structure.items()}
+        return {key: _standard_nest(part) for key, part in structure.items()}
     if not isinstance(structure, list | tuple):
         return structure
     named = hasattr(structure, "_fields")
-    if merge and not named and _holds_scalars(structure):
+    if not named and _holds_scalars(structure):
         return np.asarray(structure)
-    parts = [_standard_nest(part, merge) for part in structure]
+    parts = [_standard_nest(part) for part in structure]
     return type(structure)(*parts) if named else tuple(parts)
 
 
@@ -43,13 +43,13 @@ def _holds_scalars(structure: Any) -> bool:
     return isinstance(structure, _SCALARS)
 
 
-def host_arrays(name: str, structure: Any, complaint: str, merge: bool = False) -> Any:
+def host_arrays(name: str, structure: Any, complaint: str) -> Any:
     """The argument `name`, a nest of array-like objects, as a nest of NumPy arrays and tensors, see `_standard_nest`.
 
     A leaf that is not an array is a TypeError with the message `complaint`, which has `{place}` and `{kind}` in it.
     """
     try:
-        structure = _standard_nest(structure, merge)
+        structure = _standard_nest(structure)
     except ValueError as error:  # NumPy's, for irregular lists
         raise ValueError(
             f"`{name}` has lists of different lengths, which are not an array: give a tf.RaggedTensor "
@@ -71,12 +71,12 @@ def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         "DataLoader or a generator of batches."
     )
     given = {"x": x, "y": y, "sample_weight": sample_weight}
-    x, y, sample_weight = (host_arrays(name, part, complaint, merge=True) for name, part in given.items())
+    x, y, sample_weight = (host_arrays(name, part, complaint) for name, part in given.items())
     if y is None or sample_weight is None:
         return x, y, None
     if not tf.nest.flatten(sample_weight):
         raise ValueError(f"`sample_weight` must have at least one array. Received: {shown(sample_weight)}")
-    check_finite(sample_weight)
+    check_values(sample_weight)
     return x, y, weights_like_targets(y, sample_weight)
 
 
@@ -104,7 +104,7 @@ def as_host_array(leaf: Any) -> Any:
         return None
     if isinstance(leaf, tf.Variable | keras.Variable):
         return tf.convert_to_tensor(leaf)
-    if tf.is_tensor(leaf) or is_extension(leaf):
+    if tf.is_tensor(leaf) or isinstance(leaf, tf.experimental.ExtensionType):
         return leaf
     if _is_scipy_sparse(leaf):
         return _from_scipy(leaf)

@@ -41,28 +41,6 @@ _FIX = """ Pass a function of tf.distribute.InputContext, whose batches have the
 """
 
 
-def check_not_split(x: Any, strategy: tf.distribute.Strategy) -> None:
-    """Rejects an input that is split over workers by construction, a function of `tf.distribute.InputContext` excepted."""
-    if callable(x) or not spans_workers(strategy):
-        return
-    dataset, fix = read_dataset(x), "x.rebatch(context.get_per_replica_batch_size(64))"
-    source = "reads a part of the elements of a tf.data service (dynamic sharding, or a `job_name`)"
-    if dataset is None or not shares_service(dataset):
-        ray: Any = sys.modules.get("ray.data")
-        steps = [] if dataset is None else transformations(dataset)
-        held = {"x": x if dataset is None else [function for step in steps for function in step.python]}
-        shards = [shard for _, shard in reached(held, (ray.DataIterator,))] if ray is not None else []
-        if all(getattr(shard, "world_size", lambda: 1)() == 1 for shard in shards):
-            return
-        source = "reads a shard of a Ray dataset"
-        if x is shards[0]:
-            fix = 'x.to_tf("features", "labels", batch_size=context.get_per_replica_batch_size(64))'
-    raise ValueError(
-        f"`x` {source}, so that every worker has its own samples, but each replica takes its part of a batch: samples would "
-        f"be lost.{_FIX.format(dataset=fix)}"
-    )
-
-
 def check_same_input(x: Any, strategy: tf.distribute.Strategy, kind: str = "tf.data.Dataset") -> None:
     """Compares the input of each worker, before it is read. All workers must call it; one does nothing.
 
@@ -76,6 +54,8 @@ def check_same_input(x: Any, strategy: tf.distribute.Strategy, kind: str = "tf.d
     if not spans_workers(strategy):
         return
     dataset = read_dataset(x)
+    if not callable(x):  # a function of `tf.distribute.InputContext`
+        _check_not_split(x, dataset)
     distributed = dataset is not None and dataset is not x
     known = [[], [], None] if dataset is None else _known_of_pipeline(dataset, distributed, strategy)
     everyone = gather_json([kind, *known], strategy)
@@ -105,6 +85,26 @@ def check_same_input(x: Any, strategy: tf.distribute.Strategy, kind: str = "tf.d
             "tf.distribute.InputContext."
         )
     warnings.warn(f"`x` {problem}", stacklevel=2)
+
+
+def _check_not_split(x: Any, dataset: tf.data.Dataset | None) -> None:
+    """Rejects an input that is split over workers by construction; `dataset` is the one that it reads."""
+    fix = "x.rebatch(context.get_per_replica_batch_size(64))"
+    source = "reads a part of the elements of a tf.data service (dynamic sharding, or a `job_name`)"
+    if dataset is None or not shares_service(dataset):
+        ray: Any = sys.modules.get("ray.data")
+        steps = [] if dataset is None else transformations(dataset)
+        held = {"x": x if dataset is None else [function for step in steps for function in step.python]}
+        shards = [shard for _, shard in reached(held, (ray.DataIterator,))] if ray is not None else []
+        if all(getattr(shard, "world_size", lambda: 1)() == 1 for shard in shards):
+            return
+        source = "reads a shard of a Ray dataset"
+        if x is shards[0]:
+            fix = 'x.to_tf("features", "labels", batch_size=context.get_per_replica_batch_size(64))'
+    raise ValueError(
+        f"`x` {source}, so that every worker has its own samples, but each replica takes its part of a batch: samples would "
+        f"be lost.{_FIX.format(dataset=fix)}"
+    )
 
 
 def check_same_data(source: Source, strategy: tf.distribute.Strategy, steps: int = 0) -> None:

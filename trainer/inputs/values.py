@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from .batch import named_leaves, unpack
+from .batch import is_memory_mapped, named_leaves, unpack
 
-_FAILED = re.compile(r"assertion failed: \[(`.+?\.)\] \[([^\]]+)\](?: \[([^\]]+)\])?")
-_NUMBER = "{}"  # in a sentence, the placeholder of the value
+_FAILED = re.compile(r"assertion failed: \[(`.+?\.)\] \[([^\]]+)\] \[([^\]]+)\]")
+_VALUE = "<value>"  # in a sentence, the place of the value
+_LABEL = (
+    "`{}` holds the label {}, but the model has scores for {} classes: give class numbers from 0 to {}, or give the model "
+    "more outputs."
+)
 
 
 class InvalidValueError(ValueError):
@@ -29,22 +34,6 @@ class LabelRule(NamedTuple):
     def place(self) -> str:
         """The path in messages, such as `y['color']`."""
         return "".join(["y", *(f"[{key!r}]" for key in self.path)])
-
-    def within(self, low: Any, high: Any) -> Any:
-        """Whether the smallest and the largest class number are valid; bools or tensors."""
-        return (low > -1) & (high < self.classes)
-
-
-def label_sentence(place: str, label: Any, classes: int) -> str:
-    """The sentence for an invalid label."""
-    return (
-        f"`{place}` holds the label {label}, but the model has scores for {classes} classes: give class numbers from 0 to "
-        f"{classes - 1}, or give the model more outputs."
-    )
-
-
-def _weight_sentence(place: str, value: Any) -> str:
-    return f"`{place}` holds {value}: give finite numbers, 0 for samples that must not count."
 
 
 def holds_text(spec: Any) -> bool:
@@ -65,75 +54,54 @@ def at(path: tuple[Any, ...], structure: Any) -> Any:
     return None if tf.nest.is_nested(structure) else structure
 
 
-def is_memory_mapped(leaf: Any) -> bool:
-    """Whether the samples of an array are in a file, as those of an `np.memmap` or a view of one."""
-    while isinstance(leaf, np.ndarray):
-        if isinstance(leaf, np.memmap):
-            return True
-        leaf = leaf.base
-    return False
-
-
-def check_finite(sample_weight: Any) -> None:
-    """Rejects NaN and infinity in arrays in memory; one pass, the sum of an array, shows whether it has any."""
-    for place, leaf in named_leaves("sample_weight", sample_weight):
-        if not _is_dense(leaf) or not tf.as_dtype(leaf.dtype).is_floating or is_memory_mapped(leaf):
-            continue
-        with np.errstate(all="ignore"):
-            array = np.asarray(leaf)
-            bad = np.empty(0) if np.isfinite(array.sum()) else array[~np.isfinite(array)]
-        if bad.size:
-            raise InvalidValueError(_weight_sentence(place, bad[0]))
-
-
-def check_labels(y: Any, rules: tuple[LabelRule, ...]) -> None:
-    """Rejects labels in arrays in memory that break a rule.
-
-    Arrays are checked once, batches of Python code by the thread that makes them, and batches of a `tf.data` pipeline
-    on the host when they are drawn.
-    """
-    for rule in rules:
-        labels = at(rule.path, y)
-        if not _is_dense(labels) or is_memory_mapped(labels):
-            continue
-        array = np.asarray(labels)
-        low, high = array.min(), array.max()
-        if rule.ignored is not None and not rule.within(low, high):
-            array = array[array != rule.ignored]
-            low, high = (array.min(), array.max()) if array.size else (0, 0)
-        if not rule.within(low, high):
-            raise InvalidValueError(label_sentence(rule.place, high if low > -1 else low, rule.classes))
-
-
-def _is_dense(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray | tf.Tensor) and tf.as_dtype(leaf.dtype) not in (tf.string, tf.bool)
+def check_values(sample_weight: Any = None, y: Any = None, rules: tuple[LabelRule, ...] = ()) -> None:
+    """Reject NaN and infinity in weights, and labels that break a rule, in arrays in memory."""
+    with tf.device("CPU:0"):
+        for fits, sentence, *ends in _judge(sample_weight, y, rules):
+            if not fits:
+                raise InvalidValueError(_with_value(sentence, *(str(end.numpy()) for end in ends)))
 
 
 def assert_values(batch: Any, rules: tuple[LabelRule, ...]) -> list[Any]:
     """Operations that fail where a batch has weights that are not finite, or invalid labels; eagerly it fails itself."""
     _, y, sample_weight = unpack(batch)
     if tf.executing_eagerly():
-        check_finite(sample_weight)
-        check_labels(y, rules)
+        check_values(sample_weight, y, rules)
         return []
-    checks = []
     with tf.device("CPU:0"):
-        for place, weights in named_leaves("sample_weight", sample_weight):
-            if _is_dense(weights) and weights.dtype.is_floating:
-                finite = tf.reduce_all(tf.math.is_finite(weights))
-                checks.append(tf.debugging.Assert(finite, [_weight_sentence(place, "NaN or infinity"), 0]))
-        for rule in rules:
-            labels = at(rule.path, y)
-            if not _is_dense(labels):
-                continue
-            if rule.ignored is not None:
-                labels = tf.where(labels == rule.ignored, tf.zeros_like(labels), labels)
-            # Without a label, the zero is the minimum and the maximum.
-            labels = tf.concat([tf.reshape(labels, [-1]), tf.zeros([1], labels.dtype)], 0)
-            low, high = tf.reduce_min(labels), tf.reduce_max(labels)
-            sentence = label_sentence(rule.place, _NUMBER, rule.classes)
-            checks.append(tf.debugging.Assert(rule.within(low, high), [sentence, low, high]))
-    return checks
+        return [tf.debugging.Assert(fits, data) for fits, *data in _judge(sample_weight, y, rules)]
+
+
+def _judge(sample_weight: Any, y: Any, rules: tuple[LabelRule, ...]) -> Iterator[tuple[Any, str, Any, Any]]:
+    """Whether each array of weights and labels is valid; else the sentence, and the smallest and largest invalid value."""
+    for place, weights in named_leaves("sample_weight", sample_weight):
+        if _is_dense(weights) and tf.as_dtype(weights.dtype).is_floating:
+            finite = tf.math.is_finite(weights)
+            bad = tf.reduce_sum(tf.where(finite, tf.zeros_like(weights), weights))  # NaN or infinity
+            sentence = f"`{place}` holds {_VALUE}: give finite numbers, 0 for samples that must not count."
+            yield tf.reduce_all(finite), sentence, bad, bad
+    for rule in rules:
+        labels = at(rule.path, y)
+        if _is_dense(labels):
+            dtype = tf.as_dtype(labels.dtype)
+            wide = tf.float64 if dtype.is_floating else tf.int64
+            if rule.ignored is not None and dtype.min <= rule.ignored <= dtype.max:
+                ignored = tf.equal(labels, tf.cast(rule.ignored, dtype))
+                labels = tf.where(ignored, tf.zeros([], dtype), labels)
+            # Without a label, both are zero.
+            low = tf.minimum(tf.cast(tf.reduce_min(labels), wide), 0)
+            high = tf.maximum(tf.cast(tf.reduce_max(labels), wide), 0)
+            sentence = _LABEL.format(rule.place, _VALUE, rule.classes, rule.classes - 1)
+            yield (low > -1) & (high < rule.classes), sentence, low, high
+
+
+def _is_dense(leaf: Any) -> bool:
+    dense = isinstance(leaf, np.ndarray | tf.Tensor) and not is_memory_mapped(leaf)
+    return dense and tf.as_dtype(leaf.dtype) not in (tf.string, tf.bool)
+
+
+def _with_value(sentence: str, low: str, high: str) -> str:
+    return sentence.replace(_VALUE, high if float(low) > -1 else low)
 
 
 def sentence_in(error: Exception) -> str | None:
@@ -141,7 +109,4 @@ def sentence_in(error: Exception) -> str | None:
     if isinstance(error, InvalidValueError):
         return str(error)
     found = _FAILED.search(str(error))
-    if found is None:
-        return None
-    low, high = found[2], found[3] or found[2]
-    return found[1].replace(_NUMBER, low if float(low) <= -1 else high)
+    return None if found is None else _with_value(found[1], found[2], found[3])

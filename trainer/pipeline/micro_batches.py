@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.layers import get_keras_mask, is_own, layers_of, own_state, set_keras_mask
-from ...compat.keras_private.random_state import global_seed_generator_state, is_random_state
+from ...compat.keras_private.random_state import global_seed_generator_state
 from ...compat.keras_private.variables import raw_value
 from ...distribute.step_context import StepContext
 from ..inputs.batch import concat_samples, is_scalar, sample_count, slice_samples
@@ -139,7 +139,7 @@ class MicroBatchStates:
             return variance_of_batch(values, means, layer.momentum, self._steps)
         rule = variable.aggregation
         if rule in (None, "none"):
-            if id(variable) in self._in_user_code and not is_random_state(variable):
+            if id(variable) in self._in_user_code:
                 return _equal(variable, values, self._steps)
             rule = "mean" if values[0].dtype.is_floating else "only_first_replica"
         if rule == "only_first_replica":

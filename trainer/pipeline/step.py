@@ -15,7 +15,7 @@ from ...distribute.pipeline.pipeline import current_pipeline
 from ...distribute.pipeline.remote import raise_if_lost
 from ...distribute.step_context import StepContext, this_step
 from ...optimizers.held_optimizers import optimizers_of
-from ...state.trained_model import TrainedModel
+from ...state.trained_model import TrainedModel, record_of
 from ..run import build
 from ..run.fit_loop import Runner
 from ..step.train_step import default_train_step, track_loss
@@ -35,7 +35,7 @@ def attach(model: TrainedModel) -> None:
                 "A model must not be made in the scope of a strategy or a distribution inside of a Pipeline's: for data "
                 "parallelism use `Pipeline(..., replicas=R)`."
             )
-        vars(model)["_pipeline"] = pipeline
+        record_of(model).pipeline = pipeline
         pipeline.remember(model)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -12,12 +13,31 @@ from ...compat.keras_private.training import convert_to_np_if_not_ragged, potent
 from ...compat.shared_change import shared_attribute
 from ...state.trained_model import TrainedModel
 from ..inputs import Source, make_source
+from ..inputs.checks import named
 from ..inputs.sources.derived_inputs import copied_input, first_batches
 from .callback_list import callback_list
 from .checks.argument_errors import check_labels
 from .fit_inputs import FitArguments
 from .passes import Pass
 from .untouched import untouched
+
+
+@contextlib.contextmanager
+def pass_source(
+    model: TrainedModel, phase: str, *data: Any, batch_size: int | None, steps: int | None
+) -> Iterator[Source]:
+    """The source of one pass of "test" or "predict" over `data`, x, y and sample_weight; closed at the end."""
+    with named(steps_per_epoch="steps"):
+        source = make_source(
+            *data,
+            batch_size=batch_size,
+            steps_per_epoch=steps,
+            strategy=model.distribute_strategy,
+            resumable=False,
+            custom_step=model._overrides_step(f"{phase}_step"),
+        )
+    with contextlib.closing(source):
+        yield source
 
 
 def evaluate(
@@ -62,15 +82,7 @@ def try_validation(model: TrainedModel, a: FitArguments, runner: Any) -> None:
         x, y, sample_weight, batch_size = first_batches(
             copy, y, sample_weight, steps, a.validation_batch_size, a.validation_steps
         )
-        source = make_source(
-            x,
-            y,
-            sample_weight,
-            batch_size=batch_size,
-            strategy=model.distribute_strategy,
-            custom_step=model._overrides_step("test_step"),
-        )
-        with contextlib.closing(source):
+        with pass_source(model, "test", x, y, sample_weight, batch_size=batch_size, steps=None) as source:
             evaluate(model, source, 0, None, runner)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import random
 from typing import Any
 
+from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...compat.keras_private.training import unpack_x_y_sample_weight
 from ...distribute.workers.agreement import from_chief
 from ...state.trained_model import TrainedModel
@@ -18,12 +19,12 @@ from ..inputs.sources.make_source import kind_of
 
 @dataclasses.dataclass
 class FitArguments:
-    """The arguments of `fit`; `batch_size` is the global batch. `sources` completes those of the validation."""
+    """The arguments of `fit`, checked; `batch_size` is the global batch. `sources` completes those of the validation."""
 
-    x: Any
-    y: Any
-    sample_weight: Any
-    batch_size: int | None
+    model: dataclasses.InitVar[TrainedModel]
+    x: Any = None
+    y: Any = None
+    batch_size: int | None = None
     epochs: int = 1
     verbose: Any = "auto"
     callbacks: Any = None
@@ -31,14 +32,22 @@ class FitArguments:
     validation_data: Any = None
     shuffle: Any = True
     class_weight: Any = None
+    sample_weight: Any = None
     initial_epoch: int = 0
     steps_per_epoch: int | None = None
     validation_steps: int | None = None
     validation_batch_size: int | None = None
     validation_freq: Any = 1
+    per_replica_batch_size: dataclasses.InitVar[int | None] = None
     fast_dev_run: bool = False
     overfit_batches: int | None = None
     validation_sanity_steps: int = 0
+
+    def __post_init__(self, model: TrainedModel, per_replica_batch_size: int | None) -> None:
+        self.batch_size = checks.global_batch_size(model, self.x, self.batch_size, per_replica_batch_size)
+        checks.check_fit(self)
+        if self.fast_dev_run:
+            self.callbacks, self.validation_freq = one_batch_of_everything(self.callbacks), 1
 
 
 def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None]:
@@ -70,11 +79,10 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
     if validation_data is None:
         return source, None
     val_x, val_y, val_weight = a.validation_data = unpack_x_y_sample_weight(validation_data)
-    with named("validation_data"):
-        if a.validation_batch_size is None and kind_of(val_x) == "array":
-            a.validation_batch_size = a.batch_size
     names = {"batch_size": "validation_batch_size", "steps_per_epoch": "validation_steps"}
     with named("validation_data", **names):
+        if a.validation_batch_size is None and kind_of(val_x) == "array":
+            a.validation_batch_size = a.batch_size
         validation = make_source(
             val_x,
             val_y,

@@ -14,14 +14,12 @@ from typing import Any
 import keras
 
 from ...callbacks.call_schedule import steps_until_call
-from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...compat.keras_private.training import epoch_to_begin_with, evaluates_after
 from ...compat.patches import replaced_functions
 from ...distribute.arguments import shown
 from ...distribute.hardware.devices import wait_for_accelerators
 from ...distribute.workers.records import reporting_position
 from ...state.trained_model import FitState, TrainedModel
-from .. import checks
 from ..inputs import Source
 from ..inputs.checks import named
 from ..step.variable_placement import place_with_model
@@ -140,9 +138,6 @@ class Runner:
 
 def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks.History:
     """Trains for `epochs` epochs, with steps that `runner` runs. Context: host."""
-    checks.check_fit(a)
-    if a.fast_dev_run:
-        a.callbacks, a.validation_freq = one_batch_of_everything(a.callbacks), 1
     with runner.watching(model), contextlib.ExitStack() as at_exit:  # all of it runs, even after errors
         check_same_begin(model)
         source, validation = sources(model, a)

@@ -10,13 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.keras_private.random_state import forget_generators
+from ...optimizers.stages.step_hooks import add_step_hook, remove_step_hook, step_hooks
 from ...state import random_state, variable_state
 from ...state.random_state import found_generators
 from ...state.trained_model import TrainedModel
 from ..inputs.outside_state import PipelineState
 
 # The state of a loop in a model. How training steps run depends on measurements, so this is excluded, too.
-_ATTRIBUTES = ("fit_state", "history", "stop_training", "stop_evaluating", "train_function", "_step_hooks")
+_ATTRIBUTES = ("fit_state", "history", "stop_training", "stop_evaluating", "train_function")
 
 
 @contextlib.contextmanager
@@ -31,9 +32,10 @@ def untouched(model: TrainedModel, inputs: Any) -> Iterator[None]:
     variables = [v for group in variable_state.variables_of(model).values() for v in group]
     values = [variable_state.capture(v, strategy, lambda _, array: np.array(array)) for v in variables]
     names = _ATTRIBUTES
-    # Callbacks' hooks in steps of evaluation are left out.
-    if vars(model).get("_step_hooks", {}).get("test"):
-        names = (*names, "test_function")
+    hooks = [(hook, phase) for phase in ("train", "test") for hook in step_hooks(model, phase)]
+    for hook, phase in hooks:
+        remove_step_hook(model, hook)
+        names = (*names, *(["test_function"] if phase == "test" else []))
     attributes = {name: vars(model).pop(name) for name in names if name in vars(model)}
     model.fit_state = attributes.get("fit_state")
     model.train_function, model.test_function = None, vars(model).get("test_function")
@@ -45,6 +47,8 @@ def untouched(model: TrainedModel, inputs: Any) -> Iterator[None]:
             for name in names:
                 vars(model).pop(name, None)
             vars(model).update(attributes)
+            for hook, phase in hooks:
+                add_step_hook(model, hook, phase)
             for variable, value in zip(variables, values):
                 variable_state.restore(variable, value)
 

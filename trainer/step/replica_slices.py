@@ -75,21 +75,16 @@ class ReplicaSlices:
         replica = first_local_replica(self._strategy) + here
         data = self._slice(replica, here)
         if self._whole:
-            data, varies = (data, False) if self._worker_samples is None else self._gathered(data, replica)
+            if self._worker_samples is not None:  # each worker has read its own
+                with step_scope(StepContext(**vars(self._own_samples(replica)))):
+                    data = gather_for_step(data)
             samples, before = (self.global_samples, 0) if replica == 0 else (0, self.global_samples)
-            return data, ReplicaSamples(replica, self._replicas, samples, self.global_samples, before, varies)
+            return data, ReplicaSamples(replica, self._replicas, samples, self.global_samples, before)
         return data, self._own_samples(replica)
 
     def _own_samples(self, replica: int) -> ReplicaSamples:
         first, last, before = self._bounds(replica)
         return ReplicaSamples(replica, self._replicas, last - first, self.global_samples, before + first)
-
-    def _gathered(self, data: Any, replica: int) -> tuple[Any, bool]:
-        """The samples of all replicas, where each worker has read its own, and `shapes_vary` of `ReplicaSamples`."""
-        step = StepContext(**vars(self._own_samples(replica)))
-        with step_scope(step):
-            data = gather_for_step(data)
-        return data, step.shapes_vary
 
     def _slice(self, replica: int, here: int) -> Any:
         with tf.device("CPU:0"):

@@ -34,16 +34,15 @@ class Tracing:
 
     Attributes:
         weigh_losses: whether the total sample weights of losses are recorded; see `StepContext.totals`.
-        in_xla, calls: see `StepContext`.
+        in_xla, calls, open_collectives: see `StepContext`.
         after: operations that must have ended before anything of the step begins, even the drawing of a random number.
-        shapes_vary: set while tracing, see `StepContext`.
     """
 
     weigh_losses: bool = False
     in_xla: bool = False
     after: Sequence[Any] = ()
     calls: dict[int, Any] = dataclasses.field(default_factory=dict)
-    shapes_vary: bool = False
+    open_collectives: list[tf.TensorShape] = dataclasses.field(default_factory=list)
 
 
 def replica_function(
@@ -69,13 +68,13 @@ def replica_function(
                 in_xla=tracing.in_xla,
                 totals=WeightTotals() if tracing.weigh_losses else None,
                 calls=tracing.calls,
+                open_collectives=tracing.open_collectives,
             )
             with step_scope(step):
                 with CollectedWrites() as writes:
                     step.writes = writes
                     results = step_fn(data)
                 writes.make(step)
-            tracing.shapes_vary = tracing.shapes_vary or step.shapes_vary
         return results
 
     return run_on_replica

@@ -16,7 +16,7 @@ from ...distribute import keras_distribution
 from ...distribute.variables import move_variables
 from ...optimizers.building import inner_optimizers
 from ...optimizers.held_optimizers import optimizers_of
-from ...state.trained_model import TrainedModel
+from ...state.trained_model import TrainedModel, record_of
 from ..checks import check_home, check_traced_functions
 from .global_metrics import metrics_of
 
@@ -62,14 +62,14 @@ def bring_along(model: TrainedModel, method: str) -> None:
 def remember_distribution(model: TrainedModel) -> None:
     """Lets a model that is made in the scope of a distribution of Keras belong to its strategy."""
     if not tf.distribute.has_strategy() and keras.distribution.distribution() is not None:
-        vars(model)["_distribution"] = keras.distribution.distribution()
+        record_of(model).distribution = keras.distribution.distribution()
 
 
 def _only_strategy(model: TrainedModel) -> tf.distribute.Strategy | None:
     """The strategy of the current scope, of the distribution of Keras that is or was set, or of a variable of the model."""
     if tf.distribute.has_strategy():
         return tf.distribute.get_strategy()
-    distribution = vars(model).get("_distribution") or keras.distribution.distribution()
+    distribution = record_of(model).distribution or keras.distribution.distribution()
     if distribution is not None and model._pipeline is None:
         return keras_distribution.strategy_of(distribution)
     owners = (getattr(raw_value(variable), "distribute_strategy", None) for variable in model.variables)

@@ -31,9 +31,13 @@ class ArraySource(Source):
     def __init__(self, arrays: Any, order: SampleOrder, home: DataHome, other: Source | None) -> None:
         self.devices, self.home = home.devices or (HOST,), home.sentence
         held = other.held if isinstance(other, ArraySource) and other.devices == self.devices else {}
-        self.held: dict[int, tuple[Any, list[Any]]] = {}
-        for leaf in tf.nest.flatten(arrays):
-            self.held[id(leaf)] = held.get(id(leaf)) or (leaf, self._on_devices(leaf))
+        leaves = {id(leaf): leaf for leaf in tf.nest.flatten(arrays)}
+        copies = self._on_devices([leaf for key, leaf in leaves.items() if key not in held])
+        new = zip([key for key in leaves if key not in held], zip(*copies))
+        # The array, which keeps its identity, and its copies.
+        self.held = {key: (leaves[key], each) for key, each in new} | {
+            k: held[k] for k in leaves if k in held
+        }
         self._copies = [
             tf.nest.map_structure(lambda leaf, n=n: self.held[id(leaf)][1][n], arrays)
             for n in range(len(self.devices))
@@ -71,7 +75,7 @@ class ArraySource(Source):
         order = self.position.indices()
         if order is not None:
             if self._order is None or self._order[0] is not order:  # created once for all chunks of a pass
-                self._order = order, self._on_devices(order)
+                self._order = order, [copy for (copy,) in self._on_devices([order])]
             place = (self._order[1], place)
             spec = ([tf.TensorSpec([None], tf.int64)] * len(self.devices), spec)
         reader = ArrayReader(str(self._signature), size, self.devices, order is not None)
@@ -94,12 +98,12 @@ class ArraySource(Source):
     def _content(self) -> str | None:
         return checksum(self._copies[0])
 
-    def _on_devices(self, leaf: Any) -> list[Any]:
-        """An array as a tensor on each device."""
+    def _on_devices(self, leaves: list[Any]) -> list[list[Any]]:
+        """For each device, the arrays as tensors on it."""
         copies = []
         for device in self.devices:
             with tf.device(device):
-                copies.append(as_resident(leaf))
+                copies.append([as_resident(leaf) for leaf in leaves])
         return copies
 
 

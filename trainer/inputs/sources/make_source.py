@@ -18,12 +18,11 @@ from ....distribute.hardware.data_placement import data_home
 from ....distribute.replicas import shares_variables
 from ....distribute.workers.agreement import spans_workers
 from .. import checks
-from ..batch import concat_samples, digest_of
+from ..batch import concat_samples, digest_of, is_memory_mapped
 from ..class_weights import check_class_weight, class_weights, weighted_spec
 from ..convert import is_array, resident_size, standard_arrays
 from ..position import SampleOrder
-from ..same_input import check_not_split, check_same_input
-from ..values import is_memory_mapped
+from ..same_input import check_same_input
 from .arrays import ArraySource, StreamedArrays
 from .datasets import DatasetSource, without_optionals
 from .python_inputs import PyDatasetSource, StreamSource
@@ -83,7 +82,7 @@ def make_source(
     kind = kind_of(x)
     if kind == "Keras data adapter":
         x = x.get_tf_dataset()
-    check_not_split(x, strategy)
+    check_same_input(x, strategy, kind)
     if kind == "array":
         arrays = standard_arrays(x, y, sample_weight)
         samples = checks.same_samples(arrays)
@@ -110,7 +109,6 @@ def make_source(
             source = StreamSource(x, kind, steps_per_epoch, spans_workers(strategy), sharing)
         else:
             source = _from_dataset(x, kind, steps_per_epoch, strategy, resumable, sharing)
-    check_same_input(x, strategy, kind)
     if weights is not None:
         check_class_weight(source.spec, class_weight)
         source.class_weights, source.spec = weights, weighted_spec(source.spec)

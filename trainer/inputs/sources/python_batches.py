@@ -14,7 +14,7 @@ from .. import checks
 from ..batch import named_parts, open_spec, unpack
 from ..convert import host_arrays, is_array
 from ..outside_state import RecordedCalls, drawn_ahead, notes_drawn_numbers
-from ..values import LabelRule, check_finite, check_labels
+from ..values import LabelRule, check_values
 from .feed import FedSource, Layout, layout_of
 
 _END = object()
@@ -106,7 +106,7 @@ class PythonSource(FedSource):
                 "(inputs, targets, sample_weights)."
             )
         where = f"{name} has a {{kind}} as {{place}}; give arrays."
-        parts = [host_arrays(part, _joined_numbers(value), where) for part, value in named_parts(item)]
+        parts = [host_arrays(part, value, where) for part, value in named_parts(item)]
         batch = parts[0] if not isinstance(item, tuple) else tuple(parts)
         if hasattr(item, "_fields"):
             batch = type(item)(*parts)
@@ -114,8 +114,7 @@ class PythonSource(FedSource):
             checks.same_samples(batch, self._sharing)
             if self._rules is not None:
                 _, y, sample_weight = unpack(batch)
-                check_finite(sample_weight)
-                check_labels(y, self._rules)
+                check_values(sample_weight, y, self._rules)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         return batch
@@ -140,13 +139,6 @@ class PythonSource(FedSource):
                     f"{shown(spec)}; every batch must have the same dtypes and, except for the samples, the same "
                     "shapes (a dimension may vary if the first two batches differ in it)."
                 )
-
-
-def _joined_numbers(part: Any) -> Any:
-    """A list or tuple of Python numbers is one array of them."""
-    if isinstance(part, list | tuple) and part and all(isinstance(v, bool | int | float) for v in part):
-        return np.asarray(part)
-    return part
 
 
 def _specs(batch: Any) -> Any:

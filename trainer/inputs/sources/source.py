@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ..class_weights import ClassWeights, WeightedReader
 from ..position import Position
-from ..values import LabelRule, check_labels
+from ..values import LabelRule, check_values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Source:
     def check_values(self, rules: tuple[LabelRule, ...]) -> None:
         """Checks labels by these rules, and that weights are finite: of arrays at once, else in each batch that is read."""
         targets, self.targets = self.targets, None
-        check_labels(targets, rules)
+        check_values(y=targets, rules=rules)
 
     def begin_epoch(self, epoch: int) -> None:
         """Starts the pass over the data that belongs to `epoch` (0-based), at its first step."""

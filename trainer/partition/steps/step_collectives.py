@@ -31,18 +31,12 @@ def _answers(requests: list[Request]) -> list[tf.Tensor]:
             tf.add_n if r.axis is None else functools.partial(tf.concat, axis=r.axis) for r in requests
         ]
         return combine_in_groups([r.tensor for r in requests], [r.mesh for r in requests], combine)
-    summed = [request.tensor for request in requests if request.axis is None]
-    if not all(tensor.shape.is_fully_defined() for tensor in summed):
-        this_step().shapes_vary = True
-    totals = iter(all_reduce_sum_packed(summed))
+    totals = iter(all_reduce_sum_packed([request.tensor for request in requests if request.axis is None]))
     return [next(totals) if axis is None else _concatenated(tensor, axis) for tensor, axis, _ in requests]
 
 
 def _concatenated(tensor: tf.Tensor, axis: int) -> tf.Tensor:
     order = [axis, *(n for n in range(tensor.shape.rank) if n != axis)]
     moved = tensor if axis == 0 else tf.transpose(tensor, order)
-    step = this_step()
-    if not moved.shape.is_fully_defined() or not isinstance(step.samples, int):
-        step.shapes_vary = True
-    whole = gather_outputs(moved, step)
+    whole = gather_outputs(moved, this_step())
     return whole if axis == 0 else tf.transpose(whole, [order.index(n) for n in range(len(order))])

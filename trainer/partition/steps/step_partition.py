@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from ....compat.keras_private.layers import layers_of
 from ....distribute.mesh import mesh_of
-from ....state.trained_model import TrainedModel
+from ....state.trained_model import TrainedModel, record_of
 from ...checks import checked_logs
 from ...inputs.batch import batch_spec
 from ...step.global_metrics import losses_count_samples, metrics_of
@@ -115,7 +115,7 @@ class ModelPartition:
             SAMPLES if self._name == "predict_step" else LOGS,
             training and accumulates(model.optimizer),
         )
-        return StepPartition(step, vars(model).setdefault("_said_of_steps", set()))
+        return StepPartition(step, record_of(model).said)
 
     def of(self, batch: Any, compiles: bool = False) -> TracedStep | WholeStep | None:
         """The step for a batch, for XLA if it `compiles`; None where no replicas share it. Context: cross-replica."""

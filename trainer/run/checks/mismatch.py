@@ -114,7 +114,7 @@ def _about_y(model: TrainedModel, y: Any, outputs: Any, made: str, error: Except
     if tf.nest.is_nested(weights) and len(tf.nest.flatten(weights)) != len(tf.nest.flatten(model.loss)):
         count = f"{len(tf.nest.flatten(model.loss))} losses and {len(tf.nest.flatten(weights))} weights"
         return f"Invalid `loss_weights` for {loss}: {count}."
-    if not (holds_text(y) or _y_disagrees(model, y, outputs)):
+    if not _blames_targets(model, y, outputs):
         return f"{loss} failed for {made}: {reason}{_line_of_users(error)}."
     names = output_names(model)
     if isinstance(model.loss, dict) and names and set(names) != set(model.loss):
@@ -172,30 +172,14 @@ def _name_of(loss: Any) -> str:
     return loss.lower().replace("_", "")
 
 
-def _y_disagrees(model: TrainedModel, y: Any, outputs: Any) -> bool:
-    """Whether targets differ from the outputs in structure, or in the shape that a loss of Keras compares."""
-    losses = tf.nest.flatten(model.loss)
-    targets = tf.nest.flatten(y)
-    shapes = tf.nest.flatten(outputs)
-    if tf.nest.is_nested(y) and isinstance(outputs, tf.TensorShape):
-        return True
-    if isinstance(y, dict) and isinstance(outputs, dict) and set(y) != set(outputs):
-        return True
-    if len(targets) != len(shapes) or isinstance(model.loss, dict) or len(losses) not in (1, len(shapes)):
-        return True
-    losses *= len(shapes) // len(losses)
-    return any(_differ(loss, *pair) for loss, *pair in zip(losses, targets, shapes))
-
-
-def _differ(loss: Any, target: Any, output: tf.TensorShape) -> bool:
-    owner = loss if isinstance(loss, str) or (callable(loss) and hasattr(loss, "__name__")) else type(loss)
-    if not isinstance(loss, str) and not str(owner.__module__).startswith("keras."):
-        return False  # custom code may compare any shapes
-    shape = getattr(target, "shape", None)
-    if _name_of(loss) == "ctc" or target is None or shape is None or None in (shape.rank, output.rank):
-        return target is None
-    expected = output[:-1] if _name_of(loss) == "sparsecategoricalcrossentropy" else output
-    return not _broadcasts(shape, expected)
+def _blames_targets(model: TrainedModel, y: Any, outputs: Any) -> bool:
+    """Whether targets differ from the outputs in structure or shape, and Keras' own losses, which compare them, failed."""
+    losses = [loss for loss in tf.nest.flatten(model.loss) if loss is not None]
+    custom = [loss for loss in losses if not isinstance(loss, str)]
+    owners = [loss if hasattr(loss, "__name__") else type(loss) for loss in custom]
+    plain = all(owner.__module__.startswith("keras.") and _name_of(owner) != "ctc" for owner in owners)
+    of_classes = any(_name_of(loss).startswith("sparse") for loss in losses)
+    return holds_text(y) or (plain and (of_classes or _shapes(y) != _shapes(outputs)))
 
 
 def _fits(tensor: Any, given: Any) -> bool:

@@ -35,7 +35,7 @@ def record_steps(model: TrainedModel, callbacks: Sequence[Any]) -> None:
     records, halts, follows = (any(column) for column in zip(*wishes))
     most = max(MOST_STEPS, fixed or 0)
     key = (records, halts, follows, most) if records or halts else None
-    known: dict[Any, StepRecorder] = function.__dict__.setdefault("recorders", {})
+    known = function.recorders
     if key is not None and key not in known:
         known[key] = StepRecorder(model, *key, function.device())
         function.usual_steps = 1  # the logs are known after the first step

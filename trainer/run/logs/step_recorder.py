@@ -12,13 +12,14 @@ import tensorflow as tf
 from ....compat.keras_private.variables import plain_variable
 from ....mixed_precision.skipped_steps import step_values
 from ....optimizers.held_optimizers import optimizers_of
+from ....optimizers.stages.step_hooks import StepHook
 from ....state.trained_model import TrainedModel
 
 MOST_STEPS = 4096
 """Maximum steps of a compiled call whose steps are recorded, unless the user set more."""
 
 
-class StepRecorder:
+class StepRecorder(StepHook):
     """Owns a buffer on the model's device, a matrix with a row for each step of a compiled call.
 
     The entry is written after the step has finished, so that entries are available when a later step fails. Numbers are
@@ -26,6 +27,8 @@ class StepRecorder:
     kept. If it `halts`, the loop ends after a step whose loss is NaN or infinite. If it `follows` the optimizers, their
     scalars (`iterations`, the learning rate) are kept with the logs. `device` is that of the model's variables.
     """
+
+    takes_logs = True
 
     def __init__(
         self, model: TrainedModel, records: bool, halts: bool, follows: bool, most_steps: int, device: str
@@ -52,11 +55,8 @@ class StepRecorder:
         if self.halts:
             self._halted.assign(False)
 
-    def record(self, logs: Mapping[str, Any]) -> None:
-        """Records the logs of a step, or of the metrics where it has none of its own.
-
-        Context: cross-replica, after the step, in a graph or eagerly, under XLA too.
-        """
+    def after_step(self, logs: Mapping[str, Any]) -> None:
+        """Records the logs of a step, or of the metrics where it has none of its own; under XLA too."""
         model = self._model
         logs = flat({**(logs or model.get_metrics_result()), **step_values(optimizers_of(model))})
         if self.halts and "loss" in logs:

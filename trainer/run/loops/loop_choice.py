@@ -58,10 +58,10 @@ class LoopedSteps(StepFunction):
 
         TensorFlow keeps the shape of a collective for a whole call. They are known once the loop has been traced.
         """
-        self.shapes_vary = False
+        self.open_collectives.clear()
         has_signature = chunk.signature is not None and not chunk.open_ended
         loop.function.get_concrete_function(*(() if has_signature else loop.arguments(chunk)))
-        return self.shapes_vary
+        return bool(self.open_collectives)
 
     def _single_steps(self, loop: Compiled, first: bool, inputs: Any, steps: int) -> Iterator[Any]:
         """Call `loop` for every step separately: from number `first` on, or for the next batch of an iterator."""

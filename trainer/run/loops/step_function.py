@@ -19,6 +19,7 @@ from ....distribute.replicas import copies_of, runs_in_threads
 from ....distribute.workers.peer_monitor import monitored_collective
 from ....optimizers.held_optimizers import optimizers_of
 from ....optimizers.stages.accumulation import CallsOnHost
+from ....optimizers.stages.step_hooks import StepHook, step_hooks
 from ....state.trained_model import TrainedModel
 from ...inputs.checks import check_equal_samples, check_samples
 from ...inputs.sources.source import Chunk
@@ -56,12 +57,12 @@ class StepFunction:
         # Samples of a full batch: a last partial one is not worth compiling for.
         self.full_size: int | None = None
         self.fresh = False  # whether the last compiled call included compilation
-        # Whether the last traced step has collectives whose shape depends on the batch.
-        self.shapes_vary = False
+        self.open_collectives: list[tf.TensorShape] = []  # of the steps traced so far; see `StepContext`
         self.usual_steps = 1  # the length of compiled calls, for the next epoch
         # The approximate overhead of a call, where it is large: each variable is an argument.
         self.call_seconds = 0.0
         self.recorder: StepRecorder | None = None  # keeps the logs of each step for callbacks that need them
+        self.recorders: dict[Any, StepRecorder] = {}  # by what they record
         self._compiled: dict[Any, Any] = {}
         self._partition = ModelPartition(model, f"{phase}_step", step_fn)
         self._device = ""
@@ -142,9 +143,9 @@ class StepFunction:
         self.refusal = reason
         self.use(GRAPH, reason)
 
-    def has_hooks(self) -> bool:
-        """Whether callbacks have added operations to the step."""
-        return bool(self._hooks())
+    def hooks(self) -> list[StepHook]:
+        """What callbacks have added to the step."""
+        return step_hooks(self.model, self.phase)
 
     def compile_loop(self, chunk: Chunk) -> Compiled:
         """Compile the loop for chunks with the layout of `chunk`; may change the backend."""
@@ -211,14 +212,6 @@ class StepFunction:
         self._last_logs.keep(results, self.device() if self.alone else None)
         return kept
 
-    def call_hooks(self, batch: Any) -> None:
-        """Calls the hooks of callbacks before a step, on the global batch."""
-        for hook in self._hooks():
-            hook(batch)
-
-    def _hooks(self) -> Sequence[Any]:
-        return self.model.__dict__.get("_step_hooks", {}).get(self.phase, ())
-
     def global_step(
         self,
         batch: Any,
@@ -239,12 +232,13 @@ class StepFunction:
             after: operations that must have ended before anything of the step begins.
             compiles: whether XLA compiles each replica's computations between collectives.
             in_xla: whether all of the step is compiled by XLA.
-            hooks: whether to call the hooks of callbacks before the step here.
+            hooks: whether the hooks of callbacks get the batch here.
             part: reads a replica's samples on its own device; see `ReplicaSlices`.
         """
         model, strategy = self.model, self.model.distribute_strategy
-        if hooks:
-            self.call_hooks(batch)
+        inside = self.hooks()
+        for hook in inside if hooks else ():
+            hook.before_step(batch)
         custom = model._overrides_step(f"{self.phase}_step")
         if not (in_xla or custom):
             sharers = strategy.num_replicas_in_sync if self.predicts or model._pipeline is None else 2
@@ -260,19 +254,25 @@ class StepFunction:
             strategy, batch, samples, worker_samples, part, in_units=in_units, whole=on_one
         )
         tracing = Tracing(self.training and accumulates(model.optimizer), in_xla, after)
+        tracing.open_collectives = self.open_collectives
+        if (
+            on_one and worker_samples is not None
+        ):  # the first replica of each worker gathers the samples of all
+            self.open_collectives[:] = [tf.TensorShape([None])]
         tracing.calls = {} if in_xla else self._calls.next()
         step_fn = checked_outputs(own or self._step_fn, strategy) if self.predicts else own or self._step_fn
         run = replica_function(strategy, step_fn, slices.of_this_replica, tracing)
         with effects() as made, losses_count_samples(model):
             logs: Any = strategy.run(run)
-        self.shapes_vary = self.shapes_vary or tracing.shapes_vary
         if self.predicts:
             return outputs_of_replicas(logs, strategy)
         logs = self._partition.checked(logs) if own is None else Shares.of(logs, own.sums, strategy)
-        if self.recorder is not None:
+        takers = [hook for hook in (*inside, self.recorder) if hook is not None and hook.takes_logs]
+        if takers:
             logs = whole(logs)
             with tf.control_dependencies(made):
-                self.recorder.record(logs)
+                for hook in takers:
+                    hook.after_step(logs)
         return logs
 
     def logs(self, own: dict[str, Any] | Shares) -> dict[str, Any]:

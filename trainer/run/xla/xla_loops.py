@@ -42,7 +42,8 @@ def _step_by_itself(
     # XLA takes tensors of numbers. Their shape may be unknown: XLA compiles for each one that occurs.
     if not all(isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.string, tf.variant) for leaf in leaves):
         return function.global_step(batch, samples, worker_samples, after)
-    function.call_hooks(batch)
+    for hook in function.hooks():
+        hook.before_step(batch)
     step = functools.partial(function.global_step, samples=samples, after=after, in_xla=True, hooks=False)
     with tf.device(function.device()):
         return graph_function(step, jit_compile=True)(batch)

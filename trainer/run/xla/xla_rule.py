@@ -99,7 +99,7 @@ def _reason_before_tracing(function: StepFunction, source: Source, steps: int | 
         return function.refusal
     if operations_are_deterministic():
         return "operations are deterministic"
-    if function.has_hooks():
+    if function.hooks():
         return "a callback watches the step"
     if not all(getattr(layer, "supports_jit", True) for layer in layers_of(model)):
         return "a layer does not support XLA"

@@ -1,0 +1,24 @@
+"""What the library keeps for objects of Keras and of users: a record beside each of them, no attribute of theirs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+Record = TypeVar("Record")
+
+
+class SideTable(Generic[Record]):
+    """A record for each object, by its identity, as long as it lives. A record holds its object weakly, or not at all."""
+
+    def __init__(self, make: Callable[[], Record]) -> None:
+        self._make = make
+        self._records: dict[int, tuple[weakref.ref[Any], Record]] = {}
+
+    def of(self, owner: Any) -> Record:
+        """Return the record of an object, which is made at the first call."""
+        key, records = id(owner), self._records
+        if key not in records:
+            records[key] = weakref.ref(owner, lambda _: records.pop(key, None)), self._make()
+        return records[key][1]

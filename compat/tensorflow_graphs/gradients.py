@@ -1,0 +1,55 @@
+"""Which operations of a graph a gradient tape has made, known by identity, whatever they are called."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager.backprop import _gradient_function
+from tensorflow.python.framework import op_callbacks
+
+from ..thread_context import tracing
+
+_OF_A_GRADIENT = "_unisono_of_a_gradient"  # attribute of an operation
+
+
+def is_of_a_gradient(op: tf.Operation) -> bool:
+    """Whether `tf.GradientTape.gradient` made this operation."""
+    return hasattr(op, _OF_A_GRADIENT)
+
+
+def count_as_gradient(op: tf.Operation) -> None:
+    """Let an operation count as one that a tape has made."""
+    setattr(op, _OF_A_GRADIENT, True)
+
+
+def _differentiate(*arguments: Any) -> Any:
+    """Call the gradient function of an operation, as a tape does, and mark the operations that it adds to the graph.
+
+    The last argument is the scope in which the operation was made: a tape knows no more of it.
+    """
+    if tf.executing_eagerly():
+        return _gradient_function(*arguments)
+    current: Any = tf.compat.v1.get_default_graph()
+    before = current.version
+
+    def mark(
+        kind: str, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None
+    ) -> None:
+        if graph is current and outputs and outputs[0].op._id > before:
+            count_as_gradient(outputs[0].op)
+
+    recorder = tracing.recorder
+    recording = contextlib.nullcontext() if recorder is None else recorder.of_gradient(arguments[-1])
+    op_callbacks.add_op_callback(mark)
+    try:
+        with recording:
+            return _gradient_function(*arguments)
+    finally:
+        op_callbacks.remove_op_callback(mark)
+
+
+# TensorFlow's C++ code calls the function that was registered last.
+pywrap_tfe.TFE_Py_RegisterGradientFunction(_differentiate)
