@@ -24,7 +24,7 @@ from .monitoring.json_lines import JSONLines
 from .monitoring.profiler import Profiler
 from .monitoring.progress import ProgressBar
 from .monitoring.tensorboard import TensorBoard
-from .report import compare_reports
+from .report.page import compare_reports
 from .report.training_report import TrainingReport
 from .safe_file import SaveError
 from .saving.checkpoint_files import verify_checkpoint

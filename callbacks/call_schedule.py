@@ -33,8 +33,7 @@ def steps_until_call(
     ends the call where the loss is not finite, so that none ends for callbacks that only read logs.
     """
     if phase == "train":
-        schedule = own_schedule(callback)
-        if schedule is not None:
+        if (schedule := own_schedule(callback)) is not None:
             return schedule(step)
         if records_logs and (only_reads_logs(callback) or ends_at_bad_loss(callback)):
             return None
@@ -191,8 +190,7 @@ def _batch_hooks(callback: Any, phase: str = "train") -> list[str]:
 
 def _renamed(callback: Any, old: str, new: str) -> Any:
     """An attribute under its name of version 0.2."""
-    found = getattr(callback, old, None)
-    if found is not None:
+    if (found := getattr(callback, old, None)) is not None:
         text = f"`{old}` of {type(callback).__name__} is deprecated: rename it to `{new}`."
         warnings.warn(text, DeprecationWarning, stacklevel=2)
     return found

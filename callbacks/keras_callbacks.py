@@ -78,5 +78,5 @@ def _check_hooks(callback: Any) -> None:
         if not callable(value) or (inspect.isfunction(value) and not takes_arguments(value, arguments)):
             takes = "(logs)" if arguments == 1 else "(epoch or batch, logs)"
             raise ValueError(
-                f"`{name}` of `LambdaCallback` must be a function of {takes}. Received: {shown(value)}"
+                f"`{name}` of `LambdaCallback` must be a function {takes}. Received: {shown(value)}"
             )

@@ -68,9 +68,7 @@ class Spool:
         """Uploads what has changed, and removes what was removed. Context: any thread."""
         with self._lock:
             for local, remote in self._roots:
-                found = {
-                    file for file in local.rglob("*") if file.is_file() and not file.name.startswith(".")
-                }
+                found = {f for f in local.rglob("*") if f.is_file() and not f.name.startswith(".")}
                 for file in sorted(found):
                     sign = _sign(file)
                     if self._uploaded.get(file) != sign:

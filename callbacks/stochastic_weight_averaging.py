@@ -74,8 +74,7 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
         """Begins anew, and rejects a model that cannot be averaged."""
         if getattr(self.model, "fit_state", None) is None:
             raise ValueError(
-                "`StochasticWeightAveraging` needs the `fit` of a Unisono model: call `unisono.adopt(model)` "
-                "first."
+                "`StochasticWeightAveraging` needs the `fit` of a Unisono model: call `unisono.adopt(model)` first."
             )
         optimizer = self.model.optimizer
         if getattr(getattr(optimizer, "inner_optimizer", optimizer), "use_ema", False):

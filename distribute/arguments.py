@@ -37,9 +37,8 @@ def _text(value: Any) -> str:
     if type(value) is dict:
         return "{" + ", ".join(f"{key!r}: {_text(each)}" for key, each in [*value.items()][:_LONGEST]) + "}"
     shape, dtype = (getattr(value, name, None) for name in ("shape", "dtype"))
-    holds_numbers = (
-        isinstance(value, np.ndarray | np.generic) or hasattr(value, "numpy") or hasattr(value, "device")
-    )
+    array = isinstance(value, np.ndarray | np.generic)
+    holds_numbers = array or hasattr(value, "numpy") or hasattr(value, "device")
     if shape is not None and dtype is not None and not (holds_numbers and _size(shape) <= _LARGEST):
         return f"{_shape(shape)} {getattr(dtype, 'name', dtype)}"
     text = repr(value)

@@ -42,18 +42,13 @@ def gather(values: Any) -> Any:
         TensorShape([2, 3])
     """
     if values is None or isinstance(values, str | bytes):
-        raise TypeError(
-            f"`values` must be a tensor `(samples, ...)`, or tensors in dicts, lists or tuples. Received: {shown(values)}"
-        )
+        raise TypeError(f"`values` must be tensors `(samples, ...)`. Received: {shown(values)}")
     if current_step() is not None:  # the program of one device
         return values
-    context = tf.distribute.get_replica_context()
-    if context is None:
+    if (context := tf.distribute.get_replica_context()) is None:
         if in_symbolic_scope():  # a model under construction has no samples
             return values
-        raise RuntimeError(
-            "`gather` was called outside of `strategy.run`: call it inside, where each replica has its samples."
-        )
+        raise RuntimeError("`gather` was called outside of `strategy.run`: call it inside.")
     if num_replicas() == 1:
         return values
     first = next((leaf for leaf in keras.tree.flatten(values) if leaf is not None and leaf.shape.rank), None)
@@ -95,8 +90,7 @@ def _gather(value: Any, step: StepContext, is_data: bool) -> Any:
     differentiable = value.dtype.is_floating and not is_data
     everyone = _with_gradient_of_all(own, first) if differentiable else _all_gather(own)
     result = tf.ensure_shape(everyone, [None, *value.shape[1:]])
-    mask = get_keras_mask(value)
-    if mask is not None:
+    if (mask := get_keras_mask(value)) is not None:
         set_keras_mask(result, _all_gather(_trimmed(mask, step)))
     return result
 
@@ -134,9 +128,8 @@ def gather_outputs(outputs: Any, step: StepContext) -> Any:
 def _gather_batch(value: Any, step: StepContext) -> Any:
     if isinstance(value, tf.RaggedTensor):
         lengths = [_all_gather(part) for part in value.nested_row_lengths()]
-        return tf.RaggedTensor.from_nested_row_lengths(
-            _all_gather(value.flat_values), lengths, validate=False
-        )
+        values = _all_gather(value.flat_values)
+        return tf.RaggedTensor.from_nested_row_lengths(values, lengths, validate=False)
     if isinstance(value, tf.SparseTensor):
         first = tf.cast(step.samples_before, tf.int64)
         moved = tf.concat([value.indices[:, :1] + first, value.indices[:, 1:]], 1)

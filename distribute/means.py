@@ -69,9 +69,7 @@ def global_mean(
         )
     replica = tf.distribute.get_replica_context() is not None
     if not (replica or in_symbolic_scope()):
-        raise RuntimeError(
-            "`global_mean` was called outside of `strategy.run`: call it inside, where each replica has its values."
-        )
+        raise RuntimeError("`global_mean` was called outside of `strategy.run`: call it inside.")
     values = numeric_tensor("values", values)
     if sample_weight is not None:
         sample_weight = numeric_tensor("sample_weight", sample_weight)

@@ -169,8 +169,7 @@ def copies_of(variable: Any) -> tuple[Any, ...]:
 
 def local_replica_index() -> int:
     """This replica's number within its worker, known while tracing. Context: replica."""
-    known = traced_replica()
-    if known is not None:
+    if (known := traced_replica()) is not None:
         return known
     index = tf.get_static_value(replica_id())
     return int(index) % max(1, len(tf.distribute.get_strategy().extended.worker_devices))

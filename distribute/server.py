@@ -13,8 +13,7 @@ def main() -> int:
     """Serves until a signal ends the process; returns 2 if TF_CONFIG is missing or wrong, or the port is in use."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would wait for the server to return
     try:
-        cluster = read_cluster()
-        if cluster is None:
+        if (cluster := read_cluster()) is None:
             raise ClusterError("TF_CONFIG is not set: a server finds its address and its task there.")
     except ClusterError as error:
         print(f"unisono.distribute.server: {error}", file=sys.stderr)

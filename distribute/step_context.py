@@ -164,9 +164,7 @@ def draws_of(replica: StepContext) -> Iterator[None]:
 def this_step() -> StepContext:
     """The step that this thread computes, for code that is only ever called inside one."""
     if here.step is None:
-        raise RuntimeError(
-            "This function works only in a step of `fit`, `evaluate` or `predict`: call it inside of one."
-        )
+        raise RuntimeError("This function works only in a step of `fit`, `evaluate` or `predict`.")
     return here.step
 
 

@@ -95,8 +95,7 @@ def tensorflow_path(name: str, value: Any) -> str:
     Raises a ValueError for anything else.
     """
     text = path_text(name, value)
-    found = _URL.match(text)
-    if found is None:
+    if (found := _URL.match(text)) is None:
         return text
     if not found[2]:
         raise ValueError(_lost_slash(name, text, found[1]))
@@ -132,7 +131,5 @@ def path_text(name: str, value: Any) -> str:
     if not text or not isinstance(text, str) or "\0" in text:
         raise ValueError(f"`{name}` must be a path, as a str or a pathlib.Path. Received: {shown(value)}")
     if any(len(os.fsencode(part)) > _LONGEST for part in text.split("/")):
-        raise ValueError(
-            f"`{name}` has a name of more than {_LONGEST} bytes: give a shorter one. Received: {shown(text)}"
-        )
+        raise ValueError(f"`{name}` has a name of more than {_LONGEST} bytes. Received: {shown(text)}")
     return text

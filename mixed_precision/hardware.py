@@ -33,8 +33,7 @@ def warn_if_slow(dtype: str, stacklevel: int = 2) -> None:
     """Warns, once per process, if the visible devices do not compute faster in float16 or bfloat16; starts no device."""
     if dtype not in CPU_INSTRUCTIONS or dtype in _warned:
         return
-    sentence = why_slow(dtype, gpu_capabilities(), cpu_flags())
-    if sentence is not None:
+    if (sentence := why_slow(dtype, gpu_capabilities(), cpu_flags())) is not None:
         _warned.add(dtype)
         warnings.warn(sentence, SlowPrecisionWarning, stacklevel=stacklevel)
 
@@ -44,8 +43,7 @@ def why_slow(dtype: str, capabilities: Sequence[tuple[int, int] | None], flags: 
     other = "bfloat16" if dtype == "float16" else "float16"
     known = [c for c in capabilities if c is not None]
     if capabilities:
-        slow = [c for c in known if c < GPU_CAPABILITY[dtype]]
-        if not slow:
+        if not (slow := [c for c in known if c < GPU_CAPABILITY[dtype]]):
             return None
         have, need = min(slow), GPU_CAPABILITY[dtype]
         instead = f"'mixed_{other}' or " if min(known) >= GPU_CAPABILITY[other] else ""
@@ -93,7 +91,5 @@ def enable_tensor_float_32(enabled: bool) -> None:
         >>> unisono.mixed_precision.enable_tensor_float_32(True)  # TensorFlow's default
     """
     if not isinstance(enabled, bool):
-        raise TypeError(
-            f"`enabled` must be True or False. Received: {shown(enabled)} of type {type(enabled).__name__}"
-        )
+        raise TypeError(f"`enabled` must be True or False. Received: {shown(enabled)}")
     tf.config.experimental.enable_tensor_float_32_execution(enabled)

@@ -54,9 +54,8 @@ class BackupAndReport(BackupAndRestore):
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Resumes from the checkpoint that Ray gives to this run or trial, if there is one."""
         checkpoint = _session().get_checkpoint()
-        if checkpoint is not None and (
-            _session() is ray.tune or ray.train.get_context().get_local_rank() == 0
-        ):
+        first = _session() is ray.tune or ray.train.get_context().get_local_rank() == 0
+        if checkpoint is not None and first:
             checkpoint.to_directory(self.directory)
         exchange([0.0], self.model.distribute_strategy)  # the others on this host wait for it
         super().on_train_begin(logs)

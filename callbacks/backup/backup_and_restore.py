@@ -288,8 +288,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         )
         content["counters"] = {"steps_before_epoch": self._steps_before_epoch}
         strategy = self.model.distribute_strategy
-        job = shard_files.job(strategy, fit_state.chief, self._store, content, summary)
-        if job is not None:
+        if (job := shard_files.job(strategy, fit_state.chief, self._store, content, summary)) is not None:
             self._writer.submit(after_uploads(fit_state, job))
             if not self.background:
                 self._writer.wait()

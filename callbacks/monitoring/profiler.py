@@ -57,7 +57,7 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
             whole = pair and all(isinstance(step, int | np.integer) for step in steps)
             if not whole or not 1 <= steps[0] <= steps[1]:
                 raise ValueError(
-                    f"`steps` must be (first, last) with first <= last, counted from 1. Received: {shown(steps)}"
+                    f"`steps` must be (first, last), 1 <= first <= last. Received: {shown(steps)}"
                 )
         if port is not None and whole_number("port", port) > 65535:
             raise ValueError(f"`port` must be None or a port from 1 to 65535. Received: {port}")

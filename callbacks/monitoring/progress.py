@@ -181,8 +181,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         if not self._in_place or self.verbose == 2:
             self._write(line + "\n")
             return
-        columns = self._columns()
-        if columns is not None:
+        if (columns := self._columns()) is not None:
             line = fit_to_width(parts, metrics, columns - 1, may_wrap=last)
         padding = " " * max(0, self._last_width - len(line))
         self._last_width = len(line)
@@ -263,8 +262,7 @@ def _log(value: Any) -> str:
     """A log as text: whole numbers from 2 on without a fraction (counts, the loss scale), small ones with an exponent."""
     if isinstance(value, int | np.integer):
         return str(value)
-    number = scalar(value)
-    if number is None:
+    if (number := scalar(value)) is None:
         return str(value)
     if abs(number) >= 2 and number.is_integer():
         return str(int(number))

@@ -50,9 +50,8 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         embeddings_freq: int = 0,
         embeddings_metadata: Any = None,
     ) -> None:
-        place = (
-            storage_path("log_dir", log_dir) if is_store_url(log_dir) else tensorflow_path("log_dir", log_dir)
-        )
+        path_of = storage_path if is_store_url(log_dir) else tensorflow_path
+        place = path_of("log_dir", log_dir)
         super().__init__(
             str(place),
             whole_number("histogram_freq", histogram_freq, 0),

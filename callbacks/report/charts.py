@@ -63,11 +63,8 @@ class Chart(NamedTuple):
 
 def check_installed() -> None:
     """Raises an ImportError that names the extra without which no page can be made."""
-    missing = [name for name in ("jinja2", "matplotlib") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ImportError(
-            f"reports of training runs need {' and '.join(missing)}: pip install matplotlib jinja2"
-        )
+    if missing := [name for name in ("jinja2", "matplotlib") if importlib.util.find_spec(name) is None]:
+        raise ImportError(f"reports need {' and '.join(missing)}: pip install matplotlib jinja2")
 
 
 @contextlib.contextmanager
@@ -98,8 +95,7 @@ def grouped(names: Sequence[str], outputs: Sequence[str]) -> dict[str, list[tupl
     groups: dict[str, list[tuple[str, str]]] = {"": []}
     for name in names:
         before, slash, after = name.partition("/")
-        output = max((each for each in outputs if name.startswith(f"{each}_")), key=len, default="")
-        if output:
+        if output := max((each for each in outputs if name.startswith(f"{each}_")), key=len, default=""):
             groups.setdefault(output, []).append((name, name.removeprefix(f"{output}_")))
         elif slash and before and after:
             groups.setdefault(before, []).append((name, after))
@@ -186,9 +182,7 @@ def line_chart(
     return Chart(title, _svg(drawn, whole, logarithmic, steps, grey), drawn, "; ".join(filter(None, notes)))
 
 
-def _svg(
-    lines: Sequence[Line], whole: bool, logarithmic: bool, steps: int | None, grey: Collection[int]
-) -> Any:
+def _svg(lines: Sequence[Line], whole: bool, log: bool, steps: int | None, grey: Collection[int]) -> Any:
     from markupsafe import Markup
     from matplotlib.figure import Figure  # pyplot would keep every chart and open windows
     from matplotlib.ticker import MaxNLocator
@@ -213,7 +207,7 @@ def _svg(
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=axes.get_xlim()[1] > 4))
     if steps:
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}\n{short_number(round(x * steps))}")
-    if logarithmic:
+    if log:
         axes.set_yscale("log")
     if whole:
         axes.set_ylim(bottom=0)

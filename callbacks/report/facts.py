@@ -104,9 +104,8 @@ def read_gpu_models() -> dict[str, str]:
     models = collections.Counter(str(each.get("device_name", "unknown")) for each in gpu_details())
     found = {"GPUs": ", ".join(f"{count} x {name}" for name, count in models.items())} if models else {}
     with contextlib.suppress(OSError):
-        said = re.search(
-            r"Kernel Module.*?\s(\d+\.[\d.]+)\s", Path("/proc/driver/nvidia/version").read_text()
-        )
+        text = Path("/proc/driver/nvidia/version").read_text()
+        said = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", text)
         found |= {"GPU driver": said[1]} if models and said else {}
     return found
 

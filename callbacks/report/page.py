@@ -1,22 +1,25 @@
 """The page answers in order: did the run learn, was it healthy, was it fast, and how can it be reproduced?"""
 
 import functools
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...distribute.arguments import shown
 from ...distribute.hardware.device_memory import in_words
+from ...distribute.objects import is_remote
+from ...distribute.storage import local_path, storage_path
 from ..monitoring.formatting import duration, moment, number
+from ..safe_file import check_overwrite
 from . import findings
-from .charts import COLORS, chart_style, metric_charts, other_charts, unique
-from .runs import Run
+from .charts import COLORS, chart_style, check_installed, metric_charts, other_charts, unique
+from .runs import Run, find_runs
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _GENERATOR = '<meta name="generator" content="unisono.callbacks.TrainingReport">'
-PAGE = re.compile(
-    rb"\A[^\0]{0,1000}" + re.escape(_GENERATOR.encode())
-)  # the mark of a page that `render` made
+PAGE = re.compile(rb"\A[^\0]{0,1000}" + re.escape(_GENERATOR.encode()))  # the mark of a page of ours
 _PARTS = {
     "compute": "compute",
     "input": "waiting for input",
@@ -36,6 +39,70 @@ _DESCRIBE = {
     "setup": findings.describe_setup,
 }
 _FACTS = ("config", "strategy", "configuration", "model", "machine", "environment", "versions")
+
+
+def compare_reports(paths: Any, output: str | os.PathLike[str] | None = None) -> Path:
+    """Write a page about every run in `paths`, the best first, as `python -m unisono report` does.
+
+    Args:
+        paths: a path or a list of paths, of folders with the `.jsonl` files of `TrainingReport` or of such files; local
+            or in a store, such as `s3://bucket/runs`.
+        output: local path of the page; None: `report.html` in the first folder, or in the current one for a store.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ValueError: a path does not exist, or is no report.
+        OSError: there are no numbers, or `output` cannot be written or is a file that is no report.
+
+    Examples:
+        >>> page = unisono.callbacks.compare_reports(["report.jsonl"], "both.html")
+    """
+    return write_page(paths, output)[0]
+
+
+def write_page(paths: Any, output: Any, argument: str = "`output`") -> tuple[Path, int]:
+    """Write the page; return its path and the number of runs. `argument` is the name of `output` in an error."""
+    check_installed()
+    if isinstance(paths, str | os.PathLike) or is_remote(paths):
+        paths = [paths]
+    if not isinstance(paths, list | tuple) or not paths:
+        raise ValueError(f"`paths` must be a path or a list of paths. Received: {shown(paths)}")
+    places = [storage_path("paths", each) for each in paths]
+    page: Any = local_path("output", output, optional=True)
+    for place in places:
+        if not is_remote(place) and not place.exists():
+            raise ValueError(f"`paths`: {place} does not exist.")
+    if not (runs := [run for place in places for run in find_runs(place)]):
+        names = ", ".join(map(str, places))
+        raise FileNotFoundError(
+            f"there are no numbers of a training run in {names}: TrainingReport writes them."
+        )
+    if page is None:
+        first = places[0]
+        page = (Path() if is_remote(first) else first if first.is_dir() else first.parent) / "report.html"
+    check_overwrite(argument, page, PAGE)
+    data = _render_or_name_the_run(runs)
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_bytes(data)
+    except OSError as error:
+        raise OSError(f"{page} cannot be written ({error.strerror}): choose another output.") from error
+    return page, len(runs)
+
+
+def _render_or_name_the_run(runs: Sequence[Run]) -> bytes:
+    """Render the page, or raise a ValueError that names the file whose lines say something else."""
+    try:
+        return render(runs).encode(errors="replace")
+    except Exception as error:  # the lines may say anything
+        if len(runs) == 1:
+            said = f"{runs[0].path} is not a report of TrainingReport, or was changed"
+            raise ValueError(f"{said} ({type(error).__name__}: {str(error)[:100]!a}).") from None
+        for run in runs:
+            _render_or_name_the_run([run])
+        raise
 
 
 def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
@@ -108,9 +175,8 @@ def slow_worker(run: Run) -> str:
     workers = run.epochs[-1]["workers"] if run.epochs else []
     if len(workers) < 2:
         return ""
-    spent = [
-        [each["seconds"].get(part, 0.0) for part in ("input", "compute", "callbacks")] for each in workers
-    ]
+    parts = ("input", "compute", "callbacks")
+    spent = [[each["seconds"].get(part, 0.0) for part in parts] for each in workers]
     late = [given + called for given, _, called in spent]
     now, before = (_waits(line) for line in (run.epochs[-1], *run.epochs[-2:-1], {"workers": []})[:2])
     if len(now) == len(workers):  # counted since the process began, which a restart does again

@@ -18,8 +18,10 @@ from ..custom_loop import CustomLoopSupport
 from ..monitoring.formatting import scalar
 from ..monitoring.json_lines import LineFile, jsonable
 from ..safe_file import begins_with_json, check_overwrite, write_safely
-from . import PAGE, Run, check_installed, read_run, render
+from .charts import check_installed
 from .facts import facts_of, memory_bytes
+from .page import PAGE, render
+from .runs import Run, read_run
 
 _MOST_SHARE = 0.01  # of the time of a run that writing its page may take
 _LEAST_SHARE = 0.005  # of the steps so far, between two entries: the page of a long run stays readable
@@ -64,9 +66,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         check_installed()
         self.path = storage_path("path", path)
         if self.path.suffix not in (".html", ".htm"):
-            raise ValueError(
-                f"`path` must end in .html; the numbers are written next to it as .jsonl. Received: {str(path)!r}"
-            )
+            raise ValueError(f"`path` must end in .html. Received: {str(path)!r}")
         self.title = None if title is None else str(title)
         self.refresh_seconds = number("refresh_seconds", refresh_seconds, least=0)
         self.gradient_norm = truth("gradient_norm", gradient_norm)

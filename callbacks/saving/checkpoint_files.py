@@ -156,16 +156,14 @@ def _stored(path: str | Path) -> tuple[str | None, int | None]:
     with open_plain(path) as stream:
         size = _size(stream)
         stream.seek(max(0, size - _LAST_LINE_BYTES))
-        last = _LAST_LINE.fullmatch(stream.read(_LAST_LINE_BYTES))
-        if last is not None:
+        if (last := _LAST_LINE.fullmatch(stream.read(_LAST_LINE_BYTES))) is not None:
             return last[1].decode(), size - _LAST_LINE_BYTES
         return (None if _is_whole(stream) else ""), None
 
 
 def _is_whole(stream: BinaryIO) -> bool:
     """Whether a file without a checksum ends where it says; True also for an unknown format."""
-    end = _end_of_content(stream)
-    if end is None:
+    if (end := _end_of_content(stream)) is None:
         stream.seek(0)
         return not stream.read(8).startswith((_ZIP_BEGIN, _HDF5_BEGIN))
     if not _is_zip(stream):

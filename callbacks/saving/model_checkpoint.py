@@ -180,9 +180,8 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
             choose_monitor_op(self)
         text = path_to_save(self, epoch, batch, logs)
         in_store = is_remote(self._folder)
-        path: Any = (
-            self._folder / text.removeprefix(str(self._folder)).lstrip("/") if in_store else Path(text)
-        )
+        folder = self._folder
+        path: Any = folder / text.removeprefix(str(folder)).lstrip("/") if in_store else Path(text)
         value = logs.get(self.monitor)
         value = None if value is None or getattr(value, "shape", ()) else float(value)
         entry = Saved(self._name_of(path), value, None)
@@ -253,9 +252,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         if self.keep_best is None or self.keep_last is not None:
             return True
         if entry.value is None:
-            warnings.warn(
-                f"`keep_best` ({self.keep_best}) needs the log {self.monitor}, which is not available."
-            )
+            warnings.warn(f"`keep_best` ({self.keep_best}) needs the log {self.monitor}, which is missing.")
             return True
         return entry in self._kept([*self._others(entry), entry])
 

@@ -75,7 +75,7 @@ class PeakMemory:
                 _CLEAR.write_text("5")
             except OSError as error:
                 raise RuntimeError(
-                    f"This operating system does not report a process's memory ({error}): use Linux, or a GPU."
+                    f"The memory of a process is not reported here ({error}): use Linux, or a GPU."
                 ) from error
 
     def most(self) -> int:

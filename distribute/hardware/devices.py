@@ -114,10 +114,8 @@ def check_exist(argument: str, devices: Sequence[str]) -> None:
     for name in devices:
         spec = tf.DeviceSpec.from_string(name)
         if spec.job in (None, _THIS_PROCESS) and spec.device_type and _full(spec) not in _existing():
-            there = [device.name for device in tf.config.list_logical_devices()]
-            raise ValueError(
-                f"`{argument}` has the device {name!r}, which does not exist: there are {', '.join(there)}."
-            )
+            here = ", ".join(device.name for device in tf.config.list_logical_devices())
+            raise ValueError(f"`{argument}` has the device {name!r}, which does not exist: there are {here}.")
 
 
 def _existing() -> list[tf.DeviceSpec]:

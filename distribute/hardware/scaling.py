@@ -104,9 +104,7 @@ def simulate_scaling(
         (local_bytes_per_second, min(latency, collectives * _LOCAL_LATENCY)),
     )
     if not isinstance(replicas, Iterable) or isinstance(replicas, str):
-        raise ValueError(
-            f"`replicas` must be a list of whole numbers, such as [1, 8, 64]. Received: {shown(replicas)}"
-        )
+        raise ValueError(f"`replicas` must be a list such as [1, 8, 64]. Received: {shown(replicas)}")
     memory = gradient_bytes * (2 + state_per_weight) + activation_bytes
     result = []
     for count in replicas:

@@ -29,9 +29,8 @@ def end_descendants() -> None:
     until = time.monotonic() + _LONGEST_SWEEP
     while time.monotonic() < until:
         known = {pid: stat_of(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
-        children = [
-            pid for pid, fields in known.items() if fields is not None and int(fields[1]) == os.getpid()
-        ]
+        me = os.getpid()
+        children = [pid for pid, fields in known.items() if fields is not None and int(fields[1]) == me]
         if not children:
             return
         for pid in children:

@@ -74,8 +74,7 @@ def attribute(processes: Sequence[ProcessState], now: float) -> list[Failure]:
         for lost in (by_name.get(name) for name in (blame.lost if blame else ())):
             if lost is not None and not found[lost.task.name] and blames.get(lost.task.name) is None:
                 found[lost.task.name] = _lost(lost, survivor, now)
-    failures = [each for each in found.values() if each is not None]
-    if not failures:
+    if not (failures := [each for each in found.values() if each is not None]):
         ended = [_ended(each, now) for each in processes if each.failed and each.task.role != "spare"]
         failures = [dataclasses.replace(each, sure=False, error=None, of_others=True) for each in ended]
     return sorted(failures, key=lambda failure: failure.time)

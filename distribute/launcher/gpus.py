@@ -53,8 +53,7 @@ def complaint() -> str:
 
 def _nvidia_smi() -> str | None:
     """Its output about all GPUs; None where it is not installed, "" without an answer."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
+    if (tool := shutil.which("nvidia-smi")) is None:
         return None
     command = [tool, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"]
     try:
@@ -86,8 +85,7 @@ def visible(gpus: Sequence[Gpu]) -> list[str]:
 
     GPUs that this process's own CUDA_VISIBLE_DEVICES names are used as given.
     """
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
+    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         names = [name.strip() for name in chosen.split(",")]
         seen = itertools.takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), names)
         return list(seen)  # like CUDA, which ignores all GPUs after one that does not exist

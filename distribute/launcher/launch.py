@@ -69,14 +69,13 @@ class Launcher:
         GPUs. An OSError if the kernel allows no private network.
         """
         adopt_orphans()
+        layout = self.layout
         if self.network == "private":
             read_gpus()  # may load the driver, which a user namespace has no privilege for
             enter_private_network()
-        elif (
-            self.layout.nnodes * self.layout.workers * self.layout.stages > 1 or self.layout.parameter_servers
-        ):
+        elif layout.nnodes * layout.workers * layout.stages > 1 or layout.parameter_servers:
             _say(WARNING)
-        if self.layout.nnodes > 1:
+        if layout.nnodes > 1:
             os.environ.pop("TF_CONFIG", None)  # the workers get theirs when they meet
         with tempfile.TemporaryDirectory(prefix="unisono-records-") as records:
             old = {
@@ -121,12 +120,9 @@ class Launcher:
                 _say("another program took the port in between: starting again with other ports")
                 continue
             counted = not self.layout.fewest_nodes or self._is_own(first, processes)
-            pause = restarts.next(first.error, counted)
-            if pause is None:
+            if (pause := restarts.next(first.error, counted)) is None:
                 if restarts.repeated:
-                    _say(
-                        "it is the same error at the same step as in the attempt before: there is no further restart"
-                    )
+                    _say("it is the same error at the same step as before: there is no further restart")
                 return first.status
             attempt += 1
             number = f", restart {attempt} of {self.most_restarts}" if counted else ""
@@ -179,8 +175,7 @@ class Launcher:
 
     def _replace(self, task: Task, code: int, restarts: Restarts, processes: Processes) -> None:
         """Restarts a task that the others can do without, if restarts are left."""
-        pause = restarts.next(None)
-        if pause is None:
+        if (pause := restarts.next(None)) is None:
             _say(f"{task.name} {how_it_ended(code)}: training continues without it")
         else:
             _say(f"{task.name} {how_it_ended(code)}: starting it again in {pause:g} s")
@@ -222,8 +217,7 @@ class Launcher:
             _say(f"{first.name} failed first: it {first.what}. The others were ended.")
         for other in others[:_MOST_OTHERS]:
             _say(f"{other.name} failed too: it {other.what}.")
-        lines = processes.last_lines(first.name)
-        if lines:
+        if lines := processes.last_lines(first.name):
             _say(f"the last lines of {first.name}:")
             for line in lines:
                 _say(f"    {line}")

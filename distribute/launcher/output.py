@@ -48,9 +48,7 @@ class Output:
         self._log_dir, self._attempt = log_dir, attempt
         self._selector = selectors.DefaultSelector()
         self._logs: dict[str, IO[bytes]] = {}
-        self._last: dict[str, collections.deque[str]] = {
-            n: collections.deque(maxlen=_LAST_LINES) for n in names
-        }
+        self._last = {name: collections.deque[str](maxlen=_LAST_LINES) for name in names}
 
     def add(self, name: str, stdout: IO[bytes], stderr: IO[bytes]) -> None:
         """Reads the two pipes of `name` from now on, and closes them when they end."""

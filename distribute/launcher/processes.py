@@ -76,8 +76,7 @@ class Processes:
         self._check()
         found = []
         for each in self._running():
-            code = each.process.poll()
-            if code is None:
+            if (code := each.process.poll()) is None:
                 continue
             self.output.drain()
             self._kill_group(each.process.pid)  # processes that the task itself left

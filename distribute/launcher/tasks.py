@@ -83,11 +83,10 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
     places, tasks = _gpus_of_processes(layout, workers * stages), []
     for i in range(workers):
         own, *of_stages = places[i * stages : (i + 1) * stages]
-        worker = (
-            _among_machines(layout, i, common | own, script, machine)
-            if layout.nnodes > 1
-            else task("worker", i, own, "script")
-        )
+        if layout.nnodes > 1:
+            worker = _among_machines(layout, i, common | own, script, machine)
+        else:
+            worker = task("worker", i, own, "script")
         tasks += _with_stages(worker, of_stages)
     return tasks
 
@@ -107,9 +106,8 @@ def _among_machines(
         words = layout.fewest_nodes * layout.workers, layout.workers, machine
         place[environment.ELASTIC] = " ".join(map(str, words))
         rank, name, aliases = index, "process", aliases if rank == 0 else set()
-    return Task(
-        f"{name}-{rank}", (sys.executable, "-u", *script), {**env, **place}, "script", frozenset(aliases)
-    )
+    command = (sys.executable, "-u", *script)
+    return Task(f"{name}-{rank}", command, {**env, **place}, "script", frozenset(aliases))
 
 
 def _with_stages(task: Task, places: Sequence[Mapping[str, str]]) -> list[Task]:
@@ -142,8 +140,7 @@ def _tf_config(cluster: Mapping[str, Sequence[str]], kind: str, index: int) -> s
 def _gpus_of_processes(layout: Layout, processes: int) -> list[dict[str, str]]:
     """The variables that make its GPUs visible to each computing process, worker after worker."""
     of_machine = gpus.read_gpus()
-    names = gpus.visible(of_machine)
-    if not names:
+    if not (names := gpus.visible(of_machine)):
         return [{}] * processes
     each = layout.replicas_per_worker or len(names) // processes
     if each * processes > len(names) or not each:

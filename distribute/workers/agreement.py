@@ -123,9 +123,8 @@ def check_same_variable(strategy: tf.distribute.Strategy, name: str, kind: str) 
     """
     number = _created[strategy] = _created.get(strategy, 0) + 1
     try:
-        check_same_everywhere(
-            {f"variable {number}": kind}, "the creation of variables", strategy, with_chief=True
-        )
+        what = "the creation of variables"
+        check_same_everywhere({f"variable {number}": kind}, what, strategy, with_chief=True)
     except ValueError as error:
         raise ValueError(f"{error} Here it is {name!r}.") from None
 

@@ -65,15 +65,14 @@ class Cluster:
 def find_hosts(blame: Blame | None) -> str:
     """Where the blamed processes are: "worker 1 is at 10.0.0.2:4000"; "" if all are on this machine."""
     names = (*blame.lost, *blame.reported_by) if blame else ()
-    cluster, found = None, []
+    cluster = None
     with contextlib.suppress(ClusterError):
         cluster = read_cluster()
     jobs = cluster.jobs if cluster is not None else {}
     places = {f"{job} {i}": address for job, addresses in jobs.items() for i, address in enumerate(addresses)}
-    for name in dict.fromkeys("worker 0" if name == LEADER else name for name in names):
-        if not places.get(name, LOOPBACK).startswith(LOOPBACK):
-            found.append(f"{name} is at {places[name]}")
-    return ", ".join(found)
+    named = dict.fromkeys("worker 0" if name == LEADER else name for name in names)
+    elsewhere = [name for name in named if not places.get(name, LOOPBACK).startswith(LOOPBACK)]
+    return ", ".join(f"{name} is at {places[name]}" for name in elsewhere)
 
 
 def cluster_of(resolver: Any) -> Cluster | None:
@@ -111,8 +110,7 @@ def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
         raise _wrong("must have a 'cluster' that maps task types to lists of addresses", config["cluster"])
     config = rename_master(config)
     jobs = {kind: _read_addresses(kind, addresses) for kind, addresses in config["cluster"].items()}
-    addresses = [address for each in jobs.values() for address in each]
-    if not addresses:
+    if not (addresses := [address for each in jobs.values() for address in each]):
         raise ClusterError("TF_CONFIG's 'cluster' names no task: give at least one 'worker' address.")
     if len(set(addresses)) < len(addresses):
         twice = max(addresses, key=addresses.count)
@@ -149,9 +147,7 @@ def _wrong(what: str, received: Any) -> ClusterError:
 
 def _read_addresses(kind: str, addresses: Any) -> tuple[str, ...]:
     if kind not in JOBS:
-        raise ClusterError(
-            f"TF_CONFIG's 'cluster' has the unknown task type {kind!r}: use {', '.join(JOBS[:-1])}."
-        )
+        raise ClusterError(f"TF_CONFIG has the unknown task type {kind!r}: use {', '.join(JOBS[:-1])}.")
     if isinstance(addresses, dict):  # TensorFlow allows {"0": address, "2": address}
         numbers = [*map(str, range(len(addresses)))]
         if addresses.keys() != set(numbers):

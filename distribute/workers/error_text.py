@@ -128,8 +128,7 @@ def own_lines(lines: Iterable[str]) -> list[str]:
         frame = _FRAME.match(line)
         if in_graph and (frame or not line.strip()):
             continue
-        in_graph = bool(_DETECTED.match(line))
-        if in_graph:
+        if in_graph := bool(_DETECTED.match(line)):
             continue
         if frame:
             dropping = not is_own_file(frame["file"])

@@ -181,11 +181,9 @@ def register_launcher(
     """
     from ..arguments import shown  # imports NumPy, which `--help` need not wait for
 
-    for argument, value in {"name": name, "rank": rank, "size": size, "host": host, "job": job}.items():
-        if not isinstance(value, str) and (argument in ("name", "job") or not callable(value)):
-            raise TypeError(
-                f"`{argument}` must be a str, or for a column a function. Received: {shown(value)}"
-            )
+    for each, value in {"name": name, "rank": rank, "size": size, "host": host, "job": job}.items():
+        if not isinstance(value, str) and (each in ("name", "job") or not callable(value)):
+            raise TypeError(f"`{each}` must be a str, or for a column a function. Received: {shown(value)}")
     if level not in LEVELS[1:]:
         raise ValueError(f"`level` must be 'process', 'task' or 'node'. Received: {shown(level)}")
     TABLE[:] = [row for row in TABLE if row.name != name]

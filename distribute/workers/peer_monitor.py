@@ -89,8 +89,7 @@ class PeerMonitor:
 
     def _complaint(self, count: int, waited: float) -> str | None:
         """The workers that have not reached it; None when all have and may still be computing."""
-        late = [i for i in range(self._peers) if i != self._me and self._count_of(i, count) < count]
-        if late:
+        if late := [i for i in range(self._peers) if i != self._me and self._count_of(i, count) < count]:
             names = " and ".join(f"worker {i}" for i in late)
             return (
                 f"lost contact with {names}: worker {self._me} has waited {waited:.0f} s at step boundary {count}, "

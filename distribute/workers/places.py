@@ -37,10 +37,9 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         """The problem and the fix."""
-        among = (
-            f"task {self.rank} of {self.size}" if self.size else f"number {self.rank} of several, or of one"
-        )
-        if self.size is None:
+        rank, size = self.rank, self.size
+        among = f"task {rank} of {size}" if size else f"number {rank} of several, or of one"
+        if size is None:
             fix = "set WORLD_SIZE to their number and MASTER_ADDR to the host of number 0, the same for all, and "
         elif self.addresses:
             fix = ""
@@ -81,9 +80,8 @@ def read_place(environ: Environ | None = None) -> Place | None:
                 f"{other.launcher} that it is task {other.rank} of {other.size} ({other.variables}): unset the variables of "
                 "the one that did not start it, or set TF_CONFIG."
             )
-    return next(
-        (place for place in same if place.addresses), same[-1]
-    )  # `srun --mpi` sets variables of MPI too
+    # `srun --mpi` sets variables of MPI too.
+    return next((place for place in same if place.addresses), same[-1])
 
 
 def warn_of_unknown_size(place: Place) -> None:
@@ -94,16 +92,13 @@ def warn_of_unknown_size(place: Place) -> None:
 
 
 def _read_row(row: Launcher, environ: Environ) -> Place | None:
-    rank = _number(_read(row.rank, environ))
-    if rank is None:
+    if (rank := _number(_read(row.rank, environ))) is None:
         return None
     size = _number(_read(row.size, environ))
     if not ((size is None and row.size is read_user_size) or (size is not None and rank < size > 1)):
         return None
     names = " ".join(column for column in (row.rank, row.size) if isinstance(column, str)).split()
-    variables = (
-        ", ".join(f"{name}={environ[name]}" for name in names if name in environ) or "as its variables say"
-    )
+    variables = ", ".join(f"{n}={environ[n]}" for n in names if n in environ) or "as its variables say"
     job = " ".join(environ.get(name, "") for name in row.job.split())
     addresses = () if size is None else _read_addresses(row, environ, size, job)
     words = environ.get(ELASTIC, "").split() if row.name == "launch" else []
@@ -135,9 +130,7 @@ def _read_addresses(row: Launcher, environ: Mapping[str, str], size: int, job: s
             for host, port in parts
         )
     except ValueError as error:
-        raise ClusterError(
-            f"{row.name}: {error}. Set MASTER_ADDR and MASTER_PORT, the same for all."
-        ) from None
+        raise ClusterError(f"{row.name}: {error}. Set MASTER_ADDR and MASTER_PORT for all.") from None
 
 
 def _split_host(text: str) -> tuple[str, str]:

@@ -61,8 +61,7 @@ def meet(place: Place, timeout: float, program: str = "") -> tuple[int, list[Pee
         place = place._replace(addresses=_ask_mpi(place))
     machines = place.elastic or Machines(place.size or 0, place.size or 0)
     host, port = split_address(place.addresses[0])
-    complete = len(place.addresses) == place.size
-    if complete:
+    if complete := len(place.addresses) == place.size:
         host, port = split_address(place.addresses[place.rank])
     elif place.rank:
         (port,) = free_ports(1)
@@ -187,18 +186,14 @@ class _Host:
         where = f"worker {rank} of the machine at {host}" if said["machine"] else f"worker {rank} at {host}"
         if said["cluster"] != mine["cluster"]:
             what = "TF_CONFIG" if len(self._place.addresses) > 1 else "cluster"
-            raise ClusterError(
-                f"{where} has a {what} that lists other workers: set the same 'cluster' on all workers."
-            )
+            raise ClusterError(f"{where} has a {what} that lists other workers: set the same on all.")
         if _seat_of(said) in self._peers or not 0 <= rank < self._machines.each:
             number = "its own index in TF_CONFIG" if self._place.launcher == "TF_CONFIG" else "its own number"
             raise ClusterError(
                 f"{where} says that it is worker {rank}, which another one is: give each {number}."
             )
         if "" not in (said["program"], mine["program"]) and said["program"] != mine["program"]:
-            raise ClusterError(
-                f"{where} runs a different script from worker 0: start the same program on every worker."
-            )
+            raise ClusterError(f"{where} runs a different script from worker 0: start the same one on all.")
 
     def _add(self, said: dict[str, Any], connection: socket.socket, host: str) -> None:
         rank, place = said["rank"], self._place

@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from unisono.callbacks.report import read_run, render
+from unisono.callbacks.report.page import render
+from unisono.callbacks.report.runs import read_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [

@@ -10,7 +10,9 @@ import tensorflow as tf
 from helpers import Stop, StopAt, mirrored
 
 import unisono
-from unisono.callbacks.report import read_run, render, training_report
+from unisono.callbacks.report import training_report
+from unisono.callbacks.report.page import render
+from unisono.callbacks.report.runs import read_run
 
 
 def make_model(strategy=None):

@@ -7,7 +7,9 @@ import os
 
 import pytest
 
-from unisono.callbacks.report import charts, find_runs, render
+from unisono.callbacks.report import charts
+from unisono.callbacks.report.page import render
+from unisono.callbacks.report.runs import find_runs
 from unisono.commands import main
 
 BEGIN = {

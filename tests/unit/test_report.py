@@ -14,11 +14,11 @@ import tensorflow as tf
 import unisono
 from unisono import callbacks
 from unisono.callbacks.monitoring.json_lines import LineFile, jsonable
-from unisono.callbacks.report import facts, find_runs, read_run, render
+from unisono.callbacks.report import facts
 from unisono.callbacks.report.charts import Line, chart_style, line_chart
 from unisono.callbacks.report.facts import git_commit
-from unisono.callbacks.report.page import slow_worker
-from unisono.callbacks.report.runs import Run
+from unisono.callbacks.report.page import render, slow_worker
+from unisono.callbacks.report.runs import Run, find_runs, read_run
 from unisono.commands import report as command
 
 FACTS = {

@@ -2,8 +2,8 @@
 
 import pytest
 
-from unisono.callbacks.report import read_run
 from unisono.callbacks.report.page import slow_worker
+from unisono.callbacks.report.runs import read_run
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

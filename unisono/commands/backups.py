@@ -14,9 +14,7 @@ PARSER = Parser(
         SOME_GOOD: "some files are good; others are damaged, missing or of a newer version",
     },
 )
-PARSER.add_argument(
-    "directory", type=place, help="the directory given to BackupAndRestore or ModelCheckpoint"
-)
+PARSER.add_argument("directory", type=place, help="directory given to BackupAndRestore or ModelCheckpoint")
 
 
 def main(argv: list[str]) -> int:
@@ -36,8 +34,7 @@ def main(argv: list[str]) -> int:
     from ..callbacks.saving.checkpoint_files import checkpoints_in
     from ..distribute.hardware.device_memory import in_words
 
-    owner = read_owner(directory)
-    if owner is not None:
+    if (owner := read_owner(directory)) is not None:
         ended = "" if owner.process and owner.process.runs() else ", which may have ended"
         print(f"The directory is used by {owner}{ended}.")
     backups, checkpoints = list_backups(directory), checkpoints_in(directory)

@@ -71,9 +71,7 @@ _add(
     help="start M parameter servers; the script then runs on a coordinator, and workers wait for its steps",
 )
 _add("--stages", type=_COUNT, default=1, metavar="K", help="pipeline stages, one process each")
-_add = PARSER.add_argument_group(
-    "several machines: this command on each, spelled as for torchrun"
-).add_argument
+_add = PARSER.add_argument_group("several machines: this command on each, spelled as torchrun's").add_argument
 _add(
     "--nnodes",
     type=_machines,

@@ -39,8 +39,7 @@ def main(argv: Sequence[str]) -> int:
         except ValueError as error:
             PARSER.error(f"--service must be HOST:PORT,HOST:PORT,...: {error}")
     PARSER.make_folder("--log-dir", options.log_dir)
-    silent = [address for address in addresses if not listens(address, _CONNECT_SECONDS)]
-    if silent:
+    if silent := [address for address in addresses if not listens(address, _CONNECT_SECONDS)]:
         return PARSER.failed(f"nobody listens at {', '.join(silent)}: {_CHECK}", 1)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
         if options.output.is_dir():
             PARSER.error(f"--output must be a file. Received the folder {str(options.output)!r}")
     from ..callbacks import SaveError  # imports TensorFlow, which `--help` need not wait for
-    from ..callbacks.report import write_page
+    from ..callbacks.report.page import write_page
 
     try:
         page, count = write_page(options.paths, options.output, "--output")

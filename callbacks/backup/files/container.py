@@ -158,9 +158,7 @@ def _manifest(path: Any, stream: BinaryIO) -> tuple[dict[str, Any], int, int]:
             "Install the newer unisono, or move the file away to resume from an older backup."
         )
     if version < 1 or length > min(MOST_MANIFEST_BYTES, size - _PREFIX.size - DIGEST_BYTES):
-        raise DamagedFileError(
-            f"{path} is damaged: its header says version {version} and a manifest of {length} bytes."
-        )
+        raise DamagedFileError(f"{path} is damaged: version {version}, a manifest of {length} bytes.")
     begin = _padded(_PREFIX.size + length)
     with damaged_where_wrong(f"{path} {_WRONG_MANIFEST}"):
         manifest = json.loads(stream.read(length))
@@ -168,9 +166,7 @@ def _manifest(path: Any, stream: BinaryIO) -> tuple[dict[str, Any], int, int]:
         if not isinstance(manifest["summary"], dict):
             raise TypeError("the summary is not an object")
     if end + DIGEST_BYTES != size:
-        raise DamagedFileError(
-            f"{path} is damaged: it has {size} bytes, and should have {end + DIGEST_BYTES}."
-        )
+        raise DamagedFileError(f"{path} is damaged: it has {size} bytes, not {end + DIGEST_BYTES}.")
     return manifest, begin, end
 
 
@@ -183,9 +179,7 @@ def _check(path: Any, stream: BinaryIO, end: int, body: memoryview | None = None
             digest.update(stream.read(min(_CHUNK_BYTES, left)))
     stream.seek(end)
     if digest.digest() != stream.read(DIGEST_BYTES):
-        raise DamagedFileError(
-            f"{path} is damaged: its checksum does not match its {end + DIGEST_BYTES} bytes."
-        )
+        raise DamagedFileError(f"{path} is damaged: its checksum does not match.")
 
 
 def _pieces(manifest: bytes, arrays: Iterable[np.ndarray]) -> Iterable[Any]:

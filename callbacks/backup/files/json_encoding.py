@@ -40,9 +40,7 @@ def encode(value: Any, arrays: list[np.ndarray], where: str) -> Any:
         items = [encode(item, arrays, where) for item in array.reshape(-1).tolist()]
         return {"$objects": {"shape": list(array.shape), "items": items}}
     if array.dtype.names:
-        raise TypeError(
-            f"{where.lstrip('.')} is a structured array ({array.dtype}); save each field by itself."
-        )
+        raise TypeError(f"{where.lstrip('.')} is a structured array ({array.dtype}); save its fields.")
     return {"$scalar" if isinstance(value, np.generic) else "$array": _add(array, arrays)}
 
 

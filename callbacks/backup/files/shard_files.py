@@ -29,9 +29,7 @@ Shards = dict[str, dict[int, Any]]
 def held_here(variables: Mapping[str, Sequence[Any]], kind: str) -> Shards:
     """The "shards" or "copies" (`kind`) of this worker: group (none is left out) -> number of the variable -> arrays."""
     return {
-        group: {
-            i: saved[kind] for i, saved in enumerate(members) if isinstance(saved, dict) and kind in saved
-        }
+        group: {i: each[kind] for i, each in enumerate(members) if isinstance(each, dict) and kind in each}
         for group, members in variables.items()
     }
 
@@ -46,8 +44,7 @@ def job(
     """What this worker writes: the chief the backup, others their shards. Context: the main thread, between steps."""
     worker, workers = place_among_workers(strategy)
     held = held_here(content["variables"], "shards") if workers > 1 else {}
-    shards = {group: members for group, members in held.items() if members}
-    if not shards:
+    if not (shards := {group: members for group, members in held.items() if members}):
         return (lambda: store.write(content, summary)) if chief else None
     save = next(_saves)
     fit, number = from_chief([store.fit, 0 if worker else store.next_number()], strategy)
@@ -92,9 +89,8 @@ def written_parts(path: Path, save: int, workers: int) -> list[dict[str, str]]:
     found, until = [], time.monotonic() + _LONGEST * peer_timeout()
     for worker in range(1, workers):
         try:
-            answer = json.loads(
-                get_value(f"unisono/backup/{save}/{worker}", max(0.1, until - time.monotonic()))
-            )
+            left = max(0.1, until - time.monotonic())
+            answer = json.loads(get_value(f"unisono/backup/{save}/{worker}", left))
         except tf.errors.DeadlineExceededError:
             answer = {"error": f"it was not written within {_LONGEST * peer_timeout():g} s"}
         if "error" in answer:

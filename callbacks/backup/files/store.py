@@ -198,8 +198,7 @@ class BackupStore:
 
     def _run_of(self, newest: Path) -> str:
         """The run that the newest good backup belongs to, and with it all others of this fit."""
-        run = container.read_summary(newest).get("run")
-        if run is None:  # version 0.2 wrote none
+        if (run := container.read_summary(newest).get("run")) is None:  # version 0.2 wrote none
             return uuid.uuid4().hex
         for path in backup_paths(self.directory, self.fit):
             with contextlib.suppress(OSError, container.NewerFormatError):
