@@ -216,5 +216,5 @@ def test_labels_without_a_sign_are_those_that_they_are(ignored):
         model.fit(X, good, verbose=0)
     bad = np.where(LABELS == 1, 7, labels).astype("uint8")
     for data in ((dataset(X, bad).batch(6),), (X, bad)):
-        with pytest.raises(ValueError, match="label 7, .* 0 to 1"):
+        with pytest.raises(ValueError, match=r"label 7, .* 0 to 1"):
             model.fit(*data, verbose=0)
