@@ -1,4 +1,4 @@
-"""What the library keeps for objects of Keras and of users: a record beside each of them, no attribute of theirs."""
+"""What the library keeps for objects of Keras, TensorFlow and users: a record next to each, no attribute of theirs."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ class SideTable(Generic[Record]):
         """Return the record of an object, which is made at the first call."""
         key, records = id(owner), self._records
         if key not in records:
-            records[key] = weakref.ref(owner, lambda _: records.pop(key, None)), self._make()
+            records.setdefault(key, (weakref.ref(owner, lambda _: records.pop(key, None)), self._make()))
         return records[key][1]

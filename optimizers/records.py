@@ -1,4 +1,4 @@
-"""What is kept beside an optimizer: also beside one that was made as Keras' own."""
+"""What is kept next to an optimizer, which may have been made as Keras' own."""
 
 from __future__ import annotations
 

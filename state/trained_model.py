@@ -84,7 +84,7 @@ class FitState:
 
 @dataclasses.dataclass
 class ModelRecord:
-    """What is kept beside a model, from the moment when it is made."""
+    """What is kept next to a model, from the moment when it is made."""
 
     pipeline: Any = None  # the `unisono.distribute.Pipeline` in whose scope it was made; None outside of one
     distribution: Any = None  # the `keras.distribution` that was set then

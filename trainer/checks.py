@@ -267,25 +267,17 @@ def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
         )
     x, y, sample_weight = unpack(spec)
     for tensor, leaf in paired_inputs(model, x):
-        if getattr(leaf, "dtype", None) == tf.string and tensor.dtype != "string":
-            raise ValueError(
-                f"`x` holds strings, but the input {tensor.name!r} of the model takes {tensor.dtype}. Encode the strings as "
-                "numbers first, or begin the model with a keras.layers.StringLookup or TextVectorization. "
-                f"Received: {shown(leaf)}"
-            )
+        if tensor.dtype != "string":
+            begin = "encode them as numbers first, or begin the model with a keras.layers.StringLookup or TextVectorization"
+            _reject_text("x", leaf, f"the input {tensor.name!r} of the model takes {tensor.dtype}: {begin}")
     if custom_step:
         return
-    if holds_text(sample_weight):
-        raise ValueError(
-            f"`sample_weight` holds strings: give numbers, one for each sample. Received: {shown(sample_weight)}"
-        )
-    if (
-        holds_text(y)
-        and step != "predict_step"
-        and takes_numbers(model.loss)
-        and not overrides_compute_loss(model)
-    ):
-        raise ValueError(
-            f"`y` holds strings, but loss={shown(model.loss)} takes numbers: encode them first, for example with "
-            f"keras.layers.StringLookup. Received: {shown(y)}"
-        )
+    _reject_text("sample_weight", sample_weight, "weights are numbers: give numbers, one for each sample")
+    if step != "predict_step" and takes_numbers(model.loss) and not overrides_compute_loss(model):
+        encode = "encode them first, for example with keras.layers.StringLookup"
+        _reject_text("y", y, f"loss={shown(model.loss)} takes numbers: {encode}")
+
+
+def _reject_text(argument: str, spec: Any, fix: str) -> None:
+    if holds_text(spec):
+        raise ValueError(f"`{argument}` holds strings, but {fix}. Received: {shown(spec)}")

@@ -9,9 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..side_table import SideTable
 from .gradients import count_as_gradient
 
-_NUMBERS = "_unisono_numbers"  # attribute of a graph; a collection would be handed to the graphs inside of it
+# Of operations of a graph, by name. A collection of the graph would be handed to the graphs inside of it.
+_numbers: SideTable[dict[str, Any]] = SideTable(dict)
 
 
 def graph_of_replica() -> Any:
@@ -28,7 +30,7 @@ def number_of(op: tf.Operation) -> float:
 
     The dependencies of an operation have smaller numbers.
     """
-    return getattr(op.graph, _NUMBERS, {}).get(op.name, op._id)
+    return _numbers.of(op.graph).get(op.name, op._id)
 
 
 def next_number(graph: tf.Graph) -> int:
@@ -39,8 +41,6 @@ def next_number(graph: tf.Graph) -> int:
 @contextlib.contextmanager
 def made_in_backward_pass(graph: tf.Graph, before: tf.Operation) -> Iterator[None]:
     """Operations made inside belong to the backward pass, and are numbered right before one of its operations."""
-    if not hasattr(graph, _NUMBERS):
-        setattr(graph, _NUMBERS, {})
     count = len(graph.get_operations())
     with graph.as_default(), tf.name_scope("again"):
         yield
@@ -48,7 +48,7 @@ def made_in_backward_pass(graph: tf.Graph, before: tf.Operation) -> Iterator[Non
     for op in made:
         count_as_gradient(op)
     end = number_of(before)
-    getattr(graph, _NUMBERS).update(
+    _numbers.of(graph).update(
         {op.name: end - 1 + (index + 1) / (len(made) + 1) for index, op in enumerate(made)}
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 
+from ..side_table import SideTable
 from .graphs import SHAPES
 
 _COMPUTE_SIZES = """
@@ -20,6 +21,8 @@ Select SelectV2 Slice Split SplitV Squeeze StridedSlice Sub Sum Tile Transpose T
 _ARITHMETIC = frozenset(_COMPUTE_SIZES.split())
 _COMPARISONS = frozenset(("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual"))
 _WHOLE = (tf.int32, tf.int64, tf.bool)
+# The operations of a graph that compute whole numbers out of shapes (true) or of constants alone (false).
+_known: SideTable[dict[str, bool]] = SideTable(dict)
 
 
 def keep_sizes_on_host(operation: tf.Operation) -> None:
@@ -31,7 +34,7 @@ def keep_sizes_on_host(operation: tf.Operation) -> None:
     Not where TensorFlow's GPU kernel computes on the host as well. A constant that the operation reads from the host, such
     as the fill value of a rotated image, is placed there too.
     """
-    known = _known(operation)
+    known = _known.of(operation.graph)
     if operation.type in SHAPES:
         known[operation.name] = True
     elif operation.type in _ARITHMETIC and _is_known(operation, known):
@@ -47,7 +50,7 @@ def keep_sizes_on_host(operation: tf.Operation) -> None:
 def size_on_host(size: tf.Tensor) -> tf.Tensor:
     """Marks a tensor as computed on the host: operations on it and on shapes stay there."""
     if not tf.executing_eagerly():
-        _known(size.op)[size.op.name] = True
+        _known.of(size.op.graph)[size.op.name] = True
     return size
 
 
@@ -58,7 +61,7 @@ def compares_on_host(graph: Any, kind: str, inputs: Sequence[Any]) -> bool:
     """
     if kind not in _COMPARISONS or not all(each.dtype == tf.int32 for each in inputs):
         return False
-    of_sizes = getattr(graph, "_unisono_sizes", ())
+    of_sizes = _known.of(graph)
     inside = all(getattr(each, "graph", None) is graph for each in inputs)  # an eager tensor has none
     known = inside and all(each.op.name in of_sizes or _is_constant(each) for each in inputs)
     return not known and any(each.shape.rank for each in inputs)
@@ -69,14 +72,6 @@ def widened(inputs: Sequence[Any], options: dict[str, Any]) -> tuple[list[Any], 
     attributes = {**options["attrs"], "T": tf.compat.v1.AttrValue(type=tf.int64.as_datatype_enum)}
     wide = {"attrs": attributes, "input_types": [tf.int64 for _ in inputs]}
     return [tf.cast(each, tf.int64) for each in inputs], options | wide
-
-
-def _known(operation: Any) -> dict[str, bool]:
-    """The operations of its graph that compute whole numbers out of shapes (true) or of constants alone (false)."""
-    graph: Any = operation.graph
-    if not hasattr(graph, "_unisono_sizes"):
-        graph._unisono_sizes = {}
-    return graph._unisono_sizes
 
 
 def _is_known(operation: tf.Operation, known: dict[str, bool]) -> bool:

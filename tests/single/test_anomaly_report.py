@@ -11,6 +11,7 @@ from helpers import assert_equal, mirrored
 
 import unisono
 from unisono import callbacks as ours
+from unisono.optimizers.stages.gradient_watch import watch_gradients
 from unisono.optimizers.stages.step_hooks import step_hooks
 
 
@@ -96,3 +97,16 @@ def test_anomaly_report_lets_overflow_under_a_loss_scale_pass():
     model = make_model(tf.distribute.get_strategy(), optimizer)
     model.fit(x, 1000 * y, batch_size=10, verbose=0, callbacks=[ours.AnomalyReport()])
     assert model.optimizer.skipped_steps.numpy() > 0
+
+
+def test_watch_of_a_report_goes_on_beside_a_guard():
+    model = make_model(tf.distribute.get_strategy())
+    model.optimizer.build(model.trainable_variables)
+    watch, guard = (watch_gradients(model.optimizer, guard=guard)[0] for guard in (False, True))
+    assert watch_gradients(model.optimizer) == (watch, False) and step_hooks(model.optimizer) == [
+        watch,
+        guard,
+    ]
+    x, y = data()
+    model.fit(x, y, batch_size=40, verbose=0)
+    assert watch.norm == guard.norm > 0

@@ -22,7 +22,7 @@ class CountingFunction:
         self.events, self.name, self.steps, self.fails_at = events, name, 0, fails_at
 
         self.alone, self.training, self.backend, self.recorder = True, name == "run", "graph", None
-        self.predicts = False
+        self.predicts, self.recorders = False, dict[Any, Any]()
         self.model = types.SimpleNamespace(
             run_eagerly=True, jit_compile=False, _auto_jit=True, _pipeline=None
         )

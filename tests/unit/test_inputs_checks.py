@@ -159,3 +159,10 @@ def test_error_that_keras_replaced_is_found():
         raise AssertionError("Keras took an input of another shape")
     plain = TypeError("plain")
     assert functional.first_error(plain) is plain and functional.rejected_shapes(plain) == []
+
+
+def test_lists_of_numbers_in_a_batch_of_python_code_are_one_array_each():
+    source = make_source(iter([([[1.0, 2.0], [3.0, 4.0]], [0, 1])] * 2))
+    batch = next(chunks_of(source)).batch(0)
+    assert [part.shape.as_list() for part in batch] == [[2, 2], [2]]
+    source.close()

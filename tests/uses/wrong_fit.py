@@ -274,7 +274,7 @@ METHODS: dict[str, Use] = {
         "predict": {
             "None": (NO_X, None),
             "a file": (("x is a str", "arrays"), "img.png"),
-            "names": (("`x` holds strings", "Encode"), np.array([["a", "b", "c"]])),
+            "names": (("`x` holds strings", "encode"), np.array([["a", "b", "c"]])),
             "one sample": (("`x`", r"\(None,\)", "takes in"), X[0]),
             "features": (("`x`", r"\(None, 5\)", "takes in"), np.ones((6, 5))),
             "forever": (("steps", "must be given"), rows(X).batch(2).repeat()),

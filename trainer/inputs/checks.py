@@ -78,30 +78,21 @@ def check_samples(batch: Any, replicas: int, inputs_alone: bool = False) -> list
         inputs_alone: whether targets and weights are ignored.
     """
     x, *others = unpack(batch)
-    inputs = named_arrays((x,))
+    inputs, targets = named_arrays((x,)), [] if inputs_alone else named_arrays((None, *others))
     if not inputs:
         return []
-    counts = [sample_count(leaf) for _, leaf in inputs]
-    checks = []
+    one_for_each = "`{}` must have as many samples as `{}`: give one for each sample of the inputs. Received"
     if replicas > 1:
-        sentence = (
+        shared = (
             f"`{{}}` must have as many samples as `{{}}`, because {replicas} replicas share a batch: train on "
             "one replica, or use such batches in a custom `train_step`. Received"
         )
-        checks += _check_equal(inputs, sentence)
-        expected = counts[0]
-    elif all(isinstance(count, int) for count in counts):
-        expected = max(counts)
-    else:
-        expected = functools.reduce(tf.maximum, counts)
-    for path, leaf in () if inputs_alone else named_arrays((None, *others)):
-        given = sample_count(leaf)
-        sentence = (
-            f"`{path}` must have as many samples as `x`: give one for each sample of the inputs. Received"
-        )
-        fits = given == expected if replicas > 1 else given <= expected
-        checks += _check(fits, sentence, path, "x", given, expected)
-    return checks
+        return _check_equal(inputs, shared) + _check_equal([("x", inputs[0][1]), *targets], one_for_each)
+    counts = [sample_count(leaf) for _, leaf in inputs]
+    known = all(isinstance(count, int) for count in counts)
+    most = max(counts) if known else functools.reduce(tf.maximum, counts)
+    given = [(path, sample_count(leaf)) for path, leaf in targets]
+    return [op for path, n in given for op in _check(n <= most, one_for_each, path, "x", n, most)]
 
 
 def check_equal_samples(batch: Any) -> list[Any]:
@@ -127,11 +118,12 @@ def _check_equal(arrays: list[tuple[str, Any]], sentence: str) -> list[Any]:
     checks, expected = [], sample_count(first)
     for path, leaf in others:
         given = sample_count(leaf)
-        checks += _check(given == expected, sentence.format(path, name), path, name, given, expected)
+        checks += _check(given == expected, sentence, path, name, given, expected)
     return checks
 
 
 def _check(fits: Any, sentence: str, path: str, other: str, given: Any, expected: Any) -> list[Any]:
+    sentence = sentence.format(path, other)
     if isinstance(fits, bool):
         if not fits:
             raise ValueError(f"{sentence}: {given} samples in `{path}`, {expected} in `{other}`.")

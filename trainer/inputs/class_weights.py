@@ -38,26 +38,21 @@ def class_weights(value: Any) -> ClassWeights | None:
 
 def check_class_weight(batch: Any, given: Any) -> None:
     """Rejects the spec of a batch that cannot be weighted by `given`, the `class_weight`."""
-    if not is_standard(batch):
-        raise ValueError(
-            f"class_weight ({given}) needs batches (x, y), but each is a tuple of {len(batch)}; weigh them in your step."
-        )
     _, y, sample_weight = unpack(batch)
-    if sample_weight is not None:
-        raise ValueError(
-            f"class_weight ({given}) and sample_weight are both given; give the product of the two as sample_weight."
-        )
-    if y is None:
-        raise ValueError(f"class_weight ({given}) weighs the targets, but there are none; give y.")
-    if tf.nest.is_nested(y):
-        raise ValueError(
-            f"class_weight ({given}) is for models with one output, but y is a {type(y).__name__} of several; "
-            "give a sample_weight for each output."
-        )
-    if tf.as_dtype(y.dtype) == tf.string:
-        raise ValueError(
-            f"class_weight ({given}) needs class numbers in y, but y holds strings; encode them first."
-        )
+    problem = None
+    if not is_standard(batch):
+        problem = f"needs batches (x, y), but each is a tuple of {len(batch)}; weigh them in your step."
+    elif sample_weight is not None:
+        problem = "and sample_weight are both given; give the product of the two as sample_weight."
+    elif y is None:
+        problem = "needs targets, but there are none; give y."
+    elif tf.nest.is_nested(y):
+        kind = f"y is a {type(y).__name__} of several; give a sample_weight for each output."
+        problem = f"is for models with one output, but {kind}"
+    elif tf.as_dtype(y.dtype) == tf.string:
+        problem = "needs class numbers in y, but y holds strings; encode them first."
+    if problem is not None:
+        raise ValueError(f"class_weight ({given}) {problem}")
 
 
 def weighted_spec(spec: Any) -> Any:

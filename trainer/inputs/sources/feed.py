@@ -85,12 +85,8 @@ def _concat_arrays(*arrays: Any) -> Any:
 
 def _bytes_of(batch: Any) -> int:
     """The bytes of all NumPy arrays and tensors of a batch."""
-    total = 0
-    for leaf in tf.nest.flatten(batch, expand_composites=True):
-        if leaf is not None:
-            size = leaf.nbytes if isinstance(leaf, np.ndarray) else leaf.dtype.size * int(np.prod(leaf.shape))
-            total += max(size, 1)
-    return total
+    leaves = [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if leaf is not None]
+    return sum(max(1, tf.as_dtype(leaf.dtype).size * int(np.prod(leaf.shape))) for leaf in leaves)
 
 
 class Feed:

@@ -215,23 +215,19 @@ def _from_dataset(
 
 
 def _called_with(context: tf.distribute.InputContext, function: Any) -> tf.data.Dataset:
+    note = (
+        "`x` is a function, so it is called with a tf.distribute.InputContext and must return a tf.data.Dataset. If it is a "
+        "generator function, call it and pass the generator."
+    )
     if not takes_arguments(function, 1):
-        raise TypeError(
-            "`x` is a function without arguments, but it is called with a tf.distribute.InputContext. If it is a generator "
-            f"function, call it and pass the generator. Received: {shown(function)}"
-        )
+        raise TypeError(f"{note} Received: {shown(function)}, a function without arguments")
     try:
         dataset = function(context)
     except TypeError as error:
-        error.add_note(
-            "`x` is a function, so it was called with a tf.distribute.InputContext. If it is a generator function, call it."
-        )
+        error.add_note(note)
         raise
     if not isinstance(dataset, tf.data.Dataset):
-        raise TypeError(
-            f"`x` is a function that returned a {type(dataset).__name__}, but a function of tf.distribute.InputContext must "
-            "return a tf.data.Dataset. If it is a generator function, call it and pass the generator."
-        )
+        raise TypeError(f"{note} It returned a {type(dataset).__name__}.")
     return dataset
 
 

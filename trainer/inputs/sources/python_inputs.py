@@ -9,10 +9,10 @@ import itertools
 import logging
 import multiprocessing
 import warnings
-import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
+from ....compat.side_table import SideTable
 from ..checks import Sharing
 from ..outside_state import RecordedCalls, saved_calls
 from ..position import Position, SampleOrder
@@ -23,7 +23,7 @@ from .source import Chunk
 _log = logging.getLogger("unisono")
 
 # Batches that were drawn from a generator to learn their shapes and not used: the next call starts with them.
-_unread: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+_unread: SideTable[list[Any]] = SideTable(list)
 
 _END = object()
 ENDLESS = 2**62
@@ -46,7 +46,7 @@ class StreamSource(PythonSource):
         self.position = Position(steps_per_epoch, expected=expected, one_pass=not self.rewinds)
         self._calls = RecordedCalls(stream)
         self._start_pass()
-        unread = _unread.pop(stream, []) if _can_be_key(stream) else []
+        unread = self._take_unread()
         drawn = with_places(self._iterator, (f"batch {n} of the {kind}" for n in range(len(unread), 2)))
         super().__init__(stream, kind, itertools.chain(unread, drawn), steady, sharing)
 
@@ -109,19 +109,17 @@ class StreamSource(PythonSource):
     def close(self) -> None:
         """Stops the thread. Batches that were drawn to be checked are kept for the next call with the same generator."""
         super().close()
-        if not self.rewinds and self._unused and _can_be_key(self._stream):
-            _unread[self._stream] = self._unused
+        if not self.rewinds and self._unused:
+            with contextlib.suppress(TypeError):  # of an iterator of Python's, which has no weak references
+                _unread.of(self._stream)[:] = self._unused
         self._iterator = iter(())
 
-
-def _can_be_key(stream: Any) -> bool:
-    """Whether a weak dictionary can hold it."""
-    try:
-        weakref.ref(stream)
-        hash(stream)
-    except TypeError:
-        return False
-    return True
+    def _take_unread(self) -> list[Any]:
+        with contextlib.suppress(TypeError):
+            unread = _unread.of(self._stream)
+            taken, unread[:] = [*unread], []
+            return taken
+        return []
 
 
 def _length(stream: Any) -> int | None:
