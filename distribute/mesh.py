@@ -45,12 +45,39 @@ class Mesh:
         return math.prod(self.shape[1:]) > 1
 
 
+FLAT = -1
+"""Instead of an axis of a variable: its numbers in one row are divided, and the last part is padded with zeros."""
+
+
+def to_rows(value: Any, axis: int, count: int) -> tf.Tensor:
+    """The `count` equal parts of a tensor of a known shape along an axis, or FLAT, as the rows of a matrix."""
+    shape = value.shape.as_list()
+    if axis == FLAT:
+        numbers = math.prod(shape)
+        missing = -numbers % count
+        flat = tf.reshape(value, [-1])
+        return tf.reshape(tf.pad(flat, [[0, missing]]) if missing else flat, [count, -(-numbers // count)])
+    parted = tf.reshape(value, [*shape[:axis], count, shape[axis] // count, *shape[axis + 1 :]])
+    order = [axis, *(n for n in range(len(shape) + 1) if n != axis)]
+    return tf.reshape(tf.transpose(parted, order) if axis else parted, [count, math.prod(shape) // count])
+
+
+def from_rows(rows: tf.Tensor, axis: int, count: int, shape: Sequence[int]) -> tf.Tensor:
+    """The tensor of a shape from its `count` parts, in one row or several."""
+    if axis == FLAT:
+        return tf.reshape(tf.reshape(rows, [-1])[: math.prod(shape)], shape)
+    parted = tf.reshape(rows, [count, *shape[:axis], shape[axis] // count, *shape[axis + 1 :]])
+    order = [*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1)]
+    return tf.reshape(tf.transpose(parted, order) if axis else parted, shape)
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """How a variable is divided.
 
     Attributes:
-        axes: for each axis of the mesh the axis of the variable that it divides into equal parts, or None.
+        axes: for each axis of the mesh the axis of the variable that it divides into equal parts, or None; along the axis
+            of the batch alone it may be FLAT.
     """
 
     mesh: Mesh
@@ -64,6 +91,8 @@ class Layout:
     def part_shape(self, shape: Sequence[int]) -> list[int]:
         """The shape of a replica's part."""
         found = list(shape)
+        if self.axes[0] == FLAT:
+            return [-(-math.prod(found) // self.mesh.shape[0])]
         for size, axis in zip(self.mesh.shape, self.axes):
             if axis is not None:
                 found[axis] //= size
@@ -71,26 +100,28 @@ class Layout:
 
     def part(self, value: Any, replica: int) -> Any:
         """A replica's part of an array or a tensor."""
+        if self.axes[0] == FLAT:
+            return to_rows(tf.convert_to_tensor(value), FLAT, self.mesh.shape[0])[self.mesh.place(replica)[0]]
         shape, where = self.part_shape(value.shape), [slice(None)] * len(value.shape)
         for axis, number in zip(self.axes, self.mesh.place(replica)):
             if axis is not None:
                 where[axis] = slice(number * shape[axis], (number + 1) * shape[axis])
         return value[tuple(where)]
 
-    def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The whole tensor, from the parts of all replicas."""
+    def whole(self, parts: Sequence[tf.Tensor], shape: Sequence[int]) -> tf.Tensor:
+        """The whole tensor of a shape, from the parts of all replicas."""
         found = list(parts)
         for size, axis in reversed([*zip(self.mesh.shape, self.axes)]):
             groups = [found[n : n + size] for n in range(0, len(found), size)]
-            found = [group[0] if axis is None else tf.concat(group, axis) for group in groups]
-        return found[0]
+            found = [group[0] if axis is None else tf.concat(group, max(axis, 0)) for group in groups]
+        return found[0] if self.axes[0] != FLAT else from_rows(found[0], FLAT, self.mesh.shape[0], shape)
 
 
 class MeshStrategy(tf.distribute.MirroredStrategy):
     """A MirroredStrategy whose replicas are arranged in a mesh. `strategy_of` makes it.
 
     Attributes:
-        mesh: the arrangement.
+        mesh: the arrangement, without axes of one replica but that of the batch.
         layouts: None, or the `keras.distribution.LayoutMap` of the weights.
         unmatched: patterns of it of which a warning has said that no variable matches them.
     """
@@ -98,7 +129,9 @@ class MeshStrategy(tf.distribute.MirroredStrategy):
     def __init__(self, devices: list[str], mesh: Mesh, layouts: Any) -> None:
         ops = None if all(map(is_gpu, devices)) else tf.distribute.ReductionToOneDevice()
         super().__init__(devices, cross_device_ops=ops)
-        self.mesh, self.layouts = mesh, layouts
+        kept = [axis for axis, size in enumerate(mesh.shape) if axis == 0 or size > 1]
+        self.mesh = Mesh(tuple(mesh.names[n] for n in kept), tuple(mesh.shape[n] for n in kept))
+        self.layouts = layouts
         self.unmatched: set[str] = set()
 
     def layout_of(self, path: str, shape: Sequence[int]) -> Layout | None:
@@ -113,13 +146,8 @@ class MeshStrategy(tf.distribute.MirroredStrategy):
             )
         found: list[int | None] = [None] * len(self.mesh.names)
         for axis, name in enumerate(layout.axes):
-            number = 0 if name is None else self.mesh.names.index(name)
-            size = 1 if name is None else self.mesh.shape[number]
-            if size > 1 and number == 0:
-                raise ValueError(
-                    f"The layout {layout.axes} of {path!r} divides a weight over {name!r}, the axis of the batch, which is "
-                    'not supported yet: use None there, or `unisono.distribute.sharded(strategy, "weights")` on its own.'
-                )
+            number = self.mesh.names.index(name) if name in self.mesh.names else 0
+            size = self.mesh.shape[number] if name in self.mesh.names else 1
             if shape[axis] % size:
                 raise ValueError(
                     f"The layout {layout.axes} of {path!r} divides axis {axis} of the shape {tuple(shape)} by {size} "
@@ -141,11 +169,11 @@ def mesh_of(strategy: Any = None) -> Mesh:
 def combine_in_groups(
     tensors: Sequence[tf.Tensor],
     axes: Sequence[int],
-    combine: Sequence[Callable[[list[tf.Tensor]], tf.Tensor]],
+    combine: Sequence[Callable[[list[tf.Tensor], int], tf.Tensor]],
 ) -> list[tf.Tensor]:
     """What each function of `combine` makes of a tensor of the replicas that differ along an axis of the mesh alone.
 
-    Context: replica, in one process.
+    It is also given this replica's number among them. Context: replica, in one process.
     """
     mesh = mesh_of()
 
@@ -156,7 +184,8 @@ def combine_in_groups(
             made = []
             for replica, mine in enumerate(local):
                 with tf.device(mine.device):
-                    made.append(function([local[number] for number in mesh.group(replica, axis)]))
+                    group = [local[number] for number in mesh.group(replica, axis)]
+                    made.append(function(group, mesh.place(replica)[axis]))
             found.append(PerReplica(made))
         return found
 

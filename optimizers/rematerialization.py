@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ..compat.patches import wrap
 from ..compat.tensorflow_graphs.edges import (
+    holds_numbers,
     is_of_a_gradient,
     is_stateless,
     made_again,
@@ -21,7 +22,6 @@ from ..compat.tensorflow_graphs.edges import (
     read_instead,
 )
 from ..distribute.replicas import local_replica_index
-from ..distribute.sharding.transient_weights import holds_numbers
 from ..distribute.step_context import current_step
 
 _KEPT = ("Const", "Placeholder", "ReadVariableOp")  # they take little or no memory

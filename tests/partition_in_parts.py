@@ -147,12 +147,13 @@ def _together(runs):
             return done
         sent = [[] for _ in runs]
         for requests in zip(*asked):
-            answer = _answer(requests)
-            for each in sent:
-                each.append(answer)
+            for number, each in enumerate(sent):
+                each.append(_answer(requests, number))
 
 
-def _answer(requests: tuple[Request, ...]):
+def _answer(requests: tuple[Request, ...], number: int):
     tensors = [request.tensor for request in requests]
     axis = requests[0].axis
+    if axis is None and requests[0].parts:
+        return tf.add_n([rows[number] for rows in tensors])
     return tf.add_n(tensors) if axis is None else tf.concat(tensors, axis)

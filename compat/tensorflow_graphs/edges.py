@@ -29,6 +29,11 @@ def is_of_a_gradient(op: tf.Operation) -> bool:
     return OF_A_GRADIENT in op.name
 
 
+def holds_numbers(tensor: Any) -> bool:
+    """Whether a tensor has floating point numbers, as activations and gradients do: no shape, index or condition."""
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
+
+
 def number_of(op: tf.Operation) -> float:
     """Number operations of one graph in the order in which they were made, or as `made_in_backward_pass` says.
 

@@ -75,7 +75,7 @@ def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
             "`strategy` must be a tf.distribute.MirroredStrategy, a MultiWorkerMirroredStrategy or a Pipeline. "
             f"Received: {shown(strategy)}"
         )
-    if mesh_of(strategy).divides_weights:
+    if mesh_of(strategy).divides_weights or (isinstance(strategy, MeshStrategy) and strategy.layouts):
         raise ValueError(
             f"`strategy` divides weights over the mesh {mesh_of(strategy)}, which "
             "`sharded` does not support yet: use a mesh that divides the batch alone, or no `sharded`."

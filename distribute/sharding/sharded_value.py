@@ -20,13 +20,12 @@ from ...compat.keras_private.variables import (
     raw_value,
 )
 from ...compat.tensorflow_private.valueless_variables import record_as_read, variable_without_value
-from ..mesh import Layout, MeshStrategy
+from ..mesh import FLAT, Layout, MeshStrategy, mesh_of
 from ..replicas import copies_of, in_replica_context, local_copy, local_replica_index
 from ..step_context import here
 from ..workers.agreement import first_local_replica
 from ..workers.peer_monitor import monitored_collective
-from .collectives import all_gather, gathered_on_host, own_shard, scattered_from_first, shard_size, whole
-from .transient_weights import transient_weight
+from .collectives import gather_shards, gathered_on_host, own_shard, scattered_from_first
 
 _numbers = itertools.count()
 
@@ -44,7 +43,8 @@ class ShardedValue(VariableStandIn):
     replaces it with another stand-in.
 
     `shape` is that of the whole value, and `fill` the initial value of all elements. `shards` are the variables of the local
-    replicas on their devices: flat, or with a `layout` the parts of the replicas of a mesh. Context: eager.
+    replicas on their devices, with the parts that the `layout` says, by default flat ones. `traced` stands for all of them
+    in the trace of a step. Context: eager.
     """
 
     def __init__(
@@ -58,14 +58,22 @@ class ShardedValue(VariableStandIn):
     ) -> None:
         super().__init__(strategy, f"sharded_{next(_numbers)}_{name}")
         self.shape, self.dtype, self.name = tf.TensorShape(shape), tf.as_dtype(dtype), name
-        self.distribute_strategy, self.layout = strategy, layout
-        size = shard_size(int(np.prod(self.shape, dtype=np.int64)), strategy.num_replicas_in_sync)
-        part = [size] if layout is None else layout.part_shape(self.shape.as_list())
+        mesh = mesh_of(strategy)
+        self.distribute_strategy = strategy
+        self.layout = layout or Layout(mesh, (FLAT, *[None] * (len(mesh.shape) - 1)))
+        part = self.layout.part_shape(self.shape.as_list())
         self.shards: list[tf.Variable] = []
         for device in strategy.extended.worker_devices:
             with tf.device(device):
                 self.shards.append(plain_variable(tf.fill(part, tf.cast(fill, self.dtype))))
             let_stand_for(self.shards[-1], self)
+        self.traced = variable_without_value(self.shape, self.dtype, name)
+        let_stand_for(self.traced.handle, self)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the shards are flat."""
+        return self.layout.axes[0] == FLAT
 
     def own(self) -> tf.Variable:
         """This replica's shard. Context: replica."""
@@ -75,33 +83,28 @@ class ShardedValue(VariableStandIn):
         """The whole value, or its stand-in here."""
         if here.sees_sharded is not None:
             return tf.convert_to_tensor(here.sees_sharded(self))
-        if self.layout is not None:
+        if not self.is_flat:
             self._check_on_host()
-            with tf.device("CPU:0"):
-                return self.layout.whole([tf.identity(shard.read_value()) for shard in self.shards])
         if in_replica_context() and tf.distribute.has_strategy():
-            return all_gather([self.own().read_value()], [self.shape.as_list()])[0]
+            return gather_shards([self.own().read_value()], [self.shape.as_list()])[0]
         with monitored_collective():
-            flat = gathered_on_host(self.distribute_strategy, [shard.read_value() for shard in self.shards])
-        return whole(flat, self.shape.as_list())
+            parts = gathered_on_host(self.distribute_strategy, [shard.read_value() for shard in self.shards])
+        with tf.device("CPU:0"):
+            return self.layout.whole(parts, self.shape.as_list())
 
     def assign(self, value: Any) -> Any:
         """Writes the whole value, or its stand-in here: each replica writes its shard."""
         if here.sees_sharded is not None:
             return here.sees_sharded(self).assign(value)
         value = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
-        if self.layout is not None:
+        if not self.is_flat:
             self._check_on_host()
-            for number, shard in enumerate(self.shards):
-                shard.assign(self.layout.part(value, number))
-            return self
         if in_replica_context() and tf.distribute.has_strategy():
             return self.own().assign(own_shard(value))
-        flat, size = np.ravel(value.numpy()), int(self.shards[0].shape[0] or 0)
-        first = first_local_replica(self.distribute_strategy)
-        for number, shard in enumerate(self.shards, first):
-            part = flat[number * size : (number + 1) * size]
-            shard.assign(np.pad(part, (0, size - len(part))))
+        with tf.device("CPU:0"):
+            value = tf.identity(value)
+            for number, shard in enumerate(self.shards, first_local_replica(self.distribute_strategy)):
+                shard.assign(self.layout.part(value, number))
         return self
 
     def _check_on_host(self) -> None:
@@ -133,30 +136,15 @@ class ShardedWeight(ShardedValue):
     trainable = True
     _should_act_as_resource_variable = True
 
-    def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        shape: Sequence[int],
-        dtype: Any,
-        name: str,
-        layout: Layout | None = None,
-    ) -> None:
-        super().__init__(strategy, shape, dtype, name, layout=layout)
-        self._known_to_tapes = variable_without_value(self.shape, self.dtype, name)
-
     @property
     def handle(self) -> Any:
         """The handle by which a `tf.GradientTape` knows it."""
-        return self._known_to_tapes.handle
+        return self.traced.handle
 
     def read_value(self) -> tf.Tensor:
         """The whole weight, or its stand-in here."""
-        on_replica = in_replica_context() and tf.distribute.has_strategy()
-        if here.sees_sharded is not None or self.layout is not None or not on_replica:
-            value = super().read_value()
-        else:
-            value = transient_weight(self.own().read_value, self.shape.as_list())
-        record_as_read(self._known_to_tapes, value)
+        value = super().read_value()
+        record_as_read(self.traced, value)
         return value
 
     def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
@@ -188,8 +176,9 @@ class TensorInPlace(VariableStandIn):
 
 
 def layout_of(variable: Any) -> Layout | None:
-    """How a Keras variable is divided over a mesh; None where it is not."""
-    return getattr(raw_value(variable), "layout", None)
+    """How a Keras variable is divided over a mesh; None where it is whole or has flat shards."""
+    value = raw_value(variable)
+    return value.layout if isinstance(value, ShardedValue) and not value.is_flat else None
 
 
 def is_sharded(variable: Any) -> bool:
@@ -289,12 +278,9 @@ def sharded_weight(
     layout = strategy.layout_of(variable.path, shape) if isinstance(strategy, MeshStrategy) else None
     if layout is None and not (flat and is_shardable(variable, shape)):
         return None
-    weight = ShardedWeight(strategy, shape, variable.dtype, variable.name, layout)
+    weight = ShardedWeight(strategy, shape, variable.dtype, variable.name, layout=layout)
     first: Any = tf.cast(value() if callable(value) else value, weight.dtype)
-    if layout is not None:
-        weight.assign(first)
-        return weight
     with monitored_collective():
-        for shard, part in zip(weight.shards, scattered_from_first(strategy, first)):
-            shard.assign(part)
+        for shard, row in zip(weight.shards, scattered_from_first(strategy, first, weight.layout)):
+            shard.assign(tf.reshape(row, shard.shape))
     return weight

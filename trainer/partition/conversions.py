@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.host_memory import size_on_host
+from ...distribute.mesh import FLAT, from_rows, to_rows
 from ...distribute.step_context import ReplicaSamples
 from .labels import (
     MEAN_OF_STATISTICS,
@@ -21,6 +22,7 @@ from .labels import (
     STATISTIC,
     Label,
     is_sharded,
+    is_stored,
 )
 from .rules import PARTIAL_MEAN
 from .sizes.size import per_sample
@@ -54,12 +56,15 @@ class Replica(ReplicaSamples):
 class Request(NamedTuple):
     """A request of a replica to those that differ from it along the axis `mesh` of the mesh alone, itself included.
 
-    It is for the sum of all inputs `tensor`, or for their concatenation along `axis`, if it is given.
+    It is for the sum of all inputs `tensor`, or for their concatenation along `axis`, if it is given. With `parts` the input
+    is a matrix with a row for each replica, and the request for the sum of this one's rows; or it is a row, and the request
+    for the rows of all, concatenated.
     """
 
     tensor: tf.Tensor
     axis: int | None = None
     mesh: int = 0
+    parts: bool = False
 
 
 Exchange = Generator[list[Request], list[tf.Tensor], list[tf.Tensor]]
@@ -88,6 +93,9 @@ def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.T
     if is_sharded(want) and have == REPLICATED:
         part = _sliced(tensor, want, replica)
         return _from_own_first(part, want, replica) if want.counts else part
+    if is_stored(want):
+        rows = to_rows(tensor, want.axis, replica.num_replicas)
+        return _part_of(rows[replica.replica_id], tensor.shape, want, replica)
     if want.kind == "sizes":
         return _local_sizes(tensor, want, replica)
     if is_sharded(have) and is_sharded(want):
@@ -97,19 +105,22 @@ def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.T
     raise AssertionError(f"{have} -> {want}")
 
 
-def exchanged(wanted: Sequence[tuple[tf.Tensor, Label, Label, int]], places: Sequence[Replica]) -> Exchange:
-    """Convert tensors, with their labels, the requested labels and the axis of the mesh, in one exchange.
+def exchanged(
+    wanted: Sequence[tuple[tf.Tensor, Label, Label, int, Any]],
+    places: Sequence[Replica],
+) -> Exchange:
+    """Convert tensors, with their labels, the requested labels, the axis of the mesh and the shape, in one exchange.
 
     `places` are those of this replica along each axis.
     """
     asked = [
         [request._replace(mesh=axis) for request in _requests(tensor, have, want, places[axis])]
-        for tensor, have, want, axis in wanted
+        for tensor, have, want, axis, _ in wanted
     ]
     answers = iter((yield [request for each in asked for request in each]))
     return [
-        _answered(tensor, have, [next(answers) for _ in requests])
-        for (tensor, have, _, _), requests in zip(wanted, asked)
+        _answered(tensor, have, want, [next(answers) for _ in requests], places[axis], shape)
+        for (tensor, have, want, axis, shape), requests in zip(wanted, asked)
     ]
 
 
@@ -118,6 +129,10 @@ def _requests(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> 
         tensor = where(replica.alive, _times_share(tensor, replica))
     if have in (PARTIAL_MAX, PARTIAL_MIN):
         return [Request(_extreme(tensor, have, replica)[None], 0)]
+    if is_stored(have):
+        return [Request(tf.reshape(tensor, [-1]), 0, parts=True)]
+    if is_stored(want):
+        return [Request(to_rows(_summand(tensor), want.axis, replica.num_replicas), parts=True)]
     if is_sharded(have):
         return [Request(piece, have.axis) for piece in _pieces(tensor, have, replica)]
     if have == STATISTIC or have.kind == "sizes":
@@ -125,7 +140,18 @@ def _requests(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> 
     return [Request(_summand(tensor))]
 
 
-def _answered(tensor: tf.Tensor, have: Label, given: list[tf.Tensor]) -> tf.Tensor:
+def _answered(
+    tensor: tf.Tensor,
+    have: Label,
+    want: Label,
+    given: list[tf.Tensor],
+    replica: Replica,
+    shape: Any,
+) -> tf.Tensor:
+    if is_stored(have):
+        return from_rows(given[0], have.axis, replica.num_replicas, shape)
+    if is_stored(want):
+        return _part_of(tf.cast(given[0], tensor.dtype), tensor.shape, want, replica)
     if is_sharded(have):
         return _joined(given, have.axis)
     if have in (PARTIAL_MAX, PARTIAL_MIN):
@@ -136,6 +162,15 @@ def _answered(tensor: tf.Tensor, have: Label, given: list[tf.Tensor]) -> tf.Tens
     if have.kind == "sizes" and tensor.shape.rank:
         total = tf.where(tf.range(tf.size(tensor)) == have.axis, total, tensor)
     return total
+
+
+def _part_of(row: tf.Tensor, whole: tf.TensorShape, label: Label, replica: Replica) -> tf.Tensor:
+    """A STORED part of a tensor, from its numbers in a row."""
+    shape = whole.as_list()
+    if label.axis == FLAT:
+        return row
+    shape[label.axis] //= replica.num_replicas
+    return tf.reshape(row, shape)
 
 
 def where(condition: Any, tensor: tf.Tensor) -> tf.Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -10,6 +11,7 @@ import tensorflow as tf
 from ....distribute.gathering import gather_outputs
 from ....distribute.mesh import combine_in_groups, mesh_of
 from ....distribute.replicas import all_reduce_sum_packed
+from ....distribute.sharding.collectives import all_gather, reduce_scatter
 from ....distribute.step_context import this_step
 from ..conversions import Exchange, Request
 
@@ -27,15 +29,33 @@ def run_with_collectives(run: Exchange) -> list[tf.Tensor]:
 
 def _answers(requests: list[Request]) -> list[tf.Tensor]:
     if mesh_of().divides_weights:
-        combine = [
-            tf.add_n if r.axis is None else functools.partial(tf.concat, axis=r.axis) for r in requests
-        ]
+        combine = [_combined(request) for request in requests]
         return combine_in_groups([r.tensor for r in requests], [r.mesh for r in requests], combine)
-    summed = [request.tensor for request in requests if request.axis is None]
+    summed = [request.tensor for request in requests if request.axis is None and not request.parts]
     if not all(tensor.shape.is_fully_defined() for tensor in summed):
         this_step().shapes_vary = True
     totals = iter(all_reduce_sum_packed(summed))
-    return [next(totals) if axis is None else _concatenated(tensor, axis) for tensor, axis, _ in requests]
+    found: list[tf.Tensor] = []
+    for scatters, group in itertools.groupby(
+        requests, lambda request: request.parts and request.axis is None
+    ):
+        together = list(group)
+        if scatters:
+            found += reduce_scatter([request.tensor for request in together])
+            continue
+        for tensor, axis, _, parts in together:  # each gather waits for what it is to wait for alone
+            gather = all_gather([tensor]) if parts else None
+            found += gather or [next(totals) if axis is None else _concatenated(tensor, axis)]
+    return found
+
+
+def _combined(request: Request) -> Callable[[list[tf.Tensor], int], tf.Tensor]:
+    """What a request asks of the tensors of a group of replicas, for one of them."""
+    if request.axis is not None:
+        return lambda tensors, number: tf.concat(tensors, request.axis)
+    if request.parts:
+        return lambda tensors, number: tf.add_n([rows[number] for rows in tensors])
+    return lambda tensors, number: tf.add_n(tensors)
 
 
 def _concatenated(tensor: tf.Tensor, axis: int) -> tf.Tensor:
