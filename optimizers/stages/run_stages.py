@@ -26,7 +26,6 @@ from ...distribute.step_context import current_step
 from .. import checks
 from ..adoption import adopt
 from ..building import ensure_built
-from ..rematerialization import rematerialize
 from ..update_rules.parts import check_parts, transform_and_apply_parts
 from ..update_rules.replica_rule import once_there_is_one, transform_and_apply
 from ..update_rules.sharded import (
@@ -102,7 +101,6 @@ def run_stages(
     if any(layout_of(v) is not None for v in every):
         check_parts(optimizer, every)
         apply_to = transform_and_apply_parts
-    rematerialize()
     watch = optimizer.__dict__.get("_gradient_watch")
     began = watch.before_aggregation(pairs) if watch is not None else None
     pairs = (aggregate_shards if sharded else aggregate)(optimizer, pairs, options)

@@ -77,9 +77,9 @@ class Builder(Values):
             graph = inner_graph(op, "f")
             if graph is None:
                 raise NotPartitioned(f"the function that {op.name} calls has no graph")
-            outputs = self.walk(graph, inputs)
+            outputs = self._inlined(op, graph, inputs)
         elif (graph := called_graph(op)) is not None:
-            outputs = self.walk(graph, inputs)
+            outputs = self._inlined(op, graph, inputs)
         elif op.type in (*LOOPS, *BRANCHES, *CALLS):
             work = control_flow.loop if op.type in LOOPS else control_flow.branch
             work = control_flow.call if op.type in CALLS else work
@@ -124,7 +124,15 @@ class Builder(Values):
         if self.replicated or self.inside or self.is_local(op):
             return []
         graph = rewritten(op, [self.program.values[number] for number in inputs])
-        return [] if graph is None else self.walk(graph, inputs)
+        return [] if graph is None else self._inlined(op, graph, inputs)
+
+    def _inlined(self, op: tf.Operation, graph: Any, inputs: list[int]) -> list[int]:
+        """The outputs of an operation that stands for those of a graph."""
+        before, self.origin = self.origin, self.origin or op
+        try:
+            return self.walk(graph, inputs)
+        finally:
+            self.origin = before
 
     def _ruled(self, op: tf.Operation, inputs: list[int], known: Mapping[str, int]) -> list[int]:
         if self.states and not self.is_local(op):
@@ -141,7 +149,7 @@ class Builder(Values):
         if self.inside and any(label.counts for label in of_batch):
             raise NeedsCollective(op.name)
         own_seed = op.op_def.is_stateful and any(map(is_sharded, of_batch))
-        copy = Copy(given, outputs, op, made, own_seed=own_seed)
+        copy = Copy(given, outputs, op, made, own_seed=own_seed, origin=self.origin)
         copy.of_samples = any(is_sharded(label) or label.kind == "sizes" for label in map(self.label, given))
         self.program.nodes.append(copy)
         for number, labels in zip(outputs, made):

@@ -45,7 +45,9 @@ def _is_scatter(program: Program, node: Node) -> bool:
 
 def _reads_numbers(node: Node) -> bool:
     """Whether a node computes numbers in the backward pass; one that reads a shape does so in the forward pass."""
-    return isinstance(node, Copy) and is_of_a_gradient(node.op) and any(map(holds_numbers, node.op.outputs))
+    if not isinstance(node, Copy):
+        return False
+    return is_of_a_gradient(node.origin or node.op) and any(map(holds_numbers, node.op.outputs))
 
 
 def _send_early(program: Program) -> None:
@@ -116,7 +118,7 @@ class _Again:
         """The number of the call in which a node is made that can be made again."""
         if not isinstance(node, Copy) or node.op.op_def.is_stateful or node.bodies:
             return None
-        return None if self._program.fixed(node) else self._call_of.get(node.op.name)
+        return None if self._program.fixed(node) else self._call_of.get((node.origin or node.op).name)
 
     def _arrive(self, number: int, node: Node) -> None:
         """Notes the gradients that arrive first at a call: what is made again waits for them."""

@@ -113,6 +113,7 @@ class Copy(Node):
         own_seed: whether each replica draws different numbers.
         attributes: those that differ from the traced operation.
         of_samples: whether it sums over samples, without a borrowed one.
+        origin: None, or the operation of the traced step in a function of which `op` is.
     """
 
     op: tf.Operation
@@ -121,6 +122,7 @@ class Copy(Node):
     own_seed: bool = False
     of_samples: bool = False
     attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    origin: tf.Operation | None = None
 
 
 @dataclasses.dataclass

@@ -49,6 +49,7 @@ class Values:
         inside: whether it is the body of a branch or a loop, where collectives are not supported.
         whole_ops: names of operations that get whole inputs.
         replicated: whether all operations get whole inputs.
+        origin: as for `Copy`, of the graph that is being built.
         states: the ids of assigned tensors; a read of a statistic among them reads its mean.
         made: the numbers of converted values, by the number of the original value, the axis of the mesh and the label.
         again: the operations that can make a value whole once more, by its number.
@@ -61,6 +62,7 @@ class Values:
     inside: bool = False
     whole_ops: Collection[str] = ()
     replicated: bool = False
+    origin: tf.Operation | None = None
     states: set[int] = dataclasses.field(default_factory=set)
     made: dict[Any, int] = dataclasses.field(default_factory=dict)
     again: dict[int, Copy] = dataclasses.field(default_factory=dict)

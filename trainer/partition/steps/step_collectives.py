@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ....distribute.gathering import gather_outputs
 from ....distribute.mesh import combine_in_groups, mesh_of
-from ....distribute.replicas import all_reduce_sum_packed
+from ....distribute.replicas import all_reduce_sum_packed, num_replicas
 from ....distribute.sharding.collectives import all_gather, reduce_scatter
 from ....distribute.step_context import this_step
 from ..conversions import Exchange, Request
@@ -28,6 +28,8 @@ def run_with_collectives(run: Exchange) -> list[tf.Tensor]:
 
 
 def _answers(requests: list[Request]) -> list[tf.Tensor]:
+    if num_replicas() == 1:
+        return [r.tensor[0] if r.parts and r.axis is None else r.tensor for r in requests]
     if mesh_of().divides_weights:
         combine = [_combined(request) for request in requests]
         return combine_in_groups([r.tensor for r in requests], [r.mesh for r in requests], combine)

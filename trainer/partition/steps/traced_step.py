@@ -15,8 +15,9 @@ from ....compat.tensorflow_graphs.one_device import distributed_variable, traced
 from ....compat.tensorflow_private.strategies import pretending_replicas
 from ....compat.tensorflow_private.valueless_variables import read_unrecorded
 from ....distribute.mesh import FLAT, Layout, mesh_of
+from ....distribute.rematerialized_calls import calls_in
 from ....distribute.replicas import bytes_of_packs, local_replica_index, shares_variables
-from ....distribute.sharding.sharded import level_of
+from ....distribute.sharding.sharded import SHARDABLE, level_of
 from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, layout_of, seen_through
 from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
 from ....optimizers.building import ensure_built, run_in_thread
@@ -79,7 +80,8 @@ class TracedStep:
             self._statistics.__contains__,
             [BATCH, *map(MeshAxis, self._mesh.shape[1:])],
         )
-        save_memory(self.program, (), 0 if compiles else bytes_of_packs(step.strategy))
+        in_packs = isinstance(step.strategy, SHARDABLE) and not compiles
+        save_memory(self.program, calls_in(graph), bytes_of_packs(step.strategy) if in_packs else 0)
         self._check_written()
         self._received = received(self.program)
         self._written = _written_by(self.program)

@@ -251,7 +251,7 @@ class StepFunction:
             after = [*after, *check_samples(batch, sharers, inputs_alone=self.predicts)]
         elif worker_samples is not None:
             after = [*after, *check_equal_samples(batch)]
-        own = self._partition.of(batch, compiles)
+        own = None if in_xla else self._partition.of(batch, compiles)
         on_one, in_units = isinstance(own, WholeStep), custom
         if isinstance(own, TracedStep):
             after = [*after, *(own.check_samples(batch) if samples is None and part is None else ())]
@@ -268,7 +268,8 @@ class StepFunction:
         self.shapes_vary = self.shapes_vary or tracing.shapes_vary
         if self.predicts:
             return outputs_of_replicas(logs, strategy)
-        logs = self._partition.checked(logs) if own is None else Shares.of(logs, own.sums, strategy)
+        shared = own is not None and not self.alone
+        logs = Shares.of(logs, own.sums, strategy) if shared else self._partition.checked(logs)
         if self.recorder is not None:
             logs = whole(logs)
             with tf.control_dependencies(made):
