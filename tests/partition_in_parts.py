@@ -6,7 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from unisono.compat.tensorflow_graphs.one_device import subgraphs, traced_on_one_device
-from unisono.trainer.partition.conversions import Replica, Request
+from unisono.trainer.partition.conversions import Replica
+from unisono.trainer.partition.exchange import Request
 from unisono.trainer.partition.labels import REPLICATED, is_sharded
 from unisono.trainer.partition.partition import partitioned
 from unisono.trainer.partition.program import NotPartitioned

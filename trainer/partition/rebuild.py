@@ -17,7 +17,8 @@ from ...compat.tensorflow_graphs.one_device import (
     on_replica,
     subgraphs,
 )
-from .conversions import Exchange, Replica, after, exchanged, local, scaled_numbers, where
+from .conversions import Replica, after, local, scaled_numbers, where
+from .exchange import Exchange, exchanged
 from .labels import PARTIAL_SUM, REPLICATED, Labels, is_sharded, is_stored
 from .operation_labels import READS
 from .program import (

@@ -13,7 +13,7 @@ from ....distribute.mesh import combine_in_groups, mesh_of
 from ....distribute.replicas import all_reduce_sum_packed, num_replicas
 from ....distribute.sharding.collectives import all_gather, reduce_scatter
 from ....distribute.step_context import this_step
-from ..conversions import Exchange, Request
+from ..exchange import Exchange, Request
 
 
 def run_with_collectives(run: Exchange) -> list[tf.Tensor]:
