@@ -87,8 +87,7 @@ ATTRIBUTES = {
     "_distribution_strategy_stack _get_control_flow_context _get_function _original_op _variable_creator_scope",
     "tensorflow.python.ops.cond_v2:_CondGradFuncGraph": "_forward_graph",
     "tensorflow.python.ops.while_v2:_WhileBodyGradFuncGraph": "_forward_graph",
-    "tensorflow.python.framework.ops:Operation": "_add_control_input _clear_attr _from_c_op _id "
-    "_is_stateful _set_device _update_input",
+    "tensorflow.python.framework.ops:Operation": "_clear_attr _from_c_op _id _set_device",
     "tensorflow.python.ops.script_ops:EagerFunc": "_func",
     "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": "_strided_slice_assign "
     "_cached_value _shared_name _unique_id batch_scatter_update scatter_add scatter_nd_update scatter_update sparse_read",

@@ -60,12 +60,39 @@ class Mesh:
         return math.prod(self.shape[1:]) > 1
 
 
+FLAT = -1
+"""Instead of an axis of a variable: its numbers in one row are divided, and the last part is padded with zeros."""
+
+
+def to_rows(value: Any, axis: int, count: int) -> tf.Tensor:
+    """The `count` equal parts of a tensor of a known shape along an axis, or FLAT, as the rows of a matrix."""
+    shape = value.shape.as_list()
+    if axis == FLAT:
+        numbers = math.prod(shape)
+        missing = -numbers % count
+        flat = tf.reshape(value, [-1])
+        return tf.reshape(tf.pad(flat, [[0, missing]]) if missing else flat, [count, -(-numbers // count)])
+    parted = tf.reshape(value, [*shape[:axis], count, shape[axis] // count, *shape[axis + 1 :]])
+    order = [axis, *(n for n in range(len(shape) + 1) if n != axis)]
+    return tf.reshape(tf.transpose(parted, order) if axis else parted, [count, math.prod(shape) // count])
+
+
+def from_rows(rows: tf.Tensor, axis: int, count: int, shape: Sequence[int]) -> tf.Tensor:
+    """The tensor of a shape from its `count` parts, in one row or several."""
+    if axis == FLAT:
+        return tf.reshape(tf.reshape(rows, [-1])[: math.prod(shape)], shape)
+    parted = tf.reshape(rows, [count, *shape[:axis], shape[axis] // count, *shape[axis + 1 :]])
+    order = [*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1)]
+    return tf.reshape(tf.transpose(parted, order) if axis else parted, shape)
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """How a variable is divided.
 
     Attributes:
-        axes: for each axis of the mesh the axis of the variable that it divides into equal parts, or None.
+        axes: for each axis of the mesh the axis of the variable that it divides into equal parts, or None; along the axis
+            of the batch alone it may be FLAT.
     """
 
     mesh: Mesh
@@ -79,6 +106,8 @@ class Layout:
     def part_shape(self, shape: Sequence[int]) -> list[int]:
         """The shape of a replica's part."""
         found = list(shape)
+        if self.axes[0] == FLAT:
+            return [-(-math.prod(found) // self.mesh.shape[0])]
         for size, axis in zip(self.mesh.shape, self.axes):
             if axis is not None:
                 found[axis] //= size
@@ -86,19 +115,21 @@ class Layout:
 
     def part(self, value: Any, replica: int) -> Any:
         """A replica's part of an array or a tensor."""
+        if self.axes[0] == FLAT:
+            return to_rows(tf.convert_to_tensor(value), FLAT, self.mesh.shape[0])[self.mesh.place(replica)[0]]
         shape, where = self.part_shape(value.shape), [slice(None)] * len(value.shape)
         for axis, number in zip(self.axes, self.mesh.place(replica)):
             if axis is not None:
                 where[axis] = slice(number * shape[axis], (number + 1) * shape[axis])
         return value[tuple(where)]
 
-    def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The whole tensor, from the parts of all replicas."""
+    def whole(self, parts: Sequence[tf.Tensor], shape: Sequence[int]) -> tf.Tensor:
+        """The whole tensor of a shape, from the parts of all replicas."""
         found = [parts[replica] for replica in self.mesh.replicas]
         for size, axis in reversed([*zip(self.mesh.shape, self.axes)]):
             groups = [found[n : n + size] for n in range(0, len(found), size)]
-            found = [group[0] if axis is None else tf.concat(group, axis) for group in groups]
-        return found[0]
+            found = [group[0] if axis is None else tf.concat(group, max(axis, 0)) for group in groups]
+        return found[0] if self.axes[0] != FLAT else from_rows(found[0], FLAT, self.mesh.shape[0], shape)
 
     def gather(self, part: Any) -> tf.Tensor:
         """The whole tensor, of which each replica has a part. Context: replica."""
@@ -117,7 +148,7 @@ class OnMesh:
     """A strategy whose replicas are arranged in a mesh. `strategy_of` makes it.
 
     Attributes:
-        mesh: the arrangement.
+        mesh: the arrangement, without axes of one replica but that of the batch.
         layouts: None, or the `keras.distribution.LayoutMap` of the weights.
         unmatched: patterns of it of which a warning has said that no variable matches them.
     """
@@ -125,10 +156,13 @@ class OnMesh:
     mesh: Mesh
     layouts: Any
     unmatched: set[str]
+    _names: tuple[str, ...]
 
     def arrange(self, mesh: Mesh, layouts: Any) -> None:
         """Sets the arrangement and the layouts."""
-        self.mesh, self.layouts, self.unmatched = mesh, layouts, set()
+        kept = [axis for axis, size in enumerate(mesh.shape) if axis == 0 or size > 1]
+        self.mesh = Mesh(tuple(mesh.names[n] for n in kept), tuple(mesh.shape[n] for n in kept), mesh.order)
+        self._names, self.layouts, self.unmatched = mesh.names, layouts, set()
 
     def layout_of(self, path: str, shape: Sequence[int]) -> Layout | None:
         """How a weight is divided; None for one that each replica has whole."""
@@ -141,20 +175,15 @@ class OnMesh:
                 f"{tuple(shape)} has {len(shape)} axes: give one entry for each axis."
             )
         named = [name for name in layout.axes if name is not None]
-        if wrong := [name for name in named if name not in self.mesh.names or named.count(name) > 1]:
+        if wrong := [name for name in named if name not in self._names or named.count(name) > 1]:
             raise ValueError(
                 f"The layout {layout.axes} of {path!r}, a weight of shape {tuple(shape)}, names {wrong[0]!r}, which must be "
-                f"an axis of the mesh, and be named once: choose from {[*self.mesh.names]}, or None."
+                f"an axis of the mesh, and be named once: choose from {[*self._names]}, or None."
             )
         found: list[int | None] = [None] * len(self.mesh.names)
         for axis, name in enumerate(layout.axes):
-            number = 0 if name is None else self.mesh.names.index(name)
-            size = 1 if name is None else self.mesh.shape[number]
-            if size > 1 and number == 0:
-                raise ValueError(
-                    f"The layout {layout.axes} of {path!r} divides a weight over {name!r}, the axis of the batch, which is "
-                    'not supported yet: use None there, or `unisono.distribute.sharded(strategy, "weights")` on its own.'
-                )
+            number = self.mesh.names.index(name) if name in self.mesh.names else 0
+            size = self.mesh.shape[number] if name in self.mesh.names else 1
             if shape[axis] % size:
                 raise ValueError(
                     f"The layout {layout.axes} of {path!r} divides axis {axis} of the shape {tuple(shape)} by {size} "
@@ -204,13 +233,17 @@ def of_first_copy(layout: Layout, part: tf.Tensor) -> tf.Tensor:
     return part
 
 
+ROWS = -1
+"""Instead of an axis, of matrices with a row for each replica of a group: the sum of this replica's rows."""
+
+
 def combine_in_groups(
     tensors: Sequence[tf.Tensor], axes: Sequence[int], along: Sequence[int | None], equal: bool = True
 ) -> list[tf.Tensor]:
     """Sum or concatenate each tensor of the replicas that differ along one axis of the mesh alone.
 
-    `axes` are those of the mesh. `along` are those of the tensors, to concatenate; None: the sum. `equal`: the shapes
-    on replicas that differ along another axis than that of the batch are. Context: replica.
+    `axes` are those of the mesh. `along` are those of the tensors, to concatenate; None: the sum; ROWS: that of own rows.
+    `equal`: the shapes on replicas that differ along another axis than that of the batch are. Context: replica.
     """
     mesh = mesh_of()
 
@@ -221,16 +254,23 @@ def combine_in_groups(
             for number, mine in enumerate(local):
                 group = mesh.group(first_local_replica(strategy) + number, axis)
                 with tf.device(mine.device):
-                    if len(group) == 1:
-                        made.append(tf.identity(mine))
+                    place = mesh.place(first_local_replica(strategy) + number)[axis]
+                    if len(group) < 2:
+                        made.append(tf.identity(mine[0] if concat == ROWS else mine))
                     elif len(local) < strategy.num_replicas_in_sync:
                         launcher = launcher_in_group(
                             strategy, number, axis * len(mesh.replicas) + group[0], len(group)
                         )
-                        made.append(_launch(launcher, mine, concat, equal and axis > 0))
+                        total = _launch(
+                            launcher, mine, None if concat == ROWS else concat, equal and axis > 0
+                        )
+                        made.append(total[place] if concat == ROWS else total)
                     else:
                         members = [local[replica] for replica in group]
-                        made.append(tf.add_n(members) if concat is None else tf.concat(members, concat))
+                        if concat == ROWS:
+                            members = [member[place] for member in members]
+                        summed = concat in (None, ROWS)
+                        made.append(tf.add_n(members) if summed else tf.concat(members, concat))
             found.append(PerReplica(made))
         return found
 

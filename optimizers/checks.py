@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from ..compat.keras_private.optimizers import trained_variables
 from ..distribute.arguments import shown, takes_arguments
-from ..distribute.sharding.sharded_value import layout_of
 from .records import record_of
+from .stages.call_options import current_options
 
 Pairs = list[tuple[Any, Any]]  # gradients and their variables
 GradsAndVars = Iterable[tuple[Any, Any]]
@@ -49,10 +49,9 @@ def as_pairs(grads_and_vars: Any) -> Pairs:
 
 
 def _fits(variable: Any, shape: Any) -> bool:
-    """Whether a gradient of this shape can be that of a variable, or of a replica's part of it."""
-    whole, layout = tf.TensorShape(variable.shape), layout_of(variable)
-    part = whole if layout is None else tf.TensorShape(layout.part_shape(whole.as_list()))
-    return whole.is_compatible_with(shape) or part.is_compatible_with(shape)
+    """Whether a gradient of this shape can be that of a variable; a step that gives a replica its part knows its shape."""
+    known = id(variable) in current_options().summed
+    return known or tf.TensorShape(variable.shape).is_compatible_with(shape)
 
 
 def checked_pairs(grads_and_vars: Any) -> Pairs:

@@ -80,7 +80,7 @@ def capture(
     a copy.
     """
     value = raw_value(variable)
-    if isinstance(value, ShardedValue) and value.layout is not None:
+    if isinstance(value, ShardedValue) and not value.is_flat:
         return keep(0, value.numpy())
     if isinstance(value, ShardedValue):
         return {"shards": [keep(i, _read(shard)) for i, shard in enumerate(value.shards)]}
@@ -101,7 +101,7 @@ def restore(variable: Any, saved: Any, place: tuple[int, int] = (0, 1)) -> None:
     value = raw_value(variable)
     worker, num_workers = place
     shards: Sequence[np.ndarray] = saved.get("shards", ()) if isinstance(saved, dict) else ()
-    if isinstance(value, ShardedValue) and len(shards) == num_workers * len(value.shards):
+    if isinstance(value, ShardedValue) and value.is_flat and len(shards) == num_workers * len(value.shards):
         for shard, array in zip(value.shards, shards[worker * len(value.shards) :]):
             shard.assign(array)
         return

@@ -4,47 +4,75 @@ from __future__ import annotations
 
 import collections
 import itertools
+import math
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from partition_in_parts import Parts, _answer
 
-from unisono.compat.tensorflow_graphs.made_operations import stand_for
-from unisono.trainer.partition.builder import READ
+from unisono.compat.keras_private.variables import let_stand_for
+from unisono.compat.tensorflow_graphs.one_device import distributed_variable
+from unisono.compat.tensorflow_private.valueless_variables import read_unrecorded, variable_without_value
+from unisono.distribute.mesh import Layout, Mesh
 from unisono.trainer.partition.conversions import Replica
-from unisono.trainer.partition.labels import REPLICATED, is_sharded, sharded
+from unisono.trainer.partition.labels import REPLICATED, is_sharded, is_stored, sharded, stored
+from unisono.trainer.partition.memory import save_memory
 from unisono.trainer.partition.partition import partitioned
 from unisono.trainer.partition.program import BATCH, Convert, MeshAxis
 from unisono.trainer.partition.rebuild import rebuilt
-from unisono.trainer.partition.values import Weights
+
+
+class _Weight:
+    """A weight of which each replica of a mesh of this shape keeps the part that `axes` say."""
+
+    def __init__(self, array, axes) -> None:
+        self.array, self.axes = np.asarray(array), axes if isinstance(axes, tuple) else (None, axes)
+        self.labels = tuple(
+            REPLICATED if a is None else kind(a) for kind, a in zip((stored, sharded), self.axes)
+        )
+        self.traced = variable_without_value(self.array.shape, self.array.dtype, "weight")
+        stand_in: Any = self
+        let_stand_for(self.traced.handle, stand_in)
+        self.shards = []
+
+    def divide(self, shape):
+        layout = Layout(Mesh(("batch", "model"), shape), self.axes)
+        parts = [layout.part(tf.constant(self.array), n) for n in range(math.prod(shape))]
+        self.shards = [tf.Variable(part) for part in parts]
 
 
 class MeshParts(Parts):
-    """Args: `fn(*batch, *weights)`; `weights`: pairs of an array and the axis that `parts` replicas divide, or None."""
+    """Args: `fn(*batch, *weights)`; `weights`: pairs of an array and the axes that the batch and `parts` replicas divide.
 
-    def __init__(self, fn, batch, weights, parts=2):
-        self.weights, self.parts = [(np.asarray(array), axis) for array, axis in weights], parts
+    A single axis is that of the `parts`. `again`: whether weights are gathered for the backward pass again.
+    """
+
+    def __init__(self, fn, batch, weights, parts=2, again=False):
+        self.weights, self.parts, self.again = [_Weight(*each) for each in weights], parts, again
 
         def with_weights(*tensors):
-            return fn(*tensors, *map(self._read, range(len(self.weights))))
+            return fn(*tensors, *map(self._read, self.weights))
 
         super().__init__(with_weights, *batch)
-        self.fn = lambda *tensors: fn(*tensors, *(tf.constant(array) for array, _ in self.weights))
+        self.fn = lambda *tensors: fn(*tensors, *(tf.constant(each.array) for each in self.weights))
 
-    def _read(self, number):
-        array, _ = self.weights[number]
+    def _read(self, weight):
         with tf.compat.v1.get_default_graph().as_default(), tf.control_dependencies(None):
-            tensor = tf.compat.v1.placeholder(array.dtype, array.shape)
-            stand_for(tensor.op, READ, number)
-        return tensor
+            return read_unrecorded(weight.traced)
 
     def partition(self):
-        reads = [(REPLICATED, REPLICATED if axis is None else sharded(axis)) for _, axis in self.weights]
-        mesh = BATCH, MeshAxis(self.parts)
         self.program = partitioned(
-            self.graph, len(self.batch), [REPLICATED] * len(self.graph.outputs), lambda handle: False,
-            mesh=mesh, weights=Weights(reads),
+            self.graph, len(self.batch), [REPLICATED] * len(self.graph.outputs),
+            lambda handle: getattr(distributed_variable(handle), "labels", None), mesh=(BATCH, MeshAxis(self.parts)),
         )  # fmt: skip
+        if self.again:
+            save_memory(self.program, (), 0)
+
+    def on_replicas(self, samples, known=True):
+        for weight in self.weights:
+            weight.divide((len(samples), self.parts))
+        return super().on_replicas(samples, known)
 
     def _run_parts(self, tensors, samples):
         runs, start = {}, 0
@@ -62,21 +90,19 @@ class MeshParts(Parts):
                 mine.append(tensor if each is None else tensor[begin * each : (begin + first.held) * each])
             for part in range(self.parts):
                 place = Replica(part, self.parts, 1, self.parts, part)
-                replica = Replica(row, len(samples), count, total, start)
-                read = lambda number, part=part: self._part(number, part)  # noqa: E731
-                runs[row, part] = rebuilt(self.program, mine, replica, read=read, others=[place])
+                copy = row * self.parts + part
+                replica = Replica(row, len(samples), count, total, start, copy=copy)
+                runs[row, part] = rebuilt(self.program, mine, replica, others=[place])
             start += count
         return list(_together_in_groups(runs).values())
-
-    def _part(self, number, part):
-        array, axis = self.weights[number]
-        return tf.constant(array if axis is None else np.split(array, self.parts, axis)[part])
 
     def collectives(self, axis=1):
         """How often each kind of label is converted by communication along an axis of the mesh, in the program."""
         nodes = (n for n in self.program.nodes if isinstance(n, Convert) and self.program.communicates(n))
         labels = [self.program.labels_around(node)[0] for node in nodes if node.axis == axis]
-        return collections.Counter("gather" if is_sharded(label) else label.kind for label in labels)
+        return collections.Counter(
+            "gather" if is_sharded(each) or is_stored(each) else each.kind for each in labels
+        )
 
 
 def _together_in_groups(runs):
@@ -93,10 +119,10 @@ def _together_in_groups(runs):
             return done
         sent = {place: [] for place in runs}
         for requests in zip(*asked.values(), strict=True):
-            of_place = dict(zip(asked, requests))
-            key = lambda place, axis=requests[0].mesh: [n for k, n in enumerate(place) if k != axis]  # noqa: E731
+            of_place, along = dict(zip(asked, requests)), requests[0].mesh
+            key = lambda place, axis=along: [n for k, n in enumerate(place) if k != axis]  # noqa: E731
             for _, group in itertools.groupby(sorted(asked, key=key), key):
                 members = list(group)
-                answer = _answer(tuple(of_place[place] for place in members))
                 for place in members:
+                    answer = _answer(tuple(of_place[each] for each in members), place[along])
                     sent[place].append(answer)

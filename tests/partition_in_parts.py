@@ -6,7 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from unisono.compat.tensorflow_graphs.one_device import subgraphs, traced_on_one_device
-from unisono.trainer.partition.conversions import Replica, Request
+from unisono.trainer.partition.conversions import Replica
+from unisono.trainer.partition.exchange import Request
 from unisono.trainer.partition.labels import REPLICATED, is_sharded
 from unisono.trainer.partition.partition import partitioned
 from unisono.trainer.partition.program import NotPartitioned
@@ -147,12 +148,13 @@ def _together(runs):
             return done
         sent = [[] for _ in runs]
         for requests in zip(*asked):
-            answer = _answer(requests)
-            for each in sent:
-                each.append(answer)
+            for number, each in enumerate(sent):
+                each.append(_answer(requests, number))
 
 
-def _answer(requests: tuple[Request, ...]):
+def _answer(requests: tuple[Request, ...], number: int):
     tensors = [request.tensor for request in requests]
     axis = requests[0].axis
+    if axis is None and requests[0].parts:
+        return tf.add_n([rows[number] for rows in tensors])
     return tf.add_n(tensors) if axis is None else tf.concat(tensors, axis)

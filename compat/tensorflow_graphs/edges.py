@@ -1,19 +1,11 @@
-"""The edges of a graph under construction: which operations read a tensor, in what order, and how to redirect them."""
+"""Operations of a graph under construction: their order, their kinds, and copies of them."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
-
-from ..side_table import SideTable
-from .gradients import count_as_gradient
-
-# Of operations of a graph, by name. A collection of the graph would be handed to the graphs inside of it.
-_numbers: SideTable[dict[str, Any]] = SideTable(dict)
 
 
 def graph_of_replica() -> Any:
@@ -25,83 +17,19 @@ def graph_of_replica() -> Any:
     return graph if isinstance(graph, tf.Graph) and graph.building_function else None
 
 
-def number_of(op: tf.Operation) -> float:
-    """Number operations of one graph in the order in which they were made, or as `made_in_backward_pass` says.
+def holds_numbers(tensor: Any) -> bool:
+    """Whether a tensor has floating point numbers, as activations and gradients do: no shape, index or condition."""
+    return tensor.dtype.is_floating or tensor.dtype.is_complex
 
-    The dependencies of an operation have smaller numbers.
-    """
-    return _numbers.of(op.graph).get(op.name, op._id)
+
+def number_of(op: tf.Operation) -> int:
+    """Number operations of one graph in the order in which they were made."""
+    return op._id
 
 
 def next_number(graph: tf.Graph) -> int:
     """More than the number of any operation in a graph, and no more than that of any to come."""
     return graph.version + 2
-
-
-@contextlib.contextmanager
-def made_in_backward_pass(graph: tf.Graph, before: tf.Operation) -> Iterator[None]:
-    """Operations made inside belong to the backward pass, and are numbered right before one of its operations."""
-    count = len(graph.get_operations())
-    with graph.as_default(), tf.name_scope("again"):
-        yield
-    made = graph.get_operations()[count:]
-    for op in made:
-        count_as_gradient(op)
-    end = number_of(before)
-    _numbers.of(graph).update(
-        {op.name: end - 1 + (index + 1) / (len(made) + 1) for index, op in enumerate(made)}
-    )
-
-
-def newly_needed(ops: Iterable[tf.Operation], first: float, known: set[str]) -> list[tf.Operation]:
-    """The operations that must have run before `ops`, including `ops`.
-
-    These are the sources of their inputs, their control inputs, and the automatic control dependencies that TensorFlow adds
-    when the graph is finished: earlier operations with an effect on the same resource, or on no resource. All operations
-    made so far count, except those with numbers below `first` and those with `known` names; the result's names are added.
-    """
-    found, todo, resources = [], list(ops), set[str]()
-    while todo:
-        op = todo.pop()
-        if op.name not in known and number_of(op) >= first:
-            known.add(op.name)
-            found.append(op)
-            todo.extend(_waited_for(op, resources))
-    return found
-
-
-def _waited_for(op: tf.Operation, resources: set[str]) -> Iterator[tf.Operation]:
-    """Yield what `op` waits for; `resources` are those whose operations were found before, and it adds others."""
-    for tensor in op.inputs:
-        yield tensor.op
-        if tensor.dtype == tf.resource and tensor.name not in resources:
-            resources.add(tensor.name)
-            yield from tensor.consumers()
-    yield from op.control_inputs
-    if _affects_no_resource(op) and "" not in resources:
-        resources.add("")
-        yield from filter(_affects_no_resource, op.graph.get_operations())
-
-
-def _affects_no_resource(op: tf.Operation) -> bool:
-    return op._is_stateful and all(tensor.dtype != tf.resource for tensor in op.inputs)
-
-
-def let_wait(op: tf.Operation, for_op: tf.Operation) -> None:
-    """Lets an operation run after another one, which may not depend on it."""
-    op._add_control_input(for_op)
-
-
-def read_instead(op: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> None:
-    """Lets `op` read `new` wherever it reads `old`; nothing that `new` depends on may depend on `op`."""
-    for index, tensor in enumerate(op.inputs):
-        if tensor is old:
-            op._update_input(index, new)
-
-
-def is_stateless(op: tf.Operation) -> bool:
-    """Whether an operation computes its outputs from its inputs alone, and holds no function."""
-    return not (op.op_def.is_stateful or holds_functions(op))
 
 
 def holds_functions(op: tf.Operation) -> bool:

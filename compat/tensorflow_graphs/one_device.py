@@ -119,7 +119,10 @@ def distributed_variable(captured: Any) -> Any:
 def on_replica(captured: Any, replica: int) -> Any:
     """The capture of a variable's first copy, replaced by the copy of another replica of this worker."""
     variable = distributed_variable(captured)
-    return captured if variable is None else variable.values[replica].handle
+    if variable is None:
+        return captured
+    is_copied = isinstance(variable, tf.distribute.DistributedValues)
+    return (variable.values if is_copied else variable.shards)[replica].handle
 
 
 def copied_into_graph(

@@ -43,6 +43,12 @@ def variable_without_value(shape: Any, dtype: Any, name: str, trainable: Any = T
     return UninitializedVariable(trainable=trainable, shape=shape, dtype=dtype, name=name)
 
 
+def read_unrecorded(variable: Any) -> Any:
+    """Read a variable in a graph; gradient tapes see it only by `record_as_read`."""
+    with record.stop_recording():
+        return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+
+
 def record_as_read(variable: Any, value: tf.Tensor) -> None:
     """Gradient tapes of this thread take `value`, of the shape of `variable`, as the result of reading the variable."""
     tape.variable_accessed(variable)

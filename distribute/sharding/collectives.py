@@ -18,6 +18,7 @@ from ...compat.tensorflow_graphs.guarded_writes import writes_only_where_here
 from ...compat.tensorflow_private.strategies import PerReplica, all_to_all, launchers_of
 from ...compat.tensorflow_private.strategies import all_gather as gather_on
 from ..hardware.devices import computes_on_gpu
+from ..mesh import FLAT, Layout, from_rows, to_rows
 from ..replicas import bytes_of_packs, num_replicas, replica_id
 from ..step_context import current_step, step_scope
 from ..workers.agreement import place_among_workers
@@ -25,44 +26,34 @@ from ..workers.agreement import place_among_workers
 _compiled: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
-def reduce_scatter(
-    tensors: Sequence[tf.Tensor],
-    before: Callable[[Sequence[tf.Tensor]], None],
-    after: Callable[[Sequence[tf.Tensor], tf.Tensor], None] | None = None,
-) -> list[tf.Tensor]:
-    """This replica's flat shards of the sums over all replicas; terms are added in the order of the replicas.
+def reduce_scatter(matrices: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """For each matrix with a row for every replica, the sum of this replica's rows, in the order of the replicas.
 
-    The tensors have known shapes, the same on every replica. `before` is called with those of a pack before it is sent,
-    `after` with the same and a tensor that is ready with their sum. Context: replica.
+    The shapes are known, and the same on every replica. Context: replica.
     """
-    replicas = num_replicas()
-    result: list[Any] = [None] * len(tensors)
-    for pack in _packs(tensors)[::-1]:  # the gradients of the last layers are ready first
-        before([tensors[i] for i in pack])
-        rows = tf.concat([as_shards(tensors[i], replicas) for i in pack], 1)
-        total = _together(_OWN_SUM, rows)
-        if after is not None:
-            after([tensors[i] for i in pack], total)
-        sizes = [shard_size(tensors[i].shape.num_elements() or 0, replicas) for i in pack]
-        for i, shard in zip(pack, tf.split(total, sizes)):
+    result: list[Any] = [None] * len(matrices)
+    for pack in _packs(matrices):
+        total = _together(_OWN_SUM, tf.concat([matrices[i] for i in pack], 1))
+        for i, shard in zip(pack, tf.split(total, [matrices[i].shape[1] for i in pack])):
             result[i] = shard
     return result
 
 
-def all_gather(shards: Sequence[tf.Tensor], shapes: Sequence[Sequence[int]]) -> list[tf.Tensor]:
-    """The whole tensors of these shapes, bitwise identical on every replica, gathered from the replicas' shards.
-
-    Context: replica.
-    """
+def all_gather(shards: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """For each flat shard, a matrix with those of all replicas, bitwise identical on each. Context: replica."""
     replicas = num_replicas()
     result: list[Any] = [None] * len(shards)
     for pack in _packs(shards):
         rows = _together(_ALL_SHARDS, tf.concat([shards[i] for i in pack], 0))
         rows = tf.reshape(rows, [replicas, -1])
-        sizes = [shards[i].shape.num_elements() for i in pack]
-        for i, part in zip(pack, tf.split(rows, sizes, 1)):
-            result[i] = whole(tf.reshape(part, [-1]), shapes[i])
+        for i, part in zip(pack, tf.split(rows, [shards[i].shape.num_elements() for i in pack], 1)):
+            result[i] = part
     return result
+
+
+def gather_shards(shards: Sequence[tf.Tensor], shapes: Sequence[Sequence[int]]) -> list[tf.Tensor]:
+    """The whole tensors of these shapes, from the replicas' flat shards. Context: replica."""
+    return [from_rows(rows, FLAT, num_replicas(), shape) for rows, shape in zip(all_gather(shards), shapes)]
 
 
 def sizes_are_known(rows: tf.Tensor) -> bool:
@@ -88,19 +79,21 @@ def gather_dense(rows: tf.Tensor) -> tf.Tensor:
     return _together(_ALL_SHARDS, rows)
 
 
-def gathered_on_host(strategy: tf.distribute.Strategy, shards: Sequence[tf.Tensor]) -> tf.Tensor:
-    """All shards, concatenated; `shards` are those of the local replicas. Context: eager, on every worker."""
+def gathered_on_host(strategy: tf.distribute.Strategy, shards: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The shards of all replicas; `shards` are those of the local ones. Context: eager, on every worker."""
     with tf.device("CPU:0"):
         if len(shards) == strategy.num_replicas_in_sync:
-            return tf.concat(list(shards), 0)
-        return tf.identity(_over_workers(strategy, _ALL_SHARDS, list(shards))[0])
+            return [tf.identity(shard) for shard in shards]
+        together = tf.identity(_over_workers(strategy, _ALL_SHARDS, list(shards))[0])
+        return tf.split(together, strategy.num_replicas_in_sync)
 
 
-def scattered_from_first(strategy: tf.distribute.Strategy, rows: tf.Tensor) -> list[tf.Tensor]:
-    """The local replicas' rows of the first replica's matrix, which has one for each replica.
-
-    Context: eager, on every worker.
-    """
+def scattered_from_first(
+    strategy: tf.distribute.Strategy, value: tf.Tensor, layout: Layout
+) -> list[tf.Tensor]:
+    """The local replicas' parts of the first replica's tensor, in a row each. Context: eager, on every worker."""
+    replicas = range(strategy.num_replicas_in_sync)
+    rows = tf.stack([tf.reshape(layout.part(value, replica), [-1]) for replica in replicas])
     devices = strategy.extended.worker_devices
     if len(devices) == strategy.num_replicas_in_sync:
         return tf.unstack(rows)
@@ -186,24 +179,6 @@ def _packs(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
     return packs
 
 
-def shard_size(numbers: int, replicas: int) -> int:
-    """The elements of one shard: `ceil(elements / replicas)`."""
-    return -(-numbers // replicas)
-
-
-def as_shards(value: tf.Tensor, replicas: int) -> tf.Tensor:
-    """`value`, of a known shape, as `(replicas, shard_size)`: a matrix whose row r is the shard of replica r.
-
-    A tensor is flattened and split into one shard of equal size for each replica, the last ones padded with zeros.
-    """
-    numbers = value.shape.num_elements()
-    size = shard_size(numbers, replicas)
-    flat = tf.reshape(value, [-1])
-    if size * replicas > numbers:
-        flat = tf.pad(flat, [[0, size * replicas - numbers]])
-    return tf.reshape(flat, [replicas, size])
-
-
 def own_shard(value: Any, shape: Sequence[int] | None = None) -> tf.Tensor:
     """This replica's shard of a tensor or of `tf.IndexedSlices` with unique rows: flat, of a static size.
 
@@ -213,25 +188,13 @@ def own_shard(value: Any, shape: Sequence[int] | None = None) -> tf.Tensor:
         return _shard_of_slices(value, list(value.shape if shape is None else shape))
     value = tf.convert_to_tensor(value)
     value = value if shape is None else tf.ensure_shape(value, shape)
-    numbers = value.shape.num_elements()
-    size = shard_size(numbers, num_replicas())
-    flat, begin = tf.reshape(value, [-1]), replica_id() * size
-    if size * num_replicas() == numbers:
-        return tf.ensure_shape(tf.slice(flat, [begin], [size]), [size])
-    begin = tf.minimum(begin, numbers)
-    part = flat[begin : tf.minimum(begin + size, numbers)]
-    return tf.ensure_shape(tf.pad(part, [[0, size - tf.size(part)]]), [size])
-
-
-def whole(flat: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """The reverse: all shards concatenated, in the original shape."""
-    return tf.reshape(flat[: math.prod(shape)], shape)
+    return to_rows(value, FLAT, num_replicas())[replica_id()]
 
 
 def _shard_of_slices(slices: tf.IndexedSlices, shape: Sequence[int]) -> tf.Tensor:
     """The shard of the dense value of slices; only the slices that overlap with the shard become dense."""
     rows, width = shape[0], math.prod(shape[1:])
-    size = shard_size(rows * width, num_replicas())
+    size = -(-rows * width // num_replicas())
     begin = tf.cast(replica_id(), tf.int64) * size
     first = begin // width
     count = min(rows, -(-size // width) + 1)

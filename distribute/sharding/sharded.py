@@ -22,7 +22,7 @@ from ...compat.keras_private.optimizers import (
 from ...compat.keras_private.variables import put_inside, raw_value
 from ...compat.patches import wrap
 from ..arguments import one_of, shown
-from ..mesh import OnMesh, mesh_of
+from ..mesh import mesh_of
 from ..pipeline.pipeline import Pipeline
 from ..step_context import here
 from .sharded_value import ShardedValue, is_shardable, is_sharded, sharded_weight
@@ -76,7 +76,7 @@ def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
             "`strategy` must be a tf.distribute.MirroredStrategy, a MultiWorkerMirroredStrategy or a Pipeline. "
             f"Received: {shown(strategy)}"
         )
-    if mesh_of(strategy).divides_weights:
+    if mesh_of(strategy).divides_weights or getattr(strategy, "layouts", None):
         raise ValueError(
             f"`strategy` divides weights over the mesh {mesh_of(strategy)}, which "
             "`sharded` does not support yet: use a mesh that divides the batch alone, or no `sharded`."

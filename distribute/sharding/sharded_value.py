@@ -20,21 +20,12 @@ from ...compat.keras_private.variables import (
     raw_value,
 )
 from ...compat.tensorflow_private.valueless_variables import record_as_read, variable_without_value
-from ..mesh import Layout, OnMesh
+from ..mesh import FLAT, Layout, OnMesh, mesh_of
 from ..replicas import copies_of, in_replica_context, local_copy, local_replica_index
 from ..step_context import here
 from ..workers.agreement import first_local_replica
 from ..workers.peer_monitor import monitored_collective
-from .collectives import (
-    all_gather,
-    as_shards,
-    gathered_on_host,
-    own_shard,
-    scattered_from_first,
-    shard_size,
-    whole,
-)
-from .transient_weights import transient_weight
+from .collectives import gather_shards, gathered_on_host, own_shard, scattered_from_first
 
 _numbers = itertools.count()
 
@@ -52,7 +43,8 @@ class ShardedValue(VariableStandIn):
     replaces it with another stand-in.
 
     `shape` is that of the whole value, and `fill` the initial value of all elements. `shards` are the variables of the local
-    replicas on their devices: flat, or with a `layout` the parts of the replicas of a mesh. Context: eager.
+    replicas on their devices, with the parts that the `layout` says, by default flat ones. `traced` stands for all of them
+    in the trace of a step. Context: eager.
     """
 
     def __init__(
@@ -66,14 +58,22 @@ class ShardedValue(VariableStandIn):
     ) -> None:
         super().__init__(strategy, f"sharded_{next(_numbers)}_{name}")
         self.shape, self.dtype, self.name = tf.TensorShape(shape), tf.as_dtype(dtype), name
-        self.distribute_strategy, self.layout = strategy, layout
-        size = shard_size(int(np.prod(self.shape, dtype=np.int64)), strategy.num_replicas_in_sync)
-        part = [size] if layout is None else layout.part_shape(self.shape.as_list())
+        mesh = mesh_of(strategy)
+        self.distribute_strategy = strategy
+        self.layout = layout or Layout(mesh, (FLAT, *[None] * (len(mesh.shape) - 1)))
+        part = self.layout.part_shape(self.shape.as_list())
         self.shards: list[tf.Variable] = []
         for device in strategy.extended.worker_devices:
             with tf.device(device):
                 self.shards.append(plain_variable(tf.fill(part, tf.cast(fill, self.dtype))))
             let_stand_for(self.shards[-1], self)
+        self.traced = variable_without_value(self.shape, self.dtype, name)
+        let_stand_for(self.traced.handle, self)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the shards are flat."""
+        return self.layout.axes[0] == FLAT
 
     def own(self) -> tf.Variable:
         """This replica's shard. Context: replica."""
@@ -84,14 +84,13 @@ class ShardedValue(VariableStandIn):
         if here.sees_sharded is not None:
             return tf.convert_to_tensor(here.sees_sharded(self))
         if self._is_on_replica():
-            return all_gather([self.own().read_value()], [self.shape.as_list()])[0]
-        shards = [tf.reshape(shard.read_value(), [-1]) for shard in self.shards]
+            return gather_shards([self.own().read_value()], [self.shape.as_list()])[0]
+        rows = [tf.reshape(shard.read_value(), [-1]) for shard in self.shards]
         with monitored_collective():
-            flat = gathered_on_host(self.distribute_strategy, shards)
-        if self.layout is None:
-            return whole(flat, self.shape.as_list())
+            rows = gathered_on_host(self.distribute_strategy, rows)
         with tf.device("CPU:0"):
-            return self.layout.whole(tf.unstack(tf.reshape(flat, [-1, *self.shards[0].shape])))
+            parts = [tf.reshape(row, self.shards[0].shape) for row in rows]
+            return self.layout.whole(parts, self.shape.as_list())
 
     def assign(self, value: Any) -> Any:
         """Writes the whole value, or its stand-in here: each replica writes its shard."""
@@ -100,20 +99,15 @@ class ShardedValue(VariableStandIn):
         value = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
         if self._is_on_replica():
             return self.own().assign(own_shard(value))
-        first = first_local_replica(self.distribute_strategy)
-        if self.layout is not None:
-            for number, shard in enumerate(self.shards, first):
+        with tf.device("CPU:0"):
+            value = tf.identity(value)
+            for number, shard in enumerate(self.shards, first_local_replica(self.distribute_strategy)):
                 shard.assign(self.layout.part(value, number))
-            return self
-        flat, size = np.ravel(value.numpy()), int(self.shards[0].shape[0] or 0)
-        for number, shard in enumerate(self.shards, first):
-            part = flat[number * size : (number + 1) * size]
-            shard.assign(np.pad(part, (0, size - len(part))))
         return self
 
     def _is_on_replica(self) -> bool:
         on_replica = in_replica_context() and tf.distribute.has_strategy()
-        if on_replica and self.layout is not None:
+        if on_replica and not self.is_flat:
             raise ValueError(
                 f"{self.name!r} is divided over a mesh, and was read or written in `strategy.run`: do that in a step of "
                 "`fit`, `evaluate` or `predict`, in a function that `unisono.replica_step` wraps, or outside."
@@ -142,30 +136,15 @@ class ShardedWeight(ShardedValue):
     trainable = True
     _should_act_as_resource_variable = True
 
-    def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        shape: Sequence[int],
-        dtype: Any,
-        name: str,
-        layout: Layout | None = None,
-    ) -> None:
-        super().__init__(strategy, shape, dtype, name, layout=layout)
-        self._known_to_tapes = variable_without_value(self.shape, self.dtype, name)
-
     @property
     def handle(self) -> Any:
         """The handle by which a `tf.GradientTape` knows it."""
-        return self._known_to_tapes.handle
+        return self.traced.handle
 
     def read_value(self) -> tf.Tensor:
         """The whole weight, or its stand-in here."""
-        on_replica = in_replica_context() and tf.distribute.has_strategy()
-        if here.sees_sharded is not None or self.layout is not None or not on_replica:
-            value = super().read_value()
-        else:
-            value = transient_weight(self.own().read_value, self.shape.as_list())
-        record_as_read(self._known_to_tapes, value)
+        value = super().read_value()
+        record_as_read(self.traced, value)
         return value
 
     def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
@@ -197,8 +176,9 @@ class TensorInPlace(VariableStandIn):
 
 
 def layout_of(variable: Any) -> Layout | None:
-    """How a Keras variable is divided over a mesh; None where it is not."""
-    return getattr(raw_value(variable), "layout", None)
+    """How a Keras variable is divided over a mesh; None where it is whole or has flat shards."""
+    value = raw_value(variable)
+    return value.layout if isinstance(value, ShardedValue) and not value.is_flat else None
 
 
 def is_sharded(variable: Any) -> bool:
@@ -273,20 +253,15 @@ def sharded_weight(strategy: Any, variable: keras.Variable, value: Any, flat: bo
     shape = tuple(variable.shape) if callable(value) else tuple(np.shape(value))
     if isinstance(value, tf.Variable) or not tf.executing_eagerly():
         return None
-    replicas = strategy.num_replicas_in_sync
     layout = strategy.layout_of(variable.path, shape) if isinstance(strategy, OnMesh) else None
     if layout is None and not (flat and is_shardable(variable, shape)):
         return None
-    weight = ShardedWeight(strategy, shape, variable.dtype, variable.name, layout)
+    weight = ShardedWeight(strategy, shape, variable.dtype, variable.name, layout=layout)
     with (
-        tf.device("CPU:0" if layout is not None else None),
+        tf.device(None if layout is None else "CPU:0"),
         monitored_collective(),
     ):  # it may be too large for a device
         first: Any = tf.cast(value() if callable(value) else value, weight.dtype)
-        if layout is None:
-            rows = as_shards(first, replicas)
-        else:
-            rows = tf.stack([tf.reshape(layout.part(first, replica), [-1]) for replica in range(replicas)])
-        for shard, part in zip(weight.shards, scattered_from_first(strategy, rows)):
-            shard.assign(tf.reshape(part, shard.shape))
+        for shard, row in zip(weight.shards, scattered_from_first(strategy, first, weight.layout)):
+            shard.assign(tf.reshape(row, shard.shape))
     return weight

@@ -17,7 +17,6 @@ from ...compat.keras_private.optimizers import overwritten_by_gradient
 from ...compat.tensorflow_graphs.equal_operations import made_once
 from ...distribute.arguments import one_of, whole_number
 from ...distribute.replicas import all_reduce_sum, all_reduce_sum_packed, num_replicas, replica_id
-from ...distribute.sharding.sharded_value import layout_of
 from ...distribute.step_context import current_step
 from ..checks import GradsAndVars, as_pairs, same_variables
 from .call_options import CallOptions
@@ -42,9 +41,9 @@ SMALL = 16 * 1024
 def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
     """Stage 1: the same gradients on every replica, each row of sparse ones named once.
 
-    The step has summed those of weights that are divided over a mesh: each replica has its part.
+    The step has summed some already: each replica has its part.
     """
-    parts = [layout_of(v) is not None for _, v in pairs]
+    parts = [id(v) in options.summed for _, v in pairs]
     summed = iter(_summed(optimizer, [pair for pair, is_part in zip(pairs, parts) if not is_part], options))
     pairs = [pair if is_part else next(summed) for pair, is_part in zip(pairs, parts)]
     if has_user_code(optimizer, [v for _, v in pairs]):  # it may update the named rows of the table alone

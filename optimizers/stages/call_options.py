@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -29,6 +29,8 @@ class CallOptions:
     # Scalar; what the loss of this micro-batch was divided by, over all replicas. None: the samples of the step, or 1 where
     # there is no step. Only ratios between the micro-batches of one update matter.
     weight_total: Any = None
+    # The ids of variables whose gradients are this replica's parts of the sums already.
+    summed: Collection[int] = ()
     # `update(optimizer, pairs)`: the rest of a call that began at an optimizer which holds this one: its gradients are
     # aggregated, unscaled and checked. None: the call begins here.
     update: Any = None

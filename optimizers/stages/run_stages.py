@@ -26,7 +26,6 @@ from ...distribute.step_context import current_step
 from .. import checks
 from ..adoption import adopt
 from ..building import ensure_built
-from ..rematerialization import rematerialize
 from ..update_rules.parts import check_hook_on_parts, check_parts, divide_state, transform_and_apply_parts
 from ..update_rules.replica_rule import once_there_is_one, transform_and_apply
 from ..update_rules.sharded import (
@@ -108,7 +107,6 @@ def run_stages(
         with direct_writes():
             divide_state(optimizer)
         apply_to, check = transform_and_apply_parts, check_hook_on_parts
-    rematerialize()
     hooks = step_hooks(optimizer)
     begun = [hook.before_aggregation(pairs) for hook in hooks]
     pairs = (aggregate_shards if sharded else aggregate)(optimizer, pairs, options)

@@ -21,9 +21,9 @@ from ...compat.keras_private.optimizers import (
     variable_key,
 )
 from ...compat.keras_private.variables import raw_value, with_shapes
-from ...distribute.replicas import function_of_its_own, local_copy
-from ...distribute.sharding.collectives import all_gather, own_shard, reduce_scatter
-from ...distribute.sharding.gradient_window import gradient_window
+from ...distribute.mesh import FLAT, Layout, to_rows
+from ...distribute.replicas import function_of_its_own, local_copy, num_replicas
+from ...distribute.sharding.collectives import gather_shards, own_shard, reduce_scatter
 from ...distribute.sharding.sharded import level_of, unsharded_state
 from ...distribute.sharding.sharded_value import (
     ShardedValue,
@@ -37,7 +37,6 @@ from ...distribute.sharding.sharded_value import (
     seen_through,
     shard_variable,
 )
-from ...distribute.sharding.transient_weights import BackwardPass
 from ..building import inner_optimizers, run_in_thread
 from ..stages.aggregators import aggregate, without_overwriting
 from ..stages.call_options import CallOptions, frozen_iterations
@@ -73,15 +72,31 @@ def shards_state(optimizer: Any) -> bool:
 def aggregate_shards(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
     """Stage 1: this replica's shards. New values are whole, and so are sparse gradients summed here and not accumulated.
 
-    An aggregator sums whole gradients, and so has the caller if aggregation is skipped: these are cut.
+    An aggregator sums whole gradients, and so has the caller if aggregation is skipped: these are cut. A partitioned step
+    has summed dense ones.
     """
     if options.skip_aggregation or optimizer.gradient_aggregator is not None:
-        BackwardPass().gather_until()
         return cut(aggregate(optimizer, pairs, options))
-    pairs = _reduce_scattered(optimizer, pairs, options)
+    pairs = fit_to_send(pairs)
+    scattered = [not (_stays_whole(g, v) or id(v) in options.summed) for g, v in pairs]
+    # Where the number of samples is unknown, a gradient's shape can be too: its variable's is known.
+    given = [tf.ensure_shape(g, v.shape) for (g, v), cut in zip(pairs, scattered) if cut]
+    shards = iter(reduce_scatter([to_rows(g, FLAT, num_replicas()) for g in given]))
+    summed = iter(aggregate(optimizer, [p for p, cut in zip(pairs, scattered) if not cut], options))
+    pairs = [(next(shards), v) if cut else next(summed) for (_, v), cut in zip(pairs, scattered)]
     parts = [part for each, part in optimizer.split(pairs) if each.gradient_accumulation_steps]
     accumulated = {id(v) for part in parts for _, v in part}
     return [cut([(g, v)])[0] if is_sparse(g) and id(v) in accumulated else (g, v) for g, v in pairs]
+
+
+def gradient_layouts(flat: Layout | None, optimizer: Any, pairs: Pairs) -> list[Layout | None]:
+    """For each pair how a partitioned step gives the sum of the gradient to an optimizer; None: this sums it itself.
+
+    `flat` is the layout of optimizer state that is sharded.
+    """
+    if flat is None or optimizer.gradient_aggregator is not None:
+        return [layout_of(v) if g is not None else None for g, v in pairs]
+    return [None if g is None or _stays_whole(g, v) else flat for g, v in pairs]
 
 
 def check_shards(hook: StepHook, pairs: Pairs, finite: Any) -> Any:
@@ -109,29 +124,6 @@ def transform_and_apply_shards(optimizer: Any, pairs: Pairs) -> None:
         variables = [v for v in trained_variables(optimizer) if id(v) in shards]
         _write_weights(variables, [shards[id(v)].tensor for v in variables])
         _constrain(optimizer, [v for _, v in pairs if v.constraint is not None])
-
-
-def _reduce_scattered(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
-    """Stage 1 in shards: sums gradients as they come, and gathers sharded weights in between.
-
-    A window keeps the backward pass from running far ahead of the sums.
-    """
-    pairs = fit_to_send(pairs)
-    scattered = [g is not None and not _stays_whole(g, v) for g, v in pairs]
-    # Where the number of samples is unknown, a gradient's shape can be too: its variable's is known.
-    given = [tf.ensure_shape(g, v.shape) for (g, v), cut in zip(pairs, scattered) if cut]
-    backward, window = BackwardPass(), gradient_window()
-
-    def before(pack: Sequence[tf.Tensor]) -> None:
-        backward.gather_until(pack)
-        if window is not None:
-            window.before(pack)
-
-    shards = iter(reduce_scatter(given, before, None if window is None else window.after))
-    backward.gather_until()
-    rest = [pair for pair, cut in zip(pairs, scattered) if not cut]
-    summed = iter(aggregate(optimizer, rest, options))
-    return [(next(shards), v) if cut else next(summed) for (_, v), cut in zip(pairs, scattered)]
 
 
 def _stays_whole(gradient: Any, variable: Any) -> bool:
@@ -178,7 +170,7 @@ def cut(pairs: Pairs) -> Pairs:
 def gather(pairs: Pairs) -> Pairs:
     """The whole gradients; sparse ones are whole already, and None stays None."""
     dense = [(g, v) for g, v in pairs if g is not None and not is_sparse(g)]
-    whole = iter(all_gather([g for g, _ in dense], [list(v.shape) for _, v in dense]))
+    whole = iter(gather_shards([g for g, _ in dense], [list(v.shape) for _, v in dense]))
     return [(g if g is None or is_sparse(g) else next(whole), v) for g, v in pairs]
 
 
@@ -203,7 +195,7 @@ def _updated_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
 
     def gathered(value: ShardedValue) -> TensorInPlace:
         if id(value) not in state:
-            tensor = all_gather([value.own().read_value()], [value.shape.as_list()])[0]
+            tensor = gather_shards([value.own().read_value()], [value.shape.as_list()])[0]
             state[id(value)] = value, TensorInPlace(value.key, tensor, value.name), tensor
         return state[id(value)][1]
 
@@ -252,7 +244,7 @@ def _write_weights(variables: Sequence[Any], shards: Sequence[tf.Tensor]) -> Non
         if is_sharded(variable):
             own_copy(variable).assign(shard)
     copied = [(v, shard) for v, shard in new if not is_sharded(v)]
-    wholes = all_gather([shard for _, shard in copied], [list(v.shape) for v, _ in copied])
+    wholes = gather_shards([shard for _, shard in copied], [list(v.shape) for v, _ in copied])
     for (variable, _), value in zip(copied, wholes):
         local_copy(variable).assign(value)
 

@@ -10,12 +10,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from partition_in_parts import Parts
 
 import unisono
-from unisono.compat.tensorflow_graphs.edges import made_in_backward_pass, number_of
 from unisono.compat.tensorflow_graphs.gradients import is_of_a_gradient
+from unisono.distribute.rematerialized_calls import calls_in
 from unisono.distribute.step_context import StepContext, step_scope
-from unisono.optimizers.rematerialization import rematerialize
+from unisono.trainer.partition.memory import save_memory
+from unisono.trainer.partition.program import Copy
 
 layers = keras.layers
 rng = np.random.default_rng(3)
@@ -72,48 +74,54 @@ def test_so_has_one_on_replicas_that_hold_weights_sharded():
     helpers.assert_close(found, expected, helpers.FLOAT64)
 
 
-def backward_reads(mode: str | None, composite: bool, gradients: int = 1) -> tuple[list[Any], Any]:
-    """The forward-pass tensors of two blocks that float operations of the backward pass read; and the graph."""
+def backward_reads(mode: str | None, composite: bool, gradients: int = 1) -> tuple[list[Any], list[Any]]:
+    """The forward-pass values of two blocks that float operations of the backward pass read; and the program's nodes."""
     with keras.RematScope(mode):
         blocks = [Block(6), Block(6)]
         model = keras.Sequential([keras.Input((4, 6)), *blocks]) if composite else None
         for block in blocks:
             block(tf.zeros((1, 4, 6)))
 
-    @tf.function(autograph=False)
     def step(x: tf.Tensor) -> Any:
         with step_scope(StepContext(0, 1, 8, 8)), tf.GradientTape(persistent=True) as tape:
             for part in blocks if model is None else [model]:
                 x = part(x, training=True)
             loss = tf.reduce_sum(x**2)
-        found = []
-        for _ in range(gradients):
-            found += tape.gradient(loss, blocks[0].trainable_variables)
-            with step_scope(StepContext(0, 1, 8, 8)):
-                rematerialize()
-        return found
+        return [tape.gradient(loss, blocks[0].trainable_variables) for _ in range(gradients)]
 
-    graph = step.get_concrete_function(tf.TensorSpec((8, 4, 6))).graph
-    backward = [op for op in graph.get_operations() if is_of_a_gradient(op) and op.outputs]
-    read = [
-        tensor
-        for op in backward
-        if op.outputs[0].dtype.is_floating
-        for tensor in op.inputs
-        if not is_of_a_gradient(tensor.op) and tensor.dtype.is_floating
-    ]
+    parts = Parts(step, np.ones((8, 4, 6), "float32"))
+    program = parts.program
+    save_memory(program, calls_in(parts.graph), 0)
+    makers = {number: node for node in program.nodes for number in node.outputs}
+    late = [each for each in program.nodes if isinstance(each, Copy) and (of_a_gradient(each) or each.after)]
+    for node in program.nodes:  # what is computed again, too
+        if isinstance(node, Copy) and any(makers.get(n) in late for n in node.inputs) and node not in late:
+            late.append(node)
+    read = {
+        n for each in late for n in each.inputs if of_numbers(each) and program.values[n].dtype.is_floating
+    }
+    early = [makers[n] for n in read if isinstance(makers.get(n), Copy) and makers[n] not in late]
     plain = ("ReadVariableOp", "Const", "Placeholder", "AddN")  # gradients are added outside of their scope
-    return [tensor for tensor in {t.name: t for t in read}.values() if tensor.op.type not in plain], graph
+    return [each.op for each in early if each.op.type not in plain and not program.fixed(each)], program.nodes
+
+
+def of_a_gradient(node: Any) -> bool:
+    return is_of_a_gradient(node.origin or node.op)
+
+
+def of_numbers(node: Any) -> bool:
+    return any(tensor.dtype.is_floating for tensor in node.op.outputs)
 
 
 @pytest.mark.parametrize("composite", [False, True], ids=["called", "in a model"])
 def test_the_backward_pass_reads_only_what_goes_into_a_call_and_comes_out(composite):
-    kept, graph = backward_reads("full", composite)
+    kept, nodes = backward_reads("full", composite)
     everything, before = backward_reads(None, composite)
     assert len(everything) > 30
     assert len(kept) <= 4, kept  # the input and the output of each block
-    count = lambda each: sum(op.type == "Erf" or op.type == "Softmax" for op in each.get_operations())  # noqa: E731
-    assert count(graph) == 2 * count(before), "each is computed twice"
+    types = lambda each: [n.op.type for n in each if isinstance(n, Copy)]  # noqa: E731
+    count = lambda each: types(each).count("Erf") + types(each).count("Softmax")  # noqa: E731
+    assert count(nodes) == 2 * count(before), "each is computed twice"
 
 
 def test_a_second_gradient_of_the_same_pass_computes_again_too():
@@ -122,14 +130,12 @@ def test_a_second_gradient_of_the_same_pass_computes_again_too():
 
 
 def test_the_second_computation_waits_for_the_backward_pass():
-    _, graph = backward_reads("full", False)
-    again = [op for op in graph.get_operations() if op.name.startswith("again/")]
-    of_before = lambda op: not is_of_a_gradient(op) and op.type != "Const"  # noqa: E731
-    kept = [op for op in again if any(of_before(tensor.op) for tensor in op.inputs)]
-    assert kept
-    for op in kept:
-        assert op.type == "Identity" and op.control_inputs, op
-        assert all(is_of_a_gradient(each) or each.type == "AddN" for each in op.control_inputs), op
+    _, nodes = backward_reads("full", False)
+    makers = {number: node for node in nodes for number in node.outputs}
+    waiting = [node for node in nodes if node.after]
+    assert waiting
+    for node in waiting:
+        assert all(of_a_gradient(makers[n]) or makers[n].op.type == "AddN" for n in node.after), node
 
 
 def test_plain_keras_has_the_numbers_that_it_has_without():
@@ -144,16 +150,3 @@ def test_plain_keras_has_the_numbers_that_it_has_without():
         return plain.get_weights()
 
     helpers.assert_close(weights("full"), weights(None), helpers.FLOAT32)
-
-
-def test_numbers_of_operations_are_those_of_one_graph():
-    with tf.Graph().as_default() as graph:
-        first = tf.constant(1.0).op
-        with made_in_backward_pass(graph, first):
-            tf.constant(2.0)
-        inner = tf.__internal__.FuncGraph("inside")
-        with inner.as_default(), made_in_backward_pass(inner, tf.constant(1.0).op):
-            tf.constant(2.0)
-    again = [op for op in graph.get_operations() if op is not first]
-    assert [number_of(op) < number_of(first) for op in again] == [True]
-    assert number_of(first) > max(number_of(op) for op in again) > number_of(first) - 1

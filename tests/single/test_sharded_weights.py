@@ -1,19 +1,19 @@
 """Sharded weights: full-size for user code that reads them, and only while a step uses them."""
 
-import itertools
-
 import helpers
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from mesh_in_parts import MeshParts
 
 import unisono
 from unisono import optimizers
-from unisono.compat.tensorflow_graphs.gradients import is_of_a_gradient
 from unisono.distribute import sharded
 from unisono.distribute.sharding.sharded_value import ShardedWeight
+from unisono.trainer.partition.labels import is_stored
+from unisono.trainer.partition.program import Convert
 
 pytestmark = pytest.mark.usefixtures("float64")
 random = np.random.default_rng(1)
@@ -135,46 +135,49 @@ def test_user_code_sees_whole_weights_and_gets_the_results_of_one_device(name, r
     assert not [each for each in recwarn if "runs on one replica" in str(each.message)]
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
-def test_no_weight_stays_whole_from_the_forward_to_the_backward_pass(policy):
+@pytest.mark.parametrize(("policy", "size"), [("float32", 64), ("mixed_bfloat16", 32)])
+def test_weights_are_gathered_in_the_dtype_of_their_use_and_again_for_the_backward_pass(policy, size):
     keras.config.set_dtype_policy(policy)
-
     with sharded(helpers.mirrored(2), "weights").scope():
         stack = [layers.Dense(4, use_bias=False) for _ in range(5)]
         model = unisono.Sequential([keras.Input((4,)), *stack])
-        model.compile(optimizers.SGD(0.05), "mse", steps_per_execution=1)
-    model.fit(X, X, batch_size=5, verbose=0)
-    graphs = helpers.graphs_of(model.train_function.graph())
-    found = [each for graph in graphs for each in every_gather(graph)]
-    assert len(found) == 10  # five weights on two replicas
-    for gathers in (found[:5], found[5:]):
-        used = [users(gather.whole) for gather in gathers]
-        assert not any(is_of_a_gradient(user) for each in used for user in each)
-        for earlier, gather in itertools.pairwise(gathers):
-            (waits_for,) = gather.awaited  # an input of the product before: the gather overlaps with it
-            (multiplied,) = [each for each in users(earlier.whole) if each.type == "MatMul"]
-            assert waits_for in [each.op for each in multiplied.inputs]
-    again = [op for op in found[0].whole.graph.get_operations() if is_second(op, found)]
-    assert len(again) == 2 * 4  # the first layer's weight is not needed a second time
+        model.compile(optimizers.SGD(0.05), "mse")
+    found = model.explain_step(X, X).collectives
+    gathers = [each.bytes for each in found if each.kind == "all-gather"]
+    # Five, and again the second and third for the backward pass; the last two are whole when it begins.
+    assert gathers == [size] * 7
 
 
-def every_gather(graph):
-    for replica in (0, 1):
-        for weights in graph.get_collection(f"gathered weights, replica {replica}"):
-            yield from weights.gathers.values() if weights.graph is graph else ()
+def test_no_weight_stays_whole_from_the_forward_to_the_backward_pass():
+    def fn(x, *weights):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            for weight in weights:
+                x = tf.tanh(x @ weight)
+            loss = tf.reduce_sum(x**2)
+        return [loss, *tape.gradient(loss, weights)]
 
-
-def users(tensor):
-    """The operations that read a weight, directly or cast."""
-    direct = tensor.consumers()
-    return direct + [user for each in direct if each.type == "Cast" for user in each.outputs[0].consumers()]
-
-
-def is_second(op, gathers):
-    """Whether it is the shard of a weight that is gathered again during the backward pass."""
-    shards = {gather.shard.ref() for gather in gathers}
-    of_a_shard = op.type == "Identity" and op.inputs[0].ref() in shards
-    return of_a_shard and any(map(is_of_a_gradient, op.control_inputs))
+    weights = [(random.normal(size=(4, 4)), (number % 2, None)) for number in range(5)]
+    parts = MeshParts(fn, [X], weights, parts=1, again=True).check([(6, 4), (10, 0)])
+    nodes = parts.program.nodes
+    gathers = [
+        node
+        for node in nodes
+        if isinstance(node, Convert) and parts.program.communicates(node) and not node.after
+    ]
+    gathers += [node for node in nodes if isinstance(node, Convert) and node.after]
+    assert len(gathers) >= 7
+    whole = {}
+    for at, node in enumerate(nodes):
+        for number in {*node.inputs} & {
+            each.target for each in gathers if is_stored(parts.program.labels_around(each)[0])
+        }:
+            whole.setdefault(number, []).append(at)
+    assert len(whole) == 7
+    alive = [sum(uses[0] <= at <= uses[-1] for uses in whole.values()) for at in range(len(nodes))]
+    assert max(alive) == 2
+    waiting = [node for node in gathers if node.target in whole and node.after]
+    assert len(waiting) == 6  # each but the first for an input of the product before: it overlaps with it
 
 
 @pytest.mark.short("mixed_float16")

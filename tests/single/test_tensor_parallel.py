@@ -129,10 +129,60 @@ def of_transformer():
     return model, fitted(model, TOKENS, NEXT)
 
 
+GEMMA = {  # as in KerasHub: over both axes
+    "embedding/embeddings": ("model", "batch"),
+    ".*attention/(query|key|value)/kernel": ("batch", "model", None),
+    ".*attention/attention_output/kernel": ("model", None, "batch"),
+    ".*up/kernel": ("batch", "model"),
+    ".*down/kernel": ("model", "batch"),
+}
+LLAMA = GEMMA | {
+    ".*attention/(query|key|value)/kernel": ("model", "batch", None)
+}  # divides the contracted axis
+HIDDEN = {
+    ".*attention/attention_output/kernel": ("batch", None, "model"),
+    ".*down/kernel": ("batch", "model"),
+}
+BATCH_ALONE = {".*(up|down|head)/kernel": ("batch", None), "embedding/embeddings": (None, "batch")}
 LAYOUTS = {
     "block": MEGATRON, "rows": MEGATRON | ROWS | HEAD, "columns": MEGATRON | COLUMNS,
     "contracted": {".*attention/(query|key|value)/kernel": ("model", None, None), ".*up/kernel": ("model", None)},
 }  # fmt: skip
+
+
+OVER_BATCH = {  # the layouts, the mesh and the parts of the kernel of `down`, of shape (16, 8)
+    "gemma": (GEMMA, (2, 2), (8, 4)),
+    "llama": (LLAMA, (2, 2), (8, 4)),
+    "four of the batch": (GEMMA, (4, 1), (16, 2)),
+    "two of the batch": (LLAMA, (2, 1), (16, 4)),
+    "two of the model": (GEMMA, (1, 2), (8, 8)),
+    "hidden": (HIDDEN, (2, 2), (8, 4)),
+    "batch alone": (BATCH_ALONE, (4, 1), (4, 8)),
+}
+
+
+@pytest.mark.parametrize("name", OVER_BATCH)
+@pytest.mark.short("llama", "four of the batch")
+def test_maps_that_divide_weights_over_the_batch_too_train_as_one_device(name):
+    layouts, shape, part = OVER_BATCH[name]
+    _, expected = of_transformer()
+    with strategy_for(shape, layouts).scope():
+        model, found = of_transformer()
+    check_equal(found, expected)
+    check_parts(model)
+    assert {*parts_of(model.get_layer("down").kernel)} == {part}
+
+
+def test_gradients_of_weights_over_the_batch_are_reduce_scattered():
+    layouts = {".*up/kernel": ("batch", "model"), ".*down/kernel": ("model", "batch")}
+    with strategy_for((2, 2), layouts).scope():
+        model = compiled(mlp(), "sgd")
+    text = str(model.explain_step(X[:8], X[:8, :2]))
+    assert "reduce-scatter over 'batch' of the gradients of 2 variables" in text
+    assert text.count("all-gather over 'batch' of 4x8 float64") == 1
+    assert (
+        text.count("all-gather over 'batch' of 8x2") == 1
+    )  # it is still whole when the backward pass begins
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -219,7 +269,6 @@ EXPERTS = keras.distribution.DeviceMesh((2,), ("experts",), ["cpu:0", "cpu:1"])
 WRONG_MAPS = {
     "leaves a remainder": ({".*up/kernel": (None, "model")}, (1, 3)),
     "one entry for each axis": ({".*up/kernel": ("model",)}, (1, 2)),
-    "axis of the batch": ({".*up/kernel": ("batch", "model")}, (2, 2)),
     r"of shape \(4, 8\), names 'model'.*once.*'batch', 'model'": (
         {".*up/kernel": ("model", "model")},
         (1, 2),
@@ -228,6 +277,7 @@ WRONG_MAPS = {
         {".*up/kernel": keras.distribution.TensorLayout((None, "experts"), EXPERTS)},
         (1, 2),
     ),
+    "remainder: choose another axis": ({".*up/kernel": ("batch", "model")}, (3, 1)),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,8 +11,8 @@ import tensorflow as tf
 from ...compat.tensorflow_graphs.made_operations import stands_for
 from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph, subgraphs
 from . import control_flow
-from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, are_together, is_sharded
-from .operation_labels import Ruling, has_effects, labels_of, settled
+from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, are_together, is_sharded, is_stored
+from .operation_labels import READS, Ruling, has_effects, labels_of, settled
 from .program import (
     BRANCHES,
     LOOPS,
@@ -22,7 +21,6 @@ from .program import (
     NeedsCollective,
     NotPartitioned,
     Program,
-    Read,
     Value,
     has_parts,
 )
@@ -31,16 +29,15 @@ from .rules.lists import listed
 from .rules.rewritten import rewritten
 from .sizes.extents import find_shapes
 from .sizes.intervals import ANY, find_interval
-from .sizes.known_inputs import shape_of
 from .sizes.size_arrays import extents_of
 from .sizes.size_values import find_value
-from .values import Values
+from .values import SLICES, WHOLE, Values
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 IGNORED = ("NoOp", "Placeholder")
 _COPIES = ("Identity", "StopGradient")
-APPLY, READ = "call of an optimizer", "read of a sharded weight"
-"""What an `IdentityN` and a placeholder stand for."""
+APPLY = "call of an optimizer"
+"""What an `IdentityN` stands for."""
 
 
 class Builder(Values):
@@ -68,12 +65,11 @@ class Builder(Values):
         return [known[tensor.name] for tensor in graph.outputs]
 
     def _operation(self, op: tf.Operation, known: dict[str, int]) -> None:
-        read, call = stands_for(op, READ), stands_for(op, APPLY)
-        if read is not None and op.outputs[0].name not in known:
-            known[op.outputs[0].name] = self._read_weight(op, read)
         if op.type in IGNORED:
             return
-        inputs = [known[tensor.name] for tensor in op.inputs]
+        call, inputs = stands_for(op, APPLY), [known[tensor.name] for tensor in op.inputs]
+        if call is None and op.type not in CALLS:
+            inputs = [self.gathered(number, op) for number in inputs]
         if call is not None:
             self._apply(op, inputs, call)
             outputs = inputs
@@ -81,9 +77,9 @@ class Builder(Values):
             graph = inner_graph(op, "f")
             if graph is None:
                 raise NotPartitioned(f"the function that {op.name} calls has no graph")
-            outputs = self.walk(graph, inputs)
+            outputs = self._inlined(op, graph, inputs)
         elif (graph := called_graph(op)) is not None:
-            outputs = self.walk(graph, inputs)
+            outputs = self._inlined(op, graph, inputs)
         elif op.type in (*LOOPS, *BRANCHES, *CALLS):
             work = control_flow.loop if op.type in LOOPS else control_flow.branch
             work = control_flow.call if op.type in CALLS else work
@@ -128,7 +124,15 @@ class Builder(Values):
         if self.replicated or self.inside or self.is_local(op):
             return []
         graph = rewritten(op, [self.program.values[number] for number in inputs])
-        return [] if graph is None else self.walk(graph, inputs)
+        return [] if graph is None else self._inlined(op, graph, inputs)
+
+    def _inlined(self, op: tf.Operation, graph: Any, inputs: list[int]) -> list[int]:
+        """The outputs of an operation that stands for those of a graph."""
+        before, self.origin = self.origin, self.origin or op
+        try:
+            return self.walk(graph, inputs)
+        finally:
+            self.origin = before
 
     def _ruled(self, op: tf.Operation, inputs: list[int], known: Mapping[str, int]) -> list[int]:
         if self.states and not self.is_local(op):
@@ -145,7 +149,7 @@ class Builder(Values):
         if self.inside and any(label.counts for label in of_batch):
             raise NeedsCollective(op.name)
         own_seed = op.op_def.is_stateful and any(map(is_sharded, of_batch))
-        copy = Copy(given, outputs, op, made, own_seed=own_seed)
+        copy = Copy(given, outputs, op, made, own_seed=own_seed, origin=self.origin)
         copy.of_samples = any(is_sharded(label) or label.kind == "sizes" for label in map(self.label, given))
         self.program.nodes.append(copy)
         for number, labels in zip(outputs, made):
@@ -186,6 +190,8 @@ class Builder(Values):
             mesh,
             axis,
         )
+        if is_stored(view.labels[0] if inputs else REPLICATED) and axis == 0 and op.type not in READS:
+            return [None], [view.labels[0]]
         # Bodies of branches and loops are the same for all parts of a model.
         replicated = self.replicated or op.name in self.whole_ops or (self.inside and axis > 0)
         wants, made = labels_of(op, view, replicated, not axis and self.is_local(op))
@@ -200,17 +206,14 @@ class Builder(Values):
         if self.inside:
             raise NotPartitioned("an optimizer is called in a branch or a loop")
         rest, given = iter(inputs), list[int]()
-        parts = self.weights.gradients[number] if self.weights.gradients else ()
-        for is_slices, labels in itertools.zip_longest(self.slices[number], parts):
+        for wanted in self.gradients[number]:
             values = next(rest)
-            if labels is not None:
-                given.append(self.converted(values, labels, op))
-                continue
-            if is_slices is None:
+            if wanted is WHOLE:
                 given.append(self.whole(values, op))
                 continue
-            if not is_slices:
-                given.append(self._summand(values, op))
+            if wanted is not SLICES:
+                summand = wanted is None
+                given.append(self._summand(values, op) if summand else self.converted(values, wanted, op))
                 continue
             indices = next(rest)
             labels = self.label(values), self.label(indices)
@@ -221,14 +224,6 @@ class Builder(Values):
             given += [self.converted(values, along_others, op), self._along_model(indices, op)]
         given += [self.whole(value, op) for value in rest]
         self.program.nodes.append(Apply(given, [], number))
-
-    def _read_weight(self, op: tf.Operation, number: int) -> int:
-        tensor = op.outputs[0]
-        shape = shape_of(tensor.shape)
-        labels = self.weights.reads[number] if self.weights.reads else None
-        target = self.add(Value(tensor.dtype, shape, labels or self.replicated_labels))
-        self.program.nodes.append(Read([], [target], number))
-        return target
 
     def _summand(self, number: int, op: tf.Operation) -> int:
         if self.label(number) not in (PARTIAL_SUM, REPLICATED, STATISTIC):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.host_memory import size_on_host
+from ...distribute.mesh import FLAT, to_rows
 from ...distribute.step_context import ReplicaSamples
 from .labels import (
     MEAN_OF_STATISTICS,
@@ -21,6 +21,7 @@ from .labels import (
     STATISTIC,
     Label,
     is_sharded,
+    is_stored,
 )
 from .rules import PARTIAL_MEAN
 from .sizes.size import per_sample
@@ -51,25 +52,10 @@ class Replica(ReplicaSamples):
         return {name: number for name, number in vars(self).items() if isinstance(number, tf.Tensor)}
 
 
-class Request(NamedTuple):
-    """A request of a replica to those that differ from it along the axis `mesh` of the mesh alone, itself included.
-
-    It is for the sum of all inputs `tensor`, or for their concatenation along `axis`, if it is given.
-    """
-
-    tensor: tf.Tensor
-    axis: int | None = None
-    mesh: int = 0
-
-
-Exchange = Generator[list[Request], list[tf.Tensor], list[tf.Tensor]]
-"""Yields requests to all replicas, receives the answers, and returns tensors."""
-
-
 def after(tensor: tf.Tensor, made: Label, replica: Replica) -> tf.Tensor:
     """The output of an operation times the local factor that makes it a value of the global batch."""
     if made == PARTIAL_MEAN:
-        return _times_share(tensor, replica)
+        return times_share(tensor, replica)
     if made == OWN:
         return where(replica.holds_first_sample, tensor)
     if made.kind == "sizes" and made.chosen is None:
@@ -88,54 +74,25 @@ def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.T
     if is_sharded(want) and have == REPLICATED:
         part = _sliced(tensor, want, replica)
         return _from_own_first(part, want, replica) if want.counts else part
+    if is_stored(want):
+        rows = to_rows(tensor, want.axis, replica.num_replicas)
+        return part_of(rows[replica.replica_id], tensor.shape, want, replica)
     if want.kind == "sizes":
         return _local_sizes(tensor, want, replica)
     if is_sharded(have) and is_sharded(want):
         if want.counts and not have.counts:
             return _from_own_first(tensor, want, replica)
-        return _in_the_batch(tensor, have, replica) if have.counts and not want.counts else tensor
+        return in_the_batch(tensor, have, replica) if have.counts and not want.counts else tensor
     raise AssertionError(f"{have} -> {want}")
 
 
-def exchanged(wanted: Sequence[tuple[tf.Tensor, Label, Label, int]], places: Sequence[Replica]) -> Exchange:
-    """Convert tensors, with their labels, the requested labels and the axis of the mesh, in one exchange.
-
-    `places` are those of this replica along each axis.
-    """
-    asked = [
-        [request._replace(mesh=axis) for request in _requests(tensor, have, want, places[axis])]
-        for tensor, have, want, axis in wanted
-    ]
-    answers = iter((yield [request for each in asked for request in each]))
-    return [
-        _answered(tensor, have, [next(answers) for _ in requests])
-        for (tensor, have, _, _), requests in zip(wanted, asked)
-    ]
-
-
-def _requests(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> list[Request]:
-    if want == MEAN_OF_STATISTICS:
-        tensor = where(replica.alive, _times_share(tensor, replica))
-    if have in (PARTIAL_MAX, PARTIAL_MIN):
-        return [Request(_extreme(tensor, have, replica)[None], 0)]
-    if is_sharded(have):
-        return [Request(piece, have.axis) for piece in _pieces(tensor, have, replica)]
-    if have == STATISTIC or have.kind == "sizes":
-        tensor = where(replica.alive, tensor)
-    return [Request(_summand(tensor))]
-
-
-def _answered(tensor: tf.Tensor, have: Label, given: list[tf.Tensor]) -> tf.Tensor:
-    if is_sharded(have):
-        return _joined(given, have.axis)
-    if have in (PARTIAL_MAX, PARTIAL_MIN):
-        reduce = tf.reduce_max if have == PARTIAL_MAX else tf.reduce_min
-        found = tf.ensure_shape(reduce(given[0], 0), tensor.shape)
-        return found > 0 if tensor.dtype == tf.bool else found
-    total = given[0] > 0 if tensor.dtype == tf.bool else tf.cast(given[0], tensor.dtype)
-    if have.kind == "sizes" and tensor.shape.rank:
-        total = tf.where(tf.range(tf.size(tensor)) == have.axis, total, tensor)
-    return total
+def part_of(row: tf.Tensor, whole: tf.TensorShape, label: Label, replica: Replica) -> tf.Tensor:
+    """A STORED part of a tensor, from its numbers in a row."""
+    shape = whole.as_list()
+    if label.axis == FLAT:
+        return row
+    shape[label.axis] //= replica.num_replicas
+    return tf.reshape(row, shape)
 
 
 def where(condition: Any, tensor: tf.Tensor) -> tf.Tensor:
@@ -147,7 +104,8 @@ def where(condition: Any, tensor: tf.Tensor) -> tf.Tensor:
     return zeros if condition is False else tf.where(condition, tensor, zeros)
 
 
-def _times_share(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
+def times_share(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
+    """A mean over a replica's samples as a term of the mean over the batch."""
     if replica.held is replica.global_samples:
         return tensor
     if tensor.dtype.is_integer:
@@ -208,7 +166,7 @@ def _sliced(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
         return tensor
     parts = []
     start = _start_held(replica)
-    for piece in _blocks(tensor, want):
+    for piece in blocks_of(tensor, want):
         shape = tf.shape(piece)
         extent = piece.shape[want.axis]
         size = tf.constant(extent, tf.int32) if extent is not None else shape[want.axis]
@@ -218,14 +176,16 @@ def _sliced(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
             first, count = tf.where(size == 1, 0, first), tf.where(size == 1, 1, count)
         entries = [slice(None)] * want.axis + [slice(first, first + count)]
         parts.append(piece[tuple(entries)])
-    return _joined(parts, want.axis)
+    return joined(parts, want.axis)
 
 
-def _blocks(tensor: tf.Tensor, label: Label) -> list[tf.Tensor]:
+def blocks_of(tensor: tf.Tensor, label: Label) -> list[tf.Tensor]:
+    """The blocks of a SHARDED tensor."""
     return tf.split(tensor, label.blocks, label.axis) if label.blocks > 1 else [tensor]
 
 
-def _joined(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
+def joined(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
+    """The blocks, one behind the other."""
     return tf.concat(parts, axis) if len(parts) > 1 else parts[0]
 
 
@@ -237,25 +197,7 @@ def _own_key(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
     return tf.cast(tf.bitwise.bitwise_xor(tf.cast(tensor, tf.uint64), shift), tensor.dtype)
 
 
-def _summand(tensor: tf.Tensor) -> tf.Tensor:
-    """This replica's term of a sum, in a dtype that collectives support."""
-    if tensor.dtype == tf.bool or (tensor.dtype.is_integer and tensor.dtype.size < 4):
-        tensor = tf.cast(tensor, tf.int32)
-    return tf.cast(tensor, tf.int64) if tensor.dtype in (tf.uint32, tf.uint64) else tensor
-
-
-def _extreme(tensor: tf.Tensor, have: Label, replica: Replica) -> tf.Tensor:
-    """This replica's input for a maximum or minimum: the neutral element where it has no samples."""
-    number = tf.cast(tensor, tf.int32) if tensor.dtype == tf.bool else tensor
-    if replica.alive is True:
-        return number
-    limit: Any = number.dtype.min if have == PARTIAL_MAX else number.dtype.max
-    worst = math.copysign(math.inf, limit) if number.dtype.is_floating else limit
-    neutral = tf.fill(tf.shape(number), tf.constant(worst, number.dtype))
-    return tf.where(replica.alive, number, neutral)
-
-
-def _in_the_batch(positions: tf.Tensor, have: Label, replica: Replica) -> tf.Tensor:
+def in_the_batch(positions: tf.Tensor, have: Label, replica: Replica) -> tf.Tensor:
     """Positions relative to this replica's first sample, converted to positions in the batch."""
     return positions + tf.cast(replica.first_positions[have.chosen], positions.dtype)
 
@@ -272,14 +214,3 @@ def _start_held(replica: Replica) -> Any:
     """The position of a replica's first held sample in the batch; a borrowed one is the last sample."""
     start, last = replica.samples_before, replica.global_samples - replica.held
     return min(start, last) if isinstance(start, int) and isinstance(last, int) else tf.minimum(start, last)
-
-
-def _pieces(tensor: tf.Tensor, have: Label, replica: Replica) -> list[tf.Tensor]:
-    """The blocks of this replica's part, without borrowed samples, with positions in the batch."""
-    if have.counts:
-        tensor = _in_the_batch(tensor, have, replica)
-    pieces = _blocks(tensor, have)
-    if replica.alive is True:
-        return pieces
-    counts = (tf.where(replica.alive, tf.shape(piece)[have.axis], 0) for piece in pieces)
-    return [tf.gather(piece, tf.range(count), axis=have.axis) for piece, count in zip(pieces, counts)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ...distribute.mesh import FLAT
 from .sizes.size import Extent
 
 
@@ -18,12 +19,14 @@ class Label(NamedTuple):
         PARTIAL_MAX, PARTIAL_MIN              T = max_r t_r, min_r t_r
         SIZES        T = t_r, except that element `axis` is the local extent of a sharded axis
         OWN          t_r is only meaningful on its replica: a key to draw random numbers with
+        STORED       t_r is a part of T, of which there are equal ones along `axis`, or of all its numbers in one row
+                     (FLAT): it is gathered before an operation computes with it
         STATISTIC    t_r is that of this replica's samples (batch statistics that are not synchronized): a part of a sum
                      where it is a gradient, a part of a mean where it is written
 
     Attributes:
         kind: one of these.
-        axis: int; the sharded axis, or the element of a vector of SIZES.
+        axis: int; the sharded or stored axis, or the element of a vector of SIZES.
         blocks: int; how many copies of the batch follow one another along the axis: two where both views of a batch
             were concatenated.
         chosen: None, or an id of the data-dependent choice (a mask) by which samples of the batch remain.
@@ -41,7 +44,7 @@ class Label(NamedTuple):
 
     def __str__(self) -> str:
         text = self.kind
-        if self.kind in ("sharded", "sizes"):
+        if self.kind in ("sharded", "stored", "sizes") and self.axis != FLAT:
             text += f" along axis {self.axis}"
         if self.blocks > 1:
             text += f" in {self.blocks} blocks"
@@ -81,6 +84,16 @@ def sizes(axis: int, chosen: Any = None) -> Label:
     return Label("sizes", axis, chosen=chosen)
 
 
+def stored(axis: int) -> Label:
+    """The label of a tensor of which each replica keeps an equal part along an axis, or FLAT, until it is read."""
+    return Label("stored", axis)
+
+
+def is_stored(label: Label) -> bool:
+    """Whether a label is STORED."""
+    return label.kind == "stored"
+
+
 def with_label(labels: Labels, axis: int, label: Label) -> Labels:
     """Return the labels with another one along an axis of the mesh."""
     return *labels[:axis], label, *labels[axis + 1 :]
@@ -112,6 +125,8 @@ def needs_collective(have: Label, want: Label) -> bool:
         return want != have
     if have == STATISTIC:
         return want != PARTIAL_SUM
+    if is_stored(have):
+        return want != have
     if have.kind == "sizes":
         return have.chosen is not None and want.kind != "sizes"
     if is_sharded(have):

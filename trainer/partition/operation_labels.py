@@ -42,13 +42,12 @@ def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) ->
     With `replicated` it gets whole inputs, regardless of its rule. With `is_local` it computes statistics of a replica's own
     samples. Raises `NotPartitioned` where it has effects, or lists of tensors, and no rule.
     """
-    shared = bool(view.values) and view.values[0].shared
     # A tape sums the gradients of several uses of a layer's output outside of the layer's name scope.
     is_local = is_local or (op.type in _ADDS_UP and all(label == STATISTIC for label in view.labels))
     if op.type in READS:
-        return [None], [PARTIAL_SUM if shared and op.type == "ReadVariableOp" else REPLICATED]
+        return [None], [view.labels[0] if op.type == "ReadVariableOp" else REPLICATED]
     if op.type in WRITES:
-        if shared:
+        if view.labels[0] == PARTIAL_SUM:
             raise NotPartitioned(f"{op.name} writes a variable that is summed when it is read")
         return [None, *[REPLICATED] * (len(op.inputs) - 1)], []
     lists = any(tensor.dtype == tf.variant for tensor in [*op.inputs, *op.outputs])

@@ -12,27 +12,25 @@ from .labels import MEAN_OF_STATISTICS, Label, Labels, sharded, with_label
 from .program import BATCH, ListIsGathered, MeshAxis, NotPartitioned, Program, Value
 from .sizes.known_inputs import shape_of
 from .sizes.size import Samples, Size
-from .values import NO_WEIGHTS, Weights
 
 
 def partitioned(
     graph: Any,
     batch: int,
     outputs: Sequence[Label | Labels],
-    sums_on_read: Callable[[Any], bool],
-    slices: Sequence[Sequence[bool]] = (),
+    contents: Callable[[Any], Labels | None],
+    gradients: Sequence[Sequence[Labels | None]] = (),
     is_local: Callable[[tf.Operation], bool] = lambda op: False,
     mesh: Sequence[MeshAxis] = (BATCH,),
-    weights: Weights = NO_WEIGHTS,
 ) -> Program:
     """Partition a traced step, or raise `NotPartitioned`.
 
     The first `batch` inputs of `graph` are the batch, with samples along axis 0 where they have axes. `outputs` are the
-    requested labels of its outputs: one for each axis of the mesh, or the same along all. `sums_on_read` tells of a captured
-    resource whether it is a variable whose value is the sum of the replicas' copies. `slices` tells for each call of an
-    optimizer which of its gradients are slices, values and indices. `is_local` tells whether an operation is declared to
-    compute statistics of a replica's own samples. `mesh` has the axes of the mesh of replicas, first that of the batch, and
-    `weights` the parts of weights along the others.
+    requested labels of its outputs: one for each axis of the mesh, or the same along all. `contents` returns the labels of
+    the value of a variable with this captured resource; None: replicas have copies. `gradients` has for each call of an
+    optimizer the labels that it needs of its gradients, or None for parts of a sum, and then those of what the step has
+    assigned before. `is_local` tells whether an operation is declared to compute statistics of a replica's own samples.
+    `mesh` has the axes of the mesh of replicas, first that of the batch.
     """
     leaves = [n for n in read_inputs(graph, batch) if graph.inputs[n].shape.rank]
     samples = {number: Samples() for number in leaves}
@@ -40,9 +38,9 @@ def partitioned(
     while True:
         joined = len({each.find() for each in samples.values()})
         program = Program([], one_size=joined == 1, mesh=mesh)
-        builder = Builder(program, slices, is_local, whole_ops=whole, weights=weights)
+        builder = Builder(program, gradients, is_local, whole_ops=whole)
         try:
-            program = _one_pass(builder, graph, batch, outputs, sums_on_read, samples)
+            program = _one_pass(builder, graph, batch, outputs, contents, samples)
         except ListIsGathered as found:
             if found.producer in whole:
                 reason = f"{found.producer} makes a list of tensors that would have to be gathered"
@@ -68,7 +66,7 @@ def _one_pass(
     graph: Any,
     batch: int,
     outputs: Sequence[Label | Labels],
-    sums_on_read: Callable[[Any], bool],
+    contents: Callable[[Any], Labels | None],
     samples: Mapping[int, Samples],
 ) -> Program:
     for number, tensor in enumerate(graph.inputs):
@@ -80,7 +78,8 @@ def _one_pass(
     program = builder.program
     program.inputs = list(range(batch))
     for number, (outer, _) in enumerate(graph.captures, start=len(graph.inputs) - len(graph.captures)):
-        program.values[number].shared = outer.dtype == tf.resource and sums_on_read(outer)
+        held = contents(outer) if outer.dtype == tf.resource else None
+        program.values[number].labels = held or builder.replicated_labels
         program.captures.append((outer, number))
     wanted = [(each,) * len(program.mesh) if isinstance(each, Label) else each for each in outputs]
     builder.states = {id(t) for t, want in zip(graph.outputs, wanted) if want[0] == MEAN_OF_STATISTICS}

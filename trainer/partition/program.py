@@ -68,12 +68,11 @@ class Value:
 
     Attributes:
         shape: the single-device shape for every batch. That of a list of tensors is the shape of its elements.
-        labels: how it is distributed along each axis of the mesh.
+        labels: how it is distributed along each axis of the mesh; of the resource of a variable, its contents.
         constant: None, or the value of a small integer tensor for every batch, an array of sizes.
         elements: None, or the constant value of each element of a list.
         interval: bounds of its numbers.
         free: whether it depends on replicated inputs alone, so that any label of it needs no collective.
-        shared: whether it is the resource of a variable whose value is the sum of the copies of all replicas.
     """
 
     dtype: tf.DType
@@ -83,7 +82,6 @@ class Value:
     elements: np.ndarray | None = None
     interval: Interval = ANY
     free: bool = False
-    shared: bool = False
 
     @property
     def label(self) -> Label:
@@ -93,10 +91,16 @@ class Value:
 
 @dataclasses.dataclass
 class Node:
-    """A part of a program. `inputs` and `outputs` are the numbers of the values that it reads and produces."""
+    """A part of a program.
+
+    Attributes:
+        inputs, outputs: the numbers of the values that it reads and produces.
+        after: those of values that it waits for.
+    """
 
     inputs: list[int]
     outputs: list[int]
+    after: Sequence[int] = dataclasses.field(default=(), kw_only=True)
 
 
 @dataclasses.dataclass
@@ -109,6 +113,7 @@ class Copy(Node):
         own_seed: whether each replica draws different numbers.
         attributes: those that differ from the traced operation.
         of_samples: whether it sums over samples, without a borrowed one.
+        origin: None, or the operation of the traced step in a function of which `op` is.
     """
 
     op: tf.Operation
@@ -117,6 +122,7 @@ class Copy(Node):
     own_seed: bool = False
     of_samples: bool = False
     attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    origin: tf.Operation | None = None
 
 
 @dataclasses.dataclass
@@ -143,13 +149,6 @@ class Convert(Node):
 @dataclasses.dataclass
 class Apply(Node):
     """Call `number` of an optimizer in the middle of a step. SHARDED inputs are slices, without a borrowed sample."""
-
-    number: int
-
-
-@dataclasses.dataclass
-class Read(Node):
-    """Read `number` of a sharded weight, which is all-gathered for the operations that read it here."""
 
     number: int
 
@@ -185,6 +184,11 @@ class Program:
     one_size: bool = True
     mesh: Sequence[MeshAxis] = (BATCH,)
 
+    def add(self, value: Value) -> int:
+        """The number of a new value."""
+        self.values.append(value)
+        return len(self.values) - 1
+
     def communicates(self, node: Node) -> bool:
         """Whether a node is a conversion that needs an exchange between replicas."""
         return isinstance(node, Convert) and needs_collective(*self.labels_around(node))
@@ -192,6 +196,16 @@ class Program:
     def labels_around(self, node: Convert) -> tuple[Label, Label]:
         """The labels before and after a conversion, along its axis of the mesh."""
         return self.values[node.source].labels[node.axis], self.values[node.target].labels[node.axis]
+
+    def local_shape(self, number: int) -> list[Extent] | None:
+        """The shape of a replica's part of a value that the axes of the mesh but that of the batch divide."""
+        value = self.values[number]
+        shape = None if value.shape is None else [*value.shape]
+        for label, axis in zip(value.labels[1:], self.mesh[1:]):
+            extent = shape[label.axis] if shape is not None and is_sharded(label) else None
+            if shape is not None and isinstance(extent, int):
+                shape[label.axis] = extent // (axis.parts or 1)
+        return shape
 
     def fixed(self, node: Node) -> list[np.ndarray] | None:
         """The outputs of an operation on sizes that does not depend on the batch."""
@@ -214,7 +228,7 @@ class Program:
                 if isinstance(node, Copy):
                     node.inputs = [] if self.fixed(node) else node.inputs
                     controls.update(map(id, node.op.control_inputs))
-                read.update(node.inputs)
+                read.update(node.inputs, node.after)
                 kept.append(node)
         self.nodes = kept[::-1]
 
@@ -229,7 +243,7 @@ class Program:
         applied = 0
         stages: list[tuple[list[Node], list[Convert]]] = []
         for node in self.nodes:
-            stage = max((made.get(number, 0) for number in node.inputs), default=0)
+            stage = max((made.get(number, 0) for number in (*node.inputs, *node.after)), default=0)
             if isinstance(node, Copy):
                 held = [number for number in node.inputs if self.values[number].dtype == tf.resource]
                 before = [touched.get(number, 0) for number in held]
@@ -237,8 +251,6 @@ class Program:
                 stage = max([stage, *before, applied if held or node.op.op_def.is_stateful else 0])
                 touched.update(dict.fromkeys(held, stage))
                 of_operation[id(node.op)] = stage
-            elif isinstance(node, Read):
-                stage = max(stage, applied)
             elif isinstance(node, Apply):
                 stage = applied = max([stage, applied, *touched.values()])
             while len(stages) <= stage:

@@ -17,8 +17,9 @@ from ...compat.tensorflow_graphs.one_device import (
     on_replica,
     subgraphs,
 )
-from .conversions import Exchange, Replica, after, exchanged, local, scaled_numbers, where
-from .labels import PARTIAL_SUM, REPLICATED, Labels, is_sharded
+from .conversions import Replica, after, local, scaled_numbers, where
+from .exchange import Exchange, exchanged
+from .labels import PARTIAL_SUM, REPLICATED, Labels, is_sharded, is_stored
 from .operation_labels import READS
 from .program import (
     BRANCHES,
@@ -30,7 +31,6 @@ from .program import (
     MeshAxis,
     Node,
     Program,
-    Read,
 )
 from .sizes.size_arrays import at
 
@@ -40,25 +40,27 @@ def rebuilt(
     inputs: Sequence[tf.Tensor],
     replica: Replica,
     apply: Callable[[int, list[tf.Tensor]], None] | None = None,
-    read: Callable[[int], tf.Tensor] | None = None,
     compiles: bool = False,
     others: Sequence[Replica] = (),
 ) -> Exchange:
     """Copy a step into the current graph for one replica, with `inputs` as its part of the batch; return the outputs.
 
-    `apply` is called with the number of an optimizer's call and this replica's parts of the gradients, `read` with the
-    number of a read of a sharded weight, which it returns whole. With `compiles` XLA compiles the operations between
-    collectives and calls of optimizers. `others` are this replica's parts along the other axes of the mesh.
+    `apply` is called with the number of an optimizer's call and this replica's parts of the gradients. With `compiles` XLA
+    compiles the operations between collectives and calls of optimizers. `others` are this replica's parts along the other
+    axes of the mesh.
     """
     places = [replica, *others]
-    copier = _Copier(program, places, apply, read)
+    copier = _Copier(program, places, apply)
     values = copier.values
     values.update(zip(program.inputs, inputs))
     values.update((number, on_replica(outer, replica.copy)) for outer, number in program.captures)
     for nodes, exchanges in program.stages():
         copier.add_all(nodes, compiles)
         if exchanges:
-            wanted = [(copier.value(e.source), *program.labels_around(e), e.axis) for e in exchanges]
+            wanted = [
+                (copier.sent(e), *program.labels_around(e), e.axis, program.local_shape(e.target))
+                for e in exchanges
+            ]
             for node, tensor in zip(exchanges, (yield from exchanged(wanted, places))):
                 whole = all(label == REPLICATED for label in program.values[node.target].labels)
                 if whole and tensor.dtype != tf.variant:
@@ -92,9 +94,9 @@ def _is_for_xla(node: Node) -> bool:
 class _Copier:
     """Copies nodes; owns the resulting tensors."""
 
-    def __init__(self, program: Program, places: Sequence[Replica], apply: Any, read: Any = None) -> None:
+    def __init__(self, program: Program, places: Sequence[Replica], apply: Any) -> None:
         self.values: dict[int, Any] = {}
-        self._program, self._places, self._apply, self._read = program, places, apply, read
+        self._program, self._places, self._apply = program, places, apply
         self._replica = places[0]
         self._copies: dict[int, tf.Operation] = {}
         self._shared: dict[Any, Any] = {}
@@ -106,14 +108,21 @@ class _Copier:
             self.add(self._makers[number])
         return self.values[number]
 
+    def sent(self, node: Convert) -> Any:
+        """The value that a conversion sends, when it has waited."""
+        value = self.value(node.source)
+        with tf.control_dependencies(self._awaited(node)):
+            return tf.identity(value) if node.after else value
+
+    def _awaited(self, node: Node) -> list[tf.Operation]:
+        return [self.value(number).op for number in node.after]
+
     def add(self, node: Node) -> None:
         """Runs a node that needs no communication."""
         labels = self._program.values
         for number in node.inputs:
             self.value(number)
-        if isinstance(node, Read):
-            self.values[node.outputs[0]] = self._read(node.number)
-        elif isinstance(node, Extents):
+        if isinstance(node, Extents):
             number, held = node.outputs[0], self._replica.held
             self.values[number] = scaled_numbers(node.numbers, labels[number].dtype, node.axis, held, 1)
         elif isinstance(node, Apply):
@@ -213,12 +222,14 @@ class _Copier:
         given += self._replica.unknown.values() if node.bodies else []
         functions = {name: self._function(name, body, given, node) for name, body in node.bodies.items()}
         controls = [self._copies[id(op)] for op in node.op.control_inputs if id(op) in self._copies]
+        controls += self._awaited(node)
         seed = self._replica.replica_id if node.own_seed else 0
         copy = copied_into_graph(node.op, given, functions, controls, seed, node.attributes)
-        self._copies[id(node.op)] = copy
+        self._copies.setdefault(id(node.op), copy)
         for number, made, traced, tensor in zip(node.outputs, node.made, node.op.outputs, copy.outputs):
             label = values[number].label
-            _set_shape(tensor, traced, values[number].labels, self._program.mesh)
+            if not is_stored(label):
+                _set_shape(tensor, traced, values[number].labels, self._program.mesh)
             if node.op.type == "Where" and label.counts:
                 extent, held = tf.size(given[0], tf.int64), tf.cast(self._replica.held, tf.int64)
                 first = extent * tf.cast(self._replica.samples_before, tf.int64) // held

@@ -20,6 +20,7 @@ from .labels import (
     Labels,
     is_partial,
     is_sharded,
+    is_stored,
     needs_collective,
     sizes,
     with_label,
@@ -33,23 +34,11 @@ _ADDS_UP = """
     StridedSliceGrad Slice Tile BroadcastTo SelectV2 Pad PadV2
 """
 """Operations that add up partial sums, move their numbers or read their shapes."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Weights:
-    """The parts of weights along the axes of a mesh, that of the batch included.
-
-    Attributes:
-        reads: the labels of sharded weights, by the number of the read; None: it is read whole.
-        gradients: for each call of an optimizer the labels that it needs of its gradients, and then of what the step has
-            assigned before; None: parts of a sum, and whole values.
-    """
-
-    reads: Sequence[Labels | None] = ()
-    gradients: Sequence[Sequence[Labels | None]] = ()
-
-
-NO_WEIGHTS = Weights()
+_KEEPS_PARTS = ("Cast", "Identity", "StopGradient")
+SLICES: Labels = ()
+"""Instead of the labels that an optimizer needs of a gradient: it is `tf.IndexedSlices`, values and indices."""
+WHOLE: Labels = (REPLICATED,)
+"""Instead of the labels that an optimizer needs of what a step has assigned: the same on every replica."""
 
 
 @dataclasses.dataclass
@@ -58,10 +47,11 @@ class Values:
 
     Attributes:
         program: as far as it is built; its values include those of the outer programs.
-        slices, is_local, weights: as for `partitioned`.
+        gradients, is_local: as for `partitioned`.
         inside: whether it is the body of a branch or a loop, where collectives are not supported.
         whole_ops: names of operations that get whole inputs.
         replicated: whether all operations get whole inputs.
+        origin: as for `Copy`, of the graph that is being built.
         states: the ids of assigned tensors; a read of a statistic among them reads its mean.
         made: the numbers of converted values, by the number of the original value, the axis of the mesh and the label.
         again: the operations that can make a value whole once more, by its number.
@@ -69,12 +59,12 @@ class Values:
     """
 
     program: Program
-    slices: Sequence[Sequence[bool]]
+    gradients: Sequence[Sequence[Labels | None]]
     is_local: Callable[[tf.Operation], bool]
     inside: bool = False
     whole_ops: Collection[str] = ()
     replicated: bool = False
-    weights: Weights = NO_WEIGHTS
+    origin: tf.Operation | None = None
     states: set[int] = dataclasses.field(default_factory=set)
     made: dict[Any, int] = dataclasses.field(default_factory=dict)
     again: dict[int, Copy] = dataclasses.field(default_factory=dict)
@@ -82,8 +72,7 @@ class Values:
 
     def add(self, value: Value) -> int:
         """The number of a new value."""
-        self.program.values.append(value)
-        return len(self.program.values) - 1
+        return self.program.add(value)
 
     def label(self, number: int) -> Label:
         """The label of a value along the axis of the batch."""
@@ -103,10 +92,24 @@ class Values:
         raise NotImplementedError
 
     def converted(self, number: int, wants: Sequence[Label | None], cause: tf.Operation | None) -> int:
-        """The number of a value with the requested label along each axis of the mesh; without one it stays as it is."""
+        """The number of a value with the requested label along each axis of the mesh; without one it stays as it is.
+
+        Two axes of the mesh can divide one axis of a tensor before and after, so it is gathered before it is divided.
+        """
+        for axis, want in enumerate(wants):
+            value = self.program.values[number]
+            have, want = value.labels[axis], _requested(value, axis, want)
+            if want is not None and is_sharded(have) and needs_collective(have, want) and len(wants) > 1:
+                number = self._along(axis, number, REPLICATED, cause)
         for axis, want in enumerate(wants):
             number = self._along(axis, number, want, cause)
         return number
+
+    def gathered(self, number: int, op: tf.Operation) -> int:
+        """The number of an operation's input, gathered where replicas keep parts; a cast or a copy makes parts of parts."""
+        if op.type in _KEEPS_PARTS or not is_stored(self.label(number)):
+            return number
+        return self._along(0, number, REPLICATED, op)
 
     def added_up(self, number: int, cause: tf.Operation) -> int:
         """The number of an operation's input, summed over the parts of the model where the operation does more than add.
@@ -136,7 +139,10 @@ class Values:
             return self.made[number, axis, want]
         if number in self.again and axis == 0 and want == REPLICATED and (value.free or cause is not None):
             return self._made_whole(number)
-        if needs_collective(have, want) and want not in (REPLICATED, MEAN_OF_STATISTICS):
+        if is_stored(want) and have == STATISTIC:
+            return self._along(axis, self._along(axis, number, PARTIAL_SUM, cause), want, cause)
+        scattered = is_stored(want) and have == PARTIAL_SUM
+        if needs_collective(have, want) and want not in (REPLICATED, MEAN_OF_STATISTICS) and not scattered:
             return self._along(axis, self._along(axis, number, REPLICATED, cause), want, cause)
         if needs_collective(have, want) and self.inside:
             raise NeedsCollective(f"{cause.type} {cause.name}" if cause is not None else "an output")

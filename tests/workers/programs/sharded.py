@@ -173,7 +173,8 @@ def traffic(strategy, out, found):
         return
     keras.backend.clear_session()
     with strategy.scope():
-        model = unisono.Sequential([keras.Input((12,)), keras.layers.Dense(1000), keras.layers.Dense(12)])
+        stack = [keras.layers.Dense(units) for units in (1000, 12, 1000, 12)]
+        model = unisono.Sequential([keras.Input((12,)), *stack])
         model.compile(unisono.optimizers.Adam(0.05, global_clipnorm=1.0), "mse", steps_per_execution=1)
     x = random.normal(size=(12, 12)).astype("float32")
     model.fit(x, x, batch_size=12, verbose=0)

@@ -22,8 +22,9 @@ from ..labels import (
     STATISTIC,
     Label,
     is_sharded,
+    is_stored,
 )
-from ..program import Apply, Convert, Program, Read, Value
+from ..program import Apply, Convert, Program, Value
 from ..sizes.size_arrays import at
 
 _APPLIED = "the optimizer applies them"
@@ -36,7 +37,7 @@ class Collective:
     """One tensor, or several that are sent together, that replicas exchange in a step.
 
     Attributes:
-        kind: "all-reduce" or "all-gather".
+        kind: "all-reduce", "all-gather" or "reduce-scatter".
         what: the tensors: their shapes for the given batch and dtype, or a description.
         bytes: of one replica's result, in one step.
         cause: the operation that needs it, such as "MatMul", or its purpose.
@@ -108,13 +109,14 @@ def explained(
     for node in program.nodes:
         if isinstance(node, Apply):
             given = [program.values[number] for number in node.inputs]
-            size = sum(_bytes(value, samples) for value in given if value.label == PARTIAL_SUM)
-            what = f"the gradients of {variables[node.number]} variables"
-            found += [Collective("all-reduce", what, size, _APPLIED)] if size else []
-        elif isinstance(node, Read) and not any(map(is_sharded, program.values[node.outputs[0]].labels)):
-            value = program.values[node.outputs[0]]
-            what, size = _shape(value, samples), _bytes(value, samples)
-            found.append(Collective("all-gather", what, size, "a sharded weight is read"))
+            summed = [_bytes(value, samples) for value in given if value.label == PARTIAL_SUM]
+            parts = [_bytes(value, samples) for value in given if is_stored(value.label)]
+            for kind, sizes, along in ("all-reduce", summed, ""), ("reduce-scatter", parts, over[0]):
+                count = min(len(sizes), variables[node.number])
+                what = f"the gradients of {count} variables"
+                found += [Collective(kind, what, sum(sizes), _APPLIED, over=along)] if sizes else []
+        elif isinstance(node, Convert) and is_stored(program.labels_around(node)[1]):
+            continue  # counted with the others of the optimizer's call
         elif isinstance(node, Convert) and program.communicates(node) and mesh.shape[node.axis] > 1:
             found.append(_collective(program, node, samples, over[node.axis]))
     exits = [(name, _exit(program, number)) for name, number in zip(names, program.outputs)]
@@ -123,6 +125,9 @@ def explained(
 
 def _collective(program: Program, node: Convert, samples: int, over: str) -> Collective:
     value, (have, _) = program.values[node.source], program.labels_around(node)
+    if is_stored(have):
+        what, size = _shape(value, samples), _bytes(value, samples)
+        return Collective("all-gather", what, size, "a sharded weight is read", over=over)
     kind = "all-gather" if is_sharded(have) else "all-reduce"
     if node.cause is not None and stands_for(node.cause, APPLY) is not None:
         return Collective(kind, _shape(value, samples), _bytes(value, samples), _APPLIED, over=over)

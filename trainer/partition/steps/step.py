@@ -10,14 +10,15 @@ import keras
 import tensorflow as tf
 
 from ....compat.keras_private.variables import sums_on_read
-from ....distribute.mesh import of_first_copy
+from ....distribute.mesh import Layout, of_first_copy
 from ....distribute.replicas import local_copy, of_first_replica, shares_variables
 from ....distribute.sharding.sharded_value import layout_of
 from ....distribute.step_context import this_step
 from ....optimizers.stages.aggregated_gradients import after_aggregation
 from ....optimizers.stages.call_options import CallOptions, call_options, current_options
 from ....optimizers.stages.user_code import apply_of
-from ..labels import LOGS, Label
+from ..labels import LOGS, REPLICATED, Label, Labels, sharded, stored
+from ..values import SLICES, WHOLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,37 +50,60 @@ class OptimizerCall:
 
     Attributes:
         pairs: gradients and their variables.
+        layouts: for each pair how the optimizer needs the gradient; None: it sums it itself.
         written: those of the variables, and of the optimizer's own, that the step has assigned before, and their values.
         weight: the divisor of the loss, or None.
     """
 
     optimizer: Any
     pairs: list[tuple[Any, Any]]
+    layouts: list[Layout | None]
     written: list[tuple[keras.Variable, tf.Tensor]]
     weight: tf.Tensor | None
     options: CallOptions
 
     @classmethod
-    def of(cls, optimizer: Any, pairs: Any) -> OptimizerCall:
-        """Records a call. Context: the single-device step."""
+    def of(cls, optimizer: Any, pairs: Any, layouts: Callable[..., list[Any]] | None = None) -> OptimizerCall:
+        """Records a call; `layouts(optimizer, pairs)` gives those of gradients. Context: the single-device step."""
         step = this_step()
         pairs, options = after_aggregation(optimizer, list(pairs), current_options())
         noted = step.writes.variables
         used = [*(v for _, v in pairs), *optimizer.variables]
         written = [(v, step.writes.state_mapping[id(v)]) for v in used if id(v) in noted]
         options = dataclasses.replace(options, skip_aggregation=False)
-        return cls(optimizer, pairs, written, step.weight_total, options)
+        found: list[Layout | None] = [None] * len(pairs) if layouts is None else layouts(optimizer, pairs)
+        pairs = [(g if layout is None else _of_shape(g, v), v) for (g, v), layout in zip(pairs, found)]
+        return cls(optimizer, pairs, found, written, step.weight_total, options)
 
-    @property
-    def given(self) -> list[Any]:
-        """The variables of its gradients, then those that the step has assigned."""
-        return [*(v for g, v in self.pairs if g is not None), *(v for v, _ in self.written)]
+    def wanted(self) -> list[Labels | None]:
+        """The labels of the gradients that are not None, and of what is written; None: parts of a sum."""
+        found: list[Labels | None] = []
+        for (gradient, _), layout in zip(self.pairs, self.layouts):
+            if gradient is not None:
+                summed = SLICES if isinstance(gradient, tf.IndexedSlices) else None
+                found.append(summed if layout is None else labels_of_layout(layout))
+        layouts = [layout_of(variable) for variable, _ in self.written]
+        return found + [WHOLE if layout is None else labels_of_layout(layout) for layout in layouts]
 
     def apply(self, gradients: Sequence[Any], written: Sequence[tf.Tensor], weight: tf.Tensor | None) -> None:
         """Calls the optimizer with a replica's parts of the gradients, after the first replica's assignments."""
         assign([variable for variable, _ in self.written], written, range(len(written)))
-        with call_options(dataclasses.replace(self.options, weight_total=weight)):
+        summed = frozenset(id(v) for (_, v), layout in zip(self.pairs, self.layouts) if layout is not None)
+        with call_options(dataclasses.replace(self.options, weight_total=weight, summed=summed)):
             apply_of(self.optimizer)(gradients, [v for _, v in self.pairs])
+
+
+def _of_shape(gradient: Any, variable: Any) -> tf.Tensor:
+    """A gradient as a dense tensor of the shape of its variable, which is not known for unknown numbers of samples."""
+    gradient = tf.convert_to_tensor(gradient)
+    gradient.set_shape(variable.shape)
+    return gradient
+
+
+def labels_of_layout(layout: Layout) -> Labels:
+    """The labels of a variable that is divided, along each axis of the mesh."""
+    kinds = [stored, *[sharded] * (len(layout.axes) - 1)]
+    return tuple(REPLICATED if axis is None else kind(axis) for kind, axis in zip(kinds, layout.axes))
 
 
 def assign(variables: Iterable[Any], values: Iterable[tf.Tensor], shared: Iterable[int]) -> None:

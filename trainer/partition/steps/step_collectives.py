@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import tensorflow as tf
 
 from ....distribute.gathering import gather_outputs
-from ....distribute.mesh import combine_in_groups, mesh_of
-from ....distribute.replicas import all_reduce_sum_packed
+from ....distribute.mesh import ROWS, combine_in_groups, mesh_of
+from ....distribute.replicas import all_reduce_sum_packed, num_replicas
+from ....distribute.sharding.collectives import all_gather, reduce_scatter
 from ....distribute.step_context import this_step
-from ..conversions import Exchange, Request
+from ..exchange import Exchange, Request
 
 
 def run_with_collectives(run: Exchange) -> list[tf.Tensor]:
@@ -25,11 +27,25 @@ def run_with_collectives(run: Exchange) -> list[tf.Tensor]:
 
 
 def _answers(requests: list[Request]) -> list[tf.Tensor]:
+    if num_replicas() == 1:
+        return [r.tensor[0] if r.parts and r.axis is None else r.tensor for r in requests]
     if mesh_of().divides_weights:
-        asked = [(r.tensor, r.mesh, r.axis) for r in requests]
+        asked = [(r.tensor, r.mesh, ROWS if r.parts and r.axis is None else r.axis) for r in requests]
         return combine_in_groups(*map(list, zip(*asked))) if asked else []  # type: ignore[arg-type]
-    totals = iter(all_reduce_sum_packed([request.tensor for request in requests if request.axis is None]))
-    return [next(totals) if axis is None else _concatenated(tensor, axis) for tensor, axis, _ in requests]
+    summed = [request.tensor for request in requests if request.axis is None and not request.parts]
+    totals = iter(all_reduce_sum_packed(summed))
+    found: list[tf.Tensor] = []
+    for scatters, group in itertools.groupby(
+        requests, lambda request: request.parts and request.axis is None
+    ):
+        together = list(group)
+        if scatters:
+            found += reduce_scatter([request.tensor for request in together])
+            continue
+        for tensor, axis, _, parts in together:  # each gather waits for what it is to wait for alone
+            gather = all_gather([tensor]) if parts else None
+            found += gather or [next(totals) if axis is None else _concatenated(tensor, axis)]
+    return found
 
 
 def _concatenated(tensor: tf.Tensor, axis: int) -> tf.Tensor:

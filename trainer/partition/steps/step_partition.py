@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ....compat.keras_private.layers import layers_of
+from ....compat.keras_private.layers import computes_again, layers_of
 from ....distribute.mesh import mesh_of
 from ....state.trained_model import TrainedModel, record_of
 from ...checks import checked_logs
@@ -53,6 +53,16 @@ class StepPartition:
             self._warn(error)
             return self.whole()
         return step
+
+    def on_one_device(self, spec: Any) -> TracedStep | None:
+        """The traced step; None where it cannot be partitioned."""
+        key = str(tf.nest.map_structure(lambda leaf: leaf is None or _layout(leaf), spec))
+        if key not in self._traced:
+            try:
+                self._traced[key] = TracedStep(self._step, spec)
+            except NotPartitioned:
+                self._traced[key] = None
+        return self._traced[key]
 
     def explained(self, spec: Any, samples: int) -> StepExplanation:
         """The collectives of a step on a batch of so many samples. Context: cross-replica."""
@@ -119,12 +129,22 @@ class ModelPartition:
         return StepPartition(step, record_of(model).said)
 
     def of(self, batch: Any, compiles: bool = False) -> TracedStep | WholeStep | None:
-        """The step for a batch, for XLA if it `compiles`; None where no replicas share it. Context: cross-replica."""
+        """The step for a batch, for XLA if it `compiles`; None where no replicas share it. Context: cross-replica.
+
+        On one device it is traced like this, too, where it computes activations again.
+        """
         if not shared_by_replicas(self._model):
-            return None
+            return self._partition.on_one_device(batch_spec(batch)) if self._rematerializes else None
         if self._model.run_eagerly:
             return self._partition.whole()
         return self._partition.of(batch_spec(batch), compiles, [batch])
+
+    @property
+    def _rematerializes(self) -> bool:
+        servers, model = tf.distribute.experimental.ParameterServerStrategy, self._model
+        if model._pipeline is not None or isinstance(model.distribute_strategy, servers) or model.run_eagerly:
+            return False
+        return self._name == "train_step" and any(map(computes_again, layers_of(model)))
 
     def explained(self, spec: Any, samples: int) -> StepExplanation:
         """The collectives of a step on such a batch. Context: cross-replica, on several replicas."""

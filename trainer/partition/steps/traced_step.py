@@ -13,24 +13,35 @@ from ....compat.keras_private.variables import is_read_together, raw_value, sums
 from ....compat.tensorflow_graphs.made_operations import MadeOperations, stand_for
 from ....compat.tensorflow_graphs.one_device import distributed_variable, traced_on_one_device
 from ....compat.tensorflow_private.strategies import pretending_replicas
-from ....distribute.mesh import Layout, mesh_of
-from ....distribute.replicas import local_replica_index, shares_variables
+from ....compat.tensorflow_private.valueless_variables import read_unrecorded
+from ....distribute.mesh import FLAT, Layout, mesh_of
+from ....distribute.rematerialized_calls import calls_in
+from ....distribute.replicas import bytes_of_packs, local_replica_index, shares_variables
+from ....distribute.sharding.sharded import SHARDABLE, level_of
 from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, layout_of, seen_through
 from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
 from ....optimizers.building import ensure_built, run_in_thread
+from ....optimizers.update_rules.sharded import gradient_layouts
 from ...inputs.batch import all_leaves, sample_count
 from ...inputs.checks import check_combined_samples
 from ...step.collected_writes import CollectedWrites
-from ..builder import APPLY, READ
+from ..builder import APPLY
 from ..conversions import Replica
-from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, REPLICATED, Label, Labels, is_sharded, sharded
+from ..labels import (
+    LOGS,
+    MEAN_OF_STATISTICS,
+    PARTIAL_SUM,
+    Label,
+    Labels,
+    is_sharded,
+)
+from ..memory import save_memory
 from ..operation_labels import WRITES
 from ..partition import partitioned, read_inputs
 from ..program import BATCH, Copy, MeshAxis, NotPartitioned, Program, received
 from ..rebuild import rebuilt
-from ..values import Weights
 from .explain import StepExplanation, explained
-from .step import OptimizerCall, Step, assign, hand_over, numbers_in, with_numbers
+from .step import OptimizerCall, Step, assign, hand_over, labels_of_layout, numbers_in, with_numbers
 from .step_collectives import run_with_collectives
 from .trace_errors import user_errors
 
@@ -44,7 +55,8 @@ class TracedStep:
     def __init__(self, step: Step, spec: Any, compiles: bool = False) -> None:
         self._step, self._spec, self._compiles = step, spec, compiles
         self._calls: list[OptimizerCall] = []
-        self._reads: list[ShardedValue] = []
+        self._mesh, is_flat = mesh_of(step.strategy), level_of(step.strategy) is not None
+        self._flat = Layout(self._mesh, (FLAT,)) if is_flat else None
         self._result: Any = {}
         self._variables: list[keras.Variable] = []
         leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
@@ -59,25 +71,18 @@ class TracedStep:
             for v in self._variables
         ]
         self._results = len(graph.outputs) - len(self._variables)
-        slices = [
-            [isinstance(gradient, tf.IndexedSlices) for gradient, _ in call.pairs if gradient is not None]
-            for call in self._calls
-        ]
-        self._mesh = mesh_of(step.strategy)
-        weights = Weights(
-            [_labels_of(weight.layout) for weight in self._reads],
-            [[_labels_of(layout_of(v)) for v in call.given] for call in self._calls],
-        )
         self.program: Program = partitioned(
             graph,
             len(leaves),
             [step.exits] * self._results + self._wanted,
-            lambda handle: not shares and _sums_on_read(handle),
-            slices,
+            lambda handle: None if shares else _contents(handle, len(self._mesh.shape)),
+            [call.wanted() for call in self._calls],
             self._statistics.__contains__,
             [BATCH, *map(MeshAxis, self._mesh.shape[1:])],
-            weights,
         )
+        in_packs = isinstance(step.strategy, SHARDABLE) and not compiles
+        save_memory(self.program, calls_in(graph), bytes_of_packs(step.strategy) if in_packs else 0)
+        self._check_written()
         self._received = received(self.program)
         self._written = _written_by(self.program)
         self._read_inputs = read_inputs(graph, len(leaves)) or range(len(leaves))
@@ -102,12 +107,18 @@ class TracedStep:
         return [*numbers, *(value for _, value in writes.items())]
 
     def _seen(self, graph: Any, weight: ShardedValue) -> TensorInPlace:
-        """The stand-in for a sharded weight that the step reads."""
+        """The stand-in for a sharded weight that the step reads, outside of branches and loops."""
         with graph.as_default(), tf.control_dependencies(None):
-            whole = tf.compat.v1.placeholder(weight.dtype, weight.shape)
-            stand_for(whole.op, READ, len(self._reads))
-        self._reads.append(weight)
-        return TensorInPlace(weight.key, whole, weight.name)
+            return TensorInPlace(weight.key, read_unrecorded(weight.traced), weight.name)
+
+    def _check_written(self) -> None:
+        written = [*self._variables, *(v for call in self._calls for v, _ in call.written)]
+        for variable in written:
+            if (layout := layout_of(variable)) is not None and layout.axes[0] is not None:
+                raise ValueError(
+                    f"{self._step.name} assigns {variable.path!r}, which the layout map divides over the axis of the batch: "
+                    "divide it over axes of the model alone."
+                )
 
     def _build(self, optimizer: Any, variables: list[Any]) -> None:
         with self._step.strategy.scope():
@@ -117,13 +128,7 @@ class TracedStep:
         pairs = list(pairs)
         if not optimizer.built:
             run_in_thread(functools.partial(self._build, optimizer, [v for _, v in pairs]))
-        call = OptimizerCall.of(
-            optimizer,
-            [
-                (g if layout_of(v) is None else None if g is None else tf.convert_to_tensor(g), v)
-                for g, v in pairs
-            ],
-        )
+        call = OptimizerCall.of(optimizer, pairs, functools.partial(gradient_layouts, self._flat))
         tensors: list[Any] = []
         for gradient, _ in call.pairs:
             slices = isinstance(gradient, tf.IndexedSlices)
@@ -180,17 +185,13 @@ class TracedStep:
         held = step.samples, step.global_samples, step.samples_before
         replica = Replica(place[0], sizes[0], *held, copy=local_replica_index())
         others = [Replica(number, size, 1, size, number) for number, size in zip(place[1:], sizes[1:])]
-        run = rebuilt(self.program, leaves, replica, self._apply, self._read, self._compiles, others)
+        run = rebuilt(self.program, leaves, replica, self._apply, self._compiles, others)
         outputs = run_with_collectives(run)
         hand_over(self._written)
         self._note_writes(outputs[self._results :])
         first = not any(place[1:])
         found = [self._exit(tensor, label, step, first) for tensor, label in zip(outputs, self._labels)]
         return with_numbers(self._result, found)
-
-    def _read(self, number: int) -> tf.Tensor:
-        weight = self._reads[number]
-        return weight.read_value() if weight.layout is None else weight.own().read_value()
 
     @property
     def _labels(self) -> list[Label]:
@@ -273,20 +274,17 @@ def _aggregates_itself(optimizer: Any) -> NotPartitioned | None:
     return NotPartitioned("it calls `aggregate_gradients` of an optimizer that has a `gradient_aggregator`")
 
 
-def _sums_on_read(handle: Any) -> bool:
+def _contents(handle: Any, axes: int) -> Labels | None:
+    """The labels of the value of a variable along the axes of the mesh; None where each replica has a copy."""
     variable = distributed_variable(handle)
+    if isinstance(variable, ShardedValue):
+        return labels_of_layout(variable.layout)
     if variable is not None and is_read_together(variable) and not sums_on_read(variable):
         raise NotPartitioned("it reads a variable whose copies differ and are not parts of a sum")
-    return sums_on_read(variable)
+    return (PARTIAL_SUM,) * axes if sums_on_read(variable) else None
 
 
 def _labels_written(variable: Any) -> Label | Labels:
     """The labels that a variable needs of what is assigned to it; a replica writes its part."""
-    labels = _labels_of(layout_of(variable))
-    return MEAN_OF_STATISTICS if labels is None else (MEAN_OF_STATISTICS, *labels[1:])
-
-
-def _labels_of(layout: Layout | None) -> Labels | None:
-    if layout is None:
-        return None
-    return tuple(REPLICATED if axis is None else sharded(axis) for axis in layout.axes)
+    layout = layout_of(variable)
+    return MEAN_OF_STATISTICS if layout is None else (MEAN_OF_STATISTICS, *labels_of_layout(layout)[1:])

@@ -245,7 +245,7 @@ class StepFunction:
             after = [*after, *check_samples(batch, sharers, inputs_alone=self.predicts)]
         elif worker_samples is not None:
             after = [*after, *check_equal_samples(batch)]
-        own = self._partition.of(batch, compiles)
+        own = None if in_xla else self._partition.of(batch, compiles)
         on_one, in_units = isinstance(own, WholeStep), custom
         if isinstance(own, TracedStep):
             after = [*after, *(own.check_samples(batch) if samples is None and part is None else ())]
@@ -266,7 +266,8 @@ class StepFunction:
             logs: Any = strategy.run(run)
         if self.predicts:
             return outputs_of_replicas(logs, strategy)
-        logs = self._partition.checked(logs) if own is None else Shares.of(logs, own.sums, strategy)
+        shares = None if self.alone or own is None else own.sums
+        logs = self._partition.checked(logs) if shares is None else Shares.of(logs, shares, strategy)
         takers = [hook for hook in (*inside, self.recorder) if hook is not None and hook.takes_logs]
         if takers:
             logs = whole(logs)

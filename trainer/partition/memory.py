@@ -1,0 +1,203 @@
+"""What a program keeps in memory: whole weights, activations and gradients, each for a short time.
+
+Nodes are made again where the backward pass reads their results, and wait (`Node.after`) for what comes before them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+import tensorflow as tf
+
+from ...compat.tensorflow_graphs.edges import holds_numbers
+from ...compat.tensorflow_graphs.gradients import is_of_a_gradient
+from .labels import PARTIAL_SUM, is_stored
+from .program import Convert, Copy, Node, Program
+
+_WHOLE = 2
+"""Weights that are whole at a time."""
+
+
+def save_memory(program: Program, calls: Sequence[Collection[str]], most: int) -> None:
+    """Gather weights for the backward pass again, and rematerialize what is read of calls, the names of their operations.
+
+    The backward pass is kept from running far ahead of the sums of its gradients, which are sent in packs of `most` bytes;
+    0: it is not.
+    """
+    _send_early(program)
+    _Again(program, calls).run()
+    _let_gathers_wait(program)
+    if most:
+        _let_gradients_wait(program, most)
+    program.drop_unread()
+
+
+def _is_gather(program: Program, node: Node) -> bool:
+    return isinstance(node, Convert) and not node.axis and is_stored(program.values[node.source].labels[0])
+
+
+def _is_scatter(program: Program, node: Node) -> bool:
+    if not isinstance(node, Convert) or node.axis:
+        return False
+    have, want = program.labels_around(node)
+    return have == PARTIAL_SUM and is_stored(want)
+
+
+def _reads_numbers(node: Node) -> bool:
+    """Whether a node computes numbers in the backward pass; one that reads a shape does so in the forward pass."""
+    if not isinstance(node, Copy):
+        return False
+    return is_of_a_gradient(node.origin or node.op) and any(map(holds_numbers, node.op.outputs))
+
+
+def _send_early(program: Program) -> None:
+    """Moves each reduce-scatter of a gradient to where the gradient is made."""
+    makers = {number: node for node in program.nodes for number in node.outputs}
+    behind: dict[int, list[Node]] = {}
+    rest: list[Node] = []
+    for node in program.nodes:
+        maker = makers.get(node.inputs[0]) if _is_scatter(program, node) else None
+        (rest if maker is None else behind.setdefault(id(maker), [])).append(node)
+    program.nodes = [each for node in rest for each in (node, *behind.get(id(node), ()))]
+
+
+class _OfWeights:
+    """Which values depend on gathered weights alone."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.values: set[int] = set()
+        for node in program.nodes:
+            if _is_gather(program, node) or self._makes(node):
+                self.values.update(node.outputs)
+
+    def _makes(self, node: Node) -> bool:
+        known = isinstance(node, Copy) and not (node.op.op_def.is_stateful or node.bodies)
+        others = [n for n in node.inputs if n not in self.values and self.program.values[n].constant is None]
+        return known and not others and len(others) < len(node.inputs) and bool(self.values & {*node.inputs})
+
+    def others(self, node: Node) -> list[int]:
+        """The inputs of a node that hold numbers and are no weights."""
+        values = self.program.values
+        return [n for n in node.inputs if n not in self.values and holds_numbers(values[n])]
+
+
+class _Again:
+    """Makes results of the forward pass again for the backward pass."""
+
+    def __init__(self, program: Program, calls: Sequence[Collection[str]]) -> None:
+        self._program, self._nodes = program, list[Node]()
+        self._weights = _OfWeights(program)
+        self._makers = {number: node for node in program.nodes for number in node.outputs}
+        self._at = {number: at for at, node in enumerate(program.nodes) for number in node.outputs}
+        self._call_of = {name: n for n, names in enumerate(calls) for name in names}
+        self._ends: dict[int, int] = {}
+        for at, node in enumerate(program.nodes):
+            if (call := self._call(node)) is not None:
+                self._ends[call] = at
+        self._arrived: dict[int, tuple[int, ...]] = {}
+        self._twins: dict[int, int] = {}
+        self._whole: list[int] = []
+
+    def run(self) -> None:
+        """Replaces the nodes of the program."""
+        for node in self._program.nodes:
+            if _reads_numbers(node):
+                for number in node.inputs:
+                    self._arrive(number, node)
+                node.inputs = [self._again(number) for number in node.inputs]
+            self._add(node)
+        self._program.nodes = self._nodes
+
+    def _add(self, node: Node) -> None:
+        self._nodes.append(node)
+        if _is_gather(self._program, node):
+            self._whole = [*self._whole, *node.outputs][-_WHOLE:]
+
+    def _call(self, node: Node | None) -> int | None:
+        """The number of the call in which a node is made that can be made again."""
+        if not isinstance(node, Copy) or node.op.op_def.is_stateful or node.bodies:
+            return None
+        return None if self._program.fixed(node) else self._call_of.get((node.origin or node.op).name)
+
+    def _arrive(self, number: int, node: Node) -> None:
+        """Notes the gradients that arrive first at a call: what is made again waits for them."""
+        call = self._call(self._makers.get(number))
+        if call is not None and call not in self._arrived:
+            held = [n for n in node.inputs if self._at.get(n, -1) > self._ends[call]]
+            found = tuple(n for n in held if holds_numbers(self._program.values[n]))
+            if found:
+                self._arrived[call] = found
+
+    def _again(self, number: int) -> int:
+        """The number of a value that is made again where it must be; else `number`."""
+        node, call = self._makers.get(number), self._call(self._makers.get(number))
+        if number in self._twins:
+            return self._twins[number]
+        if node is None or not (call in self._arrived or number in self._weights.values):
+            return number
+        if call is None and self._is_whole(number):
+            return number
+        inputs = [self._again(each) for each in node.inputs]
+        outputs = [self._program.add(dataclasses.replace(self._program.values[n])) for n in node.outputs]
+        waits = self._arrived.get(call, ()) if call is not None and inputs == node.inputs else ()
+        self._add(dataclasses.replace(node, inputs=inputs, outputs=outputs, after=waits))
+        self._twins.update(zip(node.outputs, outputs))
+        return self._twins[number]
+
+    def _is_whole(self, number: int) -> bool:
+        """Whether the weights that a value depends on were gathered last."""
+        node = self._makers.get(number)
+        if node is None or number not in self._weights.values:
+            return True
+        return (
+            number in self._whole
+            if _is_gather(self._program, node)
+            else all(map(self._is_whole, node.inputs))
+        )
+
+
+def _let_gathers_wait(program: Program) -> None:
+    """Lets the gather of a weight wait for what the last use of another weight waits for, so that they overlap."""
+    weights = _OfWeights(program)
+    waits: tuple[int, ...] = ()
+    for node in program.nodes:
+        if _is_gather(program, node):
+            node.after = waits
+        elif not weights.values.isdisjoint(node.inputs) and weights.values.isdisjoint(node.outputs):
+            waits = tuple(weights.others(node)) or waits
+
+
+def _let_gradients_wait(program: Program, most: int) -> None:
+    """Lets the backward pass wait for the sums of the gradients before the last packs."""
+    packs: list[tuple[int, tf.DType, int]] = []
+    waiting: set[int] = set()
+    sums: tuple[int, ...] = ()
+    arrived = 0
+    for node in program.nodes:
+        if _is_scatter(program, node):
+            value = program.values[node.outputs[0]]
+            size = int(tf.TensorShape(value.shape).num_elements() or 0) * value.dtype.size
+            if packs and packs[-1][1] == value.dtype and packs[-1][0] + size <= most:
+                size += packs.pop()[0]
+            packs.append((size, value.dtype, node.outputs[0]))
+            continue
+        if (due := _number_to_come(packs, most)) > arrived:
+            sums, waiting = tuple(total for _, _, total in packs[arrived:due]), set()
+            arrived = due
+        if not waiting.isdisjoint(node.inputs):
+            waiting.update(node.outputs)
+        elif sums and _reads_numbers(node) and node.inputs and not program.fixed(node):
+            node.after = (*node.after, *sums)
+            waiting.update(node.outputs)
+
+
+def _number_to_come(packs: Sequence[tuple[int, tf.DType, int]], most: int) -> int:
+    """How many packs to wait for: after them the largest one and the bytes of one more may be in flight."""
+    in_flight = largest = 0
+    for number, (size, _, _) in reversed([*enumerate(packs, 1)]):
+        in_flight, largest = in_flight + size, max(largest, size)
+        if in_flight - largest > most:
+            return number
+    return 0
