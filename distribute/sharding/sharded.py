@@ -22,7 +22,7 @@ from ...compat.keras_private.optimizers import (
 from ...compat.keras_private.variables import put_inside, raw_value
 from ...compat.patches import wrap
 from ..arguments import one_of, shown
-from ..mesh import mesh_of
+from ..mesh import OnMesh, mesh_of
 from ..pipeline.pipeline import Pipeline
 from ..step_context import here
 from .sharded_value import ShardedValue, is_shardable, is_sharded, sharded_weight
