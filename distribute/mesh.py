@@ -166,6 +166,16 @@ def mesh_of(strategy: Any = None) -> Mesh:
     return Mesh(("batch",), (strategy.num_replicas_in_sync,))
 
 
+def gather_part(part: tf.Tensor, layout: Layout) -> tf.Tensor:
+    """The whole tensor, from this replica's part of a layout that is not FLAT. Context: replica, in one process."""
+    for number, axis in enumerate(layout.axes):
+        if axis is not None:
+            (part,) = combine_in_groups(
+                [part], [number], [lambda parts, _, axis=axis: tf.concat(parts, axis)]
+            )
+    return part
+
+
 def combine_in_groups(
     tensors: Sequence[tf.Tensor],
     axes: Sequence[int],

@@ -21,12 +21,10 @@ from ...distribute.replicas import (
     replica_id,
 )
 from ...distribute.sharding.collectives import if_all
-from ...distribute.sharding.sharded_value import layout_of
 from ...distribute.step_context import current_step
 from .. import checks
 from ..adoption import adopt
 from ..building import ensure_built
-from ..update_rules.parts import check_parts, transform_and_apply_parts
 from ..update_rules.replica_rule import once_there_is_one, transform_and_apply
 from ..update_rules.sharded import (
     aggregate_shards,
@@ -96,11 +94,8 @@ def run_stages(
         }
         return _in_every_replica(optimizer, pairs, settings)
     every = [v for _, v in pairs]
-    pairs, sharded = checks.with_gradients(optimizer, pairs), shards_state(optimizer)
+    pairs, sharded = checks.with_gradients(optimizer, pairs), shards_state(optimizer, every)
     apply_to: Any = transform_and_apply_shards if sharded else transform_and_apply
-    if any(layout_of(v) is not None for v in every):
-        check_parts(optimizer, every)
-        apply_to = transform_and_apply_parts
     watch = optimizer.__dict__.get("_gradient_watch")
     began = watch.before_aggregation(pairs) if watch is not None else None
     pairs = (aggregate_shards if sharded else aggregate)(optimizer, pairs, options)
