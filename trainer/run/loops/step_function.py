@@ -268,8 +268,8 @@ class StepFunction:
         self.shapes_vary = self.shapes_vary or tracing.shapes_vary
         if self.predicts:
             return outputs_of_replicas(logs, strategy)
-        shared = own is not None and not self.alone
-        logs = Shares.of(logs, own.sums, strategy) if shared else self._partition.checked(logs)
+        own = None if self.alone else own
+        logs = self._partition.checked(logs) if own is None else Shares.of(logs, own.sums, strategy)
         if self.recorder is not None:
             logs = whole(logs)
             with tf.control_dependencies(made):
