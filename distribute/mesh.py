@@ -61,7 +61,7 @@ class Mesh:
 
 
 FLAT = -1
-"""Instead of an axis of a variable: its numbers in one row are divided, and the last part is padded with zeros."""
+"""Instead of an axis of a variable: it is flattened and divided, and the last part is padded with zeros."""
 
 
 def to_rows(value: Any, axis: int, count: int) -> tf.Tensor:
@@ -78,7 +78,7 @@ def to_rows(value: Any, axis: int, count: int) -> tf.Tensor:
 
 
 def from_rows(rows: tf.Tensor, axis: int, count: int, shape: Sequence[int]) -> tf.Tensor:
-    """The tensor of a shape from its `count` parts, in one row or several."""
+    """The tensor of a shape from its `count` parts, the rows of a matrix or one behind the other."""
     if axis == FLAT:
         return tf.reshape(tf.reshape(rows, [-1])[: math.prod(shape)], shape)
     parted = tf.reshape(rows, [count, *shape[:axis], shape[axis] // count, *shape[axis + 1 :]])

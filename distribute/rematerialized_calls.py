@@ -69,7 +69,7 @@ wrap("remat", _remat)
 
 
 def calls_in(graph: Any) -> list[set[str]]:
-    """The names of the operations of each call in a graph, whose results are to be computed again.
+    """The names of the operations of each call in a graph, which are to be rematerialized.
 
     Of nested calls the outermost counts, unless it is that of a whole model with such calls inside.
     """

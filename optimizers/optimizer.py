@@ -22,8 +22,8 @@ from .stages import accumulation
 from .stages.aggregated_gradients import after_aggregation, aggregate_alone
 from .stages.call_options import CallOptions, call_options, current_options, frozen_count, gradients_are_taken
 from .stages.run_stages import run_stages
+from .update_rules.parts import created_as_shards
 from .update_rules.replica_rule import ReplicaRule, register_shards
-from .update_rules.sharded import created_as_shards
 
 Stage = Callable[[Pairs], Pairs]
 

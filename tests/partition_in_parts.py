@@ -42,7 +42,7 @@ class Parts:
     def partition(self):
         """Partitions the program."""
         wanted = [REPLICATED] * len(self.graph.outputs)
-        self.program = partitioned(self.graph, len(self.batch), wanted, lambda handle: False)
+        self.program = partitioned(self.graph, len(self.batch), wanted, lambda handle: None)
 
     def on_one_device(self):
         return [

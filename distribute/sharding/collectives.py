@@ -27,7 +27,7 @@ _compiled: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDicti
 
 
 def reduce_scatter(matrices: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """For each matrix with a row for every replica, the sum of this replica's rows, in the order of the replicas.
+    """For each matrix, the sum of the matrix rows of all replicas with the number of this one, in their order.
 
     The shapes are known, and the same on every replica. Context: replica.
     """
@@ -91,7 +91,7 @@ def gathered_on_host(strategy: tf.distribute.Strategy, shards: Sequence[tf.Tenso
 def scattered_from_first(
     strategy: tf.distribute.Strategy, value: tf.Tensor, layout: Layout
 ) -> list[tf.Tensor]:
-    """The local replicas' parts of the first replica's tensor, in a row each. Context: eager, on every worker."""
+    """The local replicas' parts of the first replica's tensor, flat. Context: eager, on every worker."""
     replicas = range(strategy.num_replicas_in_sync)
     rows = tf.stack([tf.reshape(layout.part(value, replica), [-1]) for replica in replicas])
     devices = strategy.extended.worker_devices

@@ -191,12 +191,6 @@ def own_copy(variable: Any) -> Any:
     return raw_value(variable).own() if is_sharded(variable) else local_copy(variable)
 
 
-def own_part(variable: Any) -> tf.Tensor:
-    """This replica's shard of a trained weight, flat, whether the weight is sharded or not. Context: replica."""
-    copy = own_copy(variable)
-    return tf.convert_to_tensor(copy) if is_sharded(variable) else own_shard(copy)
-
-
 own_shards = functools.partial(seen_through, ShardedValue.own)
 """This thread sees this replica's shards instead of sharded variables. Context: replica."""
 

@@ -21,12 +21,11 @@ from ...distribute.replicas import (
     replica_id,
 )
 from ...distribute.sharding.collectives import if_all
-from ...distribute.sharding.sharded_value import layout_of, own_copy
+from ...distribute.sharding.sharded_value import own_copy
 from ...distribute.step_context import current_step
 from .. import checks
 from ..adoption import adopt
 from ..building import ensure_built
-from ..update_rules.parts import check_hook_on_parts, check_parts, divide_state, transform_and_apply_parts
 from ..update_rules.replica_rule import once_there_is_one, transform_and_apply
 from ..update_rules.sharded import (
     aggregate_shards,
@@ -97,16 +96,11 @@ def run_stages(
         }
         return _in_every_replica(optimizer, pairs, settings)
     every = [v for _, v in pairs]
-    pairs, sharded = checks.with_gradients(optimizer, pairs), shards_state(optimizer)
+    pairs, sharded = checks.with_gradients(optimizer, pairs), shards_state(optimizer, every)
     apply_to: Any = transform_and_apply_shards if sharded else transform_and_apply
     check: Callable[[Any, Pairs, Any], Any] = (
         check_shards if sharded else lambda hook, *args: hook.check_gradients(*args)
     )
-    if any(layout_of(v) is not None for v in every):
-        check_parts(optimizer, every)
-        with direct_writes():
-            divide_state(optimizer)
-        apply_to, check = transform_and_apply_parts, check_hook_on_parts
     hooks = step_hooks(optimizer)
     begun = [hook.before_aggregation(pairs) for hook in hooks]
     pairs = (aggregate_shards if sharded else aggregate)(optimizer, pairs, options)

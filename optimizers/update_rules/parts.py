@@ -1,106 +1,93 @@
-"""Stages 4 and 5 where weights are divided over a mesh: those of whole weights, on this replica's parts.
-
-Code that treats each number by itself, and norms, run on the parts. Other code sees whole values, gathered where it reads
-them, and the parts of what it writes are kept.
-"""
+"""How the stages divide gradients, weights and optimizer state over replicas."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from ...compat.keras_private.optimizers import state_of, trained_variables
+from ...compat.keras_private.optimizers import overwritten_by_gradient, state_of, trained_variables
 from ...compat.keras_private.variables import raw_value
-from ...distribute.mesh import Layout
-from ...distribute.replicas import num_replicas
+from ...distribute.mesh import FLAT, Layout, mesh_of
+from ...distribute.replicas import local_copy, num_replicas
+from ...distribute.sharding.collectives import gather_shards, own_shard
+from ...distribute.sharding.sharded import level_of
 from ...distribute.sharding.sharded_value import (
     ShardedValue,
-    TensorInPlace,
+    created_in_shards,
+    is_sharded,
     layout_of,
-    own_shards,
-    seen_through,
+    own_copy,
     shard_variable,
 )
 from ..building import inner_optimizers, run_in_thread
-from ..stages.clipping import norms_over_shards
-from ..stages.sparse_gradients import Pairs
-from ..stages.step_hooks import StepHook
-from ..stages.transformers import AddDecayedWeights, ClipByGlobalNorm, ClipByNorm, ClipByValue
-from ..stages.user_code import has_user_code, is_elementwise
-from .replica_rule import once_there_is_one, transform, transform_and_apply
-
-_ON_PARTS = (ClipByGlobalNorm, ClipByNorm, ClipByValue, AddDecayedWeights)
-"""The ready pieces that need no whole gradient."""
+from ..stages.sparse_gradients import Pairs, is_sparse
+from ..stages.user_code import has_user_code
 
 
-def transform_and_apply_parts(optimizer: Any, pairs: Pairs) -> None:
-    """Stages 4 and 5 where weights are divided over a mesh: each replica updates its parts, and its copies of whole weights.
-
-    Context: replica.
-    """
-    with own_shards():
-        transform_and_apply(optimizer, pairs, _transform, _decay_and_update)
+def layout_in_stages(variable: Any) -> Layout | None:
+    """How the stages divide a variable; None: they do not."""
+    if level_of() is None:
+        return layout_of(variable)
+    return None if overwritten_by_gradient(variable) else Layout(mesh_of(), (FLAT,))
 
 
-def norms_over_parts(pairs: Pairs) -> contextlib.AbstractContextManager[None]:
-    """Inside, norms of these gradients count each part once. Context: replica."""
+def own_part(value: Any, layout: Layout | None, shape: Sequence[int]) -> Any:
+    """This replica's part of a whole tensor or gradient of a shape."""
+    if layout is None or layout.axes[0] == FLAT:
+        return value if layout is None else own_shard(value, list(shape))
+    return layout.own_part(tf.convert_to_tensor(value))
+
+
+def gather_parts(
+    parts: Sequence[tf.Tensor], layouts: Sequence[Layout | None], shapes: Sequence[Any]
+) -> list[tf.Tensor]:
+    """The whole tensors, from the parts of all replicas."""
+    flat = [layout is not None and layout.axes[0] == FLAT for layout in layouts]
+    shards = [(part, list(shape)) for part, shape, is_flat in zip(parts, shapes, flat) if is_flat]
+    rest = iter(gather_shards([part for part, _ in shards], [shape for _, shape in shards]))
+    return [
+        next(rest) if is_flat else part if layout is None else layout.gather(part)
+        for part, layout, is_flat in zip(parts, layouts, flat)
+    ]
+
+
+def whole_value(value: Any) -> tf.Tensor:
+    """The whole value of a variable."""
+    if not isinstance(value, ShardedValue):
+        return tf.convert_to_tensor(local_copy(value))
+    return gather_parts([value.own().read_value()], [value.layout], [value.shape])[0]
+
+
+def own_weight(variable: Any) -> tf.Tensor:
+    """This replica's part of a trained weight, whether it is stored divided or whole."""
+    copy = tf.convert_to_tensor(own_copy(variable))
+    return copy if is_sharded(variable) else own_part(copy, layout_in_stages(variable), variable.shape)
+
+
+def copies_of_parts(pairs: Pairs) -> Any:
+    """How many replicas have the same part of each gradient."""
+    if level_of() is not None:
+        return 1
     layouts = [layout_of(v) for _, v in pairs]
-    return norms_over_shards([num_replicas() if layout is None else layout.copies for layout in layouts])
+    return [num_replicas() if layout is None else layout.copies for layout in layouts]
 
 
-def check_hook_on_parts(hook: StepHook, pairs: Pairs, finite: Any) -> Any:
-    """What a hook makes of the finite check and the parts of all replicas."""
-    with norms_over_parts(pairs):
-        return hook.check_gradients(pairs, finite)
+def stays_whole(gradient: Any, variable: Any) -> bool:
+    """Whether replicas sum the gradient as a whole."""
+    return is_sparse(gradient) or overwritten_by_gradient(variable)
 
 
-def _transform(optimizer: Any, pairs: Pairs) -> Pairs:
-    """Stage 4, on parts or on whole gradients and weights."""
-    if all(type(each) in _ON_PARTS for each in optimizer.gradient_transformers):
-        with norms_over_parts(pairs):
-            return transform(optimizer, pairs)
-    with _seeing_wholes():
-        pairs = transform(optimizer, _gather(pairs))
-    return [(g if (layout := layout_of(v)) is None else layout.own_part(g), v) for g, v in pairs]
+def gradient_layouts(flat: Layout | None, optimizer: Any, pairs: Pairs) -> list[Layout | None]:
+    """For each pair how a partitioned step gives the sum of the gradient to an optimizer; None: this sums it itself.
 
-
-def _decay_and_update(optimizer: Any, pairs: Pairs) -> None:
-    """Weight decay and the update rule, on parts or on whole gradients, weights and state."""
-    variables = [v for _, v in pairs]
-    with contextlib.nullcontext() if is_elementwise(optimizer) else _seeing_wholes() as whole:
-        with once_there_is_one(pairs):
-            optimizer._apply_weight_decay(variables)
-        if whole is not None:
-            pairs = _gather(pairs)
-            variables = [v if layout_of(v) is None else whole(raw_value(v)) for v in variables]
-        rate = optimizer.learning_rate_for(variables)
-        optimizer._backend_update_step([g for g, _ in pairs], variables, rate)
-
-
-def _gather(pairs: Pairs) -> Pairs:
-    return [(g if (layout := layout_of(v)) is None else layout.gather(g), v) for g, v in pairs]
-
-
-@contextlib.contextmanager
-def _seeing_wholes() -> Iterator[Callable[[ShardedValue], TensorInPlace]]:
-    """Inside, this thread sees whole values, gathered at their first use; the parts of what it writes are kept."""
-    found: dict[int, tuple[ShardedValue, TensorInPlace, tf.Tensor]] = {}
-
-    def whole(value: ShardedValue) -> TensorInPlace:
-        if id(value) not in found:
-            assert value.layout is not None  # narrows the type
-            tensor = value.layout.gather(value.own().read_value())
-            found[id(value)] = value, TensorInPlace(value.key, tensor, value.name), tensor
-        return found[id(value)][1]
-
-    with seen_through(whole):
-        yield whole
-    for value, place, before in found.values():
-        if place.tensor is not before and value.layout is not None:
-            value.own().assign(value.layout.own_part(place.tensor))
+    `flat` is the layout of optimizer state that is sharded.
+    """
+    if flat is None or optimizer.gradient_aggregator is not None:
+        return [layout_of(v) if g is not None else None for g, v in pairs]
+    return [None if g is None or stays_whole(g, v) else flat for g, v in pairs]
 
 
 def divide_state(optimizer: Any) -> None:
@@ -109,14 +96,9 @@ def divide_state(optimizer: Any) -> None:
     for each in inner_optimizers(optimizer) or [optimizer]:
         state = state_of(each)
         for variable in trained_variables(each):
-            layout = layout_of(variable)
-            if layout is not None:
-                whole = [
-                    held
-                    for held in state(variable)
-                    if held.shape == variable.shape and layout_of(held) is None
-                ]
-                late += [(held, layout) for held in whole]
+            if (layout := layout_of(variable)) is not None:
+                alike = [held for held in state(variable) if held.shape == variable.shape]
+                late += [(held, layout) for held in alike if layout_of(held) is None]
     if late:
         strategy = tf.distribute.get_strategy()
         run_in_thread(lambda: [shard_variable(held, strategy, layout) for held, layout in late])
@@ -137,3 +119,16 @@ def check_parts(optimizer: Any, variables: Sequence[Any]) -> None:
             f"The layout map divides weights ({divided.path!r} of shape {tuple(divided.shape)}), with which this is not "
             f"supported: {', '.join(found)}. Leave it out, or use a mesh that divides the batch alone."
         )
+
+
+def created_as_shards(reference: Any, initializer: Any) -> contextlib.AbstractContextManager[Any]:
+    """Around the creation of an optimizer's state for the trained variable `reference`: divided like it, or sharded.
+
+    Context: eager, in the scope of the strategy.
+    """
+    strategy, layout = getattr(raw_value(reference), "distribute_strategy", None), layout_of(reference)
+    if layout is not None:
+        return created_in_shards(strategy, list(reference.shape), initializer, layout)
+    if strategy is None or level_of(strategy) is None or overwritten_by_gradient(reference):
+        return contextlib.nullcontext()
+    return created_in_shards(strategy, list(reference.shape), initializer)

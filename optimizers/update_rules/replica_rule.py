@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -32,7 +32,7 @@ from ...distribute.parameter_servers.shards import rows_of
 from ...distribute.parameter_servers.updates import colocated_with, shards_of
 from ...distribute.replicas import in_replica_context, local_copy
 from ...distribute.sharding.row_sharding import rows_per_shard, state_devices
-from ...distribute.sharding.sharded_value import TensorInPlace, layout_of, own_copy
+from ...distribute.sharding.sharded_value import TensorInPlace, own_copy
 from .. import checks
 from ..settings import check_learning_rate
 from ..stages import clipping
@@ -120,7 +120,7 @@ class ReplicaRule(keras.optimizers.Optimizer):
 
         for variable, average in zip(trainable_variables, averages_of(self)):
             if average is not None:
-                copy, mean = own_copy(variable), own_copy(average)
+                copy, mean = local_copy(variable), local_copy(average)
                 traced(functools.partial(move, mean, copy), [mean, copy])
 
     def overwrite_with_average_when_due(self) -> None:
@@ -236,6 +236,23 @@ def register_shards(optimizer: Any, variables: Sequence[Any]) -> None:
             know_variable(optimizer, shard, index)
 
 
+def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
+    """Stages 4 and 5: writes the weights and the optimizer state, in Keras' order."""
+    with frozen_iterations(optimizer):
+        pairs, overwriting = without_overwriting(pairs)
+        pairs = transform(optimizer, pairs)
+        for gradient, variable in overwriting:
+            optimizer.assign(variable, gradient)
+        if pairs:
+            gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
+            with once_there_is_one(pairs):
+                optimizer._apply_weight_decay(variables)
+            optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
+        optimizer._update_model_variables_moving_average(trained_variables(optimizer))
+        optimizer.overwrite_with_average_when_due()
+        constrain([v for _, v in pairs])
+
+
 def transform(optimizer: Any, pairs: Pairs) -> Pairs:
     """Stage 4: the transformers in order, then clipping; both see the aggregated, unscaled gradients of all variables."""
     for transformer in optimizer.gradient_transformers:
@@ -252,40 +269,9 @@ def clip(optimizer: Any, pairs: Pairs) -> Pairs:
 def constrain(variables: Sequence[Any]) -> None:
     """Applies the constraints of variables to this replica's copies."""
     for variable in variables:
-        if variable.constraint is None:
-            continue
-        copy, layout = own_copy(variable), layout_of(variable)
-        if layout is None:
+        if variable.constraint is not None:
+            copy = local_copy(variable)
             copy.assign(variable.constraint(copy))
-        else:
-            copy.assign(layout.own_part(variable.constraint(layout.gather(copy.read_value()))))
-
-
-def transform_and_apply(
-    optimizer: Any,
-    pairs: Pairs,
-    transform: Callable[[Any, Pairs], Pairs] = transform,
-    update: Callable[[Any, Pairs], None] | None = None,
-) -> None:
-    """Stages 4 and 5: writes the weights and the optimizer state, in Keras' order.
-
-    `update` makes weight decay and calls the update rule; None: that of whole weights.
-    """
-    with frozen_iterations(optimizer):
-        pairs, overwriting = without_overwriting(pairs)
-        pairs = transform(optimizer, pairs)
-        for gradient, variable in overwriting:
-            optimizer.assign(variable, gradient)
-        if pairs and update is not None:
-            update(optimizer, pairs)
-        elif pairs:
-            gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-            with once_there_is_one(pairs):
-                optimizer._apply_weight_decay(variables)
-            optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
-        optimizer._update_model_variables_moving_average(trained_variables(optimizer))
-        optimizer.overwrite_with_average_when_due()
-        constrain([v for _, v in pairs])
 
 
 def once_there_is_one(pairs: Pairs) -> Any:

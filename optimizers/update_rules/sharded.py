@@ -1,12 +1,12 @@
-"""The stages on shards: each replica holds a part of the optimizer state and updates a part of the weights.
+"""The stages on parts: each replica holds a part of the optimizer state and updates a part of the weights.
 
-Gradients are reduce-scattered in stage 1. In stage 4, operations on single numbers run on the shards; norms are partial sums
-of squares, all-reduced. In stage 5 each replica updates its shard of every weight, then the new weights are all-gathered.
+With `sharded` these are flat shards of all variables, on a mesh the parts of the weights that it divides (`parts.py`).
+Gradients are reduce-scattered in stage 1. In stage 4, operations on single numbers run on the parts; norms are partial sums
+of squares, all-reduced. In stage 5 each replica updates its part of every weight, then the new weights are all-gathered.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -15,24 +15,21 @@ import tensorflow as tf
 
 from ...compat.keras_private.optimizers import (
     averages_of,
-    overwritten_by_gradient,
     own_variables,
     trained_variables,
     variable_key,
 )
-from ...compat.keras_private.variables import raw_value, with_shapes
-from ...distribute.mesh import FLAT, Layout, to_rows
+from ...compat.keras_private.variables import direct_writes, raw_value, with_shapes
+from ...distribute.mesh import FLAT, to_rows
 from ...distribute.replicas import function_of_its_own, local_copy, num_replicas
-from ...distribute.sharding.collectives import gather_shards, own_shard, reduce_scatter
+from ...distribute.sharding.collectives import reduce_scatter
 from ...distribute.sharding.sharded import level_of, unsharded_state
 from ...distribute.sharding.sharded_value import (
     ShardedValue,
     TensorInPlace,
-    created_in_shards,
     is_sharded,
     layout_of,
     own_copy,
-    own_part,
     own_shards,
     seen_through,
     shard_variable,
@@ -45,6 +42,17 @@ from ..stages.sparse_gradients import Pairs, fit_to_send, is_sparse
 from ..stages.step_hooks import StepHook
 from ..stages.transformers import AddDecayedWeights, ClipByGlobalNorm, ClipByNorm, ClipByValue
 from ..stages.user_code import has_user_code, is_elementwise
+from .parts import (
+    check_parts,
+    copies_of_parts,
+    divide_state,
+    gather_parts,
+    layout_in_stages,
+    own_part,
+    own_weight,
+    stays_whole,
+    whole_value,
+)
 from .replica_rule import (
     ReplicaRule,
     clip,
@@ -54,14 +62,19 @@ from .replica_rule import (
 )
 
 
-def shards_state(optimizer: Any) -> bool:
-    """Whether the stages run on shards, for the current strategy; the optimizer state is then sharded, too.
+def shards_state(optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Whether the stages run on parts, for the current strategy; the optimizer state is then divided, too.
 
     A built optimizer may have made state before it was ours, or under another strategy. In a trace the variables are made
     in another thread.
     """
     if level_of() is None:
-        return False
+        divided = any(layout_of(v) is not None for v in variables)
+        if divided:
+            check_parts(optimizer, variables)
+            with direct_writes():
+                divide_state(optimizer)
+        return divided
     strategy = tf.distribute.get_strategy()
     late = [v for each in (optimizer, *inner_optimizers(optimizer)) for v in unsharded_state(each)]
     if late:
@@ -78,7 +91,8 @@ def aggregate_shards(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pair
     if options.skip_aggregation or optimizer.gradient_aggregator is not None:
         return cut(aggregate(optimizer, pairs, options))
     pairs = fit_to_send(pairs)
-    scattered = [not (_stays_whole(g, v) or id(v) in options.summed) for g, v in pairs]
+    flat = level_of() is not None
+    scattered = [flat and not (stays_whole(g, v) or id(v) in options.summed) for g, v in pairs]
     # Where the number of samples is unknown, a gradient's shape can be too: its variable's is known.
     given = [tf.ensure_shape(g, v.shape) for (g, v), cut in zip(pairs, scattered) if cut]
     shards = iter(reduce_scatter([to_rows(g, FLAT, num_replicas()) for g in given]))
@@ -89,21 +103,11 @@ def aggregate_shards(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pair
     return [cut([(g, v)])[0] if is_sparse(g) and id(v) in accumulated else (g, v) for g, v in pairs]
 
 
-def gradient_layouts(flat: Layout | None, optimizer: Any, pairs: Pairs) -> list[Layout | None]:
-    """For each pair how a partitioned step gives the sum of the gradient to an optimizer; None: this sums it itself.
-
-    `flat` is the layout of optimizer state that is sharded.
-    """
-    if flat is None or optimizer.gradient_aggregator is not None:
-        return [layout_of(v) if g is not None else None for g, v in pairs]
-    return [None if g is None or _stays_whole(g, v) else flat for g, v in pairs]
-
-
 def check_shards(hook: StepHook, pairs: Pairs, finite: Any) -> Any:
-    """What a hook makes of the finite check and the shards of all replicas."""
-    shards = [(own_shard(g, list(v.shape)) if _stays_whole(g, v) else g, v) for g, v in pairs]
-    with norms_over_shards():
-        return hook.check_gradients(shards, finite)
+    """What a hook makes of the finite check and the parts of all replicas."""
+    parts = [(own_part(g, layout_in_stages(v), v.shape) if is_sparse(g) else g, v) for g, v in pairs]
+    with norms_over_shards(copies_of_parts(pairs)):
+        return hook.check_gradients(parts, finite)
 
 
 def transform_and_apply_shards(optimizer: Any, pairs: Pairs) -> None:
@@ -126,23 +130,6 @@ def transform_and_apply_shards(optimizer: Any, pairs: Pairs) -> None:
         _constrain(optimizer, [v for _, v in pairs if v.constraint is not None])
 
 
-def _stays_whole(gradient: Any, variable: Any) -> bool:
-    return is_sparse(gradient) or overwritten_by_gradient(variable)
-
-
-def created_as_shards(reference: Any, initializer: Any) -> contextlib.AbstractContextManager[Any]:
-    """Around the creation of an optimizer's state for the trained variable `reference`: divided like it, or sharded.
-
-    Context: eager, in the scope of the strategy.
-    """
-    strategy, layout = getattr(raw_value(reference), "distribute_strategy", None), layout_of(reference)
-    if layout is not None:
-        return created_in_shards(strategy, list(reference.shape), initializer, layout)
-    if strategy is None or level_of(strategy) is None or overwritten_by_gradient(reference):
-        return contextlib.nullcontext()
-    return created_in_shards(strategy, list(reference.shape), initializer)
-
-
 def _transformed(optimizer: Any, pairs: Pairs, to_shards: bool) -> Pairs:
     """Stage 4, to shards or to whole gradients."""
     own_clipping = type(optimizer)._clip_gradients is not ReplicaRule._clip_gradients
@@ -150,10 +137,10 @@ def _transformed(optimizer: Any, pairs: Pairs, to_shards: bool) -> Pairs:
         pairs = transform(optimizer, gather(pairs))
         return cut(pairs) if to_shards else pairs
     pairs = [pair if not is_sparse(pair[0]) else cut([pair])[0] for pair in pairs]
-    with norms_over_shards():
+    with norms_over_shards(copies_of_parts(pairs)):
         for transformer in optimizer.gradient_transformers:
             decays = type(transformer) is AddDecayedWeights
-            pairs = transformer.decayed(pairs, own_part) if decays else transformer(pairs)
+            pairs = transformer.decayed(pairs, own_weight) if decays else transformer(pairs)
         pairs = clip(optimizer, pairs)
     return pairs if to_shards else gather(pairs)
 
@@ -163,14 +150,14 @@ _ON_SHARDS = (ClipByGlobalNorm, ClipByNorm, ClipByValue, AddDecayedWeights)
 
 
 def cut(pairs: Pairs) -> Pairs:
-    """This replica's shard of each whole gradient."""
-    return [(g if overwritten_by_gradient(v) else own_shard(g, list(v.shape)), v) for g, v in pairs]
+    """This replica's part of each whole gradient."""
+    return [(own_part(g, layout_in_stages(v), v.shape), v) for g, v in pairs]
 
 
 def gather(pairs: Pairs) -> Pairs:
     """The whole gradients; sparse ones are whole already, and None stays None."""
     dense = [(g, v) for g, v in pairs if g is not None and not is_sparse(g)]
-    whole = iter(gather_shards([g for g, _ in dense], [list(v.shape) for _, v in dense]))
+    whole = iter(gather_parts(*zip(*[(g, layout_in_stages(v), v.shape) for g, v in dense])) if dense else ())
     return [(g if g is None or is_sparse(g) else next(whole), v) for g, v in pairs]
 
 
@@ -187,15 +174,12 @@ def _updated_shards(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
 
 def _updated_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
     """A rule that needs whole weights sees whole state too, gathered where it reads it; shards of the results are kept."""
-    places = [
-        TensorInPlace(variable_key(optimizer, v), tf.convert_to_tensor(local_copy(v)), v.name)
-        for _, v in pairs
-    ]
+    places = [TensorInPlace(variable_key(optimizer, v), whole_value(raw_value(v)), v.name) for _, v in pairs]
     state: dict[int, tuple[ShardedValue, TensorInPlace, tf.Tensor]] = {}
 
     def gathered(value: ShardedValue) -> TensorInPlace:
         if id(value) not in state:
-            tensor = gather_shards([value.own().read_value()], [value.shape.as_list()])[0]
+            tensor = whole_value(value)
             state[id(value)] = value, TensorInPlace(value.key, tensor, value.name), tensor
         return state[id(value)][1]
 
@@ -204,15 +188,15 @@ def _updated_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
             optimizer._backend_update_step([g for g, _ in pairs], places, optimizer.learning_rate_for(places))
     for value, place, before in state.values():
         if place.tensor is not before:
-            value.own().assign(own_shard(place.tensor))
+            value.own().assign(own_part(place.tensor, value.layout, value.shape))
     return {
-        id(v): TensorInPlace(place.key, own_shard(place.tensor), place.name)
+        id(v): TensorInPlace(place.key, own_part(place.tensor, layout_in_stages(v), v.shape), place.name)
         for (_, v), place in zip(pairs, places)
     }
 
 
 def _shard_of(optimizer: Any, variable: Any) -> TensorInPlace:
-    return TensorInPlace(variable_key(optimizer, variable), own_part(variable), variable.name)
+    return TensorInPlace(variable_key(optimizer, variable), own_weight(variable), variable.name)
 
 
 def _average(optimizer: Any, shards: dict[int, TensorInPlace]) -> None:
@@ -244,7 +228,9 @@ def _write_weights(variables: Sequence[Any], shards: Sequence[tf.Tensor]) -> Non
         if is_sharded(variable):
             own_copy(variable).assign(shard)
     copied = [(v, shard) for v, shard in new if not is_sharded(v)]
-    wholes = gather_shards([shard for _, shard in copied], [list(v.shape) for v, _ in copied])
+    wholes = (
+        gather_parts(*zip(*[(shard, layout_in_stages(v), v.shape) for v, shard in copied])) if copied else []
+    )
     for (variable, _), value in zip(copied, wholes):
         local_copy(variable).assign(value)
 
@@ -254,7 +240,7 @@ def _constrain(optimizer: Any, variables: Sequence[Any]) -> None:
     for variable in variables:
         if is_sharded(variable):
             value = raw_value(variable)
-            value.assign(variable.constraint(value.read_value()))
+            value.own().assign(own_part(variable.constraint(whole_value(value)), value.layout, value.shape))
     if copied:
         write = functools.partial(constrain, copied)
         (function_of_its_own(write) if has_user_code(optimizer, copied) else write)()

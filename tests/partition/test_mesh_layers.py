@@ -59,11 +59,9 @@ def built(name):
     return layer, data
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.short("dense", "attention", "convolution 2", "embedding")
-def test_layer_with_a_divided_weight_matches_one_device(name):
+def step_of(name):
+    """A layer's outputs, a loss and its gradients as a function of a batch and of weights; the batch and the weights."""
     layer, data = built(name)
-    start = [v.numpy() for v in layer.trainable_variables]
     rest = [tf.constant(v.numpy()) for v in layer.non_trainable_variables]
 
     def fn(x, *weights):
@@ -73,8 +71,28 @@ def test_layer_with_a_divided_weight_matches_one_device(name):
             loss = tf.reduce_mean(out**2) + tf.reduce_sum(tf.sin(out))
         return [out, loss, *[tf.convert_to_tensor(g) for g in tape.gradient(loss, weights)]]
 
+    return fn, data, [v.numpy() for v in layer.trainable_variables]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.short("dense", "attention", "convolution 2", "embedding")
+def test_layer_with_a_divided_weight_matches_one_device(name):
+    fn, data, start = step_of(name)
     cases = [(n, axis) for n, w in enumerate(start) for axis, size in enumerate(w.shape) if size % 2 == 0]
     assert cases
     for number, axis in cases:
         weights = [(w, axis if n == number else None) for n, w in enumerate(start)]
         MeshParts(fn, [data], weights).check([(4, 3)], tolerance=1e-11)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.short("dense", "grouped attention", "lstm")
+def test_layer_with_all_weights_divided_along_both_axes_matches_one_device(name):
+    """By pairs of axes in both orders; uneven parts of the batch, and one without samples."""
+    fn, data, start = step_of(name)
+    for order in (1, -1):
+        weights = []
+        for w in start:
+            axes = [axis for axis, size in enumerate(w.shape) if size % 2 == 0][::order]
+            weights.append((w, (axes[0] if axes else None, axes[1] if len(axes) > 1 else None)))
+        MeshParts(fn, [data], weights, again=True).check([(4, 3), (7, 0)], tolerance=1e-11)

@@ -94,7 +94,7 @@ def backward_reads(mode: str | None, composite: bool, gradients: int = 1) -> tup
     save_memory(program, calls_in(parts.graph), 0)
     makers = {number: node for node in program.nodes for number in node.outputs}
     late = [each for each in program.nodes if isinstance(each, Copy) and (of_a_gradient(each) or each.after)]
-    for node in program.nodes:  # what is computed again, too
+    for node in program.nodes:  # what is rematerialized, too
         if isinstance(node, Copy) and any(makers.get(n) in late for n in node.inputs) and node not in late:
             late.append(node)
     read = {

@@ -246,13 +246,19 @@ OPTIONS = {
     "transformers": lambda: unisono.optimizers.SGD(
         0.1, gradient_transformers=[unisono.optimizers.ClipByGlobalNorm(0.1)]
     ),
+    "own transformer": lambda: unisono.optimizers.SGD(
+        0.1, gradient_transformers=[lambda pairs: [(2 * g, v) for g, v in pairs]]
+    ),
+    "rule of whole weights": lambda: unisono.optimizers.Lamb(0.1),
+    "averages": lambda: unisono.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3),
 }
+OVER_BOTH = MLP | {".*up/kernel": ("batch", "model"), ".*down/kernel": ("model", "batch")}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_of_optimizers_work_on_parts(name):
     expected = of_options(OPTIONS[name]())
-    with strategy_for((2, 2), MLP).scope():
+    with strategy_for((2, 2), OVER_BOTH).scope():
         found = of_options(OPTIONS[name]())
     check_equal(found, expected)
 
@@ -317,6 +323,21 @@ def test_what_divided_weights_do_not_support_raises_before_the_first_step(messag
     with pytest.raises(ValueError, match=message):
         model.fit(X, X[:, :2], verbose=0)
     check_equal(model.get_weights(), before, 0)
+
+
+def test_constraint_of_a_divided_weight_sees_the_whole_weight():
+    def trained():
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((4,))
+        dense = keras.layers.Dense(2, kernel_constraint=keras.constraints.MaxNorm(0.3), name="dense")
+        model = compiled(unisono.Model(inputs, dense(inputs)), "sgd")
+        model.fit(X, X[:, :2], batch_size=8, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    expected = trained()
+    with strategy_for((2, 2), {"dense/kernel": ("batch", "model")}).scope():
+        found = trained()
+    check_equal(found, expected)
 
 
 def test_pattern_without_a_variable_warns_with_the_nearest_path():

@@ -87,7 +87,7 @@ def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.T
 
 
 def part_of(row: tf.Tensor, whole: tf.TensorShape, label: Label, replica: Replica) -> tf.Tensor:
-    """A STORED part of a tensor, from its numbers in a row."""
+    """A STORED part of a tensor, from its flat numbers."""
     shape = whole.as_list()
     if label.axis == FLAT:
         return row

@@ -17,8 +17,8 @@ class Request(NamedTuple):
     """A request of a replica to those that differ from it along the axis `mesh` of the mesh alone, itself included.
 
     It is for the sum of all inputs `tensor`, or for their concatenation along `axis`, if it is given. With `parts` the input
-    is a matrix with a row for each replica, and the request for the sum of this one's rows; or it is a row, and the request
-    for the rows of all, concatenated.
+    is a matrix, and the request for the sum of all replicas' matrix rows with this one's number; or it is a flat part, and
+    the request for those of all.
     """
 
     tensor: tf.Tensor

@@ -19,8 +19,8 @@ class Label(NamedTuple):
         PARTIAL_MAX, PARTIAL_MIN              T = max_r t_r, min_r t_r
         SIZES        T = t_r, except that element `axis` is the local extent of a sharded axis
         OWN          t_r is only meaningful on its replica: a key to draw random numbers with
-        STORED       t_r is a part of T, of which there are equal ones along `axis`, or of all its numbers in one row
-                     (FLAT): it is gathered before an operation computes with it
+        STORED       t_r is one of the equal parts of T along `axis`, or of T flattened (FLAT): they are gathered before an
+                     operation computes with T
         STATISTIC    t_r is that of this replica's samples (batch statistics that are not synchronized): a part of a sum
                      where it is a gradient, a part of a mean where it is written
 

@@ -21,7 +21,7 @@ from ....distribute.sharding.sharded import SHARDABLE, level_of
 from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, layout_of, seen_through
 from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
 from ....optimizers.building import ensure_built, run_in_thread
-from ....optimizers.update_rules.sharded import gradient_layouts
+from ....optimizers.update_rules.parts import gradient_layouts
 from ...inputs.batch import all_leaves, sample_count
 from ...inputs.checks import check_combined_samples
 from ...step.collected_writes import CollectedWrites

@@ -266,8 +266,8 @@ class StepFunction:
             logs: Any = strategy.run(run)
         if self.predicts:
             return outputs_of_replicas(logs, strategy)
-        shares = None if self.alone or own is None else own.sums
-        logs = self._partition.checked(logs) if shares is None else Shares.of(logs, shares, strategy)
+        own = None if self.alone else own
+        logs = self._partition.checked(logs) if own is None else Shares.of(logs, own.sums, strategy)
         takers = [hook for hook in (*inside, self.recorder) if hook is not None and hook.takes_logs]
         if takers:
             logs = whole(logs)
