@@ -305,3 +305,18 @@ def test_what_goes_wrong_in_the_middle_leaves_the_last_good_step_on_every_replic
         assert lines._file._stream is None
     helpers.assert_close(*results, helpers.FLOAT32)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("unisono-")]
+
+
+def test_one_array_of_weights_of_steps_counts_for_every_output_as_in_keras():
+    x = np.random.default_rng(1).normal(size=(6, 3, 2)).astype("float32")
+    weights, found = np.arange(18.0).reshape(6, 3), []
+    for make, count in ((keras.Model, 2), (unisono.Model, 2), (unisono.Model, 1)):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((3, 2))
+        model = make(inputs, [keras.layers.Dense(1, name=name)(inputs) for name in "ab"])
+        model.compile("sgd", "mse", run_eagerly=True)
+        given = [weights] * 2 if count == 2 else weights
+        model.fit(x, [x[..., :1]] * 2, sample_weight=given, batch_size=6, shuffle=False, verbose=0)
+        found.append(model.get_weights())
+    for ours in found[1:]:
+        helpers.assert_close(ours, found[0], helpers.FLOAT32)

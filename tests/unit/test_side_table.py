@@ -1,4 +1,4 @@
-"""Records beside objects: one for each, as long as it lives, and none in the object."""
+"""Records next to objects: one for each, as long as it lives, and none in the object."""
 
 import gc
 

@@ -30,6 +30,7 @@ class Batches(keras.utils.PyDataset):
 
 V = (X, Y)
 BATCHES = rows(X, Y).batch(2)
+TWO = {"a": COLUMN, "b": COLUMN}
 VALID = "`validation_data`"
 BATCHED = "batch (it|them) first"
 
@@ -155,12 +156,17 @@ INPUTS: dict[str, Use] = {
     "class_weight and weights of a dataset": fit(
         "both given", "product", x=rows(X, Y, X[:, 0]).batch(2), y=None, class_weight={0: 2.0}
     ),
-    "sample_weight of one of two outputs": fit(
-        "sample_weight", "each output of y", y={"a": Y, "b": Y}, sample_weight={"a": X[:, 0]}
-    ),
-    "sample_weight with dimensions, for two outputs": fit(
-        "sample_weight", r"shape \(6, 3\)", y={"a": Y, "b": Y}, sample_weight=X
-    ),
+    **{
+        f"sample_weight for two outputs {name}": (
+            lambda b, weights=weights: b.two_outputs(True).fit(X, TWO, sample_weight=weights, verbose=0),
+            ("`sample_weight` of shapes", "does not fit", "one weight for each sample"),
+        )
+        for name, weights in {
+            "for one of them": {"a": X[:, 0]},
+            "with an unknown name": {"a": X[:, 0], "c": X[:, 0]},
+            "with dimensions": X,
+        }.items()
+    },
 }
 
 

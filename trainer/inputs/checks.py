@@ -184,28 +184,3 @@ def batched(element_spec: Any, parts: int, sharing: Sharing) -> None:
             "dataset.batch(global_batch_size); else use them in a custom `train_step`. "
             f"Received elements: {shown(element_spec)}"
         )
-
-
-def weights_like_targets(y: Any, sample_weight: Any) -> Any:
-    """`sample_weight` in the structure of `y`: one array of weights counts for every output."""
-    if not tf.nest.is_nested(y):
-        return sample_weight
-    if tf.nest.is_nested(sample_weight):
-        try:
-            tf.nest.assert_same_structure(y, sample_weight)
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"sample_weight ({_names(sample_weight)}) must have one array for each output of y ({_names(y)})."
-            ) from None
-        return sample_weight
-    shape = tuple(sample_weight.shape)
-    if len(shape) > 2 or (len(shape) == 2 and shape[1] != 1):
-        raise ValueError(
-            f"sample_weight has shape {shape}, but y has several outputs; give one weight for each sample, or one array "
-            "for each output in the structure of y."
-        )
-    return tf.nest.map_structure(lambda _: sample_weight, y)
-
-
-def _names(structure: Any) -> str:
-    return ", ".join(path for path, _ in named_leaves("output", structure))

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from ...distribute.arguments import shown
 from .batch import named_leaves
-from .checks import weights_like_targets
 from .sparse import sparse_rows
 from .values import check_values
 
@@ -64,7 +63,7 @@ def host_arrays(name: str, structure: Any, complaint: str) -> Any:
 def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     """The arguments as `(x, y, sample_weight)`, nests of NumPy arrays and tensors; None where an argument is None.
 
-    Weights without targets are dropped, as in Keras. A ValueError says that weights do not fit the structure of `y`.
+    Weights without targets are dropped, as in Keras.
     """
     complaint = (
         "{place} is a {kind}; give arrays or tensors with samples, a tf.data.Dataset, a keras.utils.PyDataset, a torch "
@@ -77,7 +76,9 @@ def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     if not tf.nest.flatten(sample_weight):
         raise ValueError(f"`sample_weight` must have at least one array. Received: {shown(sample_weight)}")
     check_values(sample_weight)
-    return x, y, weights_like_targets(y, sample_weight)
+    if tf.nest.is_nested(y) and not tf.nest.is_nested(sample_weight):  # one array counts for every output
+        sample_weight = tf.nest.map_structure(lambda _: sample_weight, y)
+    return x, y, sample_weight
 
 
 def is_array(leaf: Any) -> bool:
