@@ -450,6 +450,32 @@ def test_eager_custom_step_with_unbuilt_layers_runs_user_code_as_often_as_in_ker
     helpers.assert_close(numbers[1:], of_keras[1:], 1e-5)
 
 
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_step_that_builds_its_optimizer_equals_keras(replicas, eager):
+    def trained(base, home=None, **options):
+        class BuildsItself(base.Sequential):
+            def train_step(self, data):
+                x, y = data
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((self(x) - y) ** 2)
+                gradients = tape.gradient(loss, self.trainable_variables)
+                self.optimizer.build(self.trainable_variables)
+                self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+                return {"loss": loss}
+
+        keras.utils.set_random_seed(1)
+        with helpers.scope(home):
+            model = BuildsItself([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.Adam(0.1), jit_compile=False, **options)
+        x = np.arange(10.0).reshape(5, 2) / 12
+        model.fit(x, x[:, :1], batch_size=3, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    home = helpers.mirrored(replicas) if replicas > 1 else None
+    helpers.assert_close(trained(unisono, home, run_eagerly=eager), trained(keras, run_eagerly=True), 1e-5)
+
+
 class LogsText(Base):
     """Text of the loss, of each sample and of a constant among the logs."""
 

@@ -17,7 +17,7 @@ from ....distribute.mesh import Layout, mesh_of
 from ....distribute.replicas import local_replica_index, shares_variables
 from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, layout_of, seen_through
 from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
-from ....optimizers.building import ensure_built, run_in_thread
+from ....optimizers.building import ensure_built
 from ...inputs.batch import all_leaves, sample_count
 from ...inputs.checks import check_combined_samples
 from ...step.collected_writes import CollectedWrites
@@ -119,14 +119,9 @@ class TracedStep:
                 "leave it out of the map."
             )
 
-    def _build(self, optimizer: Any, variables: list[Any]) -> None:
-        with self._step.strategy.scope():
-            ensure_built(optimizer, variables)
-
     def _take(self, optimizer: Any, pairs: Any) -> None:
         pairs = list(pairs)
-        if not optimizer.built:
-            run_in_thread(functools.partial(self._build, optimizer, [v for _, v in pairs]))
+        ensure_built(optimizer, [v for _, v in pairs])
         call = OptimizerCall.of(
             optimizer,
             [
