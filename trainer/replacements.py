@@ -153,7 +153,6 @@ provide(
 )
 provide("FuncGraph._create_op_internal", noted_where_asked, noted_where_asked)
 for _key, _make in {
-    "_MirroredReplicaContext._merge_call": nested_graphs.merge_call,
     "Function.__call__": nested_graphs.function_call,
     "cond.cond": nested_graphs.cond,
     "while_loop.while_loop": nested_graphs.while_loop,
