@@ -225,8 +225,9 @@ def effects() -> Iterator[list[tf.Operation]]:
 def draws(kind: str) -> bool:
     """Whether operations of a type draw random numbers from internal state."""
     found = op_def_registry.get(kind)
-    seeded = found is not None and {"seed", "seed2"} <= {each.name for each in found.attr}
-    return (seeded and found.is_stateful) or kind in ("RandomDataset", "RandomDatasetV2")
+    if found is None or kind in ("RandomDataset", "RandomDatasetV2"):
+        return found is not None
+    return bool(found.is_stateful) and {"seed", "seed2"} <= {each.name for each in found.attr}
 
 
 def nodes_of(definition: Any) -> list[Any]:
