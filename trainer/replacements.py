@@ -53,7 +53,7 @@ def _loss(original: Any, self: Any, y_true: Any, y_pred: Any, sample_weight: Any
 def _maybe_build(original: Any, self: Any, call_spec: Any) -> None:
     step = current_step()
     if step is not None and step.builds_under is not None and not self.built:
-        build_outside(self, call_spec, step.builds_under, original)
+        build_outside(self, call_spec, step.builds_under)
     original(self, call_spec)
 
 

@@ -70,8 +70,6 @@ def replica_function(
                 totals=WeightTotals() if tracing.weigh_losses else None,
                 calls=tracing.calls,
             )
-            if step.num_replicas == 1 and tf.executing_eagerly():
-                step.builds_under = strategy
             with step_scope(step):
                 with CollectedWrites() as writes:
                     step.writes = writes
