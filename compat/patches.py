@@ -24,7 +24,6 @@ from keras.src.models import cloning
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import SeedGenerator
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
-from tensorflow.python.distribute.mirrored_run import _MirroredReplicaContext
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework.func_graph import FuncGraph
@@ -108,11 +107,6 @@ REPLACED = (
         "a tape accepts a tensor as the value of a variable",
     ),
     Changed(SeedGenerator, "next", "the number of the replica is mixed into the seed of a random layer"),
-    Changed(
-        _MirroredReplicaContext,
-        "_merge_call",
-        "no replica waits for others inside of a function that is compiled separately",
-    ),
     Changed(
         random_ops_util,
         "_get_key_counter",

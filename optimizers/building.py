@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import tensorflow as tf
 from ..compat.keras_private.optimizers import wrapped_optimizers
 from ..compat.keras_private.variables import stateless_scope
 from ..compat.tensorflow_graphs.graphs import left_as_written
+from ..distribute.step_context import current_step
 from ..distribute.variables import move_to_strategy
 
 _HOLDING = (keras.optimizers.Optimizer, list, tuple, dict)
@@ -28,7 +30,7 @@ def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
     """
     if optimizer.built:
         return
-    strategy = tf.distribute.get_strategy()
+    strategy = getattr(current_step(), "builds_under", None) or tf.distribute.get_strategy()
 
     def create() -> None:
         with _lock:  # two threads may trace the first use at the same time
@@ -45,6 +47,19 @@ def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
         create()
     else:
         run_in_thread(create)
+
+
+def built_outside(build: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """The `build` of an optimizer's class, which a step can call: `ensure_built` then does."""
+
+    @functools.wraps(build)
+    def build_or_ensure(self: Any, variables: Any) -> None:
+        if current_step() is None or self.built:
+            build(self, variables)
+        else:
+            ensure_built(self, variables)
+
+    return build_or_ensure
 
 
 def inner_optimizers(optimizer: Any) -> list[Any]:

@@ -53,7 +53,7 @@ def _loss(original: Any, self: Any, y_true: Any, y_pred: Any, sample_weight: Any
 def _maybe_build(original: Any, self: Any, call_spec: Any) -> None:
     step = current_step()
     if step is not None and step.builds_under is not None and not self.built:
-        build_outside(self, call_spec, step.builds_under, original)
+        build_outside(self, call_spec, step.builds_under)
     original(self, call_spec)
 
 
@@ -153,7 +153,6 @@ provide(
 )
 provide("FuncGraph._create_op_internal", noted_where_asked, noted_where_asked)
 for _key, _make in {
-    "_MirroredReplicaContext._merge_call": nested_graphs.merge_call,
     "Function.__call__": nested_graphs.function_call,
     "cond.cond": nested_graphs.cond,
     "while_loop.while_loop": nested_graphs.while_loop,

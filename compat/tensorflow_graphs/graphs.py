@@ -227,7 +227,7 @@ def draws(kind: str) -> bool:
     found = op_def_registry.get(kind)
     if found is None or kind in ("RandomDataset", "RandomDatasetV2"):
         return found is not None
-    return found.is_stateful and {"seed", "seed2"} <= {each.name for each in found.attr}
+    return bool(found.is_stateful) and {"seed", "seed2"} <= {each.name for each in found.attr}
 
 
 def nodes_of(definition: Any) -> list[Any]:

@@ -6,13 +6,14 @@ import contextlib
 import copy
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.distribute import device_util
+from tensorflow.python.distribute.mirrored_run import _MirroredReplicaContext
 from tensorflow.python.distribute.values import PerReplica
 from tensorflow.python.eager import context
 from tensorflow.python.ops.collective_ops import all_to_all_v2
@@ -56,6 +57,22 @@ def give_collectives_a_group(strategy: Any) -> None:
     for launcher in getattr(strategy.extended._collective_ops, "_launchers", ()):
         keys._instance_key_table.setdefault(group, dict(keys._instance_key_table[launcher._group_key]))
         launcher._group_key = group
+
+
+def checking_merges(check: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """Inside, `check` runs before this replica waits for the others of a strategy with a thread for each replica."""
+
+    def checked(original: Callable[..., Any]) -> Callable[..., Any]:
+        def merge(fn: Any, args: Any, kwargs: Any) -> Any:
+            check()
+            return original(fn, args, kwargs)
+
+        return merge
+
+    replica = tf.distribute.get_replica_context()
+    if not isinstance(replica, _MirroredReplicaContext):
+        return contextlib.nullcontext()
+    return shared_attribute(replica, "_merge_call", checked)
 
 
 class LoneReplica(tf.distribute.ReplicaContext):

@@ -121,7 +121,7 @@ def transform_and_apply_shards(optimizer: Any, pairs: Pairs) -> None:
             optimizer.assign(variable, gradient)
         elementwise = is_elementwise(optimizer)
         pairs = _transformed(optimizer, pairs, elementwise)
-        with once_there_is_one(pairs):
+        with own_shards(), once_there_is_one(pairs):
             optimizer._apply_weight_decay([v for _, v in pairs])
         shards = (_updated_shards if elementwise else _updated_by_whole)(optimizer, pairs)
         _average(optimizer, shards)
@@ -134,7 +134,8 @@ def _transformed(optimizer: Any, pairs: Pairs, to_shards: bool) -> Pairs:
     """Stage 4, to shards or to whole gradients."""
     own_clipping = type(optimizer)._clip_gradients is not ReplicaRule._clip_gradients
     if own_clipping or any(type(t) not in _ON_SHARDS for t in optimizer.gradient_transformers):
-        pairs = transform(optimizer, gather(pairs))
+        with seen_through(lambda value: TensorInPlace(value.key, whole_value(value), value.name)):
+            pairs = transform(optimizer, gather(pairs))
         return cut(pairs) if to_shards else pairs
     pairs = [pair if not is_sparse(pair[0]) else cut([pair])[0] for pair in pairs]
     with norms_over_shards(copies_of_parts(pairs)):

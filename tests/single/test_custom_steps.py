@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import warnings
 from typing import Any
 
@@ -398,56 +397,30 @@ def test_eager_custom_step_runs_as_often_as_in_keras():
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["layers", "model", "built in call"])
-def test_eager_custom_step_with_unbuilt_layers_runs_user_code_as_often_as_in_keras(kind):
-    def trained(base):
-        calls = collections.Counter()
-
-        class Own(keras.layers.Layer):
-            def build(self, shape):
-                calls["build"] += 1
-                self.inner = keras.layers.Dense(3)
-                if kind != "built in call":
-                    self.inner.build(shape)
-                self.scale = self.add_weight(shape=(3,), initializer="ones")
-
-            def call(self, x):
-                calls["call"] += 1
-                return self.inner(x) * self.scale
-
-        class Steps:
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_step_that_builds_its_optimizer_equals_keras(replicas, eager):
+    def trained(base, home=None, **options):
+        class BuildsItself(base.Sequential):
             def train_step(self, data):
-                calls["train_step"] += 1
                 x, y = data
                 with tf.GradientTape() as tape:
-                    loss = self.compute_loss(x, y, self(x))
+                    loss = tf.reduce_mean((self(x) - y) ** 2)
                 gradients = tape.gradient(loss, self.trainable_variables)
+                self.optimizer.build(self.trainable_variables)
                 self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
                 return {"loss": loss}
 
-        class Chain(Steps, base.Sequential):
-            pass
-
-        class Model(Steps, base.Model):
-            def __init__(self):
-                super().__init__()
-                self.own, self.head = Own(), keras.layers.Dense(1)
-
-            def call(self, x):
-                calls["model"] += 1
-                return self.head(self.own(x))
-
         keras.utils.set_random_seed(1)
-        model = Model() if kind == "model" else Chain([Own(), keras.layers.Dense(1)])
-        model.compile(base.optimizers.Adam(0.1), "mse", run_eagerly=True)
-        x = np.arange(12.0).reshape(6, 2) / 12
-        batches = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(2)
-        losses = model.fit(batches, shuffle=False, verbose=0).history["loss"]
-        return calls, [losses, *model.get_weights()]
+        with helpers.scope(home):
+            model = BuildsItself([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.Adam(0.1), jit_compile=False, **options)
+        x = np.arange(10.0).reshape(5, 2) / 12
+        model.fit(x, x[:, :1], batch_size=3, shuffle=False, verbose=0)
+        return model.get_weights()
 
-    (calls, numbers), (expected, of_keras) = trained(unisono), trained(keras)
-    assert calls == expected
-    helpers.assert_close(numbers[1:], of_keras[1:], 1e-5)
+    home = helpers.mirrored(replicas) if replicas > 1 else None
+    helpers.assert_close(trained(unisono, home, run_eagerly=eager), trained(keras, run_eagerly=True), 1e-5)
 
 
 class LogsText(Base):

@@ -246,9 +246,6 @@ OPTIONS = {
     "transformers": lambda: unisono.optimizers.SGD(
         0.1, gradient_transformers=[unisono.optimizers.ClipByGlobalNorm(0.1)]
     ),
-    "own transformer": lambda: unisono.optimizers.SGD(
-        0.1, gradient_transformers=[lambda pairs: [(2 * g, v) for g, v in pairs]]
-    ),
     "rule of whole weights": lambda: unisono.optimizers.Lamb(0.1),
     "averages": lambda: unisono.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3),
 }

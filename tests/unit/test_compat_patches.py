@@ -28,7 +28,6 @@ ARGUMENTS = {
     "GradientTape.gradient": "self target sources output_gradients unconnected_gradients",
     "Loss.__call__": "self y_true y_pred sample_weight",
     "BaseOptimizer.apply": "self grads trainable_variables",
-    "_MirroredReplicaContext._merge_call": "self fn args kwargs",
     "SeedGenerator.next": "self ordered",
     "Variable.handle": "self",
     "nn._compute_moments_sync": "x axes keepdims",

@@ -22,6 +22,7 @@ from ..step.train_step import default_train_step, track_loss
 from .engine import PipelinedStep, Result
 from .loss import head_of, own_loss, track_single_losses
 from .micro_batches import micro_slices, micro_steps
+from .mixed_samples import warn_of_mixed_samples
 from .planning.placement import follow_inputs, move_optimizer_state
 from .planning.plan import Plan
 
@@ -144,6 +145,10 @@ class PipelineRunner(Runner):
         with model._strategy_scope():
             build.build_for(model, spec, "predict_step")
             prepare(model, samples, training=step == "train_step")
+            plan = model._pipeline.plan(model)
+            if step == "train_step" and plan.parts > 1 and not plan.samples_checked:
+                plan.samples_checked = True
+                warn_of_mixed_samples(model, spec)
         if step != "predict_step":
             super().build(model, spec, samples, step)
 

@@ -72,8 +72,12 @@ def is_built(model: TrainedModel) -> bool:
 
 
 def creates_variables_late(model: TrainedModel) -> bool:
-    """Whether an eager custom step creates the variables that are missing: then it runs as often as in Keras."""
-    return model.run_eagerly and strategy_of(model) is None and bool(model._overrides_step("train_step"))
+    """Whether an eager custom step creates the variables that are missing: then it runs as often as in Keras.
+
+    Those of layers it cannot create, because their initial values would be writes of the step.
+    """
+    eager = model.run_eagerly and model._overrides_step("train_step")
+    return eager and strategy_of(model) is None and all(layer.built for layer in layers_of(model)[1:])
 
 
 def _build_by_custom_step(

@@ -10,8 +10,10 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.layers import forget_losses
-from ...compat.keras_private.variables import raw_value, stored_dtype
+from ...compat.keras_private.variables import raw_value, stateless_scope, stored_dtype
+from ...compat.tensorflow_graphs.edges import graph_of_replica
 from ...compat.tensorflow_graphs.graphs import is_inside, made_in_this_graph
+from ...compat.tensorflow_private.strategies import checking_merges
 from ...distribute.parameter_servers.updates import colocated_with
 from ...distribute.replicas import once_per_copy
 from ...distribute.sharding.sharded_value import own_copy
@@ -39,6 +41,7 @@ class CollectedWrites(keras.StatelessScope):
         self.adders: list[keras.layers.Layer] = []
         self._graph = tf.compat.v1.get_default_graph()
         self._reads_here: Any = None
+        self._merging = contextlib.ExitStack()
 
     @contextlib.contextmanager
     def in_this_graph(self) -> Iterator[None]:
@@ -113,11 +116,32 @@ class CollectedWrites(keras.StatelessScope):
         """(variable, last value) pairs, in the order of the first assignment."""
         return [(variable, self.state_mapping[key]) for key, variable in self.variables.items()]
 
+    def __enter__(self) -> CollectedWrites:
+        """Begins the scope."""
+        self._merging.enter_context(checking_merges(self._check_merge))
+        super().__enter__()
+        return self
+
     def __exit__(self, *error: Any) -> None:
         """Ends the scope. Layers drop their added losses: they know them by ids, which other tensors may get."""
         super().__exit__(*error)
+        self._merging.close()
         for layer in self.adders:
             forget_losses(layer, self.losses)
+
+    @staticmethod
+    def _check_merge() -> None:
+        """Raise an error where replicas cannot wait for each other, or the function is traced again without a graph."""
+        scope = stateless_scope()
+        if isinstance(scope, CollectedWrites) and scope.is_in_function:
+            raise WriteInNestedGraph
+        own = graph_of_replica()
+        if own is not None and own is not tf.compat.v1.get_default_graph():
+            raise RuntimeError(
+                "`merge_call` is called in a branch, a loop or an optimizer's update (`update_step`), where replicas cannot "
+                "wait for each other: call it in `apply_gradients` of the optimizer, before `super().apply_gradients`, or "
+                "leave it out, because the gradients of an update are sums over all replicas."
+            )
 
     def forget(self, variables: Iterable[Any]) -> None:
         """Drops the records for `variables`: they have been written since. In a branch that is a write of it."""

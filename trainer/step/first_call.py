@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,36 +14,26 @@ from ...optimizers.building import run_in_thread
 from ..inputs.batch import open_spec
 
 
-def build_outside(
-    layer: Any, call_spec: Any, strategy: tf.distribute.Strategy, build: Callable[..., None] | None = None
-) -> None:
+def build_outside(layer: Any, call_spec: Any, strategy: tf.distribute.Strategy) -> None:
     """Builds `layer`, which is not built, for a call that Keras describes with `call_spec`.
 
     Keras creates variables where a layer is called first. In a traced step their initial values would belong to its graph,
     and they to one device. So another thread creates them, eagerly and in the strategy's scope, from the shapes of the
-    arguments. In an eager step `build(layer, call_spec)` does, as in Keras, so that custom code runs no more often.
+    arguments.
     """
-    if build is not None and tf.executing_eagerly():
-        _run_under(strategy, lambda: build(layer, call_spec))
-        return
     specs = tf.nest.map_structure(_spec, arguments_of(layer, call_spec))
+    state = thread_state()
 
     def call() -> Any:
         args, kwargs = tf.nest.map_structure(placeholder, specs)
         return layer(*args, **kwargs)
 
-    _run_under(strategy, lambda: compute_output_spec(call))
-
-
-def _run_under(strategy: tf.distribute.Strategy, fn: Callable[[], Any]) -> None:
-    state = thread_state()
-
-    def run() -> None:
+    def build() -> None:
         state.enter()
         with strategy.scope():
-            fn()
+            compute_output_spec(call)
 
-    run_in_thread(run)
+    run_in_thread(build)
 
 
 def _spec(value: Any) -> Any:

@@ -10,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.variables import stateless_scope
-from ...compat.tensorflow_graphs.edges import graph_of_replica
 from ...compat.tensorflow_graphs.graphs import compiled_apart, inlined, scratch_graph
 from ...distribute.step_context import StepContext, current_step
 from .collected_writes import CollectedWrites, WriteInNestedGraph
@@ -35,25 +34,6 @@ def function_call(original: Callable[..., Any]) -> Callable[..., Any]:
         return _computed(reading_here, lambda nested: computed(*args, **kwargs))
 
     return call
-
-
-def merge_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The `_merge_call` of replicas with threads."""
-
-    def merge(self: Any, fn: Any, args: Any, kwargs: Any) -> Any:
-        scope = stateless_scope()
-        if isinstance(scope, CollectedWrites) and scope.is_in_function:
-            raise WriteInNestedGraph
-        own = graph_of_replica()
-        if own is not None and own is not tf.compat.v1.get_default_graph():
-            raise RuntimeError(
-                "`merge_call` is called in a branch, a loop or an optimizer's update (`update_step`), where replicas cannot "
-                "wait for each other: call it in `apply_gradients` of the optimizer, before `super().apply_gradients`, or "
-                "leave it out, because the gradients of an update are sums over all replicas."
-            )
-        return original(self, fn, args, kwargs)
-
-    return merge
 
 
 def cond(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -70,8 +70,6 @@ def replica_function(
                 calls=tracing.calls,
                 open_collectives=tracing.open_collectives,
             )
-            if step.num_replicas == 1 and tf.executing_eagerly():
-                step.builds_under = strategy
             with step_scope(step):
                 with CollectedWrites() as writes:
                     step.writes = writes

@@ -20,7 +20,7 @@ from ....distribute.replicas import bytes_of_packs, local_replica_index, shares_
 from ....distribute.sharding.sharded import SHARDABLE, level_of
 from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, layout_of, seen_through
 from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
-from ....optimizers.building import ensure_built, run_in_thread
+from ....optimizers.building import ensure_built
 from ....optimizers.update_rules.parts import gradient_layouts
 from ...inputs.batch import all_leaves, sample_count
 from ...inputs.checks import check_combined_samples
@@ -120,14 +120,9 @@ class TracedStep:
                     "divide it over axes of the model alone."
                 )
 
-    def _build(self, optimizer: Any, variables: list[Any]) -> None:
-        with self._step.strategy.scope():
-            ensure_built(optimizer, variables)
-
     def _take(self, optimizer: Any, pairs: Any) -> None:
         pairs = list(pairs)
-        if not optimizer.built:
-            run_in_thread(functools.partial(self._build, optimizer, [v for _, v in pairs]))
+        ensure_built(optimizer, [v for _, v in pairs])
         call = OptimizerCall.of(optimizer, pairs, functools.partial(gradient_layouts, self._flat))
         tensors: list[Any] = []
         for gradient, _ in call.pairs:

@@ -37,8 +37,9 @@ class Plan:
         self.chain = Chain(model)
         self.chain.check_enough(pipeline.stages)
         self.batch_size_known = samples is not None
-        self._parts = pipeline.micro_batches * pipeline.replicas
-        self.micro_batch_size = 32 if samples is None else max(1, -(-samples // self._parts))
+        self.samples_checked = False  # whether the layers were searched for operations that combine samples
+        self.parts = pipeline.micro_batches * pipeline.replicas
+        self.micro_batch_size = 32 if samples is None else max(1, -(-samples // self.parts))
         self.jobs = SCHEDULES[pipeline.schedule](pipeline.stages, pipeline.micro_batches)
         self.forward_jobs = forward_only(pipeline.stages, pipeline.micro_batches)
         self._kept = peak_activations(self.jobs)
@@ -122,7 +123,7 @@ class Plan:
     def check_batch_size(self, samples: int | None) -> None:
         """Rejects a global batch with fewer samples than micro-batches."""
         pipeline = self.pipeline
-        if samples is not None and samples < self._parts:
+        if samples is not None and samples < self.parts:
             of_replicas = f" * `replicas` ({pipeline.replicas})" if pipeline.replicas > 1 else ""
             raise ValueError(
                 f"`batch_size` ({samples}) must be at least `micro_batches` ({pipeline.micro_batches}){of_replicas}: "
@@ -132,7 +133,7 @@ class Plan:
     def check_statistics(self) -> None:
         """Rejects batch statistics over all samples, because the samples are in several micro-batches."""
         pipeline = self.pipeline
-        if self._parts == 1:
+        if self.parts == 1:
             return
         for layer in layers_of(self.chain.model):
             if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized and layer.trainable:
