@@ -21,7 +21,7 @@ from ...distribute.replicas import (
     replica_id,
 )
 from ...distribute.sharding.collectives import if_all
-from ...distribute.sharding.sharded_value import own_copy
+from ...distribute.sharding.sharded_value import layout_of, own_copy
 from ...distribute.step_context import current_step
 from .. import checks
 from ..adoption import adopt
@@ -178,7 +178,7 @@ def _update(
         return
     with direct_writes(_write_own_copy if tf.distribute.has_strategy() else None):
         for variable, value in collected:
-            own_copy(variable).assign(value)
+            (local_copy if layout_of(variable) is None else own_copy)(variable).assign(value)
         found = dict(zip(map(id, variables), gradients))
         pairs = [(found.get(id(v)), v) for v in every]
         parts = optimizer.split(pairs) if called else [(optimizer, pairs)]

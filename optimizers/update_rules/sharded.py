@@ -121,8 +121,6 @@ def transform_and_apply_shards(optimizer: Any, pairs: Pairs) -> None:
             optimizer.assign(variable, gradient)
         elementwise = is_elementwise(optimizer)
         pairs = _transformed(optimizer, pairs, elementwise)
-        with own_shards(), once_there_is_one(pairs):
-            optimizer._apply_weight_decay([v for _, v in pairs])
         shards = (_updated_shards if elementwise else _updated_by_whole)(optimizer, pairs)
         _average(optimizer, shards)
         variables = [v for v in trained_variables(optimizer) if id(v) in shards]
@@ -164,6 +162,8 @@ def gather(pairs: Pairs) -> Pairs:
 
 def _updated_shards(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
     """The rule on this replica's shards of weights, gradients and state; the new shards by the id of their variable."""
+    with own_shards(), once_there_is_one(pairs):
+        optimizer._apply_weight_decay([v for _, v in pairs])
     shards = {id(v): _shard_of(optimizer, v) for _, v in pairs}
     if pairs:
         places = list(shards.values())
@@ -175,7 +175,6 @@ def _updated_shards(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
 
 def _updated_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
     """A rule that needs whole weights sees whole state too, gathered where it reads it; shards of the results are kept."""
-    places = [TensorInPlace(variable_key(optimizer, v), whole_value(raw_value(v)), v.name) for _, v in pairs]
     state: dict[int, tuple[ShardedValue, TensorInPlace, tf.Tensor]] = {}
 
     def gathered(value: ShardedValue) -> TensorInPlace:
@@ -184,8 +183,16 @@ def _updated_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
             state[id(value)] = value, TensorInPlace(value.key, tensor, value.name), tensor
         return state[id(value)][1]
 
-    if pairs:
-        with seen_through(gathered):
+    with seen_through(gathered):
+        with once_there_is_one(pairs):
+            optimizer._apply_weight_decay([v for _, v in pairs])
+        places = [
+            gathered(raw_value(v))
+            if is_sharded(v)
+            else TensorInPlace(variable_key(optimizer, v), whole_value(raw_value(v)), v.name)
+            for _, v in pairs
+        ]
+        if pairs:
             optimizer._backend_update_step([g for g, _ in pairs], places, optimizer.learning_rate_for(places))
     for value, place, before in state.values():
         if place.tensor is not before:
