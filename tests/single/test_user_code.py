@@ -13,7 +13,7 @@ import unisono
 from tests.helpers import GradientsOfItsOwn, assert_equal, copies_are_equal, mirrored, resumed, scope
 from tests.helpers import TwoLayers as Net
 from unisono.distribute import gather
-from unisono.trainer.partition.steps import traced_step
+from unisono.trainer.partition.steps import step_collectives
 
 pytestmark = pytest.mark.usefixtures("float64")
 L = keras.layers
@@ -516,13 +516,13 @@ def test_variables_of_tensorflow_that_a_layer_writes_are_those_of_one_device():
 
 def test_what_replicas_add_up_has_a_dtype_of_collectives(monkeypatch):
     """The tests all-reduce within one process, where every dtype works."""
-    seen, add_up = set(), traced_step.all_reduce_sum_packed
+    seen, add_up = set(), step_collectives.all_reduce_sum_packed
 
     def noted(tensors):
         seen.update(tensor.dtype for tensor in tensors)
         return add_up(tensors)
 
-    monkeypatch.setattr(traced_step, "all_reduce_sum_packed", noted)
+    monkeypatch.setattr(step_collectives, "all_reduce_sum_packed", noted)
     trained(Net, 2, loss=MSE, between=Late)
     assert seen and seen <= {tf.int32, tf.int64, tf.float64}
 
