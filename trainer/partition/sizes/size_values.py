@@ -184,7 +184,7 @@ def _fill(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
 
 
 def _concat_offset(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
-    axis, found = int(fixed_value(inputs[0])), as_sizes(np.zeros(inputs[1].constant.shape, int).tolist())
+    axis, found = int(fixed_value(inputs[0])), as_sizes(np.zeros(_value(inputs[1]).shape, int).tolist())
     for value in inputs[1 : number + 1]:
         found[axis] = _add(found[axis], _value(value)[axis])
     return found
