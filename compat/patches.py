@@ -4,8 +4,6 @@
 first needed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Changes that hold in a block: made when the first user enters, in any thread, and undone when the last one leaves."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """What the library keeps for objects of Keras, TensorFlow and users: a record next to each, no attribute of theirs."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar

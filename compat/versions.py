@@ -3,8 +3,6 @@
 The tables below are of attributes of objects. One that only objects have counts as there if a method of the class sets it.
 """
 
-from __future__ import annotations
-
 import dis
 import importlib.metadata
 import inspect

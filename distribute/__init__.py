@@ -4,8 +4,6 @@ The names are imported on first use: the launcher is part of this package and mu
 """
 
 # ruff: noqa: F401  (type checkers read the imports)
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """The strategies of `keras.distribution`, which Keras itself carries out on JAX alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import weakref
 from typing import Any

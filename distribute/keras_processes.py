@@ -1,7 +1,5 @@
 """`keras.distribution.initialize` and `list_devices` for workers, which Keras lacks on TensorFlow."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

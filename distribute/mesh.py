@@ -1,7 +1,5 @@
 """Meshes of devices: how replicas are arranged, and how weights are divided over them."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -3,8 +3,6 @@
 Hand-written classes register themselves here, so this module imports none of them.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

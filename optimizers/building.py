@@ -1,7 +1,5 @@
 """Creating an optimizer's variables wherever it is used first."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import functools
 import threading

@@ -1,7 +1,5 @@
 """Checks of an optimizer's arguments and of the results of custom stages, before any variable changes."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable
 from typing import Any

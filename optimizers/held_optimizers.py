@@ -1,7 +1,5 @@
 """The optimizers that a model holds: that of `compile`, those of its own steps, and those of its layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..compat.keras_private.layers import layers_of

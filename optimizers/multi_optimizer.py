@@ -1,7 +1,5 @@
 """Different optimizers for different variables, behind one aggregation and one finite check."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

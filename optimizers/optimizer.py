@@ -1,7 +1,5 @@
 """The base class of every optimizer here: Keras' update rules behind our stages."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

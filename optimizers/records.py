@@ -1,7 +1,5 @@
 """What is kept next to an optimizer, which may have been made as Keras' own."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

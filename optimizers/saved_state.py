@@ -1,7 +1,5 @@
 """What of an optimizer is saved, and how: in Keras' layout, so that plain Keras opens it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The settings of optimizers: each in its range, before an optimizer makes a step with it."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Finds, saves and restores random generators: Keras', Python's, NumPy's, TensorFlow's, and those that a program holds."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dis

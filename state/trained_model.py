@@ -1,7 +1,5 @@
 """A model that trains with Unisono: its type, and the state of its running `fit`. The class itself is in `trainer/`."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import time

@@ -1,7 +1,5 @@
 """Converts variables to host arrays and back, bit for bit, also where each replica has its own copy."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

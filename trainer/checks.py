@@ -1,7 +1,5 @@
 """Checks before the first step: each error names the argument, the value and the fix."""
 
-from __future__ import annotations
-
 import numbers
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """`Compilation`: the compile arguments of a model, and the functions that run its steps. A part of `Trainer`."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Checks of `compile`: each error names the argument, the value and the fix."""
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import math

@@ -1,7 +1,5 @@
 """Finders of a learning rate and a batch size: `fit` with a callback, after which all state is as before."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The model classes: Keras' own, with our `Trainer` as an additional base."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

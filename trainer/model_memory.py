@@ -1,7 +1,5 @@
 """Estimate the memory that training a model needs on one device, from a graph of its step that is not run."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """The replacements of functions: `compat/patches.py` has the list, with reasons."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 `docs/design/0015-custom-loops.md` gives the reasons.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable

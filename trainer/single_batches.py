@@ -1,7 +1,5 @@
 """`SingleBatches`: one step on one global batch, for custom loops."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

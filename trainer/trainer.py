@@ -3,8 +3,6 @@
 `compile` is in `compilation.py`, the step in `step/train_step.py`, the loops in `run/loops/` and `run/fit_loop.py`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

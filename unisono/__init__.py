@@ -3,8 +3,6 @@
 Names are imported when they are first used, so that the command line starts without TensorFlow.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """`PredictionWriter`: the outputs of `predict` go to disk batch by batch, for more samples than fit into memory."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Private state of Keras' own callbacks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from operator import attrgetter, methodcaller
 from typing import Any

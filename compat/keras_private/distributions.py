@@ -1,7 +1,5 @@
 """What Keras' distributions do not show in public."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

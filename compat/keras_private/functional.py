@@ -1,7 +1,5 @@
 """The graph of a functional model: its nodes in order, and how one is called."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any

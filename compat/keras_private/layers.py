@@ -1,7 +1,5 @@
 """The layers of a model, their masks and the losses that they add."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Private state of Keras' optimizers."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from operator import attrgetter

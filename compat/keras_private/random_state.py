@@ -1,7 +1,5 @@
 """The random state of Keras and TensorFlow, and the state of a thread."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The names under which Keras writes classes into files and finds them when it loads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """The parts of Keras' trainer that ours uses, and their state in a model."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import types

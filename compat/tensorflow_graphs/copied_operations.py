@@ -1,7 +1,5 @@
 """Operations that code made in a graph for one variable, copied for similar variables without running the code again."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Operations of a graph under construction: their order, their kinds, and copies of them."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scalar operations and small constants that are repeated for each variable are made once, where they are equal."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

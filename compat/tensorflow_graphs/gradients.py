@@ -1,7 +1,5 @@
 """Which operations of a graph a gradient tape has made, known by identity, whatever they are called."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How TensorFlow optimizes a graph before it runs for the first time."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Graphs, the functions that hold them, and their operations."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

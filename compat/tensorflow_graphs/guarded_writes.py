@@ -1,7 +1,5 @@
 """Conditional writes to variables without `tf.cond`: a write changes nothing where a bool tensor is false."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Places operations of a GPU's graph on the host where they compute sizes, so that the host need not wait for the GPU."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

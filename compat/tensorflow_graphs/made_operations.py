@@ -1,7 +1,5 @@
 """Which operations a piece of code makes in a trace, with those of their gradients: known by identity, not by name."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence

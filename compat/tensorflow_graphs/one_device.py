@@ -1,7 +1,5 @@
 """Tracing a step as the program of one device, and copying its operations into the graphs of replicas."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

@@ -1,7 +1,5 @@
 """Which distributed variables code writes, whatever method, function, branch or loop does it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

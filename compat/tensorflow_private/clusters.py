@@ -1,7 +1,5 @@
 """TensorFlow's coordination service for workers, and how a MultiWorkerMirroredStrategy starts."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any

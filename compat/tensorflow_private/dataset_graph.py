@@ -1,7 +1,5 @@
 """The graph of a `tf.data` pipeline, and a checksum of the graph that is the same in every process."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The transformations of a `tf.data.Dataset`, and the end of its iterators."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """The coordinator of parameter servers: its workers, its queue, and sharded variables."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

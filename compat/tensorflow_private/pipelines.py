@@ -1,7 +1,5 @@
 """The effect of the transformations of a `tf.data.Dataset` on its position."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Private state of a strategy, its replicas, devices and collectives."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

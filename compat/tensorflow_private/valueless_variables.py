@@ -3,8 +3,6 @@
 A model that is too large for this machine's memory can still be traced.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 In every `run` of the strategy `keras.ops.take` and `tape.gradient` do the same.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any

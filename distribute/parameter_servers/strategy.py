@@ -1,7 +1,5 @@
 """`ParameterServerStrategy`: TensorFlow's class, with a check of the cluster and a bound on staleness."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Updates of variables on parameter servers: one step at a time, on the server of each variable."""
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from collections.abc import Callable, Sequence

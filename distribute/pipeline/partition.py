@@ -1,7 +1,5 @@
 """Where to split a chain of blocks so that the slowest stage is as fast as possible: arithmetic only."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

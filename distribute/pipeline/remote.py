@@ -1,7 +1,5 @@
 """Stages in other processes: TensorFlow's gRPC runtime runs operations of a graph on their devices."""
 
-from __future__ import annotations
-
 import atexit
 import ipaddress
 import time

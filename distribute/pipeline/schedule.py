@@ -1,7 +1,5 @@
 """The order and the times in which the stages of a pipeline process the micro-batches: pure lists, no tensors, no clock."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from collections.abc import Callable, Collection, Sequence

@@ -1,7 +1,5 @@
 """The diagram of a pipeline's step: one line for each stage, one box for each job, as SVG text."""
 
-from __future__ import annotations
-
 import os
 import xml.etree.ElementTree as ElementTree
 

@@ -4,8 +4,6 @@ They work on packs, so that one is sent while the next is computed. Each replica
 step may contain them with `if_all`.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Callable, Sequence

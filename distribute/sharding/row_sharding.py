@@ -3,8 +3,6 @@
 The weight is on the stage's first device. The update rule runs for each shard, and the new part is sent back.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The level of sharding of the training state (ZeRO-1, 2 or 3), set for a strategy."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """Variables with one shard on each replica, read and written like whole ones."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Reads of sharded variables by one worker alone, as it needs them to write a file."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Joins the cluster that a launcher or TF_CONFIG describes, before TensorFlow's devices are used."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """`LossScaleOptimizer`: any optimizer, behind a scaled loss."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The loss scale as a small state machine: pure functions, no variables."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

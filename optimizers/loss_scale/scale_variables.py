@@ -1,7 +1,5 @@
 """The variables of a `LossScaleOptimizer`: created, moved, read, written, and laid out as Keras saves them."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

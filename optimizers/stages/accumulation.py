@@ -1,7 +1,5 @@
 """Gradient accumulation: k calls make one update, equal to one call with the k batches together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

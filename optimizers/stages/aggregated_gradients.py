@@ -1,7 +1,5 @@
 """Aggregation as a separate call, for a step that uses the gradient of the global batch before it is applied."""
 
-from __future__ import annotations
-
 import dataclasses
 import weakref
 from collections.abc import Callable

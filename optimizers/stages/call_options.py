@@ -1,7 +1,5 @@
 """What one call of an optimizer says beyond (gradient, variable) pairs, and what its stages may ask."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import types

@@ -3,8 +3,6 @@
 Inside of `norms_over_shards` each replica has a shard of every gradient, and norms are those of the whole gradients.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from typing import Any

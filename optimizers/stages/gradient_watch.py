@@ -1,7 +1,5 @@
 """Measures the aggregated gradients of every step, in the compiled step: their norm, and whether they are finite."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

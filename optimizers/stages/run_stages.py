@@ -1,7 +1,5 @@
 """The stages from gradients to new weights, in the order in which they happen. The only place in which they do."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 On a GPU no size may depend on which rows slices name: the host would wait for the GPU to report it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The one way into a step: what callbacks and loops compute inside of it, on the devices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ...compat.side_table import SideTable

@@ -3,8 +3,6 @@
 Each must give the same result on all replicas. Rows of `tf.IndexedSlices` are unique here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar
 

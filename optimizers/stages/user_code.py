@@ -3,8 +3,6 @@
 Keras' code and ours computes the same bits on every replica, has no side effects, and its rules are known by name.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """How the stages divide gradients, weights and optimizer state over replicas."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from typing import Any

@@ -6,8 +6,6 @@ A rule also runs on variables or optimizer state that are sharded by rows of a m
 on parameter servers a variable and its state are sharded, in a pipeline with replicas the state alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence

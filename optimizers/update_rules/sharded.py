@@ -5,8 +5,6 @@ Gradients are reduce-scattered in stage 1. In stage 4, operations on single numb
 of squares, all-reduced. In stage 5 each replica updates its part of every weight, then the new weights are all-gathered.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

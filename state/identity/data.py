@@ -1,7 +1,5 @@
 """A checksum of the data of an input."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What a model, an optimizer, a loss or a function was made with, as JSON values that can be compared."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

@@ -14,8 +14,6 @@ versions           of Keras, TensorFlow and Python                 that checksum
 What may differ, because a resumed training may have it otherwise, is listed in `docs/design/0004-backups.md`.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 from collections.abc import Iterator, Mapping

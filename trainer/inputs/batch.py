@@ -3,8 +3,6 @@
 A batch is a nest of tensors of any kind and of None. A scalar in it has no samples: it belongs to the whole batch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """`class_weight`: the weights of the targets' classes, added to each batch as its `sample_weight`."""
 
-from __future__ import annotations
-
 import dataclasses
 import numbers
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Dtypes follow Keras: floating point numbers become `keras.config.floatx()`; integers, booleans, strings are unchanged.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -3,8 +3,6 @@
 A resume restores it, or the input reports why it cannot be resumed exactly.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 The order is a pure function of (seed, pass over the data): the same for every number of replicas and after a resume.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any

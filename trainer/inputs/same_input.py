@@ -1,7 +1,5 @@
 """Whether all workers have the same input, where each must give all samples."""
 
-from __future__ import annotations
-
 import functools
 import sys
 import warnings

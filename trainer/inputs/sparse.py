@@ -1,7 +1,5 @@
 """Sparse tensors: their samples are sliced, and gathered through `SparseRows`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

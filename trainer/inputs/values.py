@@ -1,7 +1,5 @@
 """Checks the values of targets and weights: class numbers without an output of the model, weights that are not finite."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Trains, evaluates and predicts with a model whose variables are on parameter servers: workers run the steps."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Schedules the next steps on the workers: how many at once, and where all of them must have ended."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The result of one step on a worker: a vector of numbers, which the coordinator sums."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Functions that workers run on pieces of the input: hands out pieces and collects their results."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator

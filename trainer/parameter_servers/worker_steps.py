@@ -1,7 +1,5 @@
 """How a worker runs steps: several in one call of a compiled function, each recorded on a server as it is done."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

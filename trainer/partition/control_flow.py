@@ -1,7 +1,5 @@
 """Branches and loops: collectives are not supported in their bodies, so inputs are converted before them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Conversions between labels, computed on one replica."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Conversions between labels that need communication: what a replica asks the others, and makes of the answers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Labels: how a value of the single-device program is distributed over the replicas."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from ...distribute.mesh import FLAT

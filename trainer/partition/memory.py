@@ -3,8 +3,6 @@
 Nodes are made again where the backward pass reads their results, and wait (`Node.after`) for what comes before them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection, Sequence
 

@@ -1,7 +1,5 @@
 """The labels for one operation: by its rule, on a replica's own samples, or on whole inputs."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from .labels import OWN, PARTIAL_SUM, REPLICATED, STATISTIC, Label, is_partial, is_sharded, needs_collective

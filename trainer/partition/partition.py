@@ -1,7 +1,5 @@
 """The partitioning pass: labels every tensor of a traced step, and inserts conversions where an operation needs another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

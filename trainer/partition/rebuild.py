@@ -1,7 +1,5 @@
 """Copies a partitioned step into the graph of one replica, stage by stage; between stages replicas exchange tensors."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The values of a program that is being built, and their conversions to the labels that operations need."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """One pipelined step: the schedule's jobs as one graph over several devices. Knows of no optimizer."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """The loss at the end of a pipeline's last stage: of the whole batch at once, or of one micro-batch after the other."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The micro-batches of a step: their samples, outputs, and the state that layers write in each of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A warning for layers that combine the samples of a batch: a pipeline computes them for each micro-batch alone."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -3,8 +3,6 @@
 The tensors that are sent between stages are dense, ragged or sparse, with their Keras masks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Sequence

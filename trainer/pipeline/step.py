@@ -1,7 +1,5 @@
 """The steps of a model in a pipeline's scope: those of `train_step.py`, with forward and backward in stages."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

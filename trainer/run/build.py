@@ -1,7 +1,5 @@
 """Creates all variables before the first step: of the model, its losses, metrics and optimizers."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence

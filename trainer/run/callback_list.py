@@ -1,7 +1,5 @@
 """The list of callbacks of a loop, in call order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

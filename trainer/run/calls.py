@@ -1,7 +1,5 @@
 """The compiled calls of a pass over the data, in the order in which the host makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ..inputs import Chunk

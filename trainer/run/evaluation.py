@@ -1,7 +1,5 @@
 """`evaluate` and `predict`: one pass over an input, and the callbacks around it. `runner` is a `fit_loop.Runner`."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The callbacks and the state with which a `fit` begins."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 

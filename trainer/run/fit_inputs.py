@@ -1,7 +1,5 @@
 """The arguments of `fit`, and the inputs that they describe."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from typing import Any

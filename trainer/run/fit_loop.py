@@ -4,8 +4,6 @@ It only schedules: `FitState` has the position, `CallLength` the length of a cal
 and a `StepFunction` the steps.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Callable, Generator

@@ -1,7 +1,5 @@
 """One more pass of a fit over its training data, in which the model only computes its outputs; for callbacks."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

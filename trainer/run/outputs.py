@@ -1,7 +1,5 @@
 """The outputs of predictions: those of replicas, and of the batches of a loop in the graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the host does around the steps of one pass over the data: callbacks, clocks, and the errors of arguments."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The two warnings of the loop: a callback makes every step a compiled call, or the step is compiled again and again."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Restores all state bit-for-bit after measurements and trials: variables, random generators, state of loops."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

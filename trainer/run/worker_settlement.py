@@ -1,7 +1,5 @@
 """Agreements of the workers of one loop between compiled calls: the number of next steps, and whether to continue."""
 
-from __future__ import annotations
-
 import hashlib
 import signal
 from collections.abc import Iterator, Mapping

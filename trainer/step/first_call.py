@@ -1,7 +1,5 @@
 """Builds a layer that a traced step calls before it was built: once, where variables can be created."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

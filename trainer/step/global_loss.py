@@ -1,7 +1,5 @@
 """The exact loss of a part of a batch: of a micro-batch, or of one of several batches whose gradients are accumulated."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

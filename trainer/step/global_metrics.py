@@ -3,8 +3,6 @@
 On several replicas the partition of the step (`partition/`) derives each replica's additions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Splits the samples of a global batch over replicas."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 `partition/` splits it over replicas; `run/loops/step_function.py` compiles and loops it. Read this file from top to bottom.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Moves variables of optimizers and metrics that were created elsewhere into the model's strategy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

@@ -1,7 +1,5 @@
 """Batches from arrays: in the memory of a device, or read on demand."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

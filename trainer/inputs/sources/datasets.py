@@ -1,7 +1,5 @@
 """`tf.data.Dataset`: batches that are drawn inside the compiled function."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import logging

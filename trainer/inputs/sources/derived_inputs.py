@@ -1,7 +1,5 @@
 """Inputs derived from an input: its first batches, the parts of a validation split, a copy to read without side effects."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import itertools

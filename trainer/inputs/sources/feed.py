@@ -3,8 +3,6 @@
 A chunk is a part of a group of batches, so its size does not depend on the speed of the thread, unless that is harmless.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import queue
 import threading

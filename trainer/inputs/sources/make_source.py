@@ -1,7 +1,5 @@
 """Converts any input that Keras accepts to a `Source`."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import warnings

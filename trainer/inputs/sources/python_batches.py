@@ -1,7 +1,5 @@
 """Batches from Python code: their structure, and whether they match the first ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

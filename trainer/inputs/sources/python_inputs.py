@@ -1,7 +1,5 @@
 """Inputs whose batches come from Python code: generators, iterables, torch DataLoaders, PyDatasets."""
 
-from __future__ import annotations
-
 import collections
 import concurrent.futures
 import contextlib

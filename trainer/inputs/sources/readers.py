@@ -3,8 +3,6 @@
 Equivalent readers are equal: the compiled function is cached by its reader.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable

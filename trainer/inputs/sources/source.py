@@ -1,7 +1,5 @@
 """The interface of an input for the loop: chunks of steps, a position, and the return to a saved position."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

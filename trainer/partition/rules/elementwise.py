@@ -1,7 +1,5 @@
 """Operations on each element: linear ones keep partial sums, others need the sum."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Sequence
 

@@ -3,8 +3,6 @@
 Each replica can count positions that are computed from the batch size from its own first sample.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..labels import (

@@ -1,7 +1,5 @@
 """Lists of tensors, which loops stack for their backward pass: the label of a list is that of its elements."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

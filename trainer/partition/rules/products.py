@@ -1,7 +1,5 @@
 """Matrix products, convolutions and other operations on each sample alone."""
 
-from __future__ import annotations
-
 from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, sizes
 from ..sizes.extents import product_terms
 from ..sizes.size import is_open

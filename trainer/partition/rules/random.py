@@ -1,7 +1,5 @@
 """Random draws: different on each replica where they have samples, the same everywhere where they have none."""
 
-from __future__ import annotations
-
 from ..labels import OWN, REPLICATED, sharded, sizes
 from .view import Ruling, View, Wants, rule
 

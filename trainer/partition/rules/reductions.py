@@ -1,7 +1,5 @@
 """Reductions, arg-reductions, scans along an axis."""
 
-from __future__ import annotations
-
 from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM
 from .view import PARTIAL_MEAN, Gather, Ruling, View, rule
 

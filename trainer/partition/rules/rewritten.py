@@ -1,7 +1,5 @@
 """Operations that are partitioned after rewriting them as simpler operations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sizes, reshapes, slices, concatenations: the axis of the samples after each."""
 
-from __future__ import annotations
-
 from ..labels import PARTIAL_SUM, REPLICATED, Label, is_partial, is_sharded, sharded, sizes
 from ..program import MeshAxis
 from ..sizes.moved_extents import squeezed_axes

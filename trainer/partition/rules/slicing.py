@@ -1,7 +1,5 @@
 """Slices. Along the axis of the samples: the whole axis, or whole blocks."""
 
-from __future__ import annotations
-
 from ..labels import PARTIAL_SUM, REPLICATED, Label, is_partial, sizes
 from ..sizes.moved_extents import named_axes, slice_ends
 from ..sizes.size import Extent, quotient

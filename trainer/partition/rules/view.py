@@ -1,7 +1,5 @@
 """A rule's view of an operation, and the table of all rules."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar

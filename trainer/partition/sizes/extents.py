@@ -1,7 +1,5 @@
 """The shapes of a step's tensors for every batch: a rule for each type of operation, else TensorFlow's static shape."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A partial sum is multiplied before it is summed where no factor is infinite, and
 `0 / 0` of a part are not the part of a product or a quotient.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

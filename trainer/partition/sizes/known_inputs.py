@@ -1,7 +1,5 @@
 """What is known of the inputs of an operation; `Unknown` where it is not."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

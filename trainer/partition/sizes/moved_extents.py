@@ -1,7 +1,5 @@
 """Shapes after operations that move elements: reshapes, slices, pads, concatenations, lists."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Shapes and arrays of sizes."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The values of small integer tensors of a step as sizes: a rule for each type of operation, unknown without one."""
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

@@ -1,7 +1,5 @@
 """Explains a partitioned step: the collectives of a step, their sizes, and the lines of user code that cause them."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The collectives of a partitioned step: what replicas ask of each other, answered by their strategy."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -3,8 +3,6 @@
 Steps that cannot be partitioned run on the first replica, with one warning with the reason. So do eager steps, without it.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import warnings

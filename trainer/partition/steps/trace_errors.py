@@ -1,7 +1,5 @@
 """Errors that end the trace of a step: those of the user's code, and bugs of this library."""
 
-from __future__ import annotations
-
 import contextlib
 import dis
 import os

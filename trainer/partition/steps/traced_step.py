@@ -1,7 +1,5 @@
 """A step with user code: traced once as on a single device, and run partitioned on every replica."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from typing import Any

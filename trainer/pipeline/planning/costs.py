@@ -1,7 +1,5 @@
 """The costs of a model's blocks: counted in their graphs, or measured on a device."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import time

@@ -1,7 +1,5 @@
 """A Keras model as a chain of blocks, and the chain split into consecutive stages."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Placement: variables on their stage, operations next to their inputs."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """How one model runs on one pipeline: its stages, their costs, and the expected step."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import weakref

@@ -1,7 +1,5 @@
 """Finds the argument that does not fit the model, where building it or its first step failed: one sentence for users."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

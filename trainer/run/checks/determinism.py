@@ -1,7 +1,5 @@
 """Reports once how deterministic operations slow down a fit, because TensorFlow's switch is silent."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

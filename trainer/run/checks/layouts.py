@@ -1,7 +1,5 @@
 """Layout maps that do not do what their patterns promise."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import warnings

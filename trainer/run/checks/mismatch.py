@@ -1,7 +1,5 @@
 """Which argument does not fit the model: found by calling the model, its loss and its metrics on placeholders."""
 
-from __future__ import annotations
-
 import traceback
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The note on an out-of-memory error of a step: the use of the memory, and options that need less."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

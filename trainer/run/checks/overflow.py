@@ -1,7 +1,5 @@
 """Stops training in which every step is skipped, and names the layer that causes it."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import keras

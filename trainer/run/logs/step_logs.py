@@ -1,7 +1,5 @@
 """Passes the logs of every step of a compiled call to callbacks, so that callbacks that only read them do not shorten it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Records each step in the compiled loop: the logs in a buffer, and whether the loss is finite."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

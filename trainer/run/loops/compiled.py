@@ -1,7 +1,5 @@
 """The compiled form of loops over steps: a function that is called with a chunk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

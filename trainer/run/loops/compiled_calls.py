@@ -1,7 +1,5 @@
 """Compiled calls: their chunks, their length, and the step of an error."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What loops draw from a chunk for each step: a batch, if there is one, and its samples."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Chooses the loop over steps for a layout of input, and compiles it."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import warnings

@@ -1,7 +1,5 @@
 """Predicts the batches of one layout: one in a call, or many in a loop of the graph."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator

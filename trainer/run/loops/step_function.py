@@ -1,7 +1,5 @@
 """Runs steps: several in one call of a compiled function, under any strategy; `loop_choice.py` chooses the loops."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

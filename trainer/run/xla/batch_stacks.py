@@ -1,7 +1,5 @@
 """Batches of a `tf.data` pipeline for XLA, which cannot draw them: a stack is drawn, then a compiled loop runs on it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Steps under XLA: on one replica the whole loop, on several each replica's computations between collectives."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

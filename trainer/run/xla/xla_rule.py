@@ -1,7 +1,5 @@
 """The rule for the backend of steps, XLA or TensorFlow's plain graph: what it is before the first step, never a clock."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ....compat.keras_private.layers import computes_again, layers_of
