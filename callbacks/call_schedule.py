@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ..compat.keras_private.callbacks import batches_since_saving, is_default_hook, profiled_steps
+from ..compat.keras_private.callbacks import batches_since_saving, find_profiled_steps, is_default_hook
 from ..compat.keras_private.variables import raw_value
 from ..state.trained_model import FitState
 from .monitors import is_metric_logger
@@ -44,13 +44,13 @@ def steps_until_call(
             return None if every == "epoch" else max(1, every - batches_since_saving(callback))
         if type(callback) is keras.callbacks.TensorBoard:
             silent = callback.update_freq == "epoch" and not callback.write_steps_per_second
-            return None if silent and profiled_steps(callback) is None else 1
+            return None if silent and find_profiled_steps(callback) is None else 1
     elif getattr(callback, "runs_last", False):  # a backup in a validation is made where a compiled call ends
         return None
     waits = (
         type(callback) in (keras.callbacks.ProgbarLogger, keras.callbacks.TensorBoard)
         or getattr(callback, "waits_for_compiled_calls", False)
-        or _renamed(callback, "waits_for_executions", "waits_for_compiled_calls")
+        or _read_old_name(callback, "waits_for_executions", "waits_for_compiled_calls")
     )
     if waits:
         return None
@@ -72,7 +72,7 @@ def batch_hook_of(callback: Any) -> tuple[str, bool]:
 def own_schedule(callback: Any) -> Any:
     """The method `steps_until_call` of a callback that has one; else None."""
     schedule = getattr(callback, "steps_until_call", None)
-    return schedule or _renamed(callback, "steps_to_wake", "steps_until_call")
+    return schedule or _read_old_name(callback, "steps_to_wake", "steps_until_call")
 
 
 def takes_step_logs(callback: Any) -> bool:
@@ -90,7 +90,7 @@ def only_reads_logs(callback: Any) -> bool:
     A class declares it. Metric loggers of known packages, and Keras' `TensorBoard` that measures no time, only read as well.
     """
     if type(callback) is keras.callbacks.TensorBoard:
-        measures = callback.write_steps_per_second or profiled_steps(callback) is not None
+        measures = callback.write_steps_per_second or find_profiled_steps(callback) is not None
         return callback.update_freq != "epoch" and not measures
     declared = getattr(type(callback), "only_reads_logs", False) or reads_optimizer(callback)
     return bool(declared) and not getattr(callback, "async_safe", False)
@@ -188,7 +188,7 @@ def _batch_hooks(callback: Any, phase: str = "train") -> list[str]:
     return [hook for hook, own in hooks if own is not getattr(base, hook) and not is_default_hook(own)]
 
 
-def _renamed(callback: Any, old: str, new: str) -> Any:
+def _read_old_name(callback: Any, old: str, new: str) -> Any:
     """An attribute under its name of version 0.2."""
     if (found := getattr(callback, old, None)) is not None:
         text = f"`{old}` of {type(callback).__name__} is deprecated: rename it to `{new}`."

@@ -85,7 +85,7 @@ class CustomLoopSupport:
         """The model's optimizer; None for a model that was not compiled."""
         return getattr(self.model, "optimizer", None)
 
-    def _watched_gradients(self) -> GradientWatch | None:
+    def _watch_gradients(self) -> GradientWatch | None:
         """What measures the gradients in the steps, which are compiled anew with it; None where nothing can."""
         optimizer = self._optimizer
         if not (hasattr(optimizer, "gradient_transformers") and getattr(optimizer, "built", False)):

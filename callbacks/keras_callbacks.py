@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from ..distribute.arguments import number, shown, takes_arguments
+from ..distribute.arguments import number, show, takes_arguments
 
 _CALLBACKS = keras.callbacks
 # class -> attribute -> the range of `number`.
@@ -40,7 +40,7 @@ def check_keras_callbacks(callbacks: Iterable[Any]) -> None:
         for kind in _MONITORING:
             if isinstance(callback, kind) and not isinstance(log, str):
                 raise ValueError(
-                    f'`monitor` of `{kind.__name__}` must be the name of a log, such as "val_loss". Received: {shown(log)}'
+                    f'`monitor` of `{kind.__name__}` must be the name of a log, such as "val_loss". Received: {show(log)}'
                 )
         if isinstance(callback, _CALLBACKS.LearningRateScheduler) and hasattr(callback, "schedule"):
             _check_schedule(callback.schedule)
@@ -48,22 +48,20 @@ def check_keras_callbacks(callbacks: Iterable[Any]) -> None:
             _check_hooks(callback)
         separator = getattr(callback, "sep", ",") if isinstance(callback, _CALLBACKS.CSVLogger) else ","
         if not isinstance(separator, str) or len(separator) != 1:
-            raise ValueError(
-                f"`separator` of `CSVLogger` must be one character. Received: {shown(separator)}"
-            )
+            raise ValueError(f"`separator` of `CSVLogger` must be one character. Received: {show(separator)}")
 
 
 def _check_schedule(schedule: Any) -> None:
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         raise ValueError(
-            f"`schedule` of `LearningRateScheduler` must be a function of the epoch, and {shown(schedule)} counts steps: "
+            f"`schedule` of `LearningRateScheduler` must be a function of the epoch, and {show(schedule)} counts steps: "
             "give it to the optimizer as `learning_rate`."
         )
     function = callable(schedule) and not isinstance(schedule, type)
     if not function or not (takes_arguments(schedule, 1) or takes_arguments(schedule, 2)):
         raise ValueError(
             "`schedule` of `LearningRateScheduler` must be a function (epoch) or (epoch, learning_rate) that returns a "
-            f"float. Received: {shown(schedule)}"
+            f"float. Received: {show(schedule)}"
         )
 
 
@@ -78,5 +76,5 @@ def _check_hooks(callback: Any) -> None:
         if not callable(value) or (inspect.isfunction(value) and not takes_arguments(value, arguments)):
             takes = "(logs)" if arguments == 1 else "(epoch or batch, logs)"
             raise ValueError(
-                f"`{name}` of `LambdaCallback` must be a function {takes}. Received: {shown(value)}"
+                f"`{name}` of `LambdaCallback` must be a function {takes}. Received: {show(value)}"
             )

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from ..distribute.arguments import shown
+from ..distribute.arguments import show
 
 # The packages of loggers that write to a server or to files of their own.
 LOGGERS = frozenset(
@@ -59,7 +59,7 @@ def check_monitors(callbacks: Sequence[Any], logs: Callable[[], set[str]]) -> No
             if str(name).removeprefix("val_") in known:
                 advice = "pass `validation_data` or `validation_split`, or monitor another log. "
             raise ValueError(
-                f"`monitor={shown(name)}` of `{type(callback).__name__}` is not a log of this fit: {advice}"
+                f"`monitor={show(name)}` of `{type(callback).__name__}` is not a log of this fit: {advice}"
                 f"The logs are {', '.join(sorted(known))}."
             )
         if may_add_logs(callback):

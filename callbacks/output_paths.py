@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from ..compat.keras_private.callbacks import begin_new_files, no_hook
-from ..distribute.arguments import shown
+from ..distribute.arguments import show
 from ..distribute.environment import ClusterError
 from ..distribute.objects import is_remote
 from ..distribute.storage import is_store_url, is_url, local_path, path_text, tensorflow_path
@@ -28,7 +28,7 @@ from .monitoring.profiler import Profiler
 from .monitors import LOGGERS
 from .report.training_report import TrainingReport
 from .safe_file import SaveError
-from .spool import Spool, fixed_folder
+from .spool import Spool, find_fixed_folder
 
 # class -> (the argument and attribute, whether it is a folder)
 _OUTPUTS: dict[type, tuple[str, bool]] = {
@@ -114,7 +114,7 @@ def _check_logs(argument: str, pattern: str, logs: Callable[[], set[str]]) -> No
         if name not in ("epoch", "batch") and name not in (known := logs()):
             raise ValueError(
                 f"{argument} names the log {name!r}, which this fit does not have: use epoch, batch or one of "
-                f"{', '.join(sorted(known))}. Received: {shown(pattern)}"
+                f"{', '.join(sorted(known))}. Received: {show(pattern)}"
             )
 
 
@@ -126,7 +126,7 @@ def check_output_path(argument: str, place: str, folder: bool) -> None:
     path = Path(place)
     if not folder and path.is_dir():
         raise SaveError(errno.EISDIR, f"{argument} is a folder: give the path of a file. Received: {place}")
-    wanted = fixed_folder(Path(place, "file") if folder else path)
+    wanted = find_fixed_folder(Path(place, "file") if folder else path)
     there = next((each for each in (wanted, *wanted.parents) if each.exists()), Path())
     if not there.is_dir():
         raise SaveError(
@@ -152,7 +152,7 @@ def check_template(argument: str, place: Any) -> None:
     except ValueError as error:
         raise ValueError(
             f"{argument} cannot be filled in ({error}): write placeholders as {{epoch:03d}} or {{val_loss:.2f}}. "
-            f"Received: {shown(text)}"
+            f"Received: {show(text)}"
         ) from error
 
 

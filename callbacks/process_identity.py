@@ -40,14 +40,14 @@ class ProcessIdentity:
             return None
         if self.pid == os.getpid():
             return self.started == this_process().started
-        started = _started(self.pid)
+        started = _find_start_time(self.pid)
         return started is not None and started == self.started
 
 
 def this_process() -> ProcessIdentity:
     """The name of the process that calls."""
     pid = os.getpid()
-    return ProcessIdentity(_place(), pid, _started(pid) or 0)
+    return ProcessIdentity(_place(), pid, _find_start_time(pid) or 0)
 
 
 @functools.cache
@@ -63,7 +63,7 @@ def _place() -> str:
     return hashlib.blake2b(f"{known}\n{space}".encode(), digest_size=4).hexdigest()
 
 
-def _started(pid: int) -> int | None:
+def _find_start_time(pid: int) -> int | None:
     """When a process of this machine was started; None where it has ended."""
     fields = stat_of(pid)
     return None if fields is None or fields[0] in "ZX" else int(fields[19])

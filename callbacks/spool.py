@@ -51,7 +51,7 @@ class Spool:
                 self._ticker.start()
         local = Path(self._folder, str(len(self._roots)))
         local.mkdir()
-        base = remote if folder else fixed_folder(remote)
+        base = remote if folder else find_fixed_folder(remote)
         check_writable(argument, base)
         for name in () if folder else names_in(base):
             if Path(name).stem == remote.stem:
@@ -120,7 +120,7 @@ def after_uploads(fit_state: FitState, job: Callable[[], None]) -> Callable[[], 
     return run
 
 
-def fixed_folder(path: Any) -> Any:
+def find_fixed_folder(path: Any) -> Any:
     """The folder of a path such as `runs/{epoch:03d}.keras`, up to its first placeholder."""
     folder = path.parent
     while "{" in str(folder):

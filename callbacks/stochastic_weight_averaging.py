@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from ..compat.keras_private.layers import layers_of
-from ..compat.shared_change import shared_attributes
+from ..compat.shared_change import share_attributes
 from ..distribute.arguments import whole_number
 from .backup.save_schedule import SaveSchedule
 
@@ -117,7 +117,7 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
         if layers := self._layers():
             variables = [v for layer in layers for v in (layer.moving_mean, layer.moving_variance)]
             sums, steps = [np.zeros(v.shape, np.float64) for v in variables], 0
-            of_one_batch = shared_attributes("momentum", [(layer, lambda _: 0.0) for layer in layers])
+            of_one_batch = share_attributes("momentum", [(layer, lambda _: 0.0) for layer in layers])
             with of_one_batch:
                 for steps in self.model.fit_state.forward_pass():  # noqa: B007
                     _add_to(sums, variables)

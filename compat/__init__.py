@@ -6,13 +6,13 @@ All names are checked on the first import of this package.
 import importlib
 import pkgutil
 
-from .versions import missing_attributes, unsupported
+from .versions import describe_unsupported, find_missing_attributes
 
 try:
     for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
         importlib.import_module(_module.name)
-    _missing = missing_attributes()
+    _missing = find_missing_attributes()
 except (ImportError, AttributeError, KeyError) as _error:
-    raise ImportError(unsupported(f"a name that it needs ({_error})")) from _error
+    raise ImportError(describe_unsupported(f"a name that it needs ({_error})")) from _error
 if _missing:
-    raise ImportError(unsupported(", ".join(_missing)))
+    raise ImportError(describe_unsupported(", ".join(_missing)))

@@ -30,7 +30,7 @@ from tensorflow.python.ops import random_ops_util
 from tensorflow.python.ops import while_loop as while_module
 from tensorflow.python.util import tf_stack
 
-from .shared_change import shared_change
+from .shared_change import share_change
 
 WRITES_OF_PLACES = ("scatter_nd_add", "scatter_nd_sub", "scatter_nd_update", "batch_scatter_update")
 SERVERS, GPUS, ACCUMULATING = "servers", "GPUs", "accumulating"
@@ -206,7 +206,7 @@ def provide(key: str, make: Callable[[Any], Any], *within: Callable[..., Any]) -
 
 
 @contextlib.contextmanager
-def replaced_functions(*circumstances: str) -> Iterator[None]:
+def replace_functions(*circumstances: str) -> Iterator[None]:
     """Functions of `REPLACED` are replaced inside, and the originals again when the last such block ends.
 
     The lines of the replacements are left out of TensorFlow's list of the user's lines that made an operation: over several
@@ -221,7 +221,7 @@ def replaced_functions(*circumstances: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for only_for in dict.fromkeys(each.only_for for each in REPLACED):
             if found.intersection(only_for or ("",)):
-                stack.enter_context(shared_change(only_for, functools.partial(_replace, only_for)))
+                stack.enter_context(share_change(only_for, functools.partial(_replace, only_for)))
         stack.enter_context(_LeftOut())
         yield
 
@@ -244,7 +244,7 @@ def wrap(name: str, around: Callable[..., Any]) -> None:
     (owner,) = (each.owner for each in WRAPPED if each.name == name)
     original = getattr(owner, name)
     if not hasattr(original, "__unisono_original__"):
-        setattr(owner, name, _called_by(around, original))
+        setattr(owner, name, _wrap_call(around, original))
 
 
 def wrap_within(name: str, around: Callable[..., Any]) -> None:
@@ -258,10 +258,10 @@ def wrap_within(name: str, around: Callable[..., Any]) -> None:
     cell = method.__closure__[method.__code__.co_freevars.index("fn")]
     original = cell.cell_contents
     if not hasattr(original, "__unisono_original__"):
-        cell.cell_contents = _called_by(around, original)
+        cell.cell_contents = _wrap_call(around, original)
 
 
-def _called_by(around: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_call(around: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs)

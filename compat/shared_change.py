@@ -11,7 +11,7 @@ _held: dict[Any, list[Any]] = {}  # by the key of a change: the number of users 
 
 
 @contextlib.contextmanager
-def shared_change(key: Any, make: Callable[[], Callable[[], object]]) -> Iterator[None]:
+def share_change(key: Any, make: Callable[[], Callable[[], object]]) -> Iterator[None]:
     """Inside, a change holds, which `key` identifies: `make()` makes it and returns the function that undoes it."""
     with _lock:
         if key not in _held:
@@ -26,7 +26,7 @@ def shared_change(key: Any, make: Callable[[], Callable[[], object]]) -> Iterato
                 _held.pop(key)[1]()
 
 
-def shared_attribute(
+def share_attribute(
     owner: Any, name: str, make: Callable[[Any], Any]
 ) -> contextlib.AbstractContextManager[None]:
     """Inside, the attribute of an object or a class is `make` of its original value.
@@ -42,13 +42,13 @@ def shared_attribute(
             return lambda: kind.__delattr__(owner, name)
         return lambda: kind.__setattr__(owner, name, before)
 
-    return shared_change((id(owner), name), change)
+    return share_change((id(owner), name), change)
 
 
 @contextlib.contextmanager
-def shared_attributes(name: str, makers: Iterable[tuple[Any, Callable[[Any], Any]]]) -> Iterator[None]:
-    """`shared_attribute` of several objects, each with its `make`."""
+def share_attributes(name: str, makers: Iterable[tuple[Any, Callable[[Any], Any]]]) -> Iterator[None]:
+    """`share_attribute` of several objects, each with its `make`."""
     with contextlib.ExitStack() as stack:
         for owner, make in makers:
-            stack.enter_context(shared_attribute(owner, name, make))
+            stack.enter_context(share_attribute(owner, name, make))
         yield

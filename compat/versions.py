@@ -132,7 +132,7 @@ OVERRIDDEN = {
 """The private methods of Keras and TensorFlow that classes of ours override: the class, the names, and why."""
 
 
-def missing_attributes() -> list[str]:
+def find_missing_attributes() -> list[str]:
     """The names of the tables, and those that are replaced, that the installed versions lack, as `Owner.name`."""
     from .patches import REPLACED, WRAPPED
 
@@ -157,14 +157,14 @@ def _set_by_methods(cls: Any, names: set[str]) -> Iterator[str]:
                 yield from names.intersection(made)
 
 
-def unsupported(lacking: str) -> str:
+def describe_unsupported(lacking: str) -> str:
     """The error for versions that lack a name."""
     wanted = " and ".join(f"{name}{bounds}" for name, bounds in SUPPORTED.items())
-    found = " and ".join(f"{name} {installed(name)}" for name in SUPPORTED)
+    found = " and ".join(f"{name} {find_version(name)}" for name in SUPPORTED)
     return f"Unisono needs {wanted}, but found {found}, which lack {lacking}: install supported versions."
 
 
-def installed(name: str) -> str:
+def find_version(name: str) -> str:
     """The installed version of a package."""
     try:
         return importlib.metadata.version(name)

@@ -17,7 +17,7 @@ _LONGEST = 120  # characters of a value in a message
 _LARGEST = 8  # numbers of an array that are shown
 
 
-def shown(value: Any) -> str:
+def show(value: Any) -> str:
     """`value` for a message in one line, without passwords, truncated where it is long.
 
     Specs and tensors of more than a few numbers are shown as "(batch, 4) float32", objects without an address.
@@ -78,7 +78,7 @@ def whole_number(
     if found is None or found < least:
         allowed = "".join(f'"{word}" or ' for word in words) + ("None or " if optional else "")
         raise ValueError(
-            f"`{name}` must be {allowed}a whole number of at least {least}. Received: {shown(value)}"
+            f"`{name}` must be {allowed}a whole number of at least {least}. Received: {show(value)}"
         )
     return found
 
@@ -112,7 +112,7 @@ def number(
         limits += [] if below is None else [f"below {below:g}"]
         kind = ("None or " if optional else "") + ("a finite number" if finite and not limits else "a number")
         raise ValueError(
-            f"`{name}` must be {' '.join([kind, ' and '.join(limits)]).strip()}. Received: {shown(value)}"
+            f"`{name}` must be {' '.join([kind, ' and '.join(limits)]).strip()}. Received: {show(value)}"
         )
     return value
 
@@ -120,7 +120,7 @@ def number(
 def truth(name: str, value: Any) -> bool:
     """`value` as a bool, if it is one, or 0 or 1; else a ValueError: a str such as "no" would count as true."""
     if not isinstance(value, bool | np.bool_ | int | np.integer) or value not in (0, 1):
-        raise ValueError(f"`{name}` must be True or False. Received: {shown(value)}")
+        raise ValueError(f"`{name}` must be True or False. Received: {show(value)}")
     return bool(value)
 
 
@@ -128,14 +128,14 @@ def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
     """`value`, if it is one of the strings `choices`; else a ValueError."""
     if not isinstance(value, str) or value not in choices:
         *first, last = (f'"{choice}"' for choice in choices)
-        raise ValueError(f"`{name}` must be {', '.join(first)} or {last}. Received: {shown(value)}")
+        raise ValueError(f"`{name}` must be {', '.join(first)} or {last}. Received: {show(value)}")
     return value
 
 
 def function(name: str, value: Any, optional: bool = False) -> Any:
     """`value`, if it can be called; else a TypeError."""
     if not callable(value) and not (value is None and optional):
-        raise TypeError(f"`{name}` must be a function. Received: {shown(value)}")
+        raise TypeError(f"`{name}` must be a function. Received: {show(value)}")
     return value
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .arguments import shown
+from .arguments import show
 from .hardware.devices import gpu_details, simulate_replicas
 from .keras_distribution import strategy_of_scope
 from .parameter_servers.strategy import ParameterServerStrategy
@@ -50,7 +50,7 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
     if communication_options is not None and not isinstance(communication_options, known):
         raise TypeError(
             "`communication_options` must be a tf.distribute.experimental.CommunicationOptions; the numbers of replicas and "
-            f"workers are detected, not given. Received: {shown(communication_options)}"
+            f"workers are detected, not given. Received: {show(communication_options)}"
         )
     cluster = join_cluster()
     simulate_replicas()

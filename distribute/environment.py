@@ -68,7 +68,7 @@ def stage_addresses() -> list[str]:
     return [address for address in os.environ.get(STAGES, "").split(",") if address]
 
 
-def shown_variables(environ: Mapping[str, str]) -> dict[str, str]:
+def show_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that pages and commands show, without passwords in their values."""
     return {name: without_password(environ[name]) for name in sorted(_SHOWN & environ.keys())}
 

@@ -7,8 +7,8 @@ import keras
 import tensorflow as tf
 
 from ..compat.keras_private.layers import get_keras_mask, in_symbolic_scope, set_keras_mask
-from .arguments import shown
-from .replicas import all_reduce_sum_packed, carried_as, num_replicas
+from .arguments import show
+from .replicas import all_reduce_sum_packed, find_carrier, num_replicas
 from .step_context import StepContext, current_step, note_collective, this_step
 
 
@@ -42,7 +42,7 @@ def gather(values: Any) -> Any:
         TensorShape([2, 3])
     """
     if values is None or isinstance(values, str | bytes):
-        raise TypeError(f"`values` must be tensors `(samples, ...)`. Received: {shown(values)}")
+        raise TypeError(f"`values` must be tensors `(samples, ...)`. Received: {show(values)}")
     if current_step() is not None:  # the program of one device
         return values
     if (context := tf.distribute.get_replica_context()) is None:
@@ -81,21 +81,21 @@ def _gather(value: Any, step: StepContext, is_data: bool) -> Any:
                 f"A {type(value).__name__} of floating point numbers cannot be gathered. Received: {value}. "
                 "Convert it to a dense tensor."
             )
-        return _gather_batch(_trimmed(value, step), step)
+        return _gather_batch(_drop_borrowed(value, step), step)
     value = tf.convert_to_tensor(value)
     if value.shape.rank == 0:
         return value
-    own = _trimmed(value, step)
+    own = _drop_borrowed(value, step)
     first = step.samples_before * (tf.shape(value)[0] // tf.maximum(step.samples, 1))
     differentiable = value.dtype.is_floating and not is_data
     everyone = _with_gradient_of_all(own, first) if differentiable else _all_gather(own)
     result = tf.ensure_shape(everyone, [None, *value.shape[1:]])
     if (mask := get_keras_mask(value)) is not None:
-        set_keras_mask(result, _all_gather(_trimmed(mask, step)))
+        set_keras_mask(result, _all_gather(_drop_borrowed(mask, step)))
     return result
 
 
-def _trimmed(value: Any, step: StepContext) -> Any:
+def _drop_borrowed(value: Any, step: StepContext) -> Any:
     """The tensor without the borrowed sample of a replica that has no samples."""
     if step.alive is True:
         return value
@@ -147,7 +147,7 @@ def _all_gather(value: tf.Tensor) -> tf.Tensor:
     if value.dtype.is_complex:
         part = tf.float64 if value.dtype == tf.complex128 else tf.float32
         return tf.complex(*[_all_gather(tf.cast(f(value), part)) for f in (tf.math.real, tf.math.imag)])
-    wide = carried_as(value.dtype)
+    wide = find_carrier(value.dtype)
     if wide != value.dtype:
         return tf.cast(_all_gather(tf.cast(value, wide)), value.dtype)
     note_collective([value])

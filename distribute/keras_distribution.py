@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ..compat.keras_private.distributions import ignore_layout, layouts_of
 from ..compat.patches import add
-from .arguments import shown
+from .arguments import show
 from .hardware.devices import check_exist
 from .keras_processes import cluster_devices, count_local_devices
 from .mesh import Mesh, MeshStrategy, WorkerMeshStrategy
@@ -45,7 +45,7 @@ def strategy_of(distribution: Any) -> tf.distribute.Strategy:
     if not isinstance(distribution, kinds):
         raise TypeError(
             "`distribution` must be a keras.distribution.DataParallel or a keras.distribution.ModelParallel. "
-            f"Received: {shown(distribution)}"
+            f"Received: {show(distribution)}"
         )
     accept_layouts_of_outputs()
     if distribution not in _strategies:
@@ -78,7 +78,7 @@ def _make_strategy(distribution: Any) -> tf.distribute.Strategy:
     if len({*devices}) < len(devices):
         raise ValueError(
             f"`device_mesh` of shape {tuple(arranged.shape)} needs {len(devices)} devices, but it has {len({*devices})}: "
-            f"name each device once. Received: {shown(devices)}"
+            f"name each device once. Received: {show(devices)}"
         )
     mesh = Mesh(tuple(names[axis] for axis in order), tuple(map(int, arranged.shape)))
     layouts = layouts_of(distribution)
@@ -110,7 +110,7 @@ def _make_strategy_of_workers(
     ]
     if sorted(devices) != sorted(known):
         raise ClusterError(
-            f"`device_mesh` of shape {mesh.shape} has {len(devices)} devices ({shown(devices)}), but the cluster has "
+            f"`device_mesh` of shape {mesh.shape} has {len(devices)} devices ({show(devices)}), but the cluster has "
             f"{len(known)}, {each} on each of {cluster.num_workers} workers: call keras.distribution.initialize() first, "
             "then make a DeviceMesh of all of them."
         )
@@ -119,6 +119,6 @@ def _make_strategy_of_workers(
     if sorted(along_batch) != [*along_batch]:
         raise ClusterError(
             f"`device_mesh` must have the devices along {mesh.names[0]!r}, the axis of the batch, in the order of the "
-            f"workers. Received: {shown(devices)}"
+            f"workers. Received: {show(devices)}"
         )
     return WorkerMeshStrategy(dataclasses.replace(mesh, order=numbers), layouts)

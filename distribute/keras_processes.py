@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..compat.patches import add, wrap
-from .arguments import shown, whole_number
+from .arguments import show, whole_number
 from .environment import replicas_per_worker
 from .workers.addresses import split_address
 from .workers.cluster import ClusterError, read_cluster
@@ -49,7 +49,7 @@ def _read_arguments(addresses: Any, size: Any, rank: Any) -> Place:
     if rank >= size or len(found) not in (1, size):
         raise ClusterError(
             f'`job_addresses` must have the address "host:port" of process 0, or of each of the {size} processes, and '
-            f"`process_id` must be less than `num_processes` ({size}). Received: {shown(addresses)}, {rank}"
+            f"`process_id` must be less than `num_processes` ({size}). Received: {show(addresses)}, {rank}"
         )
     for each in found:
         try:

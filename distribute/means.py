@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 import tensorflow as tf
 
 from ..compat.keras_private.layers import in_symbolic_scope
-from .arguments import shown, whole_number
+from .arguments import show, whole_number
 from .mesh import mesh_of
 from .replicas import all_reduce_sum
 from .step_context import current_step
@@ -29,7 +29,7 @@ def global_batch_size(per_replica: int, strategy: tf.distribute.Strategy | None 
         64
     """
     if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
-        raise TypeError(f"`strategy` must be a tf.distribute.Strategy or None. Received: {shown(strategy)}")
+        raise TypeError(f"`strategy` must be a tf.distribute.Strategy or None. Received: {show(strategy)}")
     return whole_number("per_replica", per_replica) * mesh_of(strategy).shape[0]
 
 
@@ -92,7 +92,7 @@ def numeric_tensor(name: str, value: Any) -> tf.Tensor:
         tensor = tf.convert_to_tensor(value)
         if tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool:
             return tensor
-    raise ValueError(f"`{name}` must be a tensor of numbers. Received: {shown(value)}")
+    raise ValueError(f"`{name}` must be a tensor of numbers. Received: {show(value)}")
 
 
 def _fit_weights(sample_weight: Any, values: tf.Tensor) -> tf.Tensor:

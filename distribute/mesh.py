@@ -15,7 +15,7 @@ from ..compat.tensorflow_private.strategies import (
     sum_in_group,
 )
 from .hardware.devices import is_gpu
-from .replicas import carried_as, local_replica_index
+from .replicas import find_carrier, local_replica_index
 from .step_context import note_collective
 from .workers.agreement import first_local_replica, spans_workers
 
@@ -280,7 +280,7 @@ def combine_in_groups(
 
 def _launch(launcher: Any, tensor: tf.Tensor, concat: int | None, equal: bool) -> tf.Tensor:
     """A replica's collective with its group, over workers; `equal`: the shapes of the group are."""
-    sent = tf.cast(tensor, carried_as(tensor.dtype))
+    sent = tf.cast(tensor, find_carrier(tensor.dtype))
     if concat is None:
         return tf.cast(sum_in_group(launcher, sent), tensor.dtype)
     whole = gather_in_group(launcher, sent, concat, equal)

@@ -9,7 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from ..compat.tensorflow_graphs.graphs import graph_function
-from ..compat.tensorflow_private.strategies import bytes_per_pack, give_collectives_a_group, traced_replica
+from ..compat.tensorflow_private.strategies import (
+    bytes_per_pack,
+    find_traced_replica,
+    give_collectives_a_group,
+)
 from .hardware.devices import is_gpu
 from .parameter_servers.updates import on_parameter_servers, update_on_servers
 from .step_context import note_collective
@@ -169,7 +173,7 @@ def copies_of(variable: Any) -> tuple[Any, ...]:
 
 def local_replica_index() -> int:
     """This replica's number within its worker, known while tracing. Context: replica."""
-    if (known := traced_replica()) is not None:
+    if (known := find_traced_replica()) is not None:
         return known
     index = tf.get_static_value(replica_id())
     return int(index) % max(1, len(tf.distribute.get_strategy().extended.worker_devices))
@@ -224,7 +228,7 @@ def of_first_replica(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return list(tensors)
     first = tf.equal(replica_id(), 0)
     known = tf.get_static_value(first)
-    sent = [tf.cast(t, carried_as(t.dtype)) for t in tensors]
+    sent = [tf.cast(t, find_carrier(t.dtype)) for t in tensors]
     if known is None:
         sent = [tf.where(first, t, tf.zeros_like(t)) for t in sent]
     elif not known:
@@ -232,7 +236,7 @@ def of_first_replica(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return [tf.cast(total, t.dtype) for total, t in zip(all_reduce_sum_packed(sent), tensors)]
 
 
-def carried_as(dtype: tf.DType) -> tf.DType:
+def find_carrier(dtype: tf.DType) -> tf.DType:
     """The dtype in which collectives carry numbers of `dtype`: one that they know and that holds all of them."""
     if dtype in _CARRIED:
         return dtype

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..compat.patches import ACCUMULATING, replaced_functions
+from ..compat.patches import ACCUMULATING, replace_functions
 from ..compat.thread_context import ThreadContext
 
 
@@ -149,7 +149,7 @@ def note_collective(tensors: Iterable[Any]) -> None:
         here.step.open_collectives += [t.shape for t in tensors if not t.shape.is_fully_defined()]
 
 
-def drawing_step() -> StepContext | None:
+def find_drawing_step() -> StepContext | None:
     """The step whose replica draws random numbers: `current_step()`, or one around a model in a custom loop."""
     return here.step or here.draws_of
 
@@ -157,7 +157,7 @@ def drawing_step() -> StepContext | None:
 @contextlib.contextmanager
 def draws_of(replica: StepContext) -> Iterator[None]:
     """Inside, layers draw the random numbers of this replica; `current_step` is not set."""
-    with here.set_to(draws_of=replica), replaced_functions():
+    with here.set_to(draws_of=replica), replace_functions():
         yield
 
 
@@ -173,5 +173,5 @@ def step_scope(context: StepContext | None) -> Iterator[StepContext | None]:
     """Makes `context` the current step of this thread, and replaces functions of Keras; `None` hides an outer one."""
     with here.set_to(step=context), contextlib.ExitStack() as stack:
         if context is not None:
-            stack.enter_context(replaced_functions(*[ACCUMULATING] * (context.totals is not None)))
+            stack.enter_context(replace_functions(*[ACCUMULATING] * (context.totals is not None)))
         yield context

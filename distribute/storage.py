@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .arguments import shown
+from .arguments import show
 from .environment import without_password
 from .objects import is_remote, without_secrets
 
@@ -32,7 +32,7 @@ def local_path(name: str, value: Any, optional: bool = False) -> Any:
         return Path("/" + text[len("file:") :].lstrip("/"))
     raise ValueError(
         f"`{name}` must be in a local or mounted file system, and this is a URL: mount it, or write to a local folder and "
-        f"copy the files. Received: {shown(text)}"
+        f"copy the files. Received: {show(text)}"
     )
 
 
@@ -57,7 +57,7 @@ def storage_path(name: str, value: Any, optional: bool = False) -> Any:
 def _store_path(name: str, text: str, scheme: str, slash: str) -> Any:
     """The UPath of a URL."""
     if not slash:
-        raise ValueError(_lost_slash(name, text, scheme))
+        raise ValueError(_report_lost_slash(name, text, scheme))
     if without_password(text) != text:
         raise ValueError(
             f"`{name}` must not contain a password: set the environment variables of the store, or pass a `upath.UPath`. "
@@ -70,12 +70,12 @@ def _store_path(name: str, text: str, scheme: str, slash: str) -> Any:
     except ImportError:
         raise ValueError(
             f"`{name}` is a URL, for which `universal-pathlib` and the package of its store are missing: install them, "
-            f"such as `pip install universal-pathlib s3fs` for s3://, or mount the store. Received: {shown(text)}"
+            f"such as `pip install universal-pathlib s3fs` for s3://, or mount the store. Received: {show(text)}"
         ) from None
     except ValueError:
         raise ValueError(
             f"`{name}` has the scheme {scheme}://, which fsspec does not know: give that of a store, such as s3://, or a "
-            f"local path. Received: {shown(text)}"
+            f"local path. Received: {show(text)}"
         ) from None
 
 
@@ -98,11 +98,11 @@ def tensorflow_path(name: str, value: Any) -> str:
     if (found := _URL.match(text)) is None:
         return text
     if not found[2]:
-        raise ValueError(_lost_slash(name, text, found[1]))
+        raise ValueError(_report_lost_slash(name, text, found[1]))
     if found[1] not in (known := _tensorflow_schemes()):
         raise ValueError(
             f"`{name}` has a scheme that TensorFlow has no file system for: install tensorflow-io and import it, or use a "
-            f"local path or one of {', '.join(sorted(known))}. Received: {shown(text)}"
+            f"local path or one of {', '.join(sorted(known))}. Received: {show(text)}"
         )
     return text
 
@@ -113,10 +113,10 @@ def _tensorflow_schemes() -> set[str]:
     return {scheme.rstrip(":/") for scheme in tf.io.gfile.get_registered_schemes()} - {""}
 
 
-def _lost_slash(name: str, text: str, scheme: str) -> str:
+def _report_lost_slash(name: str, text: str, scheme: str) -> str:
     return (
         f"`{name}` is a URL that lost a slash, as it does in a `pathlib.Path`: pass a string such as "
-        f'"{scheme}://...". Received: {shown(text)}'
+        f'"{scheme}://...". Received: {show(text)}'
     )
 
 
@@ -129,7 +129,7 @@ def path_text(name: str, value: Any) -> str:
     """`value` as text, if it is a path: a str or a path object, not empty. Raises as `local_path`."""
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not text or not isinstance(text, str) or "\0" in text:
-        raise ValueError(f"`{name}` must be a path, as a str or a pathlib.Path. Received: {shown(value)}")
+        raise ValueError(f"`{name}` must be a path, as a str or a pathlib.Path. Received: {show(value)}")
     if any(len(os.fsencode(part)) > _LONGEST for part in text.split("/")):
-        raise ValueError(f"`{name}` has a name of more than {_LONGEST} bytes. Received: {shown(text)}")
+        raise ValueError(f"`{name}` has a name of more than {_LONGEST} bytes. Received: {show(text)}")
     return text

@@ -13,7 +13,7 @@ from ..compat.keras_private.optimizers import (
     own_variables,
     set_strategy,
 )
-from ..compat.keras_private.variables import added_to, make_again, raw_value
+from ..compat.keras_private.variables import find_increment, make_again, raw_value
 from ..compat.patches import wrap
 from .parameter_servers.shards import use_like_whole_ones
 from .replicas import in_replica_context, shares_variables
@@ -76,6 +76,6 @@ def _direct_assign(original: Callable[..., Any], self: Any, value: Any) -> None:
         original(self, value)
     elif shares_variables():
         value = tf.cast(value, raw_value(self).dtype)
-        raw_value(self).assign_add(added_to(raw_value(self), value))
+        raw_value(self).assign_add(find_increment(raw_value(self), value))
     else:
         original(self, value)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from ..distribute.arguments import shown
+from ..distribute.arguments import show
 from ..distribute.hardware.devices import gpu_details
 
 CPU_INSTRUCTIONS = {
@@ -91,5 +91,5 @@ def enable_tensor_float_32(enabled: bool) -> None:
         >>> unisono.mixed_precision.enable_tensor_float_32(True)  # TensorFlow's default
     """
     if not isinstance(enabled, bool):
-        raise TypeError(f"`enabled` must be True or False. Received: {shown(enabled)}")
+        raise TypeError(f"`enabled` must be True or False. Received: {show(enabled)}")
     tf.config.experimental.enable_tensor_float_32_execution(enabled)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..compat.keras_private.layers import layers_of, own_weights, watch_calls
-from ..distribute.arguments import function, shown
+from ..distribute.arguments import function, show
 from ..distribute.replicas import copies_of
 from ..optimizers.loss_scale.scale_rule import positive_scale
 
@@ -108,9 +108,9 @@ def diagnose(
         ('loss', 'y', 64)
     """
     if not isinstance(model, keras.Model):
-        raise TypeError(f"`model` must be a keras.Model. Received: {shown(model)}")
+        raise TypeError(f"`model` must be a keras.Model. Received: {show(model)}")
     if batch is None or isinstance(batch, str | tf.data.Dataset):
-        raise ValueError(_NO_BATCH.format(shown(batch)))
+        raise ValueError(_NO_BATCH.format(show(batch)))
     if loss is None and not model.compiled:
         raise ValueError("`loss` must be given for a model that is not compiled. Received: None")
     function("loss", loss, optional=True)
@@ -205,7 +205,7 @@ def _tensors(batch: Any) -> Any:
         )
         ranks = [each.shape.rank for each in tf.nest.flatten(tensors) if each is not None]
     except (AttributeError, TypeError, ValueError, tf.errors.OpError) as error:
-        raise ValueError(_NO_BATCH.format(shown(batch))) from error
+        raise ValueError(_NO_BATCH.format(show(batch))) from error
     if all(rank == 0 for rank in ranks):
-        raise ValueError(_NO_BATCH.format(shown(batch)))
+        raise ValueError(_NO_BATCH.format(show(batch)))
     return tensors

@@ -14,7 +14,7 @@ import keras
 
 from ..compat.keras_private.layers import layers_of
 from ..compat.keras_private.optimizers import scope_of
-from ..distribute.arguments import shown
+from ..distribute.arguments import show
 from ..optimizers.adoption import adopt
 from ..optimizers.loss_scale.loss_scale_optimizer import LossScaleOptimizer
 from ..optimizers.loss_scale.scale_rule import positive_scale
@@ -155,7 +155,7 @@ def _make_policy(name: Any, loss_scale: Any) -> Policy:
     """The policy object, not yet set, with its loss scale."""
     if isinstance(loss_scale, str) and loss_scale != "dynamic":
         raise ValueError(
-            f"`loss_scale` must be 'dynamic', a positive number or None. Received: {shown(loss_scale)}"
+            f"`loss_scale` must be 'dynamic', a positive number or None. Received: {show(loss_scale)}"
         )
     if loss_scale is not None and loss_scale != "dynamic":
         loss_scale = positive_scale("loss_scale", loss_scale)
@@ -168,7 +168,7 @@ def _make_policy(name: Any, loss_scale: Any) -> Policy:
     try:
         policy = copy.copy(keras.dtype_policies.get(name))
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise ValueError(f"Unknown policy {shown(name)} as name: use one of {known}.") from error
+        raise ValueError(f"Unknown policy {show(name)} as name: use one of {known}.") from error
     if isinstance(name, str) and "float" not in policy.compute_dtype:
         raise ValueError(
             f"Policy {name!r} computes in {policy.compute_dtype}, which has no gradients: use one of {known}."

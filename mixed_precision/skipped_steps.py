@@ -27,7 +27,7 @@ def step_values(optimizer: Any) -> dict[str, tf.Tensor]:
     Empty without a loss scale. `optimizer` is one, several or None; of several, each name begins with the optimizer's.
     Context: cross-replica.
     """
-    found = _scaled(optimizer)
+    found = _find_scaled(optimizer)
     logs: dict[str, tf.Tensor] = {}
     for each in found:
         prefix = f"{each.name}_" if len(found) > 1 else ""
@@ -50,7 +50,7 @@ def check_progress(optimizer: Any, diagnose: Callable[[float], Any] | None = Non
         >>> optimizer = unisono.mixed_precision.LossScaleOptimizer(unisono.optimizers.Adam())
         >>> unisono.mixed_precision.check_progress(optimizer)  # in a custom loop, once per epoch
     """
-    for each in _scaled(optimizer):
+    for each in _find_scaled(optimizer):
         in_a_row, scale = int(each.skipped_in_a_row.numpy()), float(each.dynamic_scale.numpy())
         at_floor = in_a_row > 0 and scale <= each.min_scale and not each.rule.fixed
         if in_a_row < MAX_SKIPPED_IN_A_ROW and not at_floor:
@@ -66,5 +66,5 @@ def check_progress(optimizer: Any, diagnose: Callable[[float], Any] | None = Non
         )
 
 
-def _scaled(optimizer: Any) -> list[LossScaleOptimizer]:
+def _find_scaled(optimizer: Any) -> list[LossScaleOptimizer]:
     return [each for each in keras.tree.flatten(optimizer) if isinstance(each, LossScaleOptimizer)]

@@ -12,7 +12,7 @@ from ..compat.keras_private.optimizers import own_variables
 from ..compat.keras_private.serialization import our_classes, save_as, unpickle
 from ..compat.keras_private.variables import as_number
 from ..distribute.variables import prepare_variables
-from .building import built_outside, inner_optimizers
+from .building import build_outside, inner_optimizers
 from .settings import check_optimizer, with_checked_arguments
 
 _classes: dict[type, type] = {}
@@ -43,7 +43,7 @@ def class_for(cls: type) -> type:
         if cls.__module__.startswith("keras.") and "__init__" in vars(cls):
             names["__init__"] = with_checked_arguments(cls)
         if "build" in vars(cls):
-            names["build"] = built_outside(cls.build)
+            names["build"] = build_outside(cls.build)
         register_class(cls, type(cls.__name__, (cls, class_for(parent)), names))
     return _classes[cls]
 

@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.keras_private.optimizers import wrapped_optimizers
+from ..compat.keras_private.optimizers import find_wrapped_optimizers
 from ..compat.keras_private.variables import stateless_scope
-from ..compat.tensorflow_graphs.graphs import left_as_written
+from ..compat.tensorflow_graphs.graphs import leave_as_written
 from ..distribute.step_context import current_step
 from ..distribute.variables import move_to_strategy
 
@@ -47,7 +47,7 @@ def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
         run_in_thread(create)
 
 
-def built_outside(build: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+def build_outside(build: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     """The `build` of an optimizer's class, which a step can call: `ensure_built` then does."""
 
     @functools.wraps(build)
@@ -65,7 +65,9 @@ def inner_optimizers(optimizer: Any) -> list[Any]:
     found = {id(optimizer): optimizer}
     ahead = [optimizer]
     for each in ahead:
-        new = [inner for inner in wrapped_optimizers(each) + attributes_of(each) if id(inner) not in found]
+        new = [
+            inner for inner in find_wrapped_optimizers(each) + attributes_of(each) if id(inner) not in found
+        ]
         found.update({id(inner): inner for inner in new})
         ahead += new
     return list(found.values())[1:]
@@ -85,7 +87,7 @@ def attributes_of(holder: Any) -> list[Any]:
     return found
 
 
-@left_as_written
+@leave_as_written
 def run_in_thread(fn: Callable[[], Any]) -> Any:
     """`fn()` in a separate thread, waited for; what it raises is raised here."""
     with concurrent.futures.ThreadPoolExecutor(1, "unisono-optimizer-build") as executor:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..compat.keras_private.optimizers import trained_variables
-from ..distribute.arguments import shown, takes_arguments
+from ..distribute.arguments import show, takes_arguments
 from .records import record_of
 from .stages.call_options import current_options
 
@@ -15,7 +15,7 @@ Pairs = list[tuple[Any, Any]]  # gradients and their variables
 GradsAndVars = Iterable[tuple[Any, Any]]
 
 
-def built_variables(optimizer: Any, count: int) -> list[Any]:
+def require_built(optimizer: Any, count: int) -> list[Any]:
     """The variables that an optimizer was built with; a ValueError if it is not built, or they are not `count`."""
     if not optimizer.built:
         raise ValueError(
@@ -39,10 +39,10 @@ def as_pairs(grads_and_vars: Any) -> Pairs:
     try:
         pairs = list(grads_and_vars)
     except TypeError as error:
-        raise ValueError(f"{_RULE}. Received: {shown(grads_and_vars)}") from error
+        raise ValueError(f"{_RULE}. Received: {show(grads_and_vars)}") from error
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ValueError(f"{_RULE}. Received: {shown(pair)} in {shown(pairs)}")
+            raise ValueError(f"{_RULE}. Received: {show(pair)} in {show(pairs)}")
     return [(gradient, variable) for gradient, variable in pairs]
 
 
@@ -52,7 +52,7 @@ def _fits(variable: Any, shape: Any) -> bool:
     return known or tf.TensorShape(variable.shape).is_compatible_with(shape)
 
 
-def checked_pairs(grads_and_vars: Any) -> Pairs:
+def check_pairs(grads_and_vars: Any) -> Pairs:
     """The argument as a list of pairs.
 
     Raises a ValueError if it is anything else, has a variable twice, or a gradient of another shape than its variable's.
@@ -60,7 +60,7 @@ def checked_pairs(grads_and_vars: Any) -> Pairs:
     pairs, seen = as_pairs(grads_and_vars), set()
     for gradient, variable in pairs:
         if isinstance(gradient, str) or not hasattr(variable, "shape") or isinstance(variable, tf.Tensor):
-            raise ValueError(f"{_RULE}. Received: {shown(gradient)} with the variable {shown(variable)}")
+            raise ValueError(f"{_RULE}. Received: {show(gradient)} with the variable {show(variable)}")
         shape = getattr(gradient, "shape", None)
         if shape is not None and not _fits(variable, shape):
             raise ValueError(
@@ -93,15 +93,15 @@ def check_stage(stage: Any, argument: str) -> None:
     """Raises a ValueError if `stage` cannot be a stage."""
     if isinstance(stage, type):
         raise ValueError(
-            f"`{argument}` takes an instance: give {stage.__name__}(...). Received: {shown(stage)}"
+            f"`{argument}` takes an instance: give {stage.__name__}(...). Received: {show(stage)}"
         )
     if not callable(stage) or not takes_arguments(stage, 1):
         raise ValueError(
-            f"`{argument}` takes functions from (gradient, variable) pairs to such pairs. Received: {shown(stage)}"
+            f"`{argument}` takes functions from (gradient, variable) pairs to such pairs. Received: {show(stage)}"
         )
 
 
-def checked_stages(stages: Any, argument: str) -> list[Any]:
+def check_stages(stages: Any, argument: str) -> list[Any]:
     """The stages as a list: of several, of one alone, or of None; a ValueError if one cannot be a stage."""
     if stages is None:
         return []
@@ -147,7 +147,7 @@ def same_variables(stage: Any, argument: str, before: Pairs, after: Any) -> Pair
     try:
         returned = [(g, v) for g, v in after]
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{rule}. Received: {shown(after)}") from error
+        raise ValueError(f"{rule}. Received: {show(after)}") from error
     if len(returned) != len(before):
         raise ValueError(f"{rule}. Given {len(before)} pairs, it returned {len(returned)}.")
     gradients, result = {id(v): g for g, v in returned}, []

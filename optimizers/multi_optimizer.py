@@ -5,8 +5,12 @@ from typing import Any
 
 import keras
 
-from ..compat.keras_private.optimizers import choosing, index_of_optimizer, wrapped_optimizers
-from ..distribute.arguments import shown, takes_arguments
+from ..compat.keras_private.optimizers import (
+    change_chosen_optimizer,
+    find_wrapped_optimizers,
+    index_of_optimizer,
+)
+from ..distribute.arguments import show, takes_arguments
 from .adoption import adopt, register_class
 from .checks import Pairs
 from .optimizer import Optimizer
@@ -30,7 +34,7 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
         ):
             raise TypeError(
                 "`optimizer_map` must be a keras.optimizers.OptimizerMap or a function from a variable to its optimizer. "
-                f"Received: {shown(optimizer_map)}"
+                f"Received: {show(optimizer_map)}"
             )
         super().__init__(optimizer_map, *args, **kwargs)
         self.gradient_aggregator = gradient_aggregator
@@ -38,9 +42,9 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
 
     def build(self, variables: Sequence[Any]) -> None:
         """Builds each optimizer for its variables; a ValueError if one of them has an aggregator of its own."""
-        with choosing(self, adopt):
+        with change_chosen_optimizer(self, adopt):
             super().build(variables)
-        for inner in wrapped_optimizers(self):
+        for inner in find_wrapped_optimizers(self):
             if inner.gradient_aggregator is not None:
                 raise ValueError(
                     f"`gradient_aggregator` of {inner.name}, inside a MultiOptimizer, would never be called: gradients "
@@ -49,7 +53,7 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
 
     def split(self, pairs: Pairs) -> list[tuple[Any, Pairs]]:
         """The pairs of each optimizer, without those that have none."""
-        parts: list[tuple[Any, Pairs]] = [(inner, []) for inner in wrapped_optimizers(self)]
+        parts: list[tuple[Any, Pairs]] = [(inner, []) for inner in find_wrapped_optimizers(self)]
         for gradient, variable in pairs:
             parts[index_of_optimizer(self, variable)][1].append((gradient, variable))
         return [(inner, part) for inner, part in parts if part]

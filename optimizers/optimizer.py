@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from ..compat.keras_private.optimizers import call_count
 from ..compat.keras_private.variables import as_number
-from ..distribute.parameter_servers.shards import created_colocated, gradient
-from ..distribute.sharding.row_sharding import created_in_rows
+from ..distribute.parameter_servers.shards import colocate_creation, gradient
+from ..distribute.sharding.row_sharding import create_in_rows
 from ..distribute.variables import move_into_scope, prepare_variables
 from . import checks
 from .adoption import register_class
@@ -18,9 +18,15 @@ from .checks import GradsAndVars, Pairs
 from .saved_state import SavedState
 from .stages import accumulation
 from .stages.aggregated_gradients import after_aggregation, aggregate_alone
-from .stages.call_options import CallOptions, call_options, current_options, frozen_count, gradients_are_taken
+from .stages.call_options import (
+    CallOptions,
+    call_options,
+    current_options,
+    find_frozen_count,
+    gradients_are_taken,
+)
 from .stages.run_stages import run_stages
-from .update_rules.parts import created_as_shards
+from .update_rules.parts import create_as_shards
 from .update_rules.replica_rule import ReplicaRule, register_shards
 
 Stage = Callable[[Pairs], Pairs]
@@ -74,9 +80,7 @@ class Optimizer(SavedState, ReplicaRule):
 
     @gradient_transformers.setter
     def gradient_transformers(self, stages: Sequence[Stage] | None) -> None:
-        self._stages = _Stages(
-            checks.checked_stages(stages, "gradient_transformers"), self.gradient_aggregator
-        )
+        self._stages = _Stages(checks.check_stages(stages, "gradient_transformers"), self.gradient_aggregator)
         self._mark_if_extended()
 
     @property
@@ -129,7 +133,7 @@ class Optimizer(SavedState, ReplicaRule):
         Context: replica; or cross-replica, where `PerReplica` gradients are each replica's own and others are the total.
         """
         del name
-        pairs = checks.checked_pairs(grads_and_vars)
+        pairs = checks.check_pairs(grads_and_vars)
         outer = current_options()
         skip = checks.skips_aggregation(skip_gradients_aggregation, experimental_aggregate_gradients)
         options = CallOptions(
@@ -152,7 +156,7 @@ class Optimizer(SavedState, ReplicaRule):
         if len(grads) == 0:
             return
         if trainable_variables is None:
-            trainable_variables = checks.built_variables(self, len(grads))
+            trainable_variables = checks.require_built(self, len(grads))
         pairs, options = list(zip(grads, trainable_variables)), current_options()
         if options.update is not None:
             options.update(self, pairs)
@@ -269,8 +273,8 @@ class Optimizer(SavedState, ReplicaRule):
     ) -> Any:
         """A state variable, as in Keras; on parameter servers it is placed next to its variable, and it may be sharded."""
         move_into_scope(self)
-        shards, rows = created_as_shards(reference_variable, initializer), created_in_rows(reference_variable)
-        with created_colocated(reference_variable), shards, rows:
+        shards, rows = create_as_shards(reference_variable, initializer), create_in_rows(reference_variable)
+        with colocate_creation(reference_variable), shards, rows:
             return super().add_variable_from_reference(reference_variable, name, initializer)
 
     @property
@@ -283,7 +287,7 @@ class Optimizer(SavedState, ReplicaRule):
     @property
     def iterations(self) -> Any:
         """Updates applied so far; with accumulation one for every `gradient_accumulation_steps` calls."""
-        frozen = frozen_count(self)
+        frozen = find_frozen_count(self)
         return super().iterations if frozen is None else frozen
 
     is_inner = False

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from ..compat.keras_private.optimizers import own_variables
-from ..compat.keras_private.serialization import pickled
+from ..compat.keras_private.serialization import make_unpickle_arguments
 from .adoption import rebuild
 
 _STAGES = ("gradient_transformers", "gradient_aggregator")
@@ -73,7 +73,7 @@ class SavedState(keras.optimizers.Optimizer):
 
     def __reduce__(self) -> Any:
         """Copies keep our stages: what is saved as a Keras optimizer is adopted again."""
-        return rebuild, pickled(super().__reduce__())
+        return rebuild, make_unpickle_arguments(super().__reduce__())
 
 
 def _without_loss_scale(store: Any, count: int) -> Any:

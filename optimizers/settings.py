@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..compat.keras_private.optimizers import own_learning_rate
-from ..distribute.arguments import number, shown, takes_arguments, truth, whole_number
+from ..distribute.arguments import number, show, takes_arguments, truth, whole_number
 
 _number, _whole_number = (functools.partial(functools.partial, check) for check in (number, whole_number))
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
@@ -70,7 +70,7 @@ def with_checked_arguments(cls: type) -> Callable[..., None]:
             close = [_OTHER_NAMES.get(name, ""), *difflib.get_close_matches(name, known, 1, 0.6)]
             meant = next((each for each in close if each in known), None)
             fix = f"did you mean `{meant}`?" if meant else f"it takes {', '.join(known[1:])}."
-            raise ValueError(f"`{name}` ({shown(kwargs[name])}) is no argument of {cls.__name__}: {fix}")
+            raise ValueError(f"`{name}` ({show(kwargs[name])}) is no argument of {cls.__name__}: {fix}")
         try:
             arguments = signature.bind_partial(self, *args, **kwargs).arguments
         except TypeError:  # Python's own message says what is missing or too much
@@ -120,13 +120,13 @@ def check_learning_rate(rate: Any) -> None:
     rate = rate[()] if isinstance(rate, np.ndarray) else rate
     if isinstance(rate, type):
         raise ValueError(
-            f"`learning_rate` must be an instance: give {rate.__name__}(...). Received: {shown(rate)}"
+            f"`learning_rate` must be an instance: give {rate.__name__}(...). Received: {show(rate)}"
         )
     if callable(rate) and not _is_tensor(rate):
         if not takes_arguments(rate, 0):
             raise ValueError(
                 "`learning_rate` must be a function without arguments; for a rate that depends on the step, give a "
-                f"keras.optimizers.schedules.LearningRateSchedule. Received: {shown(rate)}"
+                f"keras.optimizers.schedules.LearningRateSchedule. Received: {show(rate)}"
             )
         return
     if not _is_tensor(rate):
@@ -139,12 +139,12 @@ def _check_schedule(schedule: Any) -> None:
     except Exception as error:
         raise ValueError(
             f"`learning_rate` is a {type(schedule).__name__} that returns no number at the first step: check its arguments. "
-            f"Received: {shown(schedule.get_config())}"
+            f"Received: {show(schedule.get_config())}"
         ) from error
     if not 0 <= first < float("inf"):
         raise ValueError(
             f"`learning_rate` must be a finite number of at least 0, but {type(schedule).__name__} gives {first} at the "
-            f"first step. Received: {shown(schedule.get_config())}"
+            f"first step. Received: {show(schedule.get_config())}"
         )
 
 

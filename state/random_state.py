@@ -43,7 +43,7 @@ _DRAWING = {
 
 
 def capture(held: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of each generator that exists, and of the `found_generators` in `held`: a few kilobytes. Context: host."""
+    """The state of each generator that exists, and of the `find_generators` in `held`: a few kilobytes. Context: host."""
     state: dict[str, Any] = {"python": _python_state(random.getstate()), "numpy": np.random.get_state()}
     seed = private.global_seed_generator_state()
     if seed is not None:
@@ -130,7 +130,7 @@ def _with_arrays(state: Any) -> Any:
     return np.asarray(state, np.uint64) if isinstance(state, list) else state
 
 
-def found_generators(roots: Mapping[str, Any]) -> dict[str, Any]:
+def find_generators(roots: Mapping[str, Any]) -> dict[str, Any]:
     """The generators of NumPy and Python that are reached from `roots`, by the way to each: the same in every process.
 
     The user's own objects are followed: functions with their closures and the globals that they name, objects with
@@ -139,12 +139,12 @@ def found_generators(roots: Mapping[str, Any]) -> dict[str, Any]:
     known = {id(generator): name for name, generator in GLOBAL_GENERATORS.items()}
     return {
         known.get(id(leaf), path): leaf
-        for path, leaf in reached(roots, GENERATORS)
+        for path, leaf in find_reached(roots, GENERATORS)
         if not isinstance(leaf, random.SystemRandom)
     }
 
 
-def reached(roots: Mapping[str, Any], kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
+def find_reached(roots: Mapping[str, Any], kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
     """The objects of these kinds that are reached from `roots`, each once, with the way to it, in a fixed order."""
     waiting = list(roots.items())[::-1]
     seen: dict[int, Any] = {}  # with the objects, so that no new one gets the number of one that is gone
@@ -195,7 +195,7 @@ def _methods(cls: type) -> Iterator[tuple[str, Any]]:
                     yield f".{name}", member
 
 
-def closed_over(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def find_closed_over(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """The variables of outer functions that a function uses, as far as they are assigned."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         with contextlib.suppress(ValueError):
@@ -203,7 +203,7 @@ def closed_over(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    yield from ((f" {name}", value) for name, value in closed_over(function))
+    yield from ((f" {name}", value) for name, value in find_closed_over(function))
     yield " defaults", (function.__defaults__, function.__kwdefaults__)
     chains = list(_chains(function.__code__))
     for name in sorted({chain[0] for chain in chains}):

@@ -14,11 +14,11 @@ from ..distribute.replicas import copies_of
 from ..distribute.sharding.sharded_value import ShardedValue
 from ..distribute.workers.agreement import spans_workers
 from ..optimizers.held_optimizers import optimizers_of
-from .random_state import reached
+from .random_state import find_reached
 from .trained_model import TrainedModel
 
 
-def copied(buffers: dict[Any, np.ndarray], key: Any, array: np.ndarray) -> np.ndarray:
+def copy_into_buffer(buffers: dict[Any, np.ndarray], key: Any, array: np.ndarray) -> np.ndarray:
     """A copy of `array` in the buffer of `key`, valid until the next call with it: allocating costs more than copying."""
     if array.dtype.kind == "O" or array.ndim == 0:
         return np.array(array)
@@ -52,7 +52,7 @@ def variables_of(model: TrainedModel, metrics: bool = True) -> dict[str, list[An
         "metrics": new(model.metrics_variables if metrics else ()),
         "other": new(
             found.state if isinstance(found, _GENERATORS) else found
-            for _, found in reached(held_by(model), (tf.Variable, keras.Variable, *_GENERATORS))
+            for _, found in find_reached(find_held(model), (tf.Variable, keras.Variable, *_GENERATORS))
         ),
     }
 
@@ -131,7 +131,7 @@ def spread(saved: Any, num_copies: int, value: Any, variable: Any = None) -> Seq
 _GENERATORS = (tf.random.Generator, keras.random.SeedGenerator)
 
 
-def held_by(model: TrainedModel) -> dict[str, Any]:
+def find_held(model: TrainedModel) -> dict[str, Any]:
     """What the layers of a model hold, and its loss, for `reached`."""
     layers = {f"layer {i}": (dict(vars(layer)), layer) for i, layer in enumerate(layers_of(model))}
     return {**layers, "loss": getattr(model, "loss", None)}

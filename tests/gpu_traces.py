@@ -112,7 +112,7 @@ def step_of(model, training=True, x=X, y=Y, way=None, shuffle=True):
     model.train_function = function
     function.full_size = source.batch_size
     function.backend = way or function.backend
-    found, _ = function.compiled_for(chunk)
+    found, _ = function.find_compiled(chunk)
     loop = found.graphs[0]
     signed = chunk.signature is not None and not chunk.open_ended
     concrete = loop.get_concrete_function(*(() if signed else found.arguments(chunk)))
@@ -123,7 +123,7 @@ def prediction_of(model):
     source, chunk = first_chunk(model, X, None, shuffle=False)
     runner = runner_of(model)
     runner.build(model, source.spec, step="predict_step")
-    predictions = runner.function(model, "predict").compiled_for(chunk)[0].function
+    predictions = runner.function(model, "predict").find_compiled(chunk)[0].function
     traced = predictions.graphs[0].get_concrete_function(chunk.inputs, tf.constant(0))
     return machine.place(traced, devices_of_inputs(source, chunk))
 

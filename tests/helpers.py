@@ -106,7 +106,7 @@ def next_batch(source: Any) -> Any:
         return None
     batch = chunk.batch(0)
     if batch is None:
-        source.drawn(0)
+        source.note_drawn(0)
     return batch
 
 

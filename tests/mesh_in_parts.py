@@ -12,13 +12,13 @@ import tensorflow as tf
 from partition_in_parts import Parts, _answer
 
 from unisono.compat.keras_private.variables import let_stand_for
-from unisono.compat.tensorflow_graphs.one_device import distributed_variable
+from unisono.compat.tensorflow_graphs.one_device import find_distributed_variable
 from unisono.compat.tensorflow_private.valueless_variables import read_unrecorded, variable_without_value
 from unisono.distribute.mesh import Layout, Mesh
 from unisono.trainer.partition.conversions import Replica
-from unisono.trainer.partition.labels import REPLICATED, is_sharded, is_stored, sharded, stored
+from unisono.trainer.partition.labels import REPLICATED, is_sharded, is_stored, label_sharded, label_stored
 from unisono.trainer.partition.memory import save_memory
-from unisono.trainer.partition.partition import partitioned
+from unisono.trainer.partition.partition import partition_graph
 from unisono.trainer.partition.program import BATCH, Convert, MeshAxis
 from unisono.trainer.partition.rebuild import rebuilt
 
@@ -29,7 +29,7 @@ class _Weight:
     def __init__(self, array, axes) -> None:
         self.array, self.axes = np.asarray(array), axes if isinstance(axes, tuple) else (None, axes)
         self.labels = tuple(
-            REPLICATED if a is None else kind(a) for kind, a in zip((stored, sharded), self.axes)
+            REPLICATED if a is None else kind(a) for kind, a in zip((label_stored, label_sharded), self.axes)
         )
         self.traced = variable_without_value(self.array.shape, self.array.dtype, "weight")
         stand_in: Any = self
@@ -62,9 +62,9 @@ class MeshParts(Parts):
             return read_unrecorded(weight.traced)
 
     def partition(self):
-        self.program = partitioned(
+        self.program = partition_graph(
             self.graph, len(self.batch), [REPLICATED] * len(self.graph.outputs),
-            lambda handle: getattr(distributed_variable(handle), "labels", None), mesh=(BATCH, MeshAxis(self.parts)),
+            lambda handle: getattr(find_distributed_variable(handle), "labels", None), mesh=(BATCH, MeshAxis(self.parts)),
         )  # fmt: skip
         if self.again:
             save_memory(self.program, (), 0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from unisono.compat.tensorflow_graphs.one_device import subgraphs, traced_on_one_device
+from unisono.compat.tensorflow_graphs.one_device import subgraphs, trace_on_one_device
 from unisono.trainer.partition.conversions import Replica
 from unisono.trainer.partition.exchange import Request
 from unisono.trainer.partition.labels import REPLICATED, is_sharded
-from unisono.trainer.partition.partition import partitioned
+from unisono.trainer.partition.partition import partition_graph
 from unisono.trainer.partition.program import NotPartitioned
 from unisono.trainer.partition.rebuild import rebuilt
 
@@ -36,13 +36,13 @@ class Parts:
             self.structure = found
             return [tf.convert_to_tensor(t) for t in tf.nest.flatten(found)]
 
-        self.graph = traced_on_one_device(flat, self.specs)
+        self.graph = trace_on_one_device(flat, self.specs)
         self.partition()
 
     def partition(self):
         """Partitions the program."""
         wanted = [REPLICATED] * len(self.graph.outputs)
-        self.program = partitioned(self.graph, len(self.batch), wanted, lambda handle: None)
+        self.program = partition_graph(self.graph, len(self.batch), wanted, lambda handle: None)
 
     def on_one_device(self):
         return [

@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from ..callbacks.keras_callbacks import check_keras_callbacks
-from ..compat.keras_private.functional import paired_inputs
-from ..compat.keras_private.layers import captured_by_functions, layers_of
+from ..compat.keras_private.functional import pair_inputs
+from ..compat.keras_private.layers import find_captures, layers_of
 from ..compat.keras_private.training import overrides_compute_loss, strategy_of
 from ..compat.keras_private.variables import raw_value, was_left
 from ..compat.tensorflow_private.strategies import give_collectives_a_group
 from ..distribute import keras_distribution
-from ..distribute.arguments import number, shown, truth, whole_number
+from ..distribute.arguments import number, show, truth, whole_number
 from ..distribute.environment import ELASTIC
 from ..distribute.hardware.devices import check_exist
 from ..distribute.mesh import mesh_of
@@ -26,7 +26,7 @@ from ..state.trained_model import TrainedModel
 from .compile_checks import takes_numbers
 from .inputs.batch import is_standard, unpack
 from .inputs.checks import alone
-from .inputs.sources.make_source import checked_shuffle, kind_of
+from .inputs.sources.make_source import check_shuffle, kind_of
 from .inputs.values import holds_text
 
 _SUPPORTED = (
@@ -82,14 +82,14 @@ def check_home(model: TrainedModel, method: str) -> None:
     if tf.distribute.has_strategy() and strategy_of(model) is not tf.distribute.get_strategy():
         raise ValueError(
             f"`{method}()` was called under the scope of {_name(tf.distribute.get_strategy())}, but the model was built "
-            f"{_built_where(model)}: build and compile the model under the `strategy.scope()` that it is trained in."
+            f"{_find_scope(model)}: build and compile the model under the `strategy.scope()` that it is trained in."
         )
     home = strategy_of(model)
     check_strategy(home)
     if (distributed := keras_distribution.strategy_of_scope()) not in (None, home):
         raise ValueError(
             f"`{method}()`: keras.distribution is set to a {type(keras.distribution.distribution()).__name__} over "
-            f"{distributed.num_replicas_in_sync} device(s), but the model was built {_built_where(model)}: build it in "
+            f"{distributed.num_replicas_in_sync} device(s), but the model was built {_find_scope(model)}: build it in "
             "`unisono.distribute.strategy_of(distribution).scope()`, or call keras.distribution.set_distribution(None)."
         )
     for variable in model.variables:
@@ -99,7 +99,7 @@ def check_home(model: TrainedModel, method: str) -> None:
         if copied and owner is not home:
             raise ValueError(
                 f"`{method}()`: the variable {variable.path!r} belongs to {_name(owner)}, but the model was built "
-                f"{_built_where(model)}: build the model and all of its layers under one `strategy.scope()`."
+                f"{_find_scope(model)}: build the model and all of its layers under one `strategy.scope()`."
             )
 
 
@@ -111,7 +111,7 @@ def check_traced_functions(model: TrainedModel, method: str) -> None:
     if strategy_of(model) is None and model._pipeline is None:
         return
     for layer in layers_of(model):
-        captured = captured_by_functions(layer)
+        captured = find_captures(layer)
         trained = [raw_value(v) for v in layer.trainable_variables] if captured else []
         own = {id(getattr(v, "handle", None)) for v in trained if model._pipeline is not None}
         if trained and any(was_left(each) or id(each) in own for each in captured):
@@ -152,7 +152,7 @@ def check_compiles(model: TrainedModel, method: str) -> None:
         )
 
 
-def _built_where(model: TrainedModel) -> str:
+def _find_scope(model: TrainedModel) -> str:
     home = strategy_of(model)
     return "outside of any scope" if home is None else f"under {_name(home)}"
 
@@ -179,7 +179,7 @@ def check_fit(arguments: Any) -> None:
         least, optional = int(name not in _FROM_0), name not in _FROM_0
         setattr(arguments, name, whole_number(name, getattr(arguments, name), least, optional))
     check_loop(arguments.verbose, arguments.callbacks)
-    arguments.shuffle = checked_shuffle(arguments.shuffle)
+    arguments.shuffle = check_shuffle(arguments.shuffle)
     arguments.validation_freq = _validation_freq(arguments.validation_freq)
     split, data = arguments.validation_split, arguments.validation_data
     if split is not False:
@@ -192,7 +192,7 @@ def check_fit(arguments: Any) -> None:
         )
     several = isinstance(data, tuple | list)
     if isinstance(data, str | bytes | numbers.Number) or (several and not 1 <= len(data) <= 3):
-        received = f"a {type(data).__name__} of {len(data)}" if several else shown(data)
+        received = f"a {type(data).__name__} of {len(data)}" if several else show(data)
         raise ValueError(
             f"`validation_data` must be (x, y), (x, y, sample_weight) or a dataset. Received: {received}"
         )
@@ -206,7 +206,7 @@ def _validation_freq(freq: Any) -> int | list[int]:
     except ValueError as error:
         raise ValueError(
             "`validation_freq` must be a whole number of at least 1 or a list of epochs, counted from 1. "
-            f"Received: {shown(freq)}"
+            f"Received: {show(freq)}"
         ) from error
     return found if several else found[0]
 
@@ -214,29 +214,29 @@ def _validation_freq(freq: Any) -> int | list[int]:
 def check_loop(verbose: Any, callbacks: Any) -> None:
     """Rejects invalid `verbose` and `callbacks` of `fit`, `evaluate` and `predict`."""
     if not isinstance(verbose, str | numbers.Integral | np.bool_) or verbose not in (0, 1, 2, 3, "auto"):
-        raise ValueError(f'`verbose` must be "auto", 0, 1, 2 or 3. Received: {shown(verbose)}')
+        raise ValueError(f'`verbose` must be "auto", 0, 1, 2 or 3. Received: {show(verbose)}')
     if callbacks is None or isinstance(callbacks, keras.callbacks.CallbackList):
         return
     for callback in keras.tree.flatten(callbacks):
         if isinstance(callback, type) or not hasattr(callback, "set_model"):
             raise TypeError(
                 "`callbacks` must be a list of instances of keras.callbacks.Callback. "
-                f"Received: {shown(callback)} in callbacks={shown(callbacks)}"
+                f"Received: {show(callback)} in callbacks={show(callbacks)}"
             )
     check_keras_callbacks(keras.tree.flatten(callbacks))
 
 
-def checked_logs(logs: Any, step: str, text: bool = True) -> Any:
+def check_logs(logs: Any, step: str, text: bool = True) -> Any:
     """The logs from a custom step; `TypeError` where they are not a dict, or a value is neither numbers nor `text`."""
     rule = f"`{step}` must return a dict from names to scalars, such as {{'loss': loss}}"
     if not isinstance(logs, Mapping):
         hint = ": is a `return` missing?" if logs is None else ""
-        raise TypeError(f"{rule}. Received: {shown(logs)}{hint}")
+        raise TypeError(f"{rule}. Received: {show(logs)}{hint}")
     for name, value in logs.items():
         if isinstance(value, Mapping):
-            checked_logs(value, step, text)
+            check_logs(value, step, text)
         elif not _is_log(value, text):
-            raise TypeError(f"{rule}. Received: {shown(value)} as {name!r}")
+            raise TypeError(f"{rule}. Received: {show(value)} as {name!r}")
     return logs
 
 
@@ -261,10 +261,10 @@ def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
     if not custom_step and not is_standard(spec):
         raise ValueError(
             f"`x` gives tuples of {len(spec)}, but `{step}` takes x, (x,), (x, y) or (x, y, sample_weight): put several "
-            f"inputs into one tuple or dict, or give the model a custom `{step}`. Received: {shown(spec)}"
+            f"inputs into one tuple or dict, or give the model a custom `{step}`. Received: {show(spec)}"
         )
     x, y, sample_weight = unpack(spec)
-    for tensor, leaf in paired_inputs(model, x):
+    for tensor, leaf in pair_inputs(model, x):
         if tensor.dtype != "string":
             begin = "encode them as numbers first, or begin the model with a keras.layers.StringLookup or TextVectorization"
             _reject_text("x", leaf, f"the input {tensor.name!r} of the model takes {tensor.dtype}: {begin}")
@@ -273,9 +273,9 @@ def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
     _reject_text("sample_weight", sample_weight, "weights are numbers: give numbers, one for each sample")
     if step != "predict_step" and takes_numbers(model.loss) and not overrides_compute_loss(model):
         encode = "encode them first, for example with keras.layers.StringLookup"
-        _reject_text("y", y, f"loss={shown(model.loss)} takes numbers: {encode}")
+        _reject_text("y", y, f"loss={show(model.loss)} takes numbers: {encode}")
 
 
 def _reject_text(argument: str, spec: Any, fix: str) -> None:
     if holds_text(spec):
-        raise ValueError(f"`{argument}` holds strings, but {fix}. Received: {shown(spec)}")
+        raise ValueError(f"`{argument}` holds strings, but {fix}. Received: {show(spec)}")

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from ..compat.keras_private.training import KerasFunctional
-from ..distribute.arguments import shown, takes_arguments, truth, whole_number
+from ..distribute.arguments import show, takes_arguments, truth, whole_number
 from ..state.trained_model import TrainedModel
 
 _FUNCTION = "or a function of (y_true, y_pred)"
@@ -30,7 +30,7 @@ def check_compile(model: TrainedModel, arguments: dict[str, Any]) -> None:
     whole_number("steps_per_execution", arguments["steps_per_execution"], words=("auto",))
     jit_compile = arguments["jit_compile"]
     if not isinstance(jit_compile, Hashable) or jit_compile not in ("auto", True, False, None):
-        raise ValueError(f'`jit_compile` must be "auto", True or False. Received: {shown(jit_compile)}')
+        raise ValueError(f'`jit_compile` must be "auto", True or False. Received: {show(jit_compile)}')
     for name in ("run_eagerly", "auto_scale_loss"):
         if arguments[name] is not None:
             truth(name, arguments[name])
@@ -40,7 +40,7 @@ def check_compile(model: TrainedModel, arguments: dict[str, Any]) -> None:
                 _check_function(name, value, "loss" if argument == "loss" else "metric")
     for name, value in _leaves("loss_weights", arguments["loss_weights"]):
         if isinstance(value, str) or (isinstance(value, numbers.Real) and not math.isfinite(value)):
-            raise ValueError(f"`{name}` must be a finite number. Received: {shown(value)}")
+            raise ValueError(f"`{name}` must be a finite number. Received: {show(value)}")
     _check_outputs(model, arguments)
     _check_names_of_logs(model, arguments)
 
@@ -62,7 +62,7 @@ def interpret(name: str, value: Any, kind: str, others: tuple[type, ...] = ()) -
             fix = _similar(value, [*short, *names])
         elif inspect.isclass(value):
             fix = f"give an instance, {value.__name__}()."
-        raise ValueError(f"`{name}` {shown(value)} is not {noun} of Keras 3: {fix}") from error
+        raise ValueError(f"`{name}` {show(value)} is not {noun} of Keras 3: {fix}") from error
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -118,7 +118,7 @@ def _check_outputs(model: TrainedModel, arguments: dict[str, Any]) -> None:
     names = output_names(model)
     if isinstance(arguments["loss"], list | tuple | dict) and not any(_leaves("loss", arguments["loss"])):
         raise ValueError(
-            f"`loss` must have a loss for at least one output, or be None. Received: {shown(arguments['loss'])}"
+            f"`loss` must have a loss for at least one output, or be None. Received: {show(arguments['loss'])}"
         )
     for argument in ("loss", "loss_weights", "metrics", "weighted_metrics"):
         value = arguments[argument]
@@ -126,7 +126,7 @@ def _check_outputs(model: TrainedModel, arguments: dict[str, Any]) -> None:
         if given and argument == "loss" and isinstance(model, keras.Sequential):
             raise ValueError(
                 "`loss` must not be a dict for a Sequential model, which has one output: give its loss alone. "
-                f"Received: {shown(value)}"
+                f"Received: {show(value)}"
             )
         unknown = [key for key in given if key not in names] if names else []
         if unknown:
@@ -142,7 +142,7 @@ def _check_outputs(model: TrainedModel, arguments: dict[str, Any]) -> None:
         if of_losses and len(names) >= few and len(value) != len(names):
             raise ValueError(
                 f"`{argument}` must have one entry for each of the {len(names)} outputs ({', '.join(names)}). "
-                f"Received: {shown(value)}"
+                f"Received: {show(value)}"
             )
 
 

@@ -11,15 +11,15 @@ import tensorflow as tf
 
 from ..compat.keras_private.layers import layers_of
 from ..compat.tensorflow_private.strategies import devices_of
-from ..distribute.arguments import number, shown, whole_number
+from ..distribute.arguments import number, show, whole_number
 from ..distribute.hardware.device_memory import PeakMemory, in_words
 from ..distribute.mesh import mesh_of
 from ..distribute.workers.agreement import exchange
 from .compilation import runner_of
-from .inputs.sources.derived_inputs import copied_input
+from .inputs.sources.derived_inputs import copy_input
 from .inputs.sources.make_source import kind_of
 from .run.fit_inputs import FitArguments, sources
-from .run.untouched import untouched, untouched_generators
+from .run.untouched import restore_generators, restore_state
 
 
 class LearningRates(NamedTuple):
@@ -134,18 +134,18 @@ def _trials(
     if not hasattr(model, "fit_state") or not all(layer.built for layer in layers_of(model)):
         raise ValueError(
             f"`model` of `{name}` must be a Unisono model (see `unisono.adopt`) with all of its variables: begin it with a "
-            f"keras.Input, or call it once on a batch. Received: {shown(model)}"
+            f"keras.Input, or call it once on a batch. Received: {show(model)}"
         )
-    (x, y, sample_weight), copy = data, copied_input(data[0], f"`{name}`")
+    (x, y, sample_weight), copy = data, copy_input(data[0], f"`{name}`")
     endless = getattr(copy, "num_batches", getattr(copy, "cardinality", int)()) in (None, -1)
     more: Any = {"steps_per_epoch" if endless else "epochs": steps}
     model._ready("fit")
-    with untouched_generators(model, data):
+    with restore_generators(model, data):
         source, _ = sources(
             model, FitArguments(model, copy, y, batch_size, sample_weight=sample_weight, **more)
         )
         with contextlib.closing(source):
             runner_of(model).build(model, source.spec, source.batch_size)
-        with untouched(model, data):
+        with restore_state(model, data):
             more |= {"sample_weight": sample_weight, "verbose": 0}
-            yield lambda size, each: model.fit(copied_input(x, ""), y, size, callbacks=[each], **more)
+            yield lambda size, each: model.fit(copy_input(x, ""), y, size, callbacks=[each], **more)

@@ -13,10 +13,16 @@ import keras
 import tensorflow as tf
 from keras import Model as KerasModel
 
-from ..compat.keras_private.serialization import our_classes, pickled, save_as, save_under, unpickle
+from ..compat.keras_private.serialization import (
+    make_unpickle_arguments,
+    our_classes,
+    save_as,
+    save_under,
+    unpickle,
+)
 from ..compat.keras_private.training import KerasFunctional, TensorFlowTrainer
 from ..compat.patches import wrap
-from ..distribute.arguments import shown, truth
+from ..distribute.arguments import show, truth
 from ..distribute.objects import download
 from ..distribute.storage import is_store_url, is_url, path_text, storage_path
 from ..distribute.variables import prepare_variables
@@ -57,7 +63,7 @@ class Model(keras.Model, Trainer):  # pyright: ignore[reportGeneralTypeIssues]  
 
     def __reduce__(self) -> Any:
         """Copies by `copy`, `pickle` and `joblib` train with Unisono, too; the bytes are those of a `.keras` file."""
-        return rebuild, pickled(super().__reduce__())
+        return rebuild, make_unpickle_arguments(super().__reduce__())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A copy as by `pickle`, even where a tool has changed how `keras.Model` is copied."""
@@ -133,7 +139,7 @@ def _adopt(model: keras.Model, arguments: dict[str, Any]) -> Model:
     """See `adopt`; `arguments` are those of `compile` in the file that the model was loaded from."""
     if not isinstance(model, KerasModel):
         raise TypeError(
-            f"`model` must be a keras.Model: give an instance, or load a file first. Received: {shown(model)} of type "
+            f"`model` must be a keras.Model: give an instance, or load a file first. Received: {show(model)} of type "
             f"{type(model).__name__}"
         )
     prepare_variables()
@@ -141,7 +147,7 @@ def _adopt(model: keras.Model, arguments: dict[str, Any]) -> Model:
     if isinstance(model, Model):
         bring_along(model, "adopt")
         return model
-    model.__class__ = _adopted_class(type(model))  # pyright: ignore[reportArgumentType]  (a class can be hashed)
+    model.__class__ = _make_adopted_class(type(model))  # pyright: ignore[reportArgumentType]  (a class can be hashed)
     compiled = model.compiled
     model._auto_steps = model.steps_per_execution == 1
     model._auto_jit = _leaves_jit_to_us(model, arguments)
@@ -167,7 +173,7 @@ def _leaves_jit_to_us(model: keras.Model, arguments: dict[str, Any]) -> bool:
 
 
 @functools.cache
-def _adopted_class(cls: type) -> type:
+def _make_adopted_class(cls: type) -> type:
     known = {KerasModel: Model, KerasFunctional: Functional, keras.Sequential: Sequential}
     if cls in known:
         return known[cls]
@@ -203,7 +209,7 @@ def load_model(
     path_text("filepath", filepath)
     if custom_objects is not None and not isinstance(custom_objects, dict):
         raise TypeError(
-            f"`custom_objects` must be a dict from names to classes. Received: {shown(custom_objects)}"
+            f"`custom_objects` must be a dict from names to classes. Received: {show(custom_objects)}"
         )
     truth("compile", compile)
     truth("safe_mode", safe_mode)
@@ -250,7 +256,7 @@ def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Model:
         5
     """
     if not isinstance(model, KerasModel):
-        raise TypeError(f"`model` must be a keras.Model. Received: {shown(model)}")
+        raise TypeError(f"`model` must be a keras.Model. Received: {show(model)}")
     with our_classes():
         return adopt(cast(keras.Model, keras.models.clone_model(model, *args, **kwargs)))
 

@@ -7,12 +7,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.keras_private.functional import declared_inputs
+from ..compat.keras_private.functional import find_declared_inputs
 from ..compat.keras_private.layers import layers_of
-from ..compat.keras_private.variables import stored_dtype
+from ..compat.keras_private.variables import find_stored_dtype
 from ..compat.tensorflow_graphs.graphs import bytes_kept_for_backward, scratch_graph
 from ..compat.tensorflow_private.valueless_variables import variables_without_memory
-from ..distribute.arguments import shown
+from ..distribute.arguments import show
 from ..distribute.hardware.memory_plan import ModelMemory
 
 
@@ -30,12 +30,12 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
         (20, 20)
     """
     if not isinstance(model, keras.Model):
-        raise TypeError(f"`model` must be a Keras model. Received: {shown(model)}")
-    x = declared_inputs(model) if x is None else x
+        raise TypeError(f"`model` must be a Keras model. Received: {show(model)}")
+    x = find_declared_inputs(model) if x is None else x
     if x is None:
         raise ValueError(f"`x` is missing, and {model.name!r} does not know its inputs: pass a batch as `x`.")
     with variables_without_memory():
-        few, many = (_kept_bytes(model, x, y, samples) for samples in (2, 4))
+        few, many = (_count_kept_bytes(model, x, y, samples) for samples in (2, 4))
         optimizer: Any = model.optimizer if model.compiled else None
         if optimizer and not optimizer.built:  # a copy: `fit` builds the model's own
             optimizer = type(optimizer).from_config(optimizer.get_config())
@@ -55,10 +55,10 @@ def memory_of(model: Any, optimizer_state: int, activations: float) -> ModelMemo
 
 def bytes_of(*variables: Any) -> int:
     """The bytes of variables, in the dtype in which they are stored."""
-    return sum(math.prod(each.shape) * tf.as_dtype(stored_dtype(each)).size for each in variables)
+    return sum(math.prod(each.shape) * tf.as_dtype(find_stored_dtype(each)).size for each in variables)
 
 
-def _kept_bytes(model: keras.Model, x: Any, y: Any, samples: int) -> int:
+def _count_kept_bytes(model: keras.Model, x: Any, y: Any, samples: int) -> int:
     """The bytes of the inputs and of the tensors kept for the backward pass, with size `samples` for every open axis."""
 
     def placeholder(value: Any) -> Any:

@@ -10,12 +10,12 @@ from ..compat.keras_private.variables import direct_writes, raw_value, stateless
 from ..compat.patches import WRITES_OF_PLACES, provide
 from ..compat.tensorflow_graphs.equal_operations import once_where_asked
 from ..compat.tensorflow_graphs.graphs import gradient_of_graph
-from ..compat.tensorflow_graphs.host_memory import compares_on_host, keep_sizes_on_host, widened
-from ..compat.tensorflow_graphs.made_operations import noted_where_asked
+from ..compat.tensorflow_graphs.host_memory import compares_on_host, keep_sizes_on_host, widen_inputs
+from ..compat.tensorflow_graphs.made_operations import note_made_operations
 from ..distribute.hardware.devices import computes_on_gpu, runs_on_gpu
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
 from ..distribute.replicas import copies_of, once_per_copy, shares_variables
-from ..distribute.step_context import current_step, drawing_step
+from ..distribute.step_context import current_step, find_drawing_step
 from ..optimizers.adoption import adopt
 from ..optimizers.optimizer import Optimizer
 from .step import nested_graphs
@@ -66,7 +66,7 @@ def _apply(original: Any, self: Any, grads: Any, trainable_variables: Any = None
 
 @_replaces("SeedGenerator.next")
 def _seed(original: Any, self: Any, ordered: bool = True) -> Any:
-    step = drawing_step()
+    step = find_drawing_step()
     # No two workers use the same number.
     if step is not None and step.of_custom_loop and on_parameter_servers():
         with direct_writes():
@@ -93,7 +93,7 @@ def _handle(original: Any, self: Any) -> Any:
 
 
 @_replaces("nn._compute_moments_sync")
-def _synchronized_moments(original: Any, x: Any, axes: Any, keepdims: Any) -> Any:
+def _synchronize_moments(original: Any, x: Any, axes: Any, keepdims: Any) -> Any:
     """The statistics of the global batch, by TensorFlow's two passes: Keras' difference of squares loses digits."""
     if current_step() is None:
         return original(x, axes, keepdims)
@@ -122,7 +122,7 @@ def _new_operation(original: Any, self: Any, op_type: str, inputs: Any, *args: A
     if step is None or step.in_xla:
         return original(self, op_type, inputs, *args, **kwargs)
     if "attrs" in kwargs and compares_on_host(self, op_type, inputs) and computes_on_gpu():
-        inputs, kwargs = widened(inputs, kwargs)
+        inputs, kwargs = widen_inputs(inputs, kwargs)
     operation = original(self, op_type, inputs, *args, **kwargs)
     if runs_on_gpu(operation.device):
         keep_sizes_on_host(operation)
@@ -149,7 +149,7 @@ provide(
     lambda original: once_where_asked(functools.partial(_new_operation, original)),
     once_where_asked,
 )
-provide("FuncGraph._create_op_internal", noted_where_asked, noted_where_asked)
+provide("FuncGraph._create_op_internal", note_made_operations, note_made_operations)
 for _key, _make in {
     "Function.__call__": nested_graphs.function_call,
     "cond.cond": nested_graphs.cond,

@@ -15,9 +15,9 @@ import tensorflow as tf
 from ..callbacks.output_paths import check_launched_alone
 from ..compat.keras_private.layers import layers_of
 from ..compat.keras_private.random_state import thread_state
-from ..compat.tensorflow_graphs.graphs import control_status_ctx, converted, left_as_written
+from ..compat.tensorflow_graphs.graphs import control_status_ctx, convert_as_in, leave_as_written
 from ..compat.tensorflow_private.parameter_servers import num_workers_of
-from ..distribute.arguments import shown
+from ..distribute.arguments import show
 from ..distribute.gathering import gather_for_step
 from ..distribute.mesh import combine_in_groups, mesh_of, this_replica
 from ..distribute.parameter_servers.updates import on_parameter_servers
@@ -31,7 +31,7 @@ from ..distribute.step_context import (
     step_scope,
 )
 from ..distribute.workers.agreement import spans_workers
-from ..state.random_state import reached
+from ..state.random_state import find_reached
 from .inputs.batch import batch_spec, sample_count
 from .parameter_servers.step_results import ReadOnce
 from .partition.labels import SHARES
@@ -87,8 +87,8 @@ def replica_step(fn: Function) -> Function:
             "`strategy.run`."
         )
     if not callable(fn):
-        raise TypeError(f"`fn`: `replica_step` takes a function. Received: {shown(fn)}")
-    partitioned = _partitioned(fn)
+        raise TypeError(f"`fn`: `replica_step` takes a function. Received: {show(fn)}")
+    partitioned = _partition(fn)
     check = functools.cache(functools.partial(check_launched_alone, ()))
 
     @functools.wraps(fn)
@@ -108,11 +108,11 @@ def replica_step(fn: Function) -> Function:
             status = control_status_ctx()
             if status.status.name == "UNSPECIFIED":  # in a replica's thread: `strategy.run`'s caller has it
                 with contextlib.suppress(RuntimeError):  # a nested graph: nothing around it is converted
-                    status = context.merge_call(left_as_written(lambda _: control_status_ctx()))
-            return _alone(converted(fn, status), args, kwargs)
-        return context.merge_call(left_as_written(partitioned), args=(args, kwargs))
+                    status = context.merge_call(leave_as_written(lambda _: control_status_ctx()))
+            return _alone(convert_as_in(fn, status), args, kwargs)
+        return context.merge_call(leave_as_written(partitioned), args=(args, kwargs))
 
-    return cast(Function, left_as_written(on_replica))
+    return cast(Function, leave_as_written(on_replica))
 
 
 def _alone(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -131,7 +131,7 @@ def _alone(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     return result
 
 
-def _partitioned(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _partition(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The user's function on several replicas: `run(strategy, args, kwargs)` gives the shares of its results, `PerReplica`.
 
     Context: cross-replica, in the `merge_call` of all replicas.
@@ -163,8 +163,8 @@ def _for_arguments(
 ) -> Callable[[list[tuple[Any, ...]]], Any]:
     """The step for arguments that differ in their tensors alone; it takes the tensors of each replica of this worker."""
     roots = {"fn": fn, "arguments": static}
-    layers = [inner for _, each in reached(roots, (keras.layers.Layer,)) for inner in layers_of(each)]
-    metrics = [metric for _, metric in reached(roots, (keras.metrics.Metric,))]
+    layers = [inner for _, each in find_reached(roots, (keras.layers.Layer,)) for inner in layers_of(each)]
+    metrics = [metric for _, metric in find_reached(roots, (keras.metrics.Metric,))]
     metrics += [metric for layer in layers for metric in getattr(layer, "metrics", ())]
     variables = [v for each in (*layers, *metrics) for v in each.variables]
     autograph: Any = None
@@ -174,7 +174,7 @@ def _for_arguments(
         rest = iter(tensors)
         leaves = [next(rest) if is_tensor else leaf for is_tensor, leaf in zip(varies, static)]
         args, kwargs = tf.nest.pack_sequence_as(structure, leaves)
-        return converted(fn, autograph)(*args, **kwargs)
+        return convert_as_in(fn, autograph)(*args, **kwargs)
 
     name = f"The step `{getattr(fn, '__name__', fn)}`"
     partition = StepPartition(Step(call, strategy, name, layers, variables, SHARES, notes_weights=True), said)

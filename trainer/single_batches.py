@@ -16,7 +16,7 @@ from .inputs.sources.arrays import ArraySource
 from .inputs.sources.make_source import kind_of
 from .partition.steps.explain import StepExplanation
 from .partition.steps.step_partition import ModelPartition, shared_by_replicas
-from .run.checks.argument_errors import check_class_weights, check_weights, explained
+from .run.checks.argument_errors import check_class_weights, check_weights, explain_errors
 from .run.checks.overflow import check_progress
 from .run.loops.compiled_calls import CompiledCall
 from .step.variable_placement import bring_along
@@ -92,12 +92,12 @@ class SingleBatches:
                 "`unisono.distribute.simulate_devices(2)`."
             )
         chunk, runner = _whole_batch(self, x, y, sample_weight), runner_of(self)
-        with runner.watching(self):
+        with runner.watch(self):
             spec = batch_spec(keras.utils.pack_x_y_sample_weight(*chunk.inputs))  # as `fit` passes it
             runner.build(self, spec)
             with self._strategy_scope():
                 partition = ModelPartition(self, "train_step", self.train_step)
-                return partition.explained(spec, int(sample_count(chunk.inputs)))
+                return partition.explain(spec, int(sample_count(chunk.inputs)))
 
     def predict_on_batch(self: Any, x: Any) -> Any:
         """Computes the outputs for one global batch, as `keras.Model.predict_on_batch`.
@@ -112,10 +112,10 @@ class SingleBatches:
         checks.check_stateful(self, "predict_on_batch")
         runner = runner_of(self)
         inputs = _whole_batch(self, x).inputs[:1]  # the step gets `(x,)`, as in Keras
-        with runner.watching(self):
+        with runner.watch(self):
             spec = batch_spec(inputs)
             runner.build(self, spec, step="predict_step")
-            with explained(self, spec, step="predict_step"):
+            with explain_errors(self, spec, step="predict_step"):
                 _, outputs = runner.make_function(self, "predict")(
                     CompiledCall([Chunk(inputs, 1, None, _same)])
                 )
@@ -128,14 +128,14 @@ def _on_batch(
     """One step of "train" or "test", which gets `(x, y, sample_weight)`, as in Keras."""
     chunk = _whole_batch(model, x, y, sample_weight, class_weight)
     runner, step = runner_of(model), f"{phase}_step"
-    with runner.watching(model):
+    with runner.watch(model):
         spec = batch_spec(chunk.inputs)
         runner.build(model, spec, step=step)
         check_class_weights(model, spec, class_weights(class_weight), step)
         check_weights(model, spec, {int(sample_count(chunk.inputs))}, step)
         model.reset_metrics()
         function, call = runner.make_function(model, phase), CompiledCall([chunk])
-        with explained(model, spec, step=step):
+        with explain_errors(model, spec, step=step):
             _, logs = function(call)
         if phase == "train":
             check_progress(model, call, 1)

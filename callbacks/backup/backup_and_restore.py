@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from ...compat.keras_private.training import begin_with_epoch
-from ...distribute.arguments import shown, truth, whole_number
+from ...distribute.arguments import show, truth, whole_number
 from ...distribute.workers.agreement import exchange, spans_workers
 from ...distribute.workers.newcomers import newcomer_waits
 from ...state.identity.table import identity as identity_of
@@ -21,7 +21,7 @@ from ..spool import after_uploads
 from . import snapshot as fit_snapshot
 from .files import shard_files
 from .files.background import BackgroundWriter
-from .files.container import damaged_where_wrong
+from .files.container import report_damage
 from .files.owner import FolderOwner
 from .files.store import BackupStore, Found, backup_directory
 from .resuming import announce, build_optimizer, on_all_workers, warn_if_inexact, warn_of_own_states
@@ -102,7 +102,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
             self.delete_when_done = truth("delete_checkpoint", delete_checkpoint)
         self.background = truth("background", background)
         if not isinstance(identity, str | None):
-            raise ValueError(f"`identity` must be None or a text. Received: {shown(identity)}")
+            raise ValueError(f"`identity` must be None or a text. Received: {show(identity)}")
         self.declared = identity
         self.stall_seconds = 0.0
         self.saves = 0
@@ -190,7 +190,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
             self._store.delete_all()
             self._owner.release()
             self._store.remove_directory()
-        self._store.finished()
+        self._store.mark_finished()
         self.on_fit_exit()
 
     def on_fit_exit(self) -> None:
@@ -231,7 +231,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
                 warnings.warn(f"No backup in {self.directory} is valid: training starts from the beginning.")
             return
         advice = " Move the file away to resume from an older one, if no callback of yours has raised this."
-        with damaged_where_wrong(f"{path} cannot be resumed: restoring its content failed", advice):
+        with report_damage(f"{path} cannot be resumed: restoring its content failed", advice):
             fit_snapshot.check(content, self.model, fit_state, self._identity, path)
             # Going to the position may draw random numbers: their generators are restored after it.
             fit_snapshot.restore_position(content, self.model, fit_state)

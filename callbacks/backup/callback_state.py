@@ -47,7 +47,7 @@ def restore(callbacks: list[Any], saved: list[dict[str, Any]]) -> list[str]:
     `set_state` is called after `on_train_begin` and, within an epoch, again after `on_epoch_begin`, which may reset it.
     """
     setters = {id(callback): _state_methods(callback)[1] for callback in callbacks}
-    pairs = matched(saved, [callback for callback in callbacks if setters[id(callback)] is not None])
+    pairs = match_callbacks(saved, [callback for callback in callbacks if setters[id(callback)] is not None])
     for number, callback in pairs.items():
         state, set_ = saved[number]["state"], setters[id(callback)]
         get = getattr(callback, "get_state", None)
@@ -64,7 +64,7 @@ def purpose_of(callback: Any) -> dict[str, str]:
     return {name: os.fspath(value) for name, value in found.items() if isinstance(value, str | os.PathLike)}
 
 
-def named(callbacks: Iterable[Any]) -> list[tuple[str, Any]]:
+def name_callbacks(callbacks: Iterable[Any]) -> list[tuple[str, Any]]:
     """Each callback with a unique name: `EarlyStopping(val_loss, min)`; a second one of the same gets a number."""
     seen: collections.Counter[str] = collections.Counter()
     result = []
@@ -89,7 +89,7 @@ _SAME_PURPOSE: tuple[Callable[[dict[str, str]], dict[str, str]], ...] = (
 )
 
 
-def matched(saved: Sequence[dict[str, Any]], callbacks: Sequence[Any]) -> dict[int, Any]:
+def match_callbacks(saved: Sequence[dict[str, Any]], callbacks: Sequence[Any]) -> dict[int, Any]:
     """The callback for each saved state that has one, by the number of the state.
 
     A state goes to a callback of the same class that monitors the same. Among several of them those with the same paths
@@ -136,18 +136,18 @@ def _state_methods(callback: Any) -> tuple[Callable[[], Any], Callable[[Any], No
 
     def set_attributes(state: dict[str, Any]) -> None:
         for name in set(attributes) & state.keys():
-            setattr(callback, name, _copied(state[name]))
+            setattr(callback, name, _copy_containers(state[name]))
 
     held = [name for name in attributes if hasattr(callback, name)]
-    return lambda: {name: _copied(getattr(callback, name)) for name in held}, set_attributes
+    return lambda: {name: _copy_containers(getattr(callback, name)) for name in held}, set_attributes
 
 
-def _copied(value: Any) -> Any:
+def _copy_containers(value: Any) -> Any:
     """Containers are copied; arrays are not: Keras replaces them and never writes into one."""
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
+        return {key: _copy_containers(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_copied(item) for item in value]
+        return [_copy_containers(item) for item in value]
     return value
 
 

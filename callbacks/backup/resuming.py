@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from ...compat.keras_private.variables import raw_value
-from ...compat.tensorflow_graphs.graphs import drawing_operations, operations_are_deterministic
+from ...compat.tensorflow_graphs.graphs import find_drawing_operations, operations_are_deterministic
 from ...distribute.hardware.devices import is_gpu
 from ...distribute.replicas import copies_of
 from ...distribute.workers.agreement import gather_json, place_among_workers
-from ...state.random_state import found_generators
+from ...state.random_state import find_generators
 from ...state.trained_model import FitState, TrainedModel
-from ...state.variable_state import held_by, variables_of
+from ...state.variable_state import find_held, variables_of
 from ..safe_file import SaveError
-from .callback_state import named
+from .callback_state import name_callbacks
 from .files.container import BackupMismatchError, NewerFormatError
 from .files.shard_files import own_are_enough
 from .files.store import Found, read_checked
@@ -99,7 +99,7 @@ def warn_if_inexact(model: TrainedModel, fit_state: FitState) -> None:
         _why_inexact(fit_state.source),
         validation.replace("x is", "validation_data is", 1),
         _cut(fit_state.validation),
-        _drawn_by_several(model, fit_state),
+        _explain_shared_generator(model, fit_state),
         _adds_in_any_order(model),
     )
     if found := next(filter(None, reasons), None):
@@ -109,7 +109,7 @@ def warn_if_inexact(model: TrainedModel, fit_state: FitState) -> None:
 def warn_of_own_states(model: TrainedModel) -> None:
     """Warns where the steps, which have been compiled, draw from random operations that nothing can save."""
     graph = getattr(model.train_function, "graph", lambda: None)()
-    names = [] if graph is None else drawing_operations(graph)
+    names = [] if graph is None else find_drawing_operations(graph)
     if names:
         warnings.warn(
             f"A resumed run cannot be exact, because TensorFlow cannot save the state of a random operation ({names[0]}): "
@@ -146,16 +146,16 @@ def _cut(validation: Any) -> str | None:
     )
 
 
-def _drawn_by_several(model: TrainedModel, fit_state: FitState) -> str | None:
+def _explain_shared_generator(model: TrainedModel, fit_state: FitState) -> str | None:
     """The sentence where an input and something else draw from one generator."""
     inputs = [("x", fit_state.source), ("validation_data", fit_state.validation)]
     owners = [(n, {id(raw_value(each)) for each in getattr(source, "owned", ())}) for n, source in inputs]
     if not any(owned for _, owned in owners):
         return None
-    callbacks = {f"callback {name}": each for name, each in named(fit_state.callbacks)}
+    callbacks = {f"callback {name}": each for name, each in name_callbacks(fit_state.callbacks)}
     variables = {v.name: v for group in variables_of(model).values() for v in group if v.name is not None}
-    drawn_by_model = {**found_generators(held_by(model)), **variables}
-    users = [("the model", drawn_by_model), ("a callback", found_generators(callbacks))]
+    drawn_by_model = {**find_generators(find_held(model)), **variables}
+    users = [("the model", drawn_by_model), ("a callback", find_generators(callbacks))]
     both = [("x", "validation_data", "one generator")] * bool(owners[0][1] & owners[1][1])
     shared = [
         (place, user, name)

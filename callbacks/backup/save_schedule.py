@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...distribute.arguments import shown, whole_number
+from ...distribute.arguments import show, whole_number
 from ...distribute.environment import REJOIN
 from ...distribute.workers.agreement import exchange
 from ...state.trained_model import FitState
@@ -46,7 +46,7 @@ class SaveSchedule:
             return cls("seconds", seconds)
         never = ", or False for saves before preemption only" * or_never
         raise ValueError(
-            f"Invalid value for argument `save_freq`. Received: save_freq={shown(save_freq)}. Use 'epoch', an int of steps, "
+            f"Invalid value for argument `save_freq`. Received: save_freq={show(save_freq)}. Use 'epoch', an int of steps, "
             f"seconds (at least 1) as a float, a timedelta or a string such as '30s', '10min'{never}."
         )
 

@@ -16,7 +16,7 @@ from ...state.trained_model import FitState, TrainedModel
 from . import callback_state
 from .files import container
 from .files.container import BackupMismatchError
-from .files.shard_files import held_here
+from .files.shard_files import find_local_shards
 
 _LARGE, _SAME_AS = "iterator", "same_iterator_as"  # what may be large in a source's position
 
@@ -45,7 +45,9 @@ def capture(
             variable_state.capture(
                 variable,
                 strategy,
-                lambda copy, array, key=(group, i): variable_state.copied(buffers, (*key, copy), array),
+                lambda copy, array, key=(group, i): variable_state.copy_into_buffer(
+                    buffers, (*key, copy), array
+                ),
                 equal=group == "optimizer" or bool(getattr(variable, "trainable", False)),
             )
             for i, variable in enumerate(members)
@@ -53,7 +55,7 @@ def capture(
         for group, members in variable_state.variables_of(model, not fit_state.custom_loop).items()
     }
     source = fit_state.source.state()
-    start = before_validation or _drawn_and_read(model, fit_state)
+    start = before_validation or _find_random_state(model, fit_state)
     worker = {"random": start["random"], "source": source, "validation": start["validation"]}
     if before_validation is not None:
         for i, seed in before_validation["seeds"].items():
@@ -87,12 +89,12 @@ def validation_start(model: TrainedModel, fit_state: FitState) -> dict[str, Any]
         for i, variable in enumerate(model.variables)
         if id(variable) in drawn
     }
-    return {"seeds": seeds, **_drawn_and_read(model, fit_state)}
+    return {"seeds": seeds, **_find_random_state(model, fit_state)}
 
 
-def _drawn_and_read(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
+def _find_random_state(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     """The generators, and the position in the validation data before the next validation, which begins another pass."""
-    drawn, source = random_state.capture(held_generators(model, fit_state)), fit_state.validation
+    drawn, source = random_state.capture(find_held_generators(model, fit_state)), fit_state.validation
     if source is None:
         return {"random": drawn, "validation": {}}
     state = {name: value for name, value in source.state().items() if name != _LARGE}
@@ -101,10 +103,12 @@ def _drawn_and_read(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     return {"random": drawn, "validation": state}
 
 
-def held_generators(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
+def find_held_generators(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     """The generators of NumPy and Python that layers, the loss and callbacks hold or draw from."""
-    callbacks = {f"callback {name}": each for name, each in callback_state.named(fit_state.callbacks)}
-    return random_state.found_generators({**variable_state.held_by(model), **callbacks})
+    callbacks = {
+        f"callback {name}": each for name, each in callback_state.name_callbacks(fit_state.callbacks)
+    }
+    return random_state.find_generators({**variable_state.find_held(model), **callbacks})
 
 
 def check(
@@ -137,7 +141,9 @@ def restore_values(content: dict[str, Any], model: TrainedModel, fit_state: FitS
     left_over = callback_state.restore(fit_state.callbacks, content["callbacks"])
     inputs = [source for source in (fit_state.source, fit_state.validation) if source is not None]
     owned = [each for source in inputs for each in getattr(source, "owned", ())]
-    random_state.restore(_own_part(content, strategy)["random"], held_generators(model, fit_state), owned)
+    random_state.restore(
+        _own_part(content, strategy)["random"], find_held_generators(model, fit_state), owned
+    )
     return left_over
 
 
@@ -173,7 +179,7 @@ def _from_all_workers(
         return variables, [worker]
     large = worker["source"].get(_LARGE, b"")
     source = {name: value for name, value in worker["source"].items() if name != _LARGE}
-    local = held_here(variables, "copies")
+    local = find_local_shards(variables, "copies")
     stream = io.BytesIO()
     container.write(stream, {"copies": local, "worker": {**worker, "source": source}}, {})
     payloads = gather_bytes(stream.getvalue(), strategy, only_chief=True)

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.keras_private.callbacks import profile_nothing
-from ...distribute.arguments import shown, whole_number
+from ...distribute.arguments import show, whole_number
 from ...distribute.storage import storage_path
 from ...distribute.workers.addresses import why_taken
 from ...distribute.workers.agreement import from_chief, spans_workers
@@ -57,7 +57,7 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
             whole = pair and all(isinstance(step, int | np.integer) for step in steps)
             if not whole or not 1 <= steps[0] <= steps[1]:
                 raise ValueError(
-                    f"`steps` must be (first, last), 1 <= first <= last. Received: {shown(steps)}"
+                    f"`steps` must be (first, last), 1 <= first <= last. Received: {show(steps)}"
                 )
         if port is not None and whole_number("port", port) > 65535:
             raise ValueError(f"`port` must be None or a port from 1 to 65535. Received: {port}")
@@ -154,12 +154,12 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
         run.mkdir(parents=True, exist_ok=True)
         for file in Path(self._temporary).rglob("*.xplane.pb"):
             name = f"worker-{worker_index()}.xplane.pb" if num_workers() > 1 else file.name
-            os.replace(file, _unused(run / name))
+            os.replace(file, _find_unused_path(run / name))
         shutil.rmtree(self._temporary, ignore_errors=True)
         self._temporary, self._captured = None, True
 
 
-def _unused(path: Path) -> Path:
+def _find_unused_path(path: Path) -> Path:
     """`path`, or where a file is there one with a number: two profiles may end in the same second."""
     names = (path.with_name(f"{number}-{path.name}") for number in itertools.count(2))
     return next(each for each in itertools.chain([path], names) if not each.exists())

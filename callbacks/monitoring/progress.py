@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from ...distribute.arguments import function, shown
+from ...distribute.arguments import function, show
 from ...distribute.workers.cluster import is_chief
 from .fit_lines import FitLines
 from .formatting import duration, fit_to_width, scalar, short_number
@@ -79,7 +79,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
     def __init__(self, stream: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         if stream is not None and not hasattr(stream, "write"):
-            raise ValueError(f"`stream` must be an open file to write text to. Received: {shown(stream)}")
+            raise ValueError(f"`stream` must be an open file to write text to. Received: {show(stream)}")
         self._stream = stream
         self._clock = function("clock", clock)
         self._rate = Rate(clock(), 0, compiles=False)

@@ -70,7 +70,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         done = self._global_train_batch
         frequency: Any = self.update_freq
         wanted = [] if frequency == "epoch" else [frequency - done % frequency]
-        first, last = private.profiled_steps(self) or (0, 0)
+        first, last = private.find_profiled_steps(self) or (0, 0)
         wanted += [at - done for at in (first - 1, last) if at > done]
         return min(wanted, default=None)
 
@@ -106,7 +106,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         if not self._in_fit and "train" in self._counters:
             self._counters["train"].assign(self._global_train_batch + 1)
         self._batch_start_time = time.time()
-        first, _ = private.profiled_steps(self) or (None, None)
+        first, _ = private.find_profiled_steps(self) or (None, None)
         if self._global_train_batch + 1 == first:
             private.start_profile(self)
 
@@ -126,7 +126,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
             with private.train_writer(self).as_default(), tf.summary.record_if(True):
                 for name, value in {**(logs or {}), **rate}.items():
                     tf.summary.scalar(f"batch_{name}", value, step=total)
-        if private.is_profiling(self) and total >= (private.profiled_steps(self) or (0, 0))[1]:
+        if private.is_profiling(self) and total >= (private.find_profiled_steps(self) or (0, 0))[1]:
             private.stop_profile(self)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -82,11 +82,11 @@ def metric_charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
     outputs = unique(name for run in runs for name in run.facts.get("model", {}).get("outputs", []))
     return {
         group: [chart for name, title in members if (chart := _metric_chart(runs, name, title))]
-        for group, members in grouped(names, outputs).items()
+        for group, members in group_metrics(names, outputs).items()
     }
 
 
-def grouped(names: Sequence[str], outputs: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+def group_metrics(names: Sequence[str], outputs: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
     """Metrics by the output that they are of, or by what comes before the "/" in their names.
 
     >>> grouped(["loss", "left_loss", "left_auc", "a/b"], ["left", "right"])

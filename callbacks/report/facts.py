@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from ...compat.keras_private.random_state import seeds_as_set
 from ...compat.tensorflow_private.strategies import devices_of
-from ...compat.versions import installed
-from ...distribute.environment import shown_variables
+from ...compat.versions import find_version
+from ...distribute.environment import show_variables
 from ...distribute.hardware.device_memory import STATUS, bytes_in
 from ...distribute.hardware.devices import gpu_details
 from ...state.trained_model import FitState, TrainedModel
@@ -76,7 +76,7 @@ def facts_of(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
             "logical devices": [d.name.rpartition("device:")[2] for d in tf.config.list_logical_devices()],
         },
         "configuration": _configuration(model, fit_state),
-        "versions": {"python": platform.python_version()} | {name: installed(name) for name in _PACKAGES},
+        "versions": {"python": platform.python_version()} | {name: find_version(name) for name in _PACKAGES},
         "machine": {
             "host": socket.gethostname(),
             "system": f"{platform.system()} {platform.release()}",
@@ -85,7 +85,7 @@ def facts_of(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
             **read_job(os.environ),
             "git commit": git_commit(Path.cwd()) or "none",
         },
-        "environment": shown_variables(os.environ),
+        "environment": show_variables(os.environ),
         "summary": "\n".join(lines),
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...distribute.arguments import shown
+from ...distribute.arguments import show
 from ...distribute.hardware.device_memory import in_words
 from ...distribute.objects import is_remote
 from ...distribute.storage import local_path, storage_path
@@ -68,7 +68,7 @@ def write_page(paths: Any, output: Any, argument: str = "`output`") -> tuple[Pat
     if isinstance(paths, str | os.PathLike) or is_remote(paths):
         paths = [paths]
     if not isinstance(paths, list | tuple) or not paths:
-        raise ValueError(f"`paths` must be a path or a list of paths. Received: {shown(paths)}")
+        raise ValueError(f"`paths` must be a path or a list of paths. Received: {show(paths)}")
     places = [storage_path("paths", each) for each in paths]
     page: Any = local_path("output", output, optional=True)
     for place in places:
@@ -157,7 +157,7 @@ def _template() -> Any:
 
 def _shares(run: Run) -> list[tuple[str, float, float]]:
     """(what the time was used for, seconds, part of the whole)."""
-    seconds, waited = run.seconds(), run.waited()
+    seconds, waited = run.seconds(), run.mean_wait()
     parts = {label: seconds.get(part, 0.0) for part, label in _PARTS.items()}
     if waited is not None and not run.restarts and waited < parts["compute"]:
         parts["compute"] -= waited

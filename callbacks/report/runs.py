@@ -139,7 +139,7 @@ class Run:
             total["unaccounted"] = max(0.0, self.now - self.began - sum(total.values()))
         return total
 
-    def waited(self) -> float | None:
+    def mean_wait(self) -> float | None:
         """Mean seconds that a replica of worker 0 has waited for sums since the process began; None: unknown."""
         waited = self.epochs[-1]["workers"][0].get("waited") if self.epochs else None
         return sum(waited) / len(waited) if waited else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from ...distribute.arguments import function, number, shown, truth
+from ...distribute.arguments import function, number, show, truth
 from ...distribute.environment import without_password
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.storage import storage_path
@@ -72,9 +72,9 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self.gradient_norm = truth("gradient_norm", gradient_norm)
         self._clock = function("clock", clock)
         if not isinstance(config, Mapping | None) or not all(isinstance(key, str) for key in config or ()):
-            raise ValueError(f"`config` must be None or a dict whose keys are str. Received: {shown(config)}")
+            raise ValueError(f"`config` must be None or a dict whose keys are str. Received: {show(config)}")
         if not isinstance(notes, str | None):
-            raise ValueError(f"`notes` must be None or a str. Received: {shown(notes)}")
+            raise ValueError(f"`notes` must be None or a str. Received: {show(notes)}")
         self.config = json.loads(without_password(json.dumps(jsonable(config or {}))))
         self.notes = notes
         self._file = LineFile(self.path.with_suffix(".jsonl"))
@@ -106,7 +106,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
             check_overwrite(argument, self._file.path, begins_with_json("event", "time"))
             check_overwrite(argument, self.path, PAGE)
         if self.gradient_norm and not on_parameter_servers(self.model.distribute_strategy):
-            self._watch = self._watched_gradients()
+            self._watch = self._watch_gradients()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Writes the facts of the run when it begins."""
@@ -181,7 +181,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         state = self._fit_state()
         if self._means is None:  # elsewhere the steps of an epoch are counted differently
             counted = self._in_fit and not on_parameter_servers(self.model.distribute_strategy)
-            self._means = running_means(self.model, logs or {}) if counted else set()
+            self._means = find_running_means(self.model, logs or {}) if counted else set()
         learning_rate = getattr(self._optimizer, "learning_rate", None)
         values = {name: scalar(value) for name, value in (logs or {}).items()}
         result = {
@@ -221,7 +221,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self._own_seconds += self._render_seconds
 
 
-def running_means(model: Any, logs: Mapping[str, Any]) -> set[str]:
+def find_running_means(model: Any, logs: Mapping[str, Any]) -> set[str]:
     """The logs that are means over the epoch so far: of `Mean` metrics, in a model with Keras' own step."""
     for method in ("train_step", "compute_metrics"):
         if getattr(type(model), method).__module__.partition(".")[0] not in ("unisono", "keras"):

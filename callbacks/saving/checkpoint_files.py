@@ -46,7 +46,7 @@ def verify_checkpoint(path: Any) -> bool | None:
         >>> unisono.callbacks.verify_checkpoint("checked.keras")
         True
     """
-    digest, end = _stored(place := storage_path("path", path))
+    digest, end = _read_checksum(place := storage_path("path", path))
     return None if digest is None else digest != "" and _blake2b(place, end) == digest
 
 
@@ -56,7 +56,7 @@ def checkpoint_checksum(path: str | Path) -> str:
     Readers of ZIP archives (`.keras`) and of HDF5 (`.h5`) ignore what follows their end. A ZIP says there how long a
     comment follows, HDF5 says at its beginning where it ends: a file that lost bytes, or its checksum, is recognised.
     """
-    digest, end = _stored(path)
+    digest, end = _read_checksum(path)
     return _blake2b(path, end) if digest is None else digest
 
 
@@ -65,7 +65,7 @@ def checkpoints_in(directory: Any) -> list[Path]:
 
     def may_have_checksum(path: Any) -> bool:
         try:
-            return _stored(path)[0] is not None
+            return _read_checksum(path)[0] is not None
         except OSError:
             return True
 
@@ -151,7 +151,7 @@ def _append_checksum(path: Path) -> str:
     return digest
 
 
-def _stored(path: str | Path) -> tuple[str | None, int | None]:
+def _read_checksum(path: str | Path) -> tuple[str | None, int | None]:
     """(checksum: None without one, empty where the end of the file is damaged; the end of its bytes: None for all)."""
     with open_plain(path) as stream:
         size = _size(stream)

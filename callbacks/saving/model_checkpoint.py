@@ -24,7 +24,7 @@ from ..backup.save_schedule import SaveSchedule
 from ..custom_loop import CustomLoopSupport
 from ..output_paths import check_template
 from ..safe_file import remove_leftovers, save_error
-from ..spool import check_writable, fixed_folder, name_below
+from ..spool import check_writable, find_fixed_folder, name_below
 from .checkpoint_files import Saved, keep_foreign_file, remove_checkpoint, valid_entries, write_checkpoint
 
 
@@ -107,7 +107,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
                 )
         self.keep_best = keep_best
         self.keep_last = keep_last
-        self._folder = fixed_folder(place)
+        self._folder = find_fixed_folder(place)
         self._saved: list[Saved] = []
         self._writer = BackgroundWriter()  # of uploads
 
@@ -185,7 +185,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         value = logs.get(self.monitor)
         value = None if value is None or getattr(value, "shape", ()) else float(value)
         entry = Saved(self._name_of(path), value, None)
-        if not should_save(self, epoch, batch, logs, path) or not self._wanted(entry):
+        if not should_save(self, epoch, batch, logs, path) or not self._is_wanted(entry):
             return
         # Keras writes optimizer state into files of weights, too.
         savers = (self.model, *optimizers_of(self.model, of_layers=True))
@@ -247,16 +247,16 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         save = self.model.save_weights if self.save_weights_only else self.model.save
         return write_checkpoint(path, lambda temporary: save(str(temporary), overwrite=True))
 
-    def _wanted(self, entry: Saved) -> bool:
+    def _is_wanted(self, entry: Saved) -> bool:
         """Whether a file with this value would be kept."""
         if self.keep_best is None or self.keep_last is not None:
             return True
         if entry.value is None:
             warnings.warn(f"`keep_best` ({self.keep_best}) needs the log {self.monitor}, which is missing.")
             return True
-        return entry in self._kept([*self._others(entry), entry])
+        return entry in self._select_kept([*self._others(entry), entry])
 
-    def _kept(self, entries: list[Saved]) -> list[Saved]:
+    def _select_kept(self, entries: list[Saved]) -> list[Saved]:
         """The entries whose files are kept: the `keep_best` best, of equal ones the earlier, and the `keep_last` last."""
 
         def order(one: Saved, other: Saved) -> int:
@@ -274,7 +274,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
 
     def _take_unwanted(self) -> list[Saved]:
         """The files that are to be removed, which it forgets."""
-        kept = self._kept(self._saved)
+        kept = self._select_kept(self._saved)
         removes = self.keep_best is not None or self.keep_last is not None
         unwanted = [entry for entry in self._saved if removes and entry not in kept]
         self._saved = kept

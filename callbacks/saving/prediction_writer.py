@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...distribute.arguments import shown
+from ...distribute.arguments import show
 from ...distribute.objects import is_remote
 from ...distribute.storage import storage_path
 from ...distribute.workers.cluster import is_chief
@@ -68,7 +68,7 @@ class PredictionWriter(keras.callbacks.Callback):
         if not hasattr(self.model, "fit_state"):
             raise TypeError(
                 "`PredictionWriter` needs the `predict` of a Unisono model: call `unisono.adopt(model)` first. "
-                f"Received: {shown(self.model)}"
+                f"Received: {show(self.model)}"
             )
         if not is_chief():
             return

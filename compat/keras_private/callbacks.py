@@ -65,7 +65,7 @@ def begin_new_files(callback: Any) -> None:
         callback._writers = {}
 
 
-def profiled_steps(callback: Any) -> tuple[int, int] | None:
+def find_profiled_steps(callback: Any) -> tuple[int, int] | None:
     """The first and the last step of the profile; None without one."""
     return (callback._start_batch, callback._stop_batch) if callback._should_trace else None
 

@@ -42,13 +42,13 @@ def flat_inputs(graph: Any, inputs: Any) -> list[Any]:
     return graph._standardize_inputs(inputs)
 
 
-def declared_inputs(model: Any) -> Any:
+def find_declared_inputs(model: Any) -> Any:
     """The symbolic inputs of a functional or sequential model, in its structure; None where none are declared."""
     graph = model._functional if isinstance(model, keras.Sequential) else model
     return graph._inputs_struct if isinstance(graph, Functional) else None
 
 
-def paired_inputs(model: Any, inputs: Any) -> list[tuple[Any, Any]]:
+def pair_inputs(model: Any, inputs: Any) -> list[tuple[Any, Any]]:
     """Pairs (declared input, given value), matched like a functional model does: dicts by names or keys, others by position.
 
     Empty for a model that declares no inputs, and where the structures differ.
@@ -69,7 +69,7 @@ def paired_inputs(model: Any, inputs: Any) -> list[tuple[Any, Any]]:
     return list(zip(expected, given)) if len(expected) == len(given) else []
 
 
-def known_outputs(model: Any, inputs: Any) -> Any:
+def find_known_outputs(model: Any, inputs: Any) -> Any:
     """The symbolic outputs for symbolic `inputs` of a model whose graph was made with inputs like these; None otherwise.
 
     The result equals that of calling every layer once more in Keras. Unknown batch sizes count as equal.
@@ -78,7 +78,7 @@ def known_outputs(model: Any, inputs: Any) -> Any:
     own_call = call is not keras.Model.__call__ and not getattr(call, _AS_KERAS, False)
     if own_call or not all(layer.built for layer in model._flatten_layers()):
         return None
-    pairs = paired_inputs(model, inputs)
+    pairs = pair_inputs(model, inputs)
     graph = graph_of(model)
     alike = [
         isinstance(given, keras.KerasTensor) and _are_alike(declared, given) for declared, given in pairs
@@ -112,7 +112,7 @@ def first_error(error: BaseException) -> BaseException:
     return error
 
 
-def rejected_shapes(error: BaseException) -> list[list[int | None]]:
+def find_rejected_shapes(error: BaseException) -> list[list[int | None]]:
     """The shapes, without the batch, of the inputs that a layer's `input_spec` rejected; none where another error began."""
     checks = (
         frame.f_locals["inputs"]

@@ -13,7 +13,7 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.saved_model.function_deserialization import RestoredFunction
 
-from ..shared_change import shared_attribute
+from ..shared_change import share_attribute
 
 __all__ = ["get_keras_mask", "in_symbolic_scope", "set_keras_mask"]
 
@@ -40,7 +40,7 @@ def computes_again(layer: Any) -> bool:
     return getattr(getattr(layer, "_remat_mode", None), "mode", None) is not None
 
 
-def captured_by_functions(layer: Any) -> list[Any]:
+def find_captures(layer: Any) -> list[Any]:
     """What the traced functions among a layer's attributes, such as those of a SavedModel, have captured."""
     functions = [
         getattr(each, "concrete_functions", [each]) for each in vars(layer).values() if _is_traced(each)
@@ -119,7 +119,7 @@ def forget_losses(model: Any, losses: list[Any]) -> None:
 
 def without_layer_losses(model: Any) -> contextlib.AbstractContextManager[None]:
     """Within it `model.losses` is a single zero (Keras reads an empty override as none)."""
-    return shared_attribute(model, "_losses_override", lambda _: [tf.zeros((), keras.config.floatx())])
+    return share_attribute(model, "_losses_override", lambda _: [tf.zeros((), keras.config.floatx())])
 
 
 def watch_calls(
@@ -130,7 +130,7 @@ def watch_calls(
     Keras calls `layer.call` by attribute, so an attribute of the instance comes first.
     """
 
-    def watched(original: Callable[..., Any]) -> Callable[..., Any]:
+    def watch_call(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             watcher("start", layer, (args, kwargs))
             outputs = original(*args, **kwargs)
@@ -139,4 +139,4 @@ def watch_calls(
 
         return call
 
-    return shared_attribute(layer, "call", watched)
+    return share_attribute(layer, "call", watch_call)

@@ -97,18 +97,18 @@ def check_known(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> 
     optimizer._check_variables_are_known(variables)
 
 
-def wrapped_optimizers(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+def find_wrapped_optimizers(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """The optimizers in a `MultiOptimizer`; none in any other."""
     return list(getattr(optimizer, "_inner_optimizers", ()))
 
 
 def index_of_optimizer(optimizer: Any, variable: Any) -> int:
-    """The number, in `wrapped_optimizers`, of the optimizer with which a `MultiOptimizer` trains `variable`."""
+    """The number, in `find_wrapped_optimizers`, of the optimizer with which a `MultiOptimizer` trains `variable`."""
     return optimizer._var_to_optimizer_idx[optimizer._var_key(variable)]
 
 
 @contextlib.contextmanager
-def choosing(optimizer: Any, change: Callable[[Any], Any]) -> Iterator[None]:
+def change_chosen_optimizer(optimizer: Any, change: Callable[[Any], Any]) -> Iterator[None]:
     """Inside, a `MultiOptimizer` uses what `change` makes of the optimizer that it chooses for a variable."""
     choose = optimizer._optimizer_map
     optimizer.__dict__["_optimizer_map"] = lambda variable: change(choose(variable))

@@ -23,7 +23,7 @@ def save_under(cls: type, path: str) -> None:
     REGISTERED_OBJS_TO_NAMES[cls] = path
 
 
-def pickled(reduced: Any) -> tuple[Any, Any]:
+def make_unpickle_arguments(reduced: Any) -> tuple[Any, Any]:
     """The arguments of `unpickle`, from the result of Keras' `__reduce__`, or of a tool's own serialization."""
     read, (content,) = reduced
     own = getattr(read, "__func__", None) is getattr(KerasSaveable._unpickle_model, "__func__", None)

@@ -23,8 +23,8 @@ from keras.src.trainers.trainer import Trainer as KerasTrainer
 from keras.src.utils import traceback_utils
 from keras.src.utils.python_utils import pythonify_logs
 
-from ..shared_change import shared_attribute
-from .functional import known_outputs
+from ..shared_change import share_attribute
+from .functional import find_known_outputs
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -67,19 +67,19 @@ def entries_of(loss: Any, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
     return entries, (masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None)
 
 
-def pretending_built(optimizer: Any) -> contextlib.AbstractContextManager[None]:
+def pretend_built(optimizer: Any) -> contextlib.AbstractContextManager[None]:
     """Keeps Keras' symbolic build from creating optimizer variables that a custom step may never use."""
-    return shared_attribute(optimizer, "built", lambda _: True)
+    return share_attribute(optimizer, "built", lambda _: True)
 
 
-def given_metrics(model: Any) -> dict[str, Any]:
+def find_compiled_metrics(model: Any) -> dict[str, Any]:
     """The arguments `metrics` and `weighted_metrics` of `compile` that were given, by name."""
     metrics = compiled_metrics(model)
     given = (metrics._user_metrics, metrics._user_weighted_metrics) if metrics is not None else ()
     return {name: value for name, value in zip(("metrics", "weighted_metrics"), given) if value is not None}
 
 
-def given_loss_weights(model: Any) -> Any:
+def find_loss_weights(model: Any) -> Any:
     """The argument `loss_weights` of `compile`."""
     return getattr(model._compile_loss, "_user_loss_weights", None)
 
@@ -120,7 +120,7 @@ def build_symbolically(model: Any, batch: Any) -> None:
     model's graph already has them, losses and metrics are built before.
     """
     x, y, sample_weight = unpack_x_y_sample_weight(batch)
-    y_pred = known_outputs(model, x)
+    y_pred = find_known_outputs(model, x)
     if y_pred is not None:
         if model._compile_metrics is not None and not model._compile_metrics.built:
             compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=sample_weight)
@@ -180,7 +180,7 @@ def settings_of(loss: Any) -> dict[str, Any]:
     return getattr(loss, "_fn_kwargs", {})
 
 
-def held_metrics(owner: Any) -> list[Any]:
+def find_held_metrics(owner: Any) -> list[Any]:
     """The metrics that a layer or a metric holds directly, in attributes, lists and dicts."""
     return list(getattr(owner, "_metrics", ()))
 

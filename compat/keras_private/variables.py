@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
-from ..shared_change import shared_attributes
+from ..shared_change import share_attributes
 
 _SCOPE = "stateless_scope"
 
@@ -22,7 +22,7 @@ def raw_value(variable: Any) -> Any:
     return getattr(variable, "_value", variable)
 
 
-def stored_dtype(variable: Any) -> Any:
+def find_stored_dtype(variable: Any) -> Any:
     """The dtype of a Keras variable in memory; reads in a layer with a mixed policy have another dtype."""
     return getattr(raw_value(variable), "dtype", None) or variable.dtype
 
@@ -144,7 +144,7 @@ def was_left(captured: Any) -> bool:
 
 
 @contextlib.contextmanager
-def holding(variable: keras.Variable, value: Any) -> Iterator[None]:
+def replace_value(variable: keras.Variable, value: Any) -> Iterator[None]:
     """While this is entered the Keras variable stands for another TensorFlow variable."""
     own = variable._value
     variable._value = value
@@ -158,7 +158,7 @@ def with_shapes(
     variables: Sequence[tuple[keras.Variable, Any]],
 ) -> contextlib.AbstractContextManager[None]:
     """Inside, each Keras variable reports the paired shape, which Keras' functions read."""
-    return shared_attributes("_shape", [(v, lambda _, shape=shape: tuple(shape)) for v, shape in variables])
+    return share_attributes("_shape", [(v, lambda _, shape=shape: tuple(shape)) for v, shape in variables])
 
 
 def put_inside(variable: keras.Variable, value: Any, keeps_id: bool = True) -> None:
@@ -219,17 +219,17 @@ class VariableStandIn:
 
     def scatter_add(self, slices: tf.IndexedSlices) -> Any:
         """Adds to the slices of a sparse update."""
-        return self._scattered(tf.tensor_scatter_nd_add, slices)
+        return self._scatter(tf.tensor_scatter_nd_add, slices)
 
     def scatter_sub(self, slices: tf.IndexedSlices) -> Any:
         """Subtracts from the slices of a sparse update."""
-        return self._scattered(tf.tensor_scatter_nd_sub, slices)
+        return self._scatter(tf.tensor_scatter_nd_sub, slices)
 
     def scatter_update(self, slices: tf.IndexedSlices) -> Any:
         """Replaces slices."""
-        return self._scattered(tf.tensor_scatter_nd_update, slices)
+        return self._scatter(tf.tensor_scatter_nd_update, slices)
 
-    def _scattered(self, scatter: Any, slices: tf.IndexedSlices) -> Any:
+    def _scatter(self, scatter: Any, slices: tf.IndexedSlices) -> Any:
         return self.assign(scatter(self.read_value(), slices.indices[:, None], slices.values))
 
     def numpy(self) -> Any:
@@ -261,7 +261,7 @@ for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
     setattr(VariableStandIn, _name, _operator(_name))
 
 
-def added_to(variable: Any, value: tf.Tensor) -> tf.Tensor:
+def find_increment(variable: Any, value: tf.Tensor) -> tf.Tensor:
     """The number that, added to a variable, gives `value`: that of the graph, if it is `variable + number` there."""
     op = getattr(value, "op", None)  # None of an eager tensor
     while op is not None and op.type == "Identity":

@@ -11,7 +11,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops.resource_variable_ops import variable_accessed
 
 from ..keras_private.variables import is_plain
-from .edges import holds_functions, made_again
+from .edges import copy_operation, holds_functions
 
 
 class TracedOnce:
@@ -43,7 +43,7 @@ class TracedOnce:
             begin = graph.num_operations()
             make()
             self.first[kind] = _First(graph, list(places), begin, graph.num_operations())
-        elif not first.made_again_for(places):
+        elif not first.copy_for(places):
             make()
 
 
@@ -54,14 +54,14 @@ class _First:
         self.graph, self.places, self.begin, self.end = graph, places, begin, end
         self.place_of: dict[int, int] = {}  # id of a tensor in the graph -> number of the place that it is
 
-    def made_again_for(self, places: Sequence[Any]) -> bool:
+    def copy_for(self, places: Sequence[Any]) -> bool:
         """Copies the operations for `places`; returns False, having made nothing, where they cannot be copied."""
         if self.recorded is None:
             return False
         now = {inside: _tensor_of(places[number]) for inside, number in self.place_of.items()}
         for operation, attributes in self.recorded:
             inputs = [now.get(id(each), each) for each in operation.inputs]
-            now.update(zip(map(id, operation.outputs), made_again(operation, inputs, attributes)))
+            now.update(zip(map(id, operation.outputs), copy_operation(operation, inputs, attributes)))
         for number in set(self.place_of.values()):
             if isinstance(places[number], tf.Variable):
                 variable_accessed(places[number])  # a function lists the variables that it needs

@@ -35,7 +35,7 @@ def holds_functions(op: tf.Operation) -> bool:
     return any(attribute.type in ("func", "list(func)") for attribute in op.op_def.attr)
 
 
-def made_again(
+def copy_operation(
     op: tf.Operation, inputs: list[tf.Tensor], attributes: dict[str, Any] | None = None
 ) -> tuple[tf.Tensor, ...]:
     """Return the outputs of a copy of `op` in its graph, on its device, with other inputs.

@@ -21,7 +21,7 @@ _LARGEST = 64  # elements of a constant
 
 
 @contextlib.contextmanager
-def made_once(operations: dict[Any, Any] | None = None) -> Iterator[None]:
+def reuse_equal_operations(operations: dict[Any, Any] | None = None) -> Iterator[None]:
     """In the block, a graph returns the existing operation when this thread asks for an equal one.
 
     This holds for small constants and for scalar operations. An update rule that is traced for each of many variables

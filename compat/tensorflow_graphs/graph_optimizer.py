@@ -14,7 +14,7 @@ _made: list[tuple[Any, Any]] = []
 
 
 @contextlib.contextmanager
-def optimized_briefly() -> Iterator[None]:
+def optimize_briefly() -> Iterator[None]:
     """Graphs that first run inside are optimized for the host alone, in one round instead of two.
 
     The second round finds almost nothing in a step. On the host, passes that save a GPU's memory or order its kernels find

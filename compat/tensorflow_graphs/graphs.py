@@ -77,16 +77,16 @@ def _run_graph(graph: Any, *args: Any) -> Any:
     return graph._call_flat(inputs, graph.captured_inputs)
 
 
-def inlined(function: Any) -> Callable[..., Any] | None:
+def inline_function(function: Any) -> Callable[..., Any] | None:
     """The body of a user's `tf.function`, for the graph that calls it; None for an internal function."""
     if function._omit_frequent_tracing_warning:
         return None
     if not function._autograph or tf.executing_eagerly():
         return function.python_function
-    return _converted_again(py_func_from_autograph(function.python_function))
+    return _reconvert(py_func_from_autograph(function.python_function))
 
 
-def compiled_apart(function: Any) -> Callable[..., Any] | None:
+def retrace_compiled(function: Any) -> Callable[..., Any] | None:
     """A `tf.function` with compile options (`jit_compile=True`, `_noinline`), traced anew; None for any other.
 
     An earlier trace may belong to another graph, or read a variable's value from before this step's writes.
@@ -95,10 +95,10 @@ def compiled_apart(function: Any) -> Callable[..., Any] | None:
         return None
     anew = function._clone(None)
     anew._omit_frequent_tracing_warning = True
-    return _converted_again(anew)
+    return _reconvert(anew)
 
 
-def _converted_again(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _reconvert(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn`, its Python code converted: Keras switches conversion off around steps."""
 
     def computed(*args: Any, **kwargs: Any) -> Any:
@@ -108,13 +108,13 @@ def _converted_again(fn: Callable[..., Any]) -> Callable[..., Any]:
     return computed
 
 
-def left_as_written(fn: Callable[..., Any]) -> Callable[..., Any]:
+def leave_as_written(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Marks an internal function that AutoGraph must not convert; `converted` decides about the functions it calls."""
     autograph_artifact(fn)
     return fn
 
 
-def converted(fn: Callable[..., Any], status: Any) -> Callable[..., Any]:
+def convert_as_in(fn: Callable[..., Any], status: Any) -> Callable[..., Any]:
     """`fn`, its `if` and `while` on tensors converted as they would be where `status` was read (`control_status_ctx`)."""
     return tf_convert(fn, status, convert_by_default=False)
 
@@ -140,7 +140,7 @@ def bytes_kept_for_backward(graph: Any) -> int:
     total = 0
     for operation in graph.get_operations():
         if is_of_a_gradient(operation) and operation.type not in SHAPES:
-            for tensor in map(_seen_through_views, operation.inputs):
+            for tensor in map(_find_owner, operation.inputs):
                 if not is_of_a_gradient(tensor.op) and tensor.op.type not in _NOT_COMPUTED:
                     kept[tensor.name] = tensor
         for name in ("body", "f"):
@@ -148,22 +148,20 @@ def bytes_kept_for_backward(graph: Any) -> int:
             if called:
                 inner = graph._get_function(called).graph
                 total += bytes_kept_for_backward(inner)
-                total += _stacked_bytes(inner) * (_rounds(operation) if name == "body" else 1)
+                total += _count_stacked_bytes(inner) * (_rounds(operation) if name == "body" else 1)
     return total + sum(map(_bytes, kept.values()))
 
 
-def _seen_through_views(tensor: Any) -> Any:
+def _find_owner(tensor: Any) -> Any:
     """The tensor that owns the memory of a tensor: a reshaped tensor has no memory of its own."""
     while tensor.op.type in _VIEWS:
         tensor = tensor.op.inputs[0]
     return tensor
 
 
-def _stacked_bytes(body: Any) -> int:
+def _count_stacked_bytes(body: Any) -> int:
     """The bytes that each iteration of a loop adds to its stacks, which the loop of the backward pass reads."""
-    pushed = [
-        _seen_through_views(op.inputs[1]) for op in body.get_operations() if op.type == "TensorListPushBack"
-    ]
+    pushed = [_find_owner(op.inputs[1]) for op in body.get_operations() if op.type == "TensorListPushBack"]
     computed = {tensor.name: tensor for tensor in pushed if tensor.op.type not in ("Const", "ReadVariableOp")}
     return sum(map(_bytes, computed.values()))
 
@@ -188,7 +186,7 @@ def scratch_graph() -> contextlib.AbstractContextManager[Any]:
     return tf.__internal__.FuncGraph("scratch").as_default()
 
 
-def made_in_this_graph() -> Callable[[], contextlib.AbstractContextManager[Any]]:
+def enter_this_graph() -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """Makes blocks whose operations are made where this was called: in its graph, or eagerly. Tapes go on recording."""
     return context.eager_mode if tf.executing_eagerly() else tf.compat.v1.get_default_graph().as_default
 
@@ -233,7 +231,7 @@ def nodes_of(definition: Any) -> list[Any]:
     return [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
 
 
-def drawing_operations(graph: Any) -> list[str]:
+def find_drawing_operations(graph: Any) -> list[str]:
     """Returns the names of a graph's operations, its functions included, that draw from internal state."""
     return sorted({node.name for node in nodes_of(graph.as_graph_def(add_shapes=False)) if draws(node.op)})
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
-from ..shared_change import shared_attribute
+from ..shared_change import share_attribute
 from ..thread_context import tracing
 
 
@@ -23,7 +23,7 @@ def writes_only_where(condition: tf.Tensor) -> Iterator[None]:
     every = condition if outer is None else tf.logical_and(outer, condition)
     with contextlib.ExitStack() as stack:
         for owner, name, write in _WRITERS:
-            stack.enter_context(shared_attribute(owner, name, functools.partial(_guarded, write)))
+            stack.enter_context(share_attribute(owner, name, functools.partial(_guard_write, write)))
         stack.enter_context(tracing.set_to(write_condition=every))
         yield
 
@@ -34,7 +34,7 @@ def writes_only_where_here() -> Callable[[], contextlib.AbstractContextManager[N
     return contextlib.nullcontext if condition is None else lambda: writes_only_where(condition)
 
 
-def _guarded(write: Callable[..., Any], original: Any) -> Any:
+def _guard_write(write: Callable[..., Any], original: Any) -> Any:
     """The method `original` of variables; under a guard it is `write(original, condition, variable, ...)`, unguarded."""
 
     @functools.wraps(original)

@@ -65,7 +65,7 @@ def compares_on_host(graph: Any, kind: str, inputs: Sequence[Any]) -> bool:
     return not known and any(each.shape.rank for each in inputs)
 
 
-def widened(inputs: Sequence[Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def widen_inputs(inputs: Sequence[Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """The inputs of a comparison in 64 bits, and its other arguments."""
     attributes = {**options["attrs"], "T": tf.compat.v1.AttrValue(type=tf.int64.as_datatype_enum)}
     wide = {"attrs": attributes, "input_types": [tf.int64 for _ in inputs]}

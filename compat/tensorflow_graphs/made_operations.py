@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..shared_change import shared_attributes
+from ..shared_change import share_attributes
 from ..thread_context import tracing
 
 _STANDS_FOR = "_unisono_stands_for"  # attribute of an operation
@@ -43,22 +43,22 @@ class MadeOperations:
     def of_calls(self, layers: Sequence[Any]) -> Iterator[None]:
         """Inside, the operations that this thread makes in calls of `layers` are recorded."""
         with tracing.set_to(recorder=self if layers else None):
-            with shared_attributes("call", [(layer, _recorded) for layer in layers]):
+            with share_attributes("call", [(layer, _record_calls) for layer in layers]):
                 yield
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
         """Inside, all operations are recorded, in a scope of their own."""
-        with self._recording(True), tf.name_scope(f"call_on_each_replica_{len(self._scopes)}") as scope:
+        with self._record(True), tf.name_scope(f"call_on_each_replica_{len(self._scopes)}") as scope:
             self._scopes.add(scope.split("/")[-2])
             yield
 
     def of_gradient(self, scope: str) -> contextlib.AbstractContextManager[None]:
         """Inside, operations are recorded if they differentiate a recorded one, which was made in `scope`."""
-        return self._recording(self._inside or not self._scopes.isdisjoint(scope.split("/")))
+        return self._record(self._inside or not self._scopes.isdisjoint(scope.split("/")))
 
     @contextlib.contextmanager
-    def _recording(self, inside: bool) -> Iterator[None]:
+    def _record(self, inside: bool) -> Iterator[None]:
         outer, self._inside = self._inside, inside
         try:
             yield
@@ -73,7 +73,7 @@ class MadeOperations:
             self._operations[id(op)] = op
 
 
-def _recorded(call: Callable[..., Any]) -> Callable[..., Any]:
+def _record_calls(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def recorded_call(*args: Any, **kwargs: Any) -> Any:
         if tracing.recorder is None:
@@ -84,7 +84,7 @@ def _recorded(call: Callable[..., Any]) -> Callable[..., Any]:
     return recorded_call
 
 
-def noted_where_asked(create: Callable[..., Any]) -> Callable[..., Any]:
+def note_made_operations(create: Callable[..., Any]) -> Callable[..., Any]:
     """`FuncGraph._create_op_internal` instead of `create`, which makes an operation; see `MadeOperations`."""
 
     @functools.wraps(create)

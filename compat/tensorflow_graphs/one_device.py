@@ -36,9 +36,7 @@ _BETWEEN_SEEDS = 1_000_003
 _numbers = itertools.count()
 
 
-def traced_on_one_device(
-    fn: Callable[..., Any], specs: Sequence[tf.TensorSpec], for_xla: bool = False
-) -> Any:
+def trace_on_one_device(fn: Callable[..., Any], specs: Sequence[tf.TensorSpec], for_xla: bool = False) -> Any:
     """Trace `fn(*tensors)`, a list of tensors, under the default strategy; return a `FuncGraph`.
 
     Distributed variables are read from their first copy. The inputs of the graph begin with placeholders for `specs`, its
@@ -88,7 +86,7 @@ def inner_graph(op: tf.Operation, attribute: str) -> Any:
     return _graph_of(op, op.get_attr(attribute).name)
 
 
-def called_graph(op: tf.Operation) -> Any:
+def find_called_graph(op: tf.Operation) -> Any:
     """The graph of the function that an operation's type names, as a `Defun` calls others; None without one."""
     return None if op.graph._get_function(op.type) is None else _graph_of(op, op.type)
 
@@ -108,7 +106,7 @@ def _graph_of(op: tf.Operation, name: str) -> Any:
     return _graphs_of_definitions[found]
 
 
-def distributed_variable(captured: Any) -> Any:
+def find_distributed_variable(captured: Any) -> Any:
     """The variable whose first copy a graph has captured; None for other captures."""
     container = getattr(captured, "_distributed_container", None)
     return container() if container is not None else None
@@ -116,14 +114,14 @@ def distributed_variable(captured: Any) -> Any:
 
 def on_replica(captured: Any, replica: int) -> Any:
     """The capture of a variable's first copy, replaced by the copy of another replica of this worker."""
-    variable = distributed_variable(captured)
+    variable = find_distributed_variable(captured)
     if variable is None:
         return captured
     is_copied = isinstance(variable, tf.distribute.DistributedValues)
     return (variable.values if is_copied else variable.shards)[replica].handle
 
 
-def copied_into_graph(
+def copy_into_graph(
     op: tf.Operation,
     inputs: Sequence[Any],
     functions: dict[str, str],

@@ -11,11 +11,11 @@ from tensorflow.python.framework.auto_control_deps_utils import (
     get_read_write_resource_inputs,
 )
 
-from .one_device import distributed_variable
+from .one_device import find_distributed_variable
 
 
 @contextlib.contextmanager
-def noting_writes() -> Iterator[Callable[[], list[Any]]]:
+def note_writes() -> Iterator[Callable[[], list[Any]]]:
     """Note the distributed variables that this thread may write inside, in the current graph or eagerly.
 
     Yields a function that returns those that were written since its last call. A function that runs eagerly counts as one
@@ -34,9 +34,11 @@ def noting_writes() -> Iterator[Callable[[], list[Any]]]:
         nonlocal begin
         made = [] if eager else graph.get_operations()[begin:]
         begin += len(made)
-        found = handles + [_captured(each) for op in made for each in get_read_write_resource_inputs(op)[1]]
+        found = handles + [
+            _find_captured(each) for op in made for each in get_read_write_resource_inputs(op)[1]
+        ]
         handles.clear()
-        variables = map(distributed_variable, found)
+        variables = map(find_distributed_variable, found)
         return list({id(variable): variable for variable in variables if variable is not None}.values())
 
     if eager:
@@ -48,7 +50,7 @@ def noting_writes() -> Iterator[Callable[[], list[Any]]]:
             op_callbacks.remove_op_callback(note)
 
 
-def _captured(tensor: Any) -> Any:
+def _find_captured(tensor: Any) -> Any:
     """What a tensor stands for outside of all graphs that have captured it."""
     graph: Any = getattr(tensor, "graph", None)
     while isinstance(graph, tf.__internal__.FuncGraph):

@@ -21,11 +21,11 @@ _IGNORED_ATTRIBUTES = frozenset(
 _IGNORED_INPUTS = frozenset(("seed", "seed2", "num_parallel_calls", "filename", "path"))
 
 
-def held_data(dataset: tf.data.Dataset) -> list[Any]:
+def find_held_data(dataset: tf.data.Dataset) -> list[Any]:
     """The tensors, also ragged and sparse ones, that the sources of a pipeline hold, without those in functions."""
     own: Any = getattr(dataset, "_tensors", None)
     if own is None:
-        return [each for part in dataset._inputs() for each in held_data(part)]
+        return [each for part in dataset._inputs() for each in find_held_data(part)]
     spec: Any = dataset._structure
     if type(dataset).__name__ == "_TensorSliceDataset":
         rows = own[0].shape[0]
@@ -69,7 +69,7 @@ def pipeline_checksum(dataset: tf.data.Dataset, of_python: Callable[[Any], str])
     random generators, numbers of threads or places of caches. `of_python` gives the text that stands for a Python function.
     No element is drawn.
     """
-    parts = tf.nest.flatten(held_data(dataset), expand_composites=True)
+    parts = tf.nest.flatten(find_held_data(dataset), expand_composites=True)
     numbers = [part for part in parts if part.dtype != tf.variant]
     if sum(part.shape.num_elements() * part.dtype.size for part in numbers) > _MOST_HELD:
         return None
@@ -98,7 +98,7 @@ class _Digests:
         return _digest(*(known[node.name] for node in self._graph.node if node.op == "_Retval"))
 
     def _draws(self, node: Any) -> bool:
-        operations = (operation for name in _called(node) for operation in self._operations_of(name))
+        operations = (operation for name in _find_called(node) for operation in self._operations_of(name))
         return any(operation.startswith(STATE_PREFIXES) for operation in operations)
 
     def _operations_of(self, name: str) -> frozenset[str]:
@@ -106,7 +106,7 @@ class _Digests:
         if name not in self._operations:
             self._operations[name] = frozenset()  # a function may call itself
             nodes = self._functions[name].node_def if name in self._functions else ()
-            inner = (self._operations_of(called) for node in nodes for called in _called(node))
+            inner = (self._operations_of(called) for node in nodes for called in _find_called(node))
             self._operations[name] = frozenset(node.op for node in nodes).union(*inner)
         return self._operations[name]
 
@@ -152,7 +152,7 @@ class _Digests:
             functions = python_functions_of(node.attr["token"].s)
             parts += [self._of_python(function).encode() for function in functions]
         data = [name for name in node.input if name[0] != "^"]
-        ignored = _ignored_inputs(node)
+        ignored = _find_ignored_inputs(node)
         for number, name in enumerate(data):
             if number not in ignored:
                 parts += [b"input %d" % number, known[_source(name)], name.partition(":")[2].encode()]
@@ -182,14 +182,14 @@ def _source(name: str) -> str:
     return name.lstrip("^").partition(":")[0]
 
 
-def _called(node: Any) -> Iterator[str]:
+def _find_called(node: Any) -> Iterator[str]:
     """The functions that an operation calls."""
     yield node.op
     for value in node.attr.values():
         yield from (each.name for each in ([value.func] if value.HasField("func") else value.list.func))
 
 
-def _ignored_inputs(node: Any) -> set[int]:
+def _find_ignored_inputs(node: Any) -> set[int]:
     """The positions of a dataset's inputs that do not affect its elements."""
     definition = op_def_registry.get(node.op) if "Dataset" in node.op else None
     found, number = set(), 0

@@ -36,7 +36,7 @@ class DistributedParts(NamedTuple):
     """The cardinality of the dataset of global batches that was split; None: a function made the datasets."""
 
 
-def distributed_parts(distributed: Any) -> DistributedParts:
+def find_parts(distributed: Any) -> DistributedParts:
     """The parts of a `tf.distribute.DistributedDataset`."""
     replicas = distributed._strategy.num_replicas_in_sync
     split = getattr(distributed, "_cloned_datasets", None)
@@ -64,7 +64,7 @@ def batch_size(dataset: tf.data.Dataset) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def copied_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def copy_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The same pipeline with separate state: passes over it change no order and fill no cache of `dataset`.
 
     The orders of `shuffle` begin as those of a pipeline that was not read yet. Python functions are shared.
@@ -78,7 +78,7 @@ def copied_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset_ops._VariantDataset(variant, dataset.element_spec)
 
 
-def saving_exactly(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def save_exactly(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The same pipeline; saving its iterator raises an error where it cannot be saved exactly."""
     options = tf.data.Options()
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.FAIL
@@ -95,7 +95,7 @@ def end_iterator(iterator: Any, dataset: Any) -> None:
     handle = getattr(iterator, "_iterator_resource", None)
     if handle is None or not isinstance(dataset, tf.data.Dataset):
         return
-    nothing = _nothing_of(dataset)
+    nothing = _make_empty(dataset)
 
     def end() -> None:
         try:
@@ -110,14 +110,14 @@ def end_iterator(iterator: Any, dataset: Any) -> None:
 
 
 @functools.cache
-def _untuned() -> bytes:
+def _serialize_untuned() -> bytes:
     """The options of a pipeline without a tuning thread, as TensorFlow writes them."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return options._to_proto().SerializeToString()
 
 
-def _nothing_of(dataset: tf.data.Dataset) -> tf.Tensor:
+def _make_empty(dataset: tf.data.Dataset) -> tf.Tensor:
     """`dataset.take(0)`, without tuning, made of raw operations, because the Python API takes milliseconds."""
     kinds: dict[str, Any] = {
         "output_types": structure.get_flat_tensor_types(dataset.element_spec),
@@ -127,7 +127,9 @@ def _nothing_of(dataset: tf.data.Dataset) -> tf.Tensor:
         taken = tf.raw_ops.TakeDataset(
             input_dataset=dataset._variant_tensor, count=tf.constant(0, tf.int64), **kinds
         )
-        return tf.raw_ops.OptionsDataset(input_dataset=taken, serialized_options=_untuned(), **kinds)
+        return tf.raw_ops.OptionsDataset(
+            input_dataset=taken, serialized_options=_serialize_untuned(), **kinds
+        )
 
 
 @atexit.register

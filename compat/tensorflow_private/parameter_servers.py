@@ -11,7 +11,7 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator, coordi
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
 from ..patches import add, wrap
-from ..shared_change import shared_attribute
+from ..shared_change import share_attribute
 
 __all__ = ["ShardedVariable"]
 
@@ -82,7 +82,7 @@ def current_worker() -> int:
     return int(dispatch.worker_index)
 
 
-def scheduled_error(coordinator: Any) -> BaseException | None:
+def find_scheduled_error(coordinator: Any) -> BaseException | None:
     """The error that ended a scheduled function, or None; `join` would raise it."""
     return coordinator._cluster.closure_queue._error
 
@@ -92,9 +92,9 @@ def join_for(coordinator: Any, seconds: float) -> bool:
     return bool(coordinator._cluster.closure_queue.wait(timeout=seconds))
 
 
-def scheduling(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[None]:
+def mark_scheduled(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[None]:
     """Marks the code traced here as scheduled; without the mark the strategy warns."""
-    return shared_attribute(strategy.extended, "_being_scheduled", lambda _: True)
+    return share_attribute(strategy.extended, "_being_scheduled", lambda _: True)
 
 
 def resolver_of(strategy: tf.distribute.Strategy) -> Any:

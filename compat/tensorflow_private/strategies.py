@@ -16,7 +16,7 @@ from tensorflow.python.distribute.values import PerReplica
 from tensorflow.python.eager import context
 from tensorflow.python.ops.collective_ops import all_to_all_v2
 
-from ..shared_change import shared_attribute
+from ..shared_change import share_attribute
 from ..thread_context import tracing
 
 __all__ = ["PerReplica"]  # one value for each local replica, as `merge_call` returns them
@@ -32,7 +32,7 @@ def devices_of(strategy: tf.distribute.Strategy) -> list[str]:
     return getattr(strategy.extended, "_devices", None) or ["default device"]
 
 
-def traced_replica() -> int | None:
+def find_traced_replica() -> int | None:
     """The number of the replica in its worker, where each replica has a tracing thread; None where one trace serves all."""
     index = getattr(tf.distribute.get_replica_context(), "_replica_id", None)
     return index if isinstance(index, int) else None
@@ -57,7 +57,7 @@ def give_collectives_a_group(strategy: Any) -> None:
         launcher._group_key = group
 
 
-def checking_merges(check: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+def check_merges(check: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """Inside, `check` runs before this replica waits for the others of a strategy with a thread for each replica."""
 
     def checked(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,7 +70,7 @@ def checking_merges(check: Callable[[], None]) -> contextlib.AbstractContextMana
     replica = tf.distribute.get_replica_context()
     if not isinstance(replica, _MirroredReplicaContext):
         return contextlib.nullcontext()
-    return shared_attribute(replica, "_merge_call", checked)
+    return share_attribute(replica, "_merge_call", checked)
 
 
 class LoneReplica(tf.distribute.ReplicaContext):
@@ -99,8 +99,8 @@ class LoneReplica(tf.distribute.ReplicaContext):
         args, kwargs = tf.nest.map_structure(of_all, (args, kwargs or {}))
         extended = self.strategy.extended
         with (
-            shared_attribute(extended, "reduce_to", lambda _: own),
-            shared_attribute(extended, "batch_reduce_to", lambda _: all_own),
+            share_attribute(extended, "reduce_to", lambda _: own),
+            share_attribute(extended, "batch_reduce_to", lambda _: all_own),
         ):
             return super().merge_call(merge_fn, args, kwargs)
 
@@ -109,7 +109,7 @@ _owner: Any = next(c for c in tf.distribute.Strategy.__mro__ if "num_replicas_in
 
 
 @contextlib.contextmanager
-def pretending_replicas(count: int | None) -> Iterator[None]:
+def pretend_replicas(count: int | None) -> Iterator[None]:
     """In this thread `num_replicas_in_sync` of any strategy is `count`; None: the real number.
 
     For code that computes like a single device.
@@ -118,7 +118,7 @@ def pretending_replicas(count: int | None) -> Iterator[None]:
     def pretend(real: Any) -> property:
         return property(lambda strategy: tracing.num_replicas or real.fget(strategy))
 
-    with shared_attribute(_owner, "num_replicas_in_sync", pretend), tracing.set_to(num_replicas=count):
+    with share_attribute(_owner, "num_replicas_in_sync", pretend), tracing.set_to(num_replicas=count):
         yield
 
 

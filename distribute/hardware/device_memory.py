@@ -6,7 +6,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from ...compat.tensorflow_private.strategies import memory_limit
-from ..arguments import shown
+from ..arguments import show
 
 STATUS, _CLEAR, _MACHINE = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
@@ -32,7 +32,7 @@ def grow_gpu_memory(enabled: bool = True) -> list[str]:
         >>> gpus = unisono.distribute.grow_gpu_memory()
     """
     if not isinstance(enabled, bool):
-        raise TypeError(f"`enabled` must be True or False. Received: {shown(enabled)}")
+        raise TypeError(f"`enabled` must be True or False. Received: {show(enabled)}")
     gpus = tf.config.list_physical_devices("GPU")
     for gpu in gpus:
         try:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.tensorflow_private.strategies import current_device
-from ..arguments import shown, whole_number
+from ..arguments import show, whole_number
 from ..environment import replicas_per_worker
 
 _MOST = 4096  # devices of one process: TensorFlow makes threads for each
@@ -92,9 +92,9 @@ def resolve_devices(devices: Sequence[str]) -> list[str]:
     """
     if not isinstance(devices, list | tuple) or not devices:
         raise ValueError(
-            f'`devices` must be a list of at least one name such as "GPU:0". Received: {shown(devices)}'
+            f'`devices` must be a list of at least one name such as "GPU:0". Received: {show(devices)}'
         )
-    existing, found = _existing(), []
+    existing, found = _find_existing(), []
     for name in devices:
         try:
             wanted = _full(tf.DeviceSpec.from_string(name))
@@ -102,7 +102,7 @@ def resolve_devices(devices: Sequence[str]) -> list[str]:
             wanted = None
         if wanted is None or wanted not in existing:
             raise ValueError(
-                f"`devices` names {shown(name)}, which does not exist: there are {[e.to_string() for e in existing]}; for "
+                f"`devices` names {show(name)}, which does not exist: there are {[e.to_string() for e in existing]}; for "
                 "devices of other processes, start them with `python -m unisono launch --stages K`."
             )
         found.append(wanted.to_string())
@@ -113,12 +113,12 @@ def check_exist(argument: str, devices: Sequence[str]) -> None:
     """Raises a ValueError for devices of this process that do not exist: TensorFlow would silently use the CPU instead."""
     for name in devices:
         spec = tf.DeviceSpec.from_string(name)
-        if spec.job in (None, _THIS_PROCESS) and spec.device_type and _full(spec) not in _existing():
+        if spec.job in (None, _THIS_PROCESS) and spec.device_type and _full(spec) not in _find_existing():
             here = ", ".join(device.name for device in tf.config.list_logical_devices())
             raise ValueError(f"`{argument}` has the device {name!r}, which does not exist: there are {here}.")
 
 
-def _existing() -> list[tf.DeviceSpec]:
+def _find_existing() -> list[tf.DeviceSpec]:
     return [_full(tf.DeviceSpec.from_string(device.name)) for device in tf.config.list_logical_devices()]
 
 

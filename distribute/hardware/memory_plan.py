@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from ..arguments import number, shown, truth, whole_number
+from ..arguments import number, show, truth, whole_number
 from ..sharding.sharded import LEVELS
 
 MOST_STAGES = 1024  # of a pipeline: no model has more layers to divide
@@ -77,7 +77,7 @@ def memory_plans(
         True
     """
     if not isinstance(model, ModelMemory):
-        raise ValueError(f"`model` must come from `unisono.model_memory`. Received: {shown(model)}")
+        raise ValueError(f"`model` must come from `unisono.model_memory`. Received: {show(model)}")
     number("memory_bytes", memory_bytes, above=0)
     samples = whole_number("global_batch_size", global_batch_size)
     replicas = whole_number("replicas", replicas)

@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Iterable
 
-from ..arguments import number, one_of, shown, whole_number
+from ..arguments import number, one_of, show, whole_number
 
 ALGORITHMS = ("ring", "tree", "hierarchical")
 POWERS_OF_TWO = tuple(2**n for n in range(13))
@@ -104,7 +104,7 @@ def simulate_scaling(
         (local_bytes_per_second, min(latency, collectives * _LOCAL_LATENCY)),
     )
     if not isinstance(replicas, Iterable) or isinstance(replicas, str):
-        raise ValueError(f"`replicas` must be a list such as [1, 8, 64]. Received: {shown(replicas)}")
+        raise ValueError(f"`replicas` must be a list such as [1, 8, 64]. Received: {show(replicas)}")
     memory = gradient_bytes * (2 + state_per_weight) + activation_bytes
     result = []
     for count in replicas:
@@ -121,7 +121,7 @@ _LOCAL_LATENCY = 10e-6  # seconds, between devices of a machine
 _Link = tuple[float, float]  # bytes per second, and the latency in seconds
 
 
-def _ring(partners: int, size: float, bandwidth: float, latency: float) -> float:
+def _estimate_ring(partners: int, size: float, bandwidth: float, latency: float) -> float:
     return 2 * (partners - 1) * (latency + size / partners / bandwidth)
 
 
@@ -144,11 +144,11 @@ def _sum_seconds(
     Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009); Sanders, Speck,
     Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009).
     """
-    workers, reduce = -(-replicas // within), _tree if algorithm == "tree" else _ring
+    workers, reduce = -(-replicas // within), _tree if algorithm == "tree" else _estimate_ring
     if workers == 1:
         return reduce(replicas, size, *local), 0.0
     if algorithm == "hierarchical":
-        return _ring(within, size, *local) + _ring(workers, size, *network), 2 * (
+        return _estimate_ring(within, size, *local) + _estimate_ring(workers, size, *network), 2 * (
             workers - 1
         ) / workers * size
     bandwidth, latency = network if within == 1 else min(network, (local[0], network[1]))

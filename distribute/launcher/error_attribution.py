@@ -73,9 +73,9 @@ def attribute(processes: Sequence[ProcessState], now: float) -> list[Failure]:
         blame = blames.get(survivor.task.name)
         for lost in (by_name.get(name) for name in (blame.lost if blame else ())):
             if lost is not None and not found[lost.task.name] and blames.get(lost.task.name) is None:
-                found[lost.task.name] = _lost(lost, survivor, now)
+                found[lost.task.name] = _describe_loss(lost, survivor, now)
     if not (failures := [each for each in found.values() if each is not None]):
-        ended = [_ended(each, now) for each in processes if each.failed and each.task.role != "spare"]
+        ended = [_describe_end(each, now) for each in processes if each.failed and each.task.role != "spare"]
         failures = [dataclasses.replace(each, sure=False, error=None, of_others=True) for each in ended]
     return sorted(failures, key=lambda failure: failure.time)
 
@@ -115,17 +115,17 @@ def _own_failure(process: ProcessState, blame: Blame | None, now: float) -> Fail
     if process.task.role == "spare":
         return None
     if process.stopped is not None and process.code is None:
-        return _stopped(process, process.stopped, now)
+        return _describe_stop(process, process.stopped, now)
     served_badly = process.code == 0 and process.task.role != "script"
-    return _ended(process, now) if served_badly or (process.failed and blame is None) else None
+    return _describe_end(process, now) if served_badly or (process.failed and blame is None) else None
 
 
-def _stopped(process: ProcessState, since: float, now: float) -> Failure:
+def _describe_stop(process: ProcessState, since: float, now: float) -> Failure:
     what = f"is stopped (SIGSTOP) and has been for {max(0.0, now - since):.0f} s"
     return Failure(process.task.name, what + _position(process), since, 1, hangs=True)
 
 
-def _ended(process: ProcessState, now: float) -> Failure:
+def _describe_end(process: ProcessState, now: float) -> Failure:
     """The failure of a process that has ended or recorded an error."""
     code, record, error = process.code, process.record, process.error
     status = 1 if code is None or code == 0 else code if code > 0 else 128 - code
@@ -144,7 +144,7 @@ def _ended(process: ProcessState, now: float) -> Failure:
     return Failure(process.task.name, what, process.ended, status, error_key, sure=sure)
 
 
-def _lost(lost: ProcessState, survivor: ProcessState, now: float) -> Failure:
+def _describe_loss(lost: ProcessState, survivor: ProcessState, now: float) -> Failure:
     """The failure of a process that others lost, and that has not failed itself."""
     noticed = survivor.ended if survivor.error is None else survivor.error.time
     if lost.code is not None:
@@ -152,7 +152,7 @@ def _lost(lost: ProcessState, survivor: ProcessState, now: float) -> Failure:
         what = early if lost.code == 0 else how_it_ended(lost.code)
         return Failure(lost.task.name, what + _position(lost), min(lost.ended, noticed - _INSTANT), 1)
     if lost.stopped is not None:  # a process that the others can replace
-        return _stopped(lost, lost.stopped, now)
+        return _describe_stop(lost, lost.stopped, now)
     record = lost.record
     since = noticed - _INSTANT
     what = f"hangs or is too slow, as {survivor.task.name} found"

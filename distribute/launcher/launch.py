@@ -141,10 +141,10 @@ class Launcher:
                 self._saving |= number == signal.SIGUSR1
                 if number in _ENDING:
                     if self._stopping is not None:
-                        return failures or [_unwilling(processes, number)]
+                        return failures or [_describe_unwilling(processes, number)]
                     self._stopping, deadline = number, time.monotonic() + self.grace
             trouble = False
-            for task, code in processes.ended():
+            for task, code in processes.wait_for_ended():
                 if code == 0 and task.role == "script":
                     continue
                 if self._stopping is not None:
@@ -155,11 +155,11 @@ class Launcher:
                     self._replace(task, code, restarts, processes)
                 else:
                     trouble = True
-            if self._stopping is None and (trouble or processes.failing() or self._silent(processes)):
-                return self._settled(processes)
+            if self._stopping is None and (trouble or processes.is_failing() or self._silent(processes)):
+                return self._settle(processes)
             processes.start_those_due()
             if deadline is not None and time.monotonic() > deadline:
-                return failures or [_unwilling(processes, self._stopping or signal.SIGTERM)]
+                return failures or [_describe_unwilling(processes, self._stopping or signal.SIGTERM)]
         return failures
 
     def _is_own(self, first: Failure, processes: Processes) -> bool:
@@ -186,19 +186,19 @@ class Launcher:
         if not processes.several:
             return False
         timeout = self.layout.timeout
-        for task in processes.stopped_for(_SPARE_SHARE * timeout):
+        for task in processes.find_stopped(_SPARE_SHARE * timeout):
             if task.role == "spare":
                 _say(f"{task.name} has been stopped (SIGSTOP) for {_SPARE_SHARE * timeout:g} s, and is ended")
                 processes.kill(task.name)
-        return any(task.role != "spare" for task in processes.stopped_for(timeout + _PATIENCE))
+        return any(task.role != "spare" for task in processes.find_stopped(timeout + _PATIENCE))
 
-    def _settled(self, processes: Processes) -> list[Failure]:
+    def _settle(self, processes: Processes) -> list[Failure]:
         """The failures, once the failed processes have ended and written their records, or after a short wait."""
         until = time.monotonic() + _SETTLE
         while True:
-            processes.ended()
+            processes.wait_for_ended()
             failed = attribute(processes.states(), time.time())
-            known = bool(failed) and failed[0].sure and not processes.failing()
+            known = bool(failed) and failed[0].sure and not processes.is_failing()
             if known or self._signals or time.monotonic() > until:
                 return failed
 
@@ -234,7 +234,7 @@ class Launcher:
             self._stopping = next((number for number in self._take_signals() if number in _ENDING), None)
 
 
-def _unwilling(processes: Processes, number: int) -> Failure:
+def _describe_unwilling(processes: Processes, number: int) -> Failure:
     """The failure of a worker that did not end within its grace period after a signal."""
     what = f"did not end after {signal.Signals(number).name}"
     return Failure(processes.any_script().name, what, time.time(), 1)

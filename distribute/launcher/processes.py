@@ -69,13 +69,13 @@ class Processes:
             self._due.remove(each)
             self.start(each[1])
 
-    def ended(self) -> list[tuple[Task, int]]:
+    def wait_for_ended(self) -> list[tuple[Task, int]]:
         """Waits a moment for output; returns the tasks that have ended since, with their exit statuses."""
         began = time.monotonic()
         wrote = self.output.pump(_POLL)
         self._check()
         found = []
-        for each in self._running():
+        for each in self._find_running():
             if (code := each.process.poll()) is None:
                 continue
             self.output.drain()
@@ -85,7 +85,7 @@ class Processes:
             if code == 0:
                 self.scripts_left.discard(each.task.name)
             found.append((each.task, code))
-        bury_orphans({each.process.pid for each in self._running()})
+        bury_orphans({each.process.pid for each in self._find_running()})
         if not found and not wrote:
             time.sleep(max(0.0, _POLL - (time.monotonic() - began)))
         return found
@@ -101,18 +101,18 @@ class Processes:
         """The last lines that a task's program itself printed, oldest first."""
         return own_lines(self.output.last_lines(name))[-_LAST_LINES:]
 
-    def failing(self) -> bool:
+    def is_failing(self) -> bool:
         """Whether a task that still runs has recorded an error that ends its program."""
-        return any(each.error is not None for each in self._running())
+        return any(each.error is not None for each in self._find_running())
 
-    def stopped_for(self, seconds: float) -> list[Task]:
+    def find_stopped(self, seconds: float) -> list[Task]:
         """The tasks that have been stopped (SIGSTOP) for at least so long."""
         now = time.time()
-        return [s.task for s in self._running() if s.stopped is not None and now - s.stopped >= seconds]
+        return [s.task for s in self._find_running() if s.stopped is not None and now - s.stopped >= seconds]
 
     def signal(self, number: int) -> None:
         """Passes a signal on to every task that runs the script."""
-        for each in self._running():
+        for each in self._find_running():
             if each.task.role == "script":
                 each.process.send_signal(number)
 
@@ -123,24 +123,24 @@ class Processes:
 
     def any_script(self) -> Task:
         """A task that still runs the script, for reports."""
-        return next(each.task for each in self._running() if each.task.role == "script")
+        return next(each.task for each in self._find_running() if each.task.role == "script")
 
     def end(self, grace: float) -> None:
         """Ends all: SIGTERM, at most `grace` seconds, SIGKILL; then their remaining children."""
-        for each in self._running():
+        for each in self._find_running():
             if grace > 0 and each.stopped is None:
                 each.process.send_signal(signal.SIGTERM)
             else:
                 self._kill_group(each.process.pid)
         self._wait(grace)
-        for each in self._running():
+        for each in self._find_running():
             self._kill_group(each.process.pid)
         self._wait(_AFTER_KILL)
         end_descendants()
         self.output.drain()
         self.output.close()
 
-    def _running(self) -> list[ProcessState]:
+    def _find_running(self) -> list[ProcessState]:
         return [each for each in self._states.values() if each.code is None]
 
     def _check(self, always: bool = False) -> None:
@@ -150,7 +150,7 @@ class Processes:
             return
         asleep = now - self._checked > 10 * _EVERY  # this process itself was stopped, or the machine slept
         self._checked = now
-        for each in self._running():
+        for each in self._find_running():
             each.record = records.read(self._records, each.process.pid)
             if (stat_of(each.process.pid) or [""])[0] != "T":
                 each.stopped = None
@@ -159,8 +159,8 @@ class Processes:
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while self._running() and time.monotonic() < until:
-            self.ended()
+        while self._find_running() and time.monotonic() < until:
+            self.wait_for_ended()
 
     @staticmethod
     def _kill_group(group: int) -> None:

@@ -11,11 +11,11 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.variables import autocast, raw_value
-from ...compat.patches import SERVERS, provide, replaced_functions, wrap
+from ...compat.patches import SERVERS, provide, replace_functions, wrap
 from ...compat.tensorflow_private.parameter_servers import ShardedVariable, save_as_whole_ones
 from ..hardware.devices import computes_on_gpu
 from ..step_context import current_step
-from .updates import colocated_with, on_parameter_servers, shards_of
+from .updates import colocate_with, on_parameter_servers, shards_of
 
 
 def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
@@ -32,7 +32,7 @@ def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
         indices = tf.cast(indices, tf.int32)
     indices = tf.where(indices < 0, indices + tf.cast(variable.shape[0], indices.dtype), indices)
     if len(shards) == 1:
-        with colocated_with(shards[0]):
+        with colocate_with(shards[0]):
             return tf.identity(shards[0].sparse_read(indices))
     return tf.nn.embedding_lookup(list(shards), indices)
 
@@ -49,7 +49,9 @@ def gradient(
         return tape.gradient(target, variables, *args, **kwargs)
     sources = [[variable] if part is None else list(part) for variable, part in zip(variables, parts)]
     gradients: Any = tape.gradient(target, sources, *args, **kwargs)
-    return [own[0] if part is None else _concatenated(own, part) for own, part in zip(gradients, parts)]
+    return [
+        own[0] if part is None else _concatenate_gradients(own, part) for own, part in zip(gradients, parts)
+    ]
 
 
 def rows_of(shard: tf.Variable) -> int:
@@ -57,7 +59,7 @@ def rows_of(shard: tf.Variable) -> int:
     return int(shard.shape.as_list()[0] or 0)
 
 
-def _concatenated(gradients: Sequence[Any], shards: Sequence[tf.Variable]) -> Any:
+def _concatenate_gradients(gradients: Sequence[Any], shards: Sequence[tf.Variable]) -> Any:
     """The gradients of the shards, combined to one of the whole variable."""
     if all(g is None for g in gradients):
         return None
@@ -78,7 +80,7 @@ def _concatenated(gradients: Sequence[Any], shards: Sequence[tf.Variable]) -> An
     return tf.concat(dense, 0)
 
 
-def created_colocated(variable: Any) -> contextlib.AbstractContextManager[Any]:
+def colocate_creation(variable: Any) -> contextlib.AbstractContextManager[Any]:
     """Variables created inside are on the server of `variable`, and sharded like it."""
     if not on_parameter_servers():
         return contextlib.nullcontext()
@@ -96,10 +98,10 @@ def created_colocated(variable: Any) -> contextlib.AbstractContextManager[Any]:
             parts.append(next_creator(**{**kwargs, **own, "name": f"{kwargs.get('name')}/part_{index}"}))
         return ShardedVariable(parts)
 
-    return creating(value.shape, create)
+    return replace_creation(value.shape, create)
 
 
-def creating(
+def replace_creation(
     shape: Any, create: Callable[[tf.Tensor, Any, dict[str, Any]], Any]
 ) -> contextlib.AbstractContextManager[Any]:
     """Inside, variables of this shape are what `create(initial value, next creator, its arguments)` makes."""
@@ -143,7 +145,7 @@ def _gradient(original: Any) -> Any:
 
 
 def _run(original: Any, *args: Any, **kwargs: Any) -> Any:
-    with replaced_functions(SERVERS):
+    with replace_functions(SERVERS):
         return original(*args, **kwargs)
 
 

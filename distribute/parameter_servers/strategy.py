@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.tensorflow_private.parameter_servers import resolver_of
-from ..arguments import number, shown, whole_number
+from ..arguments import number, show, whole_number
 from ..environment import peer_timeout
 from ..workers.cluster import ClusterError, read_cluster
 from .worker_pool import WorkerPool
@@ -55,18 +55,18 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         if not isinstance(cluster_resolver, tf.distribute.cluster_resolver.ClusterResolver):
             raise TypeError(
                 "`cluster_resolver` must be a tf.distribute.cluster_resolver.ClusterResolver, or None for the cluster of "
-                f"TF_CONFIG. Received: {shown(cluster_resolver)}"
+                f"TF_CONFIG. Received: {show(cluster_resolver)}"
             )
         if variable_partitioner is not None and not callable(variable_partitioner):
             raise TypeError(
                 "`variable_partitioner` must be a tf.distribute.experimental.partitioners.Partitioner or None. "
-                f"Received: {shown(variable_partitioner)}"
+                f"Received: {show(variable_partitioner)}"
             )
         check_cluster(cluster_resolver.cluster_spec().as_dict(), cluster_resolver.task_type)
         if backup_workers is not None:
             raise ValueError(
                 "`backup_workers` was removed: train synchronously with tf.distribute.MultiWorkerMirroredStrategy, or bound "
-                f"how far workers are apart with `max_staleness`. Received: backup_workers={shown(backup_workers)}"
+                f"how far workers are apart with `max_staleness`. Received: backup_workers={show(backup_workers)}"
             )
         whole_number("max_staleness", max_staleness, optional=True)
         number("timeout", timeout, above=0, finite=False, optional=True)

@@ -53,7 +53,7 @@ def _mutex(strategy: Any) -> tf.Tensor:
     return _locks[strategy]
 
 
-def colocated_with(variable: Any) -> Any:
+def colocate_with(variable: Any) -> Any:
     """A device scope on the server of `variable`. Elsewhere it does nothing."""
     if tf.executing_eagerly() or not on_parameter_servers():
         return contextlib.nullcontext()

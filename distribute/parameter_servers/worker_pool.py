@@ -16,11 +16,11 @@ import tensorflow as tf
 
 from ...compat.tensorflow_private.parameter_servers import (
     current_worker,
+    find_scheduled_error,
     join_for,
     recover_in_part,
     resolver_of,
     schedule_python,
-    scheduled_error,
 )
 from ..workers.addresses import listens
 from ..workers.server_watch import ServerWatch, answers
@@ -51,7 +51,7 @@ class WorkerPool:
         return ServerWatch(dict(enumerate(self.addresses["ps"])), self.timeout)
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
         """Watches the parameter servers until the block is left. Blocks may be nested."""
         if self._is_watching:
             yield
@@ -98,7 +98,7 @@ class WorkerPool:
 
     def check_servers(self, cause: BaseException | None = None) -> None:
         """Raises a `ParameterServerError` if a parameter server has died or hangs."""
-        for index, problem in self._servers.lost().items():
+        for index, problem in self._servers.find_lost().items():
             raise ParameterServerError(
                 f"Parameter server {index} at {self.addresses['ps'][index]} {problem}. Start the cluster again: a fit with "
                 "`BackupAndRestore` then continues from the last backup."
@@ -140,7 +140,7 @@ class Phase:
                 if self._results:
                     self.under_way -= 1
                     return self._results.popleft()
-            if scheduled_error(self._pool.coordinator) is not None:
+            if find_scheduled_error(self._pool.coordinator) is not None:
                 self.close()
                 self.end()
             if time.monotonic() > next_probe:

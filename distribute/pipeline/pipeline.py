@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..arguments import number, one_of, shown, truth, whole_number
+from ..arguments import number, one_of, show, truth, whole_number
 from ..hardware.devices import resolve_devices
 from ..step_context import here
 from . import remote
@@ -96,7 +96,7 @@ class Pipeline:
                 f"`devices` ({len(self.devices)}) must be divisible by `replicas` ({self.replicas}): each has as many."
             )
         self.stages = len(self.devices) // self.replicas
-        self.partition = _checked_partition(partition, self.stages)
+        self.partition = _check_partition(partition, self.stages)
         self.sharded: str | None = None
         self._plans: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._newest: weakref.ref[Any] | None = None
@@ -130,7 +130,7 @@ class Pipeline:
         plan = self._plans.get(model) if hasattr(model, "layers") else None
         if plan is None:
             if _planner is None or not hasattr(model, "layers"):
-                raise ValueError(f"`model` must be built in this pipeline's scope. Received: {shown(model)}")
+                raise ValueError(f"`model` must be built in this pipeline's scope. Received: {show(model)}")
             plan = self._plans[model] = _planner(model, self, batch_size)
         self._newest = weakref.ref(model)
         return plan
@@ -188,7 +188,7 @@ class Pipeline:
         self._newest = weakref.ref(model)
 
 
-def _checked_partition(parts: Any, stages: int) -> str | Sequence[Any]:
+def _check_partition(parts: Any, stages: int) -> str | Sequence[Any]:
     if isinstance(parts, str) and parts == "auto":
         return parts
     several = isinstance(parts, list | tuple)
@@ -197,7 +197,7 @@ def _checked_partition(parts: Any, stages: int) -> str | Sequence[Any]:
     if not counts and not names:
         raise ValueError(
             f'`partition` must be "auto", {stages} counts of layers above 0, one for each stage, or {stages - 1} names of '
-            f"the first layers of all stages but the first. Received: {shown(parts)}"
+            f"the first layers of all stages but the first. Received: {show(parts)}"
         )
     return parts
 

@@ -12,7 +12,7 @@ from ..environment import STAGES, peer_timeout, stage_addresses
 from ..workers.addresses import connect as connect_to
 from ..workers.addresses import free_ports, join_address, split_address
 from ..workers.server_watch import ServerWatch, answers
-from ..workers.ticker import ended_in_time
+from ..workers.ticker import run_in_time
 
 JOB = "worker"
 _LOCAL = "localhost"
@@ -79,7 +79,7 @@ def _join(watch: ServerWatch, addresses: Sequence[str]) -> None:
         tf.config.list_logical_devices()
 
     try:
-        if not ended_in_time("connect", join, watch.timeout + _JOINING):
+        if not run_in_time("connect", join, watch.timeout + _JOINING):
             raise TimeoutError(
                 f"The stages at {list(addresses)} were not connected within {watch.timeout:g} s: check that they run."
             )
@@ -108,7 +108,7 @@ def raise_if_lost(cause: Exception, devices: Sequence[str], stages: int) -> None
 
 
 def _raise_if_lost(watch: ServerWatch, cause: Exception, stages_of: dict[int, list[int]]) -> None:
-    lost = watch.lost()
+    lost = watch.find_lost()
     if isinstance(cause, tf.errors.UnavailableError | tf.errors.AbortedError):
         # A server that was restarted in the meantime answers, but does not know this training run.
         again = "has lost its connection: it may have died and been started again"

@@ -26,7 +26,7 @@ def gpipe(stages: int, micro_batches: int) -> list[Job]:
     """GPipe: all forward passes, then all backward passes, both in the order of the micro-batches."""
     forward: Order = [("forward", m) for m in range(micro_batches)]
     backward: Order = [("backward", m) for m in range(micro_batches)]
-    return timed([forward + backward] * stages)
+    return time_jobs([forward + backward] * stages)
 
 
 def one_forward_one_backward(stages: int, micro_batches: int) -> list[Job]:
@@ -40,7 +40,7 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> list[Job]:
             if m + ahead < micro_batches:
                 order.append(("forward", m + ahead))
         orders.append(order)
-    return timed(orders)
+    return time_jobs(orders)
 
 
 SCHEDULES: dict[str, Callable[[int, int], list[Job]]] = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
@@ -49,10 +49,10 @@ SCHEDULES: dict[str, Callable[[int, int], list[Job]]] = {"gpipe": gpipe, "1f1b":
 def forward_only(stages: int, micro_batches: int) -> list[Job]:
     """The schedule of evaluate and predict: M + K - 1 passes long."""
     order: Order = [("forward", m) for m in range(micro_batches)]
-    return timed([order] * stages)
+    return time_jobs([order] * stages)
 
 
-def timed(
+def time_jobs(
     orders: Sequence[Order],
     costs: dict[Kind, Sequence[float]] | None = None,
     transfers: Sequence[float] | None = None,
@@ -80,7 +80,7 @@ def timed(
         for stage, order in enumerate(left):
             while order:
                 kind, m = order[0]
-                needs = needed_by(stage, m, kind, stages)
+                needs = find_needed(stage, m, kind, stages)
                 if any(need not in stop_of for need in needs):
                     break
                 order.popleft()
@@ -97,7 +97,7 @@ def timed(
     return sorted(jobs, key=lambda job: (job.start, job.stage))
 
 
-def needed_by(stage: int, micro_batch: int, kind: str, stages: int) -> list[tuple[int, int, str]]:
+def find_needed(stage: int, micro_batch: int, kind: str, stages: int) -> list[tuple[int, int, str]]:
     """The jobs, as (stage, micro_batch, kind), that this one waits for: at most two."""
     if kind == "forward":
         return [(stage - 1, micro_batch, "forward")] if stage else []
@@ -115,7 +115,7 @@ def peak_activations(jobs: Sequence[Job]) -> list[int]:
     return peak
 
 
-def rematerialized(jobs: Sequence[Job]) -> set[tuple[int, int]]:
+def find_rematerialized(jobs: Sequence[Job]) -> set[tuple[int, int]]:
     """The (stage, micro_batch) pairs whose forward pass runs a second time with rematerialization.
 
     A backward pass that directly follows its own forward pass on a stage (the last stage's under 1F1B) uses the existing
@@ -203,7 +203,7 @@ def simulate(
     orders: list[Order] = [
         [(job.kind, job.micro_batch) for job in schedule if job.stage == k] for k in range(stages)
     ]
-    jobs = timed(orders, costs, cuts, rematerialized(schedule) if rematerialize else ())
+    jobs = time_jobs(orders, costs, cuts, find_rematerialized(schedule) if rematerialize else ())
     duration = max(job.stop for job in jobs)
     busy = sum(job.stop - job.start for job in jobs)
     work = micro_batches * (sum(costs["forward"]) + sum(costs["backward"]))

@@ -77,7 +77,7 @@ def gather_dense(rows: tf.Tensor) -> tf.Tensor:
     return _together(_ALL_SHARDS, rows)
 
 
-def gathered_on_host(strategy: tf.distribute.Strategy, shards: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def gather_on_host(strategy: tf.distribute.Strategy, shards: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The shards of all replicas; `shards` are those of the local ones. Context: eager, on every worker."""
     with tf.device("CPU:0"):
         if len(shards) == strategy.num_replicas_in_sync:
@@ -86,9 +86,7 @@ def gathered_on_host(strategy: tf.distribute.Strategy, shards: Sequence[tf.Tenso
         return tf.split(together, strategy.num_replicas_in_sync)
 
 
-def scattered_from_first(
-    strategy: tf.distribute.Strategy, value: tf.Tensor, layout: Layout
-) -> list[tf.Tensor]:
+def scatter_from_first(strategy: tf.distribute.Strategy, value: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
     """The local replicas' parts of the first replica's tensor, flat. Context: eager, on every worker."""
     replicas = range(strategy.num_replicas_in_sync)
     rows = tf.stack([tf.reshape(layout.part(value, replica), [-1]) for replica in replicas])

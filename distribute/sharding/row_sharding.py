@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ...compat.keras_private.variables import is_plain, put_inside, raw_value
 from ...compat.tensorflow_private.parameter_servers import ShardedVariable, save_as_whole_ones
-from ..parameter_servers.shards import creating
+from ..parameter_servers.shards import replace_creation
 
 _DEVICES = "state_devices"  # attribute of a Keras variable
 
@@ -37,7 +37,7 @@ def rows_per_shard(variable: Any) -> list[int]:
     return [rows // count + (part < rows % count) for part in range(count)]
 
 
-def created_in_rows(reference: Any) -> contextlib.AbstractContextManager[Any]:
+def create_in_rows(reference: Any) -> contextlib.AbstractContextManager[Any]:
     """A variable of the shape of `reference`, created here eagerly, is sharded if that one's optimizer state is."""
     if not state_devices(reference):
         return contextlib.nullcontext()
@@ -45,7 +45,7 @@ def created_in_rows(reference: Any) -> contextlib.AbstractContextManager[Any]:
     def create(value: tf.Tensor, next_creator: Any, kwargs: Any) -> Any:
         return _in_rows(value, reference, kwargs.get("name") or "slot")
 
-    return creating(tuple(reference.shape), create)
+    return replace_creation(tuple(reference.shape), create)
 
 
 def move_rows(slot: keras.Variable, reference: Any) -> None:

@@ -19,11 +19,11 @@ from ...compat.keras_private.optimizers import (
 )
 from ...compat.keras_private.variables import put_inside, raw_value
 from ...compat.patches import wrap
-from ..arguments import one_of, shown
+from ..arguments import one_of, show
 from ..mesh import OnMesh, mesh_of
 from ..pipeline.pipeline import Pipeline
 from ..step_context import here
-from .sharded_value import ShardedValue, is_shardable, is_sharded, sharded_weight
+from .sharded_value import ShardedValue, is_shardable, is_sharded, make_sharded_weight
 
 LEVELS = ("optimizer", "gradients", "weights")
 SHARDABLE = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -72,7 +72,7 @@ def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
     if not isinstance(strategy, SHARDABLE):
         raise TypeError(
             "`strategy` must be a tf.distribute.MirroredStrategy, a MultiWorkerMirroredStrategy or a Pipeline. "
-            f"Received: {shown(strategy)}"
+            f"Received: {show(strategy)}"
         )
     if mesh_of(strategy).divides_weights or getattr(strategy, "layouts", None):
         raise ValueError(
@@ -97,7 +97,7 @@ def _initialize(original: Callable[..., None], variable: keras.Variable, value: 
     strategy = tf.distribute.get_strategy()
     held, flat = None, level_of(strategy) == "weights"
     if flat or (isinstance(strategy, OnMesh) and _is_weight(variable)):
-        held = sharded_weight(strategy, variable, value, flat)
+        held = make_sharded_weight(strategy, variable, value, flat)
     if held is None:
         original(variable, value)
     else:
@@ -143,13 +143,13 @@ def _whole_under(strategy: tf.distribute.Strategy, owner: Any, level: str) -> It
     kind = type(owner)
     found: list[keras.Variable] = []
     if issubclass(kind, keras.optimizers.Optimizer) and vars(owner).get("built"):
-        found = unsharded_state(owner)
+        found = find_unsharded_state(owner)
     elif level == "weights" and issubclass(kind, keras.Variable):
         found = [owner] if is_shardable(owner, owner.shape or ()) and not is_sharded(owner) else []
     return (v for v in found if getattr(raw_value(v), "distribute_strategy", None) is strategy)
 
 
-def unsharded_state(optimizer: Any) -> list[keras.Variable]:
+def find_unsharded_state(optimizer: Any) -> list[keras.Variable]:
     """Unsharded optimizer state that should be sharded: variables with the shape of a trained one, except scalars."""
     shapes = {tuple(v.shape) for v in trained_variables(optimizer) if not overwritten_by_gradient(v)} - {()}
     others = {id(call_count(optimizer)), id(own_learning_rate(optimizer))}

@@ -23,12 +23,12 @@ from ..replicas import copies_of, in_replica_context, local_copy, local_replica_
 from ..step_context import here
 from ..workers.agreement import first_local_replica
 from ..workers.peer_monitor import monitored_collective
-from .collectives import gather_shards, gathered_on_host, own_shard, scattered_from_first
+from .collectives import gather_on_host, gather_shards, own_shard, scatter_from_first
 
 _numbers = itertools.count()
 
 
-def seen_through(stand_in: Callable[[Any], Any] | None) -> contextlib.AbstractContextManager[None]:
+def see_through(stand_in: Callable[[Any], Any] | None) -> contextlib.AbstractContextManager[None]:
     """This thread sees the variable `stand_in(value)` instead of each `ShardedValue`; None: the value itself."""
     return here.set_to(sees_sharded=stand_in)
 
@@ -37,7 +37,7 @@ class ShardedValue(VariableStandIn):
     """The value of a `keras.Variable` that is sharded, with one shard on each replica of a strategy.
 
     Reads and writes use the whole value: outside of replicas on all of them at once (over several workers every worker must
-    read it), on a replica through an all-gather. Inside of `own_shards` it is this replica's shard, and `seen_through`
+    read it), on a replica through an all-gather. Inside of `own_shards` it is this replica's shard, and `see_through`
     replaces it with another stand-in.
 
     `shape` is that of the whole value, and `fill` the initial value of all elements. `shards` are the variables of the local
@@ -85,7 +85,7 @@ class ShardedValue(VariableStandIn):
             return gather_shards([self.own().read_value()], [self.shape.as_list()])[0]
         rows = [tf.reshape(shard.read_value(), [-1]) for shard in self.shards]
         with monitored_collective():
-            rows = gathered_on_host(self.distribute_strategy, rows)
+            rows = gather_on_host(self.distribute_strategy, rows)
         with tf.device("CPU:0"):
             parts = [tf.reshape(row, self.shards[0].shape) for row in rows]
             return self.layout.whole(parts, self.shape.as_list())
@@ -189,12 +189,12 @@ def own_copy(variable: Any) -> Any:
     return raw_value(variable).own() if is_sharded(variable) else local_copy(variable)
 
 
-own_shards = functools.partial(seen_through, ShardedValue.own)
+own_shards = functools.partial(see_through, ShardedValue.own)
 """This thread sees this replica's shards instead of sharded variables. Context: replica."""
 
 
 @contextlib.contextmanager
-def created_in_shards(
+def create_in_shards(
     strategy: Any, shape: Sequence[int], initializer: Any, layout: Layout | None = None
 ) -> Iterator[None]:
     """A variable of that shape, created here in eager mode, is a sharded one of `strategy`.
@@ -234,7 +234,9 @@ def is_shardable(variable: keras.Variable, shape: Sequence[Any]) -> bool:
     return bool(variable.trainable) and tf.as_dtype(variable.dtype).is_floating and len(shape) >= 2
 
 
-def sharded_weight(strategy: Any, variable: keras.Variable, value: Any, flat: bool) -> ShardedWeight | None:
+def make_sharded_weight(
+    strategy: Any, variable: keras.Variable, value: Any, flat: bool
+) -> ShardedWeight | None:
     """The value of a Keras variable that is being created under a strategy, of which it is divided; None: it is whole.
 
     It has the layout of the strategy, or is `flat` if it is shardable.
@@ -254,6 +256,6 @@ def sharded_weight(strategy: Any, variable: keras.Variable, value: Any, flat: bo
         monitored_collective(),
     ):  # it may be too large for a device
         first: Any = tf.cast(value() if callable(value) else value, weight.dtype)
-        for shard, row in zip(weight.shards, scattered_from_first(strategy, first, weight.layout)):
+        for shard, row in zip(weight.shards, scatter_from_first(strategy, first, weight.layout)):
             shard.assign(tf.reshape(row, shard.shape))
     return weight

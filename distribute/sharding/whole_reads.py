@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.keras_private.variables import raw_value
-from .sharded_value import ShardedValue, TensorInPlace, seen_through
+from .sharded_value import ShardedValue, TensorInPlace, see_through
 
 
 @contextlib.contextmanager
@@ -26,5 +26,5 @@ def read_together(variables: Iterable[Any], here: bool = True) -> Iterator[None]
                 tensor = value.read_value()
             if here:
                 found[id(value)] = TensorInPlace(value.key, tensor, value.name)
-    with seen_through(lambda value: found[id(value)]) if found else contextlib.nullcontext():
+    with see_through(lambda value: found[id(value)]) if found else contextlib.nullcontext():
         yield

@@ -74,7 +74,7 @@ def _join(resolver: Any, start: Callable[[], None]) -> None:
         leader = f"/job:{trained[0][0]}/replica:0/task:0"
         configure_coordination(leader, trained, min(_HEARTBEAT, timeout), min(_SHUTDOWN, timeout))
         send_in_pieces(_PIECE)
-        _bounded(start, timeout)
+        _run_bounded(start, timeout)
         # TensorFlow's coordination service handles SIGTERM: a worker would neither end nor save on request.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
@@ -121,7 +121,7 @@ def digest_program() -> str:
         return ""
 
 
-def _bounded(start: Callable[[], None], timeout: float) -> None:
+def _run_bounded(start: Callable[[], None], timeout: float) -> None:
     """Runs `start`; ends the process with a message on a timeout, because TensorFlow offers no other way to stop it."""
 
     def give_up() -> None:

@@ -55,9 +55,9 @@ def blame_in(text: str) -> Blame | None:
     >>> blame_in("lost contact with worker 2: worker 0 has waited 11 s").lost
     ('worker 2',)
     """
-    lost, reported_by = _named_by(_LOST, text), _named_by(_REPORTED_BY, text)
+    lost, reported_by = _find_named(_LOST, text), _find_named(_REPORTED_BY, text)
     if not lost and not reported_by:  # TensorFlow itself names the peer of a connection
-        remote = _named_by((_REMOTE,), text)
+        remote = _find_named((_REMOTE,), text)
         if _GONE.search(text):
             lost = remote or ((LEADER,) if _LEADER_RPC.search(text) else ())
         else:
@@ -65,7 +65,7 @@ def blame_in(text: str) -> Blame | None:
     return Blame(lost, reported_by) if lost or reported_by or _SOMEBODY.search(text) else None
 
 
-def _named_by(patterns: Iterable[re.Pattern[str]], text: str) -> tuple[str, ...]:
+def _find_named(patterns: Iterable[re.Pattern[str]], text: str) -> tuple[str, ...]:
     """The tasks that the matches name, as "worker 1" or "/job:worker/replica:0/task:1"; else a match is an address."""
     names = []
     for match in (each for pattern in patterns for each in pattern.findall(text)):

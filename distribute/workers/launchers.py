@@ -179,12 +179,12 @@ def register_launcher(
     Examples:
         >>> unisono.distribute.register_launcher("flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_HEAD", job="FLUX_JOB_ID")
     """
-    from ..arguments import shown  # imports NumPy, which `--help` need not wait for
+    from ..arguments import show  # imports NumPy, which `--help` need not wait for
 
     for each, value in {"name": name, "rank": rank, "size": size, "host": host, "job": job}.items():
         if not isinstance(value, str) and (each in ("name", "job") or not callable(value)):
-            raise TypeError(f"`{each}` must be a str, or for a column a function. Received: {shown(value)}")
+            raise TypeError(f"`{each}` must be a str, or for a column a function. Received: {show(value)}")
     if level not in LEVELS[1:]:
-        raise ValueError(f"`level` must be 'process', 'task' or 'node'. Received: {shown(level)}")
+        raise ValueError(f"`level` must be 'process', 'task' or 'node'. Received: {show(level)}")
     TABLE[:] = [row for row in TABLE if row.name != name]
     TABLE.append(Launcher(name, level, rank, size, host, job=job))

@@ -51,7 +51,7 @@ class PeerMonitor:
         atexit.register(ticker.stop, 2 * _READ + pause)  # no call into TensorFlow during its shutdown
 
     @contextlib.contextmanager
-    def monitored(self, ran_before: bool) -> Iterator[None]:
+    def monitor(self, ran_before: bool) -> Iterator[None]:
         """Entered around one collective. `ran_before`: nothing compiles, and its duration is known."""
         self._allowance = self._timeout + _SLOWER * self._longest if ran_before else float("inf")
         self._count += 1
@@ -143,7 +143,7 @@ def monitored_collective(ran_before: bool = True) -> Iterator[None]:
     if _monitor is None:
         yield
     else:
-        with _monitor.monitored(ran_before):
+        with _monitor.monitor(ran_before):
             yield
 
 

@@ -76,14 +76,14 @@ def write(folder: Path, record: Record) -> None:
     """Replaces the record of this process; an OSError where the file system does not allow it."""
     path = path_of(folder, record.pid)
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(_bounded(dataclasses.asdict(record))), "utf-8")
+    part.write_text(json.dumps(_cut_to_limits(dataclasses.asdict(record))), "utf-8")
     os.replace(part, path)
 
 
-def _bounded(value: Any) -> Any:
+def _cut_to_limits(value: Any) -> Any:
     """A value of a record with texts and lists cut to the reader's limits."""
     if isinstance(value, dict):
-        return {name: _bounded(each) for name, each in value.items()}
+        return {name: _cut_to_limits(each) for name, each in value.items()}
     if isinstance(value, tuple):
         return [short(each, _MOST_NAME) for each in value[:_MOST_NAMED]]
     return short(value) if isinstance(value, str) else value
@@ -139,7 +139,7 @@ class Recorder:
             path.mkdir(parents=True, exist_ok=True)
         self.update()
         self._ticker.start()
-        at_fatal_error(self._failed)
+        at_fatal_error(self._record_failure)
         atexit.register(self._end)
 
     def at_collective(self, count: int) -> None:
@@ -147,7 +147,7 @@ class Recorder:
         self._record.collectives, self._record.since = count, time.time()
 
     @contextlib.contextmanager
-    def reporting_position(self, position: Callable[[], str]) -> Iterator[None]:
+    def report_position(self, position: Callable[[], str]) -> Iterator[None]:
         """Until the block is left `position()` gives the position in training; its last value stays."""
         self._position = position
         try:
@@ -171,7 +171,7 @@ class Recorder:
             write(self._folder, record)
         return True
 
-    def _failed(self, error: BaseException) -> None:
+    def _record_failure(self, error: BaseException) -> None:
         if self._record.error is None:
             self._record.error = error_record(error)
         self.update()
@@ -180,7 +180,7 @@ class Recorder:
         self._ticker.stop(_PAUSE)
         error = getattr(sys, "last_value", None)  # where other code has replaced our hook
         if isinstance(error, Exception):
-            self._failed(error)
+            self._record_failure(error)
         else:
             self.update()
 
@@ -188,7 +188,7 @@ class Recorder:
 _recorder = Recorder()
 start = _recorder.start
 at_collective = _recorder.at_collective
-reporting_position = _recorder.reporting_position
+report_position = _recorder.report_position
 
 
 def error_record(error: BaseException) -> ErrorRecord:

@@ -51,7 +51,7 @@ class ServerWatch:
         for ticker in self._tickers:
             ticker.stop(_ANSWER + self._pause)
 
-    def lost(self) -> dict[int, str]:
+    def find_lost(self) -> dict[int, str]:
         """The problem of each lost server: it was silent for too long, or nothing listens at its address now."""
         found = {}
         for number, address in self.addresses.items():

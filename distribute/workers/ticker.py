@@ -27,7 +27,7 @@ class Ticker:
             pass
 
 
-def ended_in_time(name: str, job: Callable[[], object], seconds: float) -> bool:
+def run_in_time(name: str, job: Callable[[], object], seconds: float) -> bool:
     """Runs `job()` in a thread; returns whether it has ended within `seconds`. Raises the error of `job`."""
     failed: list[Exception] = []
 

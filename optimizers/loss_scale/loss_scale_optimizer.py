@@ -14,12 +14,12 @@ from ...compat.keras_private.optimizers import (
     trained_variables,
 )
 from ...compat.keras_private.serialization import save_under_keras_name
-from ...distribute.arguments import shown
+from ...distribute.arguments import show
 from ...distribute.replicas import in_replica_context, local_copy, once_per_copy
 from ...distribute.sharding.sharded_value import own_copy
 from ..adoption import adopt, register_class
 from ..building import ensure_built
-from ..checks import GradsAndVars, Pairs, built_variables
+from ..checks import GradsAndVars, Pairs, require_built
 from ..optimizer import Optimizer
 from ..stages.accumulation import update_is_due
 from ..stages.aggregated_gradients import after_aggregation, aggregate_alone, forget_applied
@@ -82,7 +82,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         **kwargs: Any,
     ) -> None:
         if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
-            raise TypeError(f"`inner_optimizer` must be a Keras optimizer, not {shown(inner_optimizer)}.")
+            raise TypeError(f"`inner_optimizer` must be a Keras optimizer, not {show(inner_optimizer)}.")
         if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
             raise TypeError("`inner_optimizer` scales the loss itself: pass the optimizer inside of it.")
         initial_scale, rule = make_rule(initial_scale, dynamic_growth_steps, min_scale, max_scale)
@@ -145,7 +145,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
             return
         inner = self.inner_optimizer
         named = trainable_variables is not None
-        variables: list[Any] = list(trainable_variables) if named else built_variables(self, len(grads))
+        variables: list[Any] = list(trainable_variables) if named else require_built(self, len(grads))
         ensure_built(self, variables)
         if gradients_are_taken(self, grads, variables):
             return
@@ -165,7 +165,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         return aggregate_alone(self, grads_and_vars, self.inner_optimizer, scale, _widen_gradient)
 
     def _scale_of_gradients(self) -> tf.Tensor:
-        noted = scale_variables.noted(self)
+        noted = scale_variables.find_noted_scale(self)
         return _read_copy(self.dynamic_scale) if noted is None else noted
 
     def _write(self, fn: Any, finite: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ...distribute.arguments import shown, whole_number
+from ...distribute.arguments import show, whole_number
 
 GROWTH = 2.0
 BACKOFF = 0.5
@@ -90,11 +90,11 @@ def positive_scale(name: str, value: Any) -> float:
     """`value` as a float, if it is a number that is positive and finite in float32."""
     if isinstance(value, bool | str) or not hasattr(value, "__float__") or np.ndim(value):
         raise TypeError(
-            f"`{name}` must be a positive number. Received: {shown(value)} of type {type(value).__name__}"
+            f"`{name}` must be a positive number. Received: {show(value)} of type {type(value).__name__}"
         )
     number = float(value)
     if not 0 < number <= 2.0**127 * (2 - 2.0**-23):
         raise ValueError(
-            f"`{name}` must be positive and finite in float32, such as 2.0**15. Received: {shown(value)}"
+            f"`{name}` must be positive and finite in float32, such as 2.0**15. Received: {show(value)}"
         )
     return number

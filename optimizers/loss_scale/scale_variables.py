@@ -71,7 +71,7 @@ def note(optimizer: Any, scale: tf.Tensor) -> None:
         tf.compat.v1.get_default_graph().get_collection_ref(_key(optimizer))[:] = [scale]
 
 
-def noted(optimizer: Any) -> tf.Tensor | None:
+def find_noted_scale(optimizer: Any) -> tf.Tensor | None:
     """The scale that the loss was last multiplied with; None if that is not known in the current graph."""
     step, eager, graph = current_step(), tf.executing_eagerly(), tf.compat.v1.get_default_graph()
     if step is None:

@@ -53,7 +53,7 @@ def aggregate_alone(
         raise RuntimeError(
             "`aggregate_gradients` was called outside of `strategy.run`: call it inside, in replica context."
         )
-    given = checks.checked_pairs(grads_and_vars)
+    given = checks.check_pairs(grads_and_vars)
     present = checks.with_gradients(inner, given)
     widened = [(g if widen is None else widen(g), v) for g, v in present]
     summed = aggregate(inner, widened, current_options())

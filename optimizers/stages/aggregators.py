@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.optimizers import overwritten_by_gradient
-from ...compat.tensorflow_graphs.equal_operations import made_once
+from ...compat.tensorflow_graphs.equal_operations import reuse_equal_operations
 from ...distribute.arguments import one_of, whole_number
 from ...distribute.replicas import all_reduce_sum, all_reduce_sum_packed, num_replicas, replica_id
 from ...distribute.step_context import current_step
@@ -26,7 +26,7 @@ from .sparse_gradients import (
     fit_to_send,
     is_on_gpu,
     map_values,
-    merged_rows,
+    merge_rows,
     shorter,
     sums,
     unique_rows,
@@ -44,12 +44,14 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
     The step has summed some already: each replica has its part.
     """
     parts = [id(v) in options.summed for _, v in pairs]
-    summed = iter(_summed(optimizer, [pair for pair, is_part in zip(pairs, parts) if not is_part], options))
+    summed = iter(
+        _sum_gradients(optimizer, [pair for pair, is_part in zip(pairs, parts) if not is_part], options)
+    )
     pairs = [pair if is_part else next(summed) for pair, is_part in zip(pairs, parts)]
     if has_user_code(optimizer, [v for _, v in pairs]):  # it may update the named rows of the table alone
         return [(unique_rows(g), v) for g, v in pairs]
     if is_on_gpu():
-        return [(merged_rows(g), v) for g, v in pairs]
+        return [(merge_rows(g), v) for g, v in pairs]
     # Several replicas could decide differently: outside of a graph the slices of each name other rows.
     most, step = int(num_replicas() == 1 and makes_slices_dense(optimizer)), current_step()
     if step is not None and step.in_xla:
@@ -59,7 +61,7 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
     return [(unique_rows(g), v) for g, v in pairs]
 
 
-def _summed(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
+def _sum_gradients(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
     """The sum over the replicas, or what the optimizer's `gradient_aggregator` makes of the pairs."""
     aggregator = optimizer.gradient_aggregator
     if options.skip_aggregation or aggregator is no_aggregation:
@@ -113,7 +115,7 @@ def all_reduce_sum_pairs(grads_and_vars: GradsAndVars, pack_below: int = SMALL) 
     return [(total, v) for total, (_, v) in zip(totals, pairs)]
 
 
-@made_once()
+@reuse_equal_operations()
 def reduce_packed(gradients: Sequence[Any], pack_below: int) -> list[Any]:
     """Sums over replicas; small dense gradients share one collective for each dtype. Context: replica."""
     return all_reduce_sum_packed(gradients, pack_below, sums)

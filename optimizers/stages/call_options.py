@@ -63,14 +63,14 @@ def call_options(options: CallOptions) -> contextlib.AbstractContextManager[None
     return _call.set_to(options=options)
 
 
-def frozen_iterations(optimizer: Any) -> contextlib.AbstractContextManager[None]:
+def freeze_iterations(optimizer: Any) -> contextlib.AbstractContextManager[None]:
     """The count of Keras' `iterations` is a tensor inside the block: read once, not once for each variable."""
     count = tf.identity(tf.convert_to_tensor(keras.optimizers.Optimizer.iterations.fget(optimizer)))  # type: ignore[attr-defined]
     return _call.set_to(counts={**_call.counts, id(optimizer): count, 0: count})
 
 
-def frozen_count(optimizer: Any) -> Any:
-    """The count that `frozen_iterations` holds for the optimizer, or None."""
+def find_frozen_count(optimizer: Any) -> Any:
+    """The count that `freeze_iterations` holds for the optimizer, or None."""
     return _call.counts.get(id(optimizer))
 
 

@@ -28,7 +28,7 @@ def over_shards(partial: tf.Tensor) -> tf.Tensor:
     return all_reduce_sum([partial])[0] if np.any(here.copies_of_shards) else partial
 
 
-def _squared_norms(gradients: Sequence[Any]) -> list[tf.Tensor]:
+def _square_norms(gradients: Sequence[Any]) -> list[tf.Tensor]:
     """The sum of squares of each gradient; scalars, in at least float32."""
     values = [values_of(g) for g in gradients]
     half = (tf.float16, tf.bfloat16)
@@ -36,11 +36,11 @@ def _squared_norms(gradients: Sequence[Any]) -> list[tf.Tensor]:
     copies = here.copies_of_shards
     if not np.any(copies):
         return squares
-    vector = _stacked(squares)
+    vector = _stack(squares)
     return tf.unstack(over_shards(vector if copies == 1 else vector / tf.constant(copies, vector.dtype)))
 
 
-def _stacked(scalars: Sequence[tf.Tensor]) -> tf.Tensor:
+def _stack(scalars: Sequence[tf.Tensor]) -> tf.Tensor:
     """A vector in the widest of their dtypes."""
     widest = tf.float64 if any(s.dtype == tf.float64 for s in scalars) else tf.float32
     return tf.stack([tf.cast(s, widest) for s in scalars])
@@ -51,12 +51,12 @@ def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
 
     The squares are stacked, so that their order is the same on every replica: see `replicas.function_of_its_own`.
     """
-    return tf.sqrt(tf.reduce_sum(_stacked(_squared_norms(gradients))))
+    return tf.sqrt(tf.reduce_sum(_stack(_square_norms(gradients))))
 
 
 def by_norm(gradients: Sequence[Any], limit: float) -> list[Any]:
     """`g * limit / max(|g|, limit)` of each; bitwise unchanged where `|g| <= limit`."""
-    norms = map(tf.sqrt, _squared_norms(gradients)) if gradients else ()
+    norms = map(tf.sqrt, _square_norms(gradients)) if gradients else ()
     return [times(g, _factor(norm, limit)) for g, norm in zip(gradients, norms)]
 
 

@@ -36,7 +36,7 @@ from ..update_rules.sharded import (
 from .accumulation import accumulate
 from .aggregators import aggregate
 from .call_options import CallOptions, call_options, current_options
-from .sparse_gradients import Pairs, divided, map_values, values_of
+from .sparse_gradients import Pairs, divide, map_values, values_of
 from .step_hooks import step_hooks
 from .user_code import has_own_apply, has_user_code, if_true, write_where
 
@@ -79,7 +79,7 @@ def run_stages(
     Context: replica, or cross-replica (then each replica takes its own part of `PerReplica` gradients).
     """
     options = options or current_options()
-    pairs = checks.checked_pairs(grads_and_vars)
+    pairs = checks.check_pairs(grads_and_vars)
     ensure_built(optimizer, [v for _, v in pairs])
     if called:
         with direct_writes():
@@ -131,7 +131,7 @@ def unscale(optimizer: Any, pairs: Pairs, scale: Any = None) -> Pairs:
     """Stage 2: the gradient of the loss itself, not of the scaled loss."""
     for factor in (optimizer.loss_scale_factor, scale):
         if factor is not None:
-            pairs = [(g if overwritten_by_gradient(v) else divided(g, factor), v) for g, v in pairs]
+            pairs = [(g if overwritten_by_gradient(v) else divide(g, factor), v) for g, v in pairs]
     return pairs
 
 

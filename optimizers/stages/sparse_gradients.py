@@ -41,7 +41,7 @@ def times(gradient: Gradient, factor: Any, dtype: Any = None) -> Gradient:
     return map_values(multiply, gradient)
 
 
-def divided(gradient: Gradient, divisor: Any) -> Gradient:
+def divide(gradient: Gradient, divisor: Any) -> Gradient:
     """`gradient / divisor`."""
     return map_values(lambda values: values / tf.cast(divisor, values.dtype), gradient)
 
@@ -88,7 +88,7 @@ def unique_rows(gradient: Gradient) -> Gradient:
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
-def merged_rows(gradient: Gradient) -> Gradient:
+def merge_rows(gradient: Gradient) -> Gradient:
     """`unique_rows` for a GPU: the slices name as many rows as before, so the host waits for no count.
 
     Slices can name a row several times, and then mean the sum: `run_stages` merges them once, right after aggregation.
@@ -149,8 +149,8 @@ def sums(gradients: Sequence[Gradient]) -> list[Gradient]:
     known = [is_sparse(g) and sizes_are_known(g.indices) for g in gradients]
     rest = iter(all_reduce_sum([g for g, apart in zip(gradients, known) if not apart]))
 
-    def gathered(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    def gather_slices(slices: tf.IndexedSlices) -> tf.IndexedSlices:
         values, indices = gather_dense(slices.values), gather_dense(tf.cast(slices.indices, tf.int64))
         return tf.IndexedSlices(values, indices, slices.dense_shape)
 
-    return [gathered(g) if apart else next(rest) for g, apart in zip(gradients, known)]
+    return [gather_slices(g) if apart else next(rest) for g, apart in zip(gradients, known)]

@@ -111,9 +111,9 @@ class AdaptiveClip(_AboveZero):
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Slices become dense: norms cross their rows."""
-        return [(self._clipped(dense(g), local_copy(v)), v) for g, v in grads_and_vars]
+        return [(self._clip(dense(g), local_copy(v)), v) for g, v in grads_and_vars]
 
-    def _clipped(self, gradient: tf.Tensor, weights: Any) -> tf.Tensor:
+    def _clip(self, gradient: tf.Tensor, weights: Any) -> tf.Tensor:
         longest = self.factor * tf.maximum(_unit_norm(tf.cast(weights, gradient.dtype)), self.epsilon)
         norm = _unit_norm(gradient)
         shortened = gradient * (longest / tf.where(norm > longest, norm, tf.ones_like(norm)))
@@ -140,10 +140,10 @@ def centralize(grads_and_vars: GradsAndVars) -> Pairs:
     Examples:
         >>> optimizer = unisono.optimizers.Adam(gradient_transformers=[unisono.optimizers.centralize])
     """
-    return [(_centered(g), v) for g, v in as_pairs(grads_and_vars)]
+    return [(_center(g), v) for g, v in as_pairs(grads_and_vars)]
 
 
-def _centered(gradient: Any) -> Any:
+def _center(gradient: Any) -> Any:
     if gradient.shape.rank is not None and gradient.shape.rank < 2:
         return gradient
     gradient = dense(gradient)
@@ -177,9 +177,9 @@ class AddDecayedWeights(Piece):
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Context: where gradients are the same on every replica. Slices become dense: every row decays."""
-        return self.decayed(grads_and_vars, local_copy)
+        return self.decay(grads_and_vars, local_copy)
 
-    def decayed(self, grads_and_vars: GradsAndVars, weights_of: Callable[[Any], Any]) -> Pairs:
+    def decay(self, grads_and_vars: GradsAndVars, weights_of: Callable[[Any], Any]) -> Pairs:
         """The pairs with decayed gradients; `weights_of` gives the weights that belong to the gradient of a variable."""
 
         def add(gradient: Any, weights: Any) -> tf.Tensor:

@@ -14,7 +14,7 @@ from ...distribute.sharding.collectives import gather_shards, own_shard
 from ...distribute.sharding.sharded import level_of
 from ...distribute.sharding.sharded_value import (
     ShardedValue,
-    created_in_shards,
+    create_in_shards,
     is_sharded,
     layout_of,
     own_copy,
@@ -119,14 +119,14 @@ def check_parts(optimizer: Any, variables: Sequence[Any]) -> None:
         )
 
 
-def created_as_shards(reference: Any, initializer: Any) -> contextlib.AbstractContextManager[Any]:
+def create_as_shards(reference: Any, initializer: Any) -> contextlib.AbstractContextManager[Any]:
     """Around the creation of an optimizer's state for the trained variable `reference`: divided like it, or sharded.
 
     Context: eager, in the scope of the strategy.
     """
     strategy, layout = getattr(raw_value(reference), "distribute_strategy", None), layout_of(reference)
     if layout is not None:
-        return created_in_shards(strategy, list(reference.shape), initializer, layout)
+        return create_in_shards(strategy, list(reference.shape), initializer, layout)
     if strategy is None or level_of(strategy) is None or overwritten_by_gradient(reference):
         return contextlib.nullcontext()
-    return created_in_shards(strategy, list(reference.shape), initializer)
+    return create_in_shards(strategy, list(reference.shape), initializer)

@@ -23,11 +23,11 @@ from ...compat.keras_private.optimizers import (
     trained_variables,
     variable_key,
 )
-from ...compat.keras_private.variables import collects_writes, direct_writes, holding
+from ...compat.keras_private.variables import collects_writes, direct_writes, replace_value
 from ...compat.tensorflow_graphs.copied_operations import TracedOnce
-from ...compat.tensorflow_graphs.equal_operations import made_once
+from ...compat.tensorflow_graphs.equal_operations import reuse_equal_operations
 from ...distribute.parameter_servers.shards import rows_of
-from ...distribute.parameter_servers.updates import colocated_with, shards_of
+from ...distribute.parameter_servers.updates import colocate_with, shards_of
 from ...distribute.replicas import in_replica_context, local_copy
 from ...distribute.sharding.row_sharding import rows_per_shard, state_devices
 from ...distribute.sharding.sharded_value import TensorInPlace, own_copy
@@ -35,7 +35,7 @@ from .. import checks
 from ..settings import check_learning_rate
 from ..stages import clipping
 from ..stages.aggregators import without_overwriting
-from ..stages.call_options import frozen_iterations
+from ..stages.call_options import freeze_iterations
 from ..stages.sparse_gradients import Pairs, is_sparse, values_of
 from ..stages.user_code import is_elementwise, is_of_keras, needs_no_names, write_where
 
@@ -76,7 +76,7 @@ class ReplicaRule(keras.optimizers.Optimizer):
         for gradient, variable in zip(grads, trainable_variables):
             own_state = [own_copy(each) for each in state(variable)]
             for part, copy in _updates_of(self, gradient, variable, own_copy(variable)):
-                with made_once(on_device.setdefault(getattr(copy, "device", None), {})):
+                with reuse_equal_operations(on_device.setdefault(getattr(copy, "device", None), {})):
                     if nameless and isinstance(part, tf.Tensor) and part.shape == copy.shape:
                         rule = functools.partial(self.update_step, part, copy, learning_rate)
                         traced(rule, [part, copy, *own_state])
@@ -150,7 +150,7 @@ class ReplicaRule(keras.optimizers.Optimizer):
         check_learning_rate(value)
         keras.optimizers.Optimizer.learning_rate.fset(self, value)  # type: ignore[attr-defined]
 
-    def learning_rate_for(self, variables: Sequence[Any]) -> Any:
+    def find_learning_rate(self, variables: Sequence[Any]) -> Any:
         """The learning rate of this update; read once where no variable needs another dtype."""
         rate = self.learning_rate
         if isinstance(rate, keras.Variable) and all(
@@ -182,13 +182,13 @@ def _updates_of(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Iter
         yield from _next_to_state(optimizer, gradient, variable, copy)
         return
     if shards is None or not is_elementwise(optimizer):
-        with colocated_with(copy):
+        with colocate_with(copy):
             yield gradient, copy
         return
     first = 0
     for index, shard in enumerate(shards):
         rows = rows_of(shard)
-        with colocated_with(shard), _state_of_shard(optimizer, index):
+        with colocate_with(shard), _state_of_shard(optimizer, index):
             yield _rows_of(gradient, first, rows), shard
         first += rows
 
@@ -223,7 +223,7 @@ def _state_of_shard(optimizer: Any, index: int) -> Iterator[None]:
         for state in optimizer.variables:
             shards = shards_of(state) or ()
             if len(shards) > index:
-                stack.enter_context(holding(state, shards[index]))
+                stack.enter_context(replace_value(state, shards[index]))
         yield
 
 
@@ -236,7 +236,7 @@ def register_shards(optimizer: Any, variables: Sequence[Any]) -> None:
 
 def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
     """Stages 4 and 5: writes the weights and the optimizer state, in Keras' order."""
-    with frozen_iterations(optimizer):
+    with freeze_iterations(optimizer):
         pairs, overwriting = without_overwriting(pairs)
         pairs = transform(optimizer, pairs)
         for gradient, variable in overwriting:
@@ -245,7 +245,7 @@ def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
             gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
             with once_there_is_one(pairs):
                 optimizer._apply_weight_decay(variables)
-            optimizer._backend_update_step(gradients, variables, optimizer.learning_rate_for(variables))
+            optimizer._backend_update_step(gradients, variables, optimizer.find_learning_rate(variables))
         optimizer._update_model_variables_moving_average(trained_variables(optimizer))
         optimizer.overwrite_with_average_when_due()
         constrain([v for _, v in pairs])

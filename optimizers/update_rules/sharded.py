@@ -21,7 +21,7 @@ from ...compat.keras_private.variables import direct_writes, raw_value, with_sha
 from ...distribute.mesh import FLAT, to_rows
 from ...distribute.replicas import function_of_its_own, local_copy, num_replicas
 from ...distribute.sharding.collectives import reduce_scatter
-from ...distribute.sharding.sharded import level_of, unsharded_state
+from ...distribute.sharding.sharded import find_unsharded_state, level_of
 from ...distribute.sharding.sharded_value import (
     ShardedValue,
     TensorInPlace,
@@ -29,12 +29,12 @@ from ...distribute.sharding.sharded_value import (
     layout_of,
     own_copy,
     own_shards,
-    seen_through,
+    see_through,
     shard_variable,
 )
 from ..building import inner_optimizers, run_in_thread
 from ..stages.aggregators import aggregate, without_overwriting
-from ..stages.call_options import CallOptions, frozen_iterations
+from ..stages.call_options import CallOptions, freeze_iterations
 from ..stages.clipping import norms_over_shards
 from ..stages.sparse_gradients import Pairs, fit_to_send, is_sparse
 from ..stages.step_hooks import StepHook
@@ -74,7 +74,7 @@ def shards_state(optimizer: Any, variables: Sequence[Any]) -> bool:
                 divide_state(optimizer)
         return divided
     strategy = tf.distribute.get_strategy()
-    late = [v for each in (optimizer, *inner_optimizers(optimizer)) for v in unsharded_state(each)]
+    late = [v for each in (optimizer, *inner_optimizers(optimizer)) for v in find_unsharded_state(each)]
     if late:
         run_in_thread(lambda: [shard_variable(variable, strategy) for variable in late])
     return True
@@ -113,31 +113,31 @@ def transform_and_apply_shards(optimizer: Any, pairs: Pairs) -> None:
 
     Where the last bit of what a replica computes differs, no other replica has that shard.
     """
-    with frozen_iterations(optimizer):
+    with freeze_iterations(optimizer):
         pairs, overwriting = without_overwriting(pairs)
         for gradient, variable in overwriting:
             optimizer.assign(variable, gradient)
         elementwise = is_elementwise(optimizer)
-        pairs = _transformed(optimizer, pairs, elementwise)
-        shards = (_updated_shards if elementwise else _updated_by_whole)(optimizer, pairs)
+        pairs = _transform(optimizer, pairs, elementwise)
+        shards = (_update_shards if elementwise else _update_by_whole)(optimizer, pairs)
         _average(optimizer, shards)
         variables = [v for v in trained_variables(optimizer) if id(v) in shards]
         _write_weights(variables, [shards[id(v)].tensor for v in variables])
         _constrain(optimizer, [v for _, v in pairs if v.constraint is not None])
 
 
-def _transformed(optimizer: Any, pairs: Pairs, to_shards: bool) -> Pairs:
+def _transform(optimizer: Any, pairs: Pairs, to_shards: bool) -> Pairs:
     """Stage 4, to shards or to whole gradients."""
     own_clipping = type(optimizer)._clip_gradients is not ReplicaRule._clip_gradients
     if own_clipping or any(type(t) not in _ON_SHARDS for t in optimizer.gradient_transformers):
-        with seen_through(lambda value: TensorInPlace(value.key, whole_value(value), value.name)):
+        with see_through(lambda value: TensorInPlace(value.key, whole_value(value), value.name)):
             pairs = transform(optimizer, gather(pairs))
         return cut(pairs) if to_shards else pairs
     pairs = [pair if not is_sparse(pair[0]) else cut([pair])[0] for pair in pairs]
     with norms_over_shards(copies_of_parts(pairs)):
         for transformer in optimizer.gradient_transformers:
             decays = type(transformer) is AddDecayedWeights
-            pairs = transformer.decayed(pairs, own_weight) if decays else transformer(pairs)
+            pairs = transformer.decay(pairs, own_weight) if decays else transformer(pairs)
         pairs = clip(optimizer, pairs)
     return pairs if to_shards else gather(pairs)
 
@@ -158,7 +158,7 @@ def gather(pairs: Pairs) -> Pairs:
     return [(g if g is None or is_sparse(g) else next(whole), v) for g, v in pairs]
 
 
-def _updated_shards(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
+def _update_shards(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
     """The rule on this replica's shards of weights, gradients and state; the new shards by the id of their variable."""
     with own_shards(), once_there_is_one(pairs):
         optimizer._apply_weight_decay([v for _, v in pairs])
@@ -167,11 +167,13 @@ def _updated_shards(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
         places = list(shards.values())
         state = [(v, raw_value(v).shards[0].shape) for v in own_variables(optimizer) if is_sharded(v)]
         with own_shards(), with_shapes(state):
-            optimizer._backend_update_step([g for g, _ in pairs], places, optimizer.learning_rate_for(places))
+            optimizer._backend_update_step(
+                [g for g, _ in pairs], places, optimizer.find_learning_rate(places)
+            )
     return shards
 
 
-def _updated_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
+def _update_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
     """A rule that needs whole weights sees whole state too, gathered where it reads it; shards of the results are kept."""
     state: dict[int, tuple[ShardedValue, TensorInPlace, tf.Tensor]] = {}
 
@@ -181,7 +183,7 @@ def _updated_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
             state[id(value)] = value, TensorInPlace(value.key, tensor, value.name), tensor
         return state[id(value)][1]
 
-    with seen_through(gathered):
+    with see_through(gathered):
         with once_there_is_one(pairs):
             optimizer._apply_weight_decay([v for _, v in pairs])
         places = [
@@ -191,7 +193,9 @@ def _updated_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
             for _, v in pairs
         ]
         if pairs:
-            optimizer._backend_update_step([g for g, _ in pairs], places, optimizer.learning_rate_for(places))
+            optimizer._backend_update_step(
+                [g for g, _ in pairs], places, optimizer.find_learning_rate(places)
+            )
     for value, place, before in state.values():
         if place.tensor is not before:
             value.own().assign(own_part(place.tensor, value.layout, value.shape))

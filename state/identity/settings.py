@@ -18,7 +18,7 @@ import tensorflow as tf
 from ...compat.keras_private.layers import layers_within
 from ...compat.keras_private.training import compile_config
 from ...optimizers.held_optimizers import optimizers_of
-from ..random_state import closed_over
+from ..random_state import find_closed_over
 
 # Names that say where a class is defined or that Keras numbers; and what follows from the rest.
 _IGNORED = ("module", "registered_name", "build_config", "compile_config", "shared_object_id")
@@ -95,7 +95,7 @@ def differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> 
         mark = _VALUES if same_versions else _CODE
         saved, now = saved.partition(mark)[0], now.partition(mark)[0]
     if saved != now:
-        yield f"{what}: {_shown(saved)} in the backup, {_shown(now)} now"
+        yield f"{what}: {_show(saved)} in the backup, {_show(now)} now"
 
 
 def _settings_of_layer(layer: Any, seen: set[int]) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _function(value: Any, outer: tuple[Any, ...] = ()) -> str:
         return f"partial{_values([value.func, value.args, *sorted(value.keywords.items())], outer)}"
     value = inspect.unwrap(value)
     function = getattr(value, "__func__", value)
-    cells = [value for _, value in closed_over(function)]
+    cells = [value for _, value in find_closed_over(function)]
     defaults = [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
     text = f"{value.__qualname__}{_CODE}{_digest(_code(function.__code__))}"
     return text + _values([*cells, *defaults], (*outer, function))
@@ -214,7 +214,7 @@ def _digest(data: bytes | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     if isinstance(value, Mapping):
         value = value.get("class", dict(value))
     text = str(value)

@@ -92,7 +92,9 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     def of_variables(*groups: str) -> Iterator[str]:
         for group in groups:
             kind = f"{group} variable"
-            old, new = ([_shown(*entry) for entry in each["variables"][group]] for each in (saved, now))
+            old, new = (
+                [_show_variable(*entry) for entry in each["variables"][group]] for each in (saved, now)
+            )
             if len(old) == len(new):
                 yield from (f"{kind} {a} in the backup, {b} now" for a, b in zip(old, new) if a != b)
             else:
@@ -110,15 +112,15 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         found += settings.differences(part, old_part, new_part, same_versions)
     found += settings.differences("seed of", old["seeds"], new["seeds"])
     for part in ("data", "validation data"):
-        found += _known_differences(part, old[part], new[part], same_versions)
+        found += _find_differences(part, old[part], new[part], same_versions)
     found = found or [*of_variables("optimizer", "metrics")]
-    found += _known_differences("data", saved["data"], now["data"])
+    found += _find_differences("data", saved["data"], now["data"])
     if len(found) > _MOST_LISTED:
         found[_MOST_LISTED:] = [f"and {len(found) - _MOST_LISTED} more"]
     return found
 
 
-def _known_differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> list[str]:
+def _find_differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> list[str]:
     """What differs and is known on both sides. A graph may have another checksum in another version of TensorFlow."""
     names = [name for name in saved or {} if name in (now or {}) and (same_versions or name != "pipeline")]
     return [
@@ -129,6 +131,6 @@ def _known_differences(what: str, saved: Any, now: Any, same_versions: bool = Tr
     ]
 
 
-def _shown(path: str, shape: list[int], dtype: str) -> str:
+def _show_variable(path: str, shape: list[int], dtype: str) -> str:
     """A variable without the numbers that Keras appends when a process makes several models: `dense_3/kernel`."""
     return "/".join(re.sub(r"_\d+(?=_|$)", "", part) for part in path.split("/")) + f" {dtype}{shape}"

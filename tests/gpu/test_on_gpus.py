@@ -13,7 +13,7 @@ from tensorflow.python.framework import config
 import unisono
 from unisono.distribute.hardware.data_placement import keep_data_on
 from unisono.distribute.hardware.device_memory import PeakMemory
-from unisono.optimizers.stages.sparse_gradients import merged_rows
+from unisono.optimizers.stages.sparse_gradients import merge_rows
 from unisono.trainer.run.loops.compiled import GRAPH, XLA
 
 TOLERANCE = 2e-5  # float32 without TensorFloat-32: another summation order
@@ -133,7 +133,7 @@ def test_rows_of_a_sparse_gradient_have_the_same_sums_each_time(gpus):
 
         @tf.function
         def sums():
-            return merged_rows(tf.IndexedSlices(values, indices, tf.constant([500, 33]))).values
+            return merge_rows(tf.IndexedSlices(values, indices, tf.constant([500, 33]))).values
 
         first = sums().numpy()
         assert all(np.array_equal(first, sums()) for _ in range(20))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from partition.mutations import MUTATIONS, Sizes, Table, label_table, size_table, survivors
 
-from unisono.trainer.partition.labels import REPLICATED, sharded
+from unisono.trainer.partition.labels import REPLICATED, label_sharded
 
 UNKNOWN = "unknown"
 SIZES = Sizes(  # an extent is a pair: samples times the first number, plus the second
@@ -65,12 +65,12 @@ def test_mutations_that_no_program_detects_are_left_and_the_rule_is_the_same_aga
 
 def test_every_mutation_of_labels_is_in_the_table():
     class View:
-        labels = [sharded(0)]
+        labels = [label_sharded(0)]
 
         def out_rank(self):
             return 2
 
-    table = label_table({"Identity": lambda view: ([None], [sharded(0)])})
+    table = label_table({"Identity": lambda view: ([None], [label_sharded(0)])})
     assert set(table.mutations) == set(MUTATIONS)
     changed = table.mutations["made along another axis"]((View(),), table.rules["Identity"](View()))
-    assert changed[1] == [sharded(1)]
+    assert changed[1] == [label_sharded(1)]

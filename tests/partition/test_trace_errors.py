@@ -79,7 +79,7 @@ def test_error_of_the_library_is_named_as_a_bug_and_the_step_still_runs(monkeypa
     def broken(*args):
         raise ZeroDivisionError("of a rule")
 
-    monkeypatch.setattr(traced_step, "partitioned", broken)
+    monkeypatch.setattr(traced_step, "partition_graph", broken)
     with pytest.warns(UserWarning, match="ZeroDivisionError: of a rule .*bug in Unisono: please report"):
         found = weights(2, unisono.Sequential)
     assert_close(found, expected, 1e-6, "variables")

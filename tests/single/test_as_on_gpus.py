@@ -25,8 +25,8 @@ def as_on_gpus(monkeypatch):
     """Traces steps as for GPUs; returns the sparse gradients whose duplicate rows were merged."""
     for module in (devices, replicas, user_code):
         monkeypatch.setattr(module, "is_gpu", lambda device: True)
-    merged, original = [], aggregators.merged_rows
-    monkeypatch.setattr(aggregators, "merged_rows", lambda given: merged.append(given) or original(given))
+    merged, original = [], aggregators.merge_rows
+    monkeypatch.setattr(aggregators, "merge_rows", lambda given: merged.append(given) or original(given))
     return merged
 
 

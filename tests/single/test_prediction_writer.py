@@ -50,8 +50,8 @@ def test_one_output_is_a_file_and_memory_holds_one_compiled_call(tmp_path, monke
     model = make_model(outputs=one)
     expected, kept = model.predict(X, batch_size=4, verbose=0), []
     module = unisono.trainer.run.evaluation
-    joined = module.concatenated
-    monkeypatch.setattr(module, "concatenated", lambda outputs: kept.append(len(outputs)) or joined(outputs))
+    joined = module.concatenate
+    monkeypatch.setattr(module, "concatenate", lambda outputs: kept.append(len(outputs)) or joined(outputs))
     writer = PredictionWriter(tmp_path / "p.npy")
     found = model.predict(X, batch_size=4, callbacks=[writer], verbose=0)
     np.testing.assert_array_equal(found, expected)

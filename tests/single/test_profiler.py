@@ -16,7 +16,7 @@ from helpers import Stop, StopAt
 
 import unisono
 from unisono.callbacks.monitoring import profiler
-from unisono.compat.keras_private.callbacks import profiled_steps
+from unisono.compat.keras_private.callbacks import find_profiled_steps
 from unisono.distribute.workers.addresses import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def test_of_several_workers_on_cpus_only_the_first_is_profiled(monkeypatch, work
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda: devices)
     board = keras.callbacks.TensorBoard("unused", profile_batch=(2, 3))  # pyright: ignore[reportArgumentType]
     profiler.keep_from_crash(board, Several())
-    assert (profiled_steps(board) is not None) == able == profiler.may_profile(Several())
+    assert (find_profiled_steps(board) is not None) == able == profiler.may_profile(Several())
     assert profiler.may_profile(tf.distribute.get_strategy())
 
 

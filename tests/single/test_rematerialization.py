@@ -102,7 +102,9 @@ def backward_reads(mode: str | None, composite: bool, gradients: int = 1) -> tup
     }
     early = [makers[n] for n in read if isinstance(makers.get(n), Copy) and makers[n] not in late]
     plain = ("ReadVariableOp", "Const", "Placeholder", "AddN")  # gradients are added outside of their scope
-    return [each.op for each in early if each.op.type not in plain and not program.fixed(each)], program.nodes
+    return [
+        each.op for each in early if each.op.type not in plain and not program.find_fixed(each)
+    ], program.nodes
 
 
 def of_a_gradient(node: Any) -> bool:

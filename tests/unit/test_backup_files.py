@@ -56,7 +56,7 @@ def test_leftovers_are_judged_by_machine_and_process(tmp_path):
     """Files of dead processes on this machine are removed, and after a day those of other machines; others stay."""
     process = subprocess.Popen(["true"])
     process.wait()
-    here, parent = this_process(), process_identity._started(os.getppid())
+    here, parent = this_process(), process_identity._find_start_time(os.getppid())
     dead = dataclasses.replace(here, pid=process.pid)
     reused = dataclasses.replace(here, pid=os.getppid(), started=parent + 1)
     parent = dataclasses.replace(here, pid=os.getppid(), started=parent)
@@ -146,7 +146,7 @@ def damage_flip(path):
 def test_fits_of_one_script_find_their_own_backups(tmp_path, capsys):
     """Fits are distinguished by how many fits ran before them in the same process."""
     first, second = store_with(tmp_path, 3, keep=2), BackupStore(tmp_path, 2)
-    first.finished()
+    first.mark_finished()
     second.prepare()
     assert second.newest_good() == (None, None, []) and second.others() == backup_paths(tmp_path)
     for epoch, name in ((7, "second"), (8, "third"), (9, "fourth")):
@@ -175,7 +175,7 @@ def test_backups_of_a_run_know_it_however_often_it_is_resumed(tmp_path):
     runs = {info.run for info in list_backups(tmp_path / "a")}
     assert len(runs) == 1 and runs.isdisjoint(info.run for info in list_backups(tmp_path / "b"))
     second = run_with(tmp_path / "a", 0)
-    second.finished()
+    second.mark_finished()
     another = run_with(tmp_path / "a", 1)
     assert another.newest_good().path.name == "backup-fit2-000001.unisono"
 

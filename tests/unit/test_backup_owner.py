@@ -63,7 +63,7 @@ def test_folder_has_one_owner_in_a_process_until_it_is_released(tmp_path):
 
 def test_owner_on_this_machine_is_judged_by_its_process(tmp_path, capsys):
     with subprocess.Popen(["sleep", "100"]) as process:
-        started = process_identity._started(process.pid)
+        started = process_identity._find_start_time(process.pid)
         name = dataclasses.replace(this_process(), pid=process.pid, started=started)
         claim(tmp_path, name)
         with pytest.raises(FolderInUseError, match=f"process {process.pid} on far since 2001-09-0"):

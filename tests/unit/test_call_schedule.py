@@ -125,7 +125,7 @@ def run(length: CallLength, seconds_a_step: float, executions: int) -> list[int]
     for _ in range(executions):
         steps = length.next()
         length._clock.now += steps * seconds_a_step
-        length.done(steps)
+        length.note_call(steps)
         taken.append(steps)
     return taken
 
@@ -186,7 +186,7 @@ def test_last_batch_is_numbered_as_in_keras():
     assert auto.last_batch(8) == 8  # 1 and 8 steps are done, counted from 0
     fixed = length_of(4)
     fixed.next()
-    fixed.done(2)  # the epoch ended during the compiled call
+    fixed.note_call(2)  # the epoch ended during the compiled call
     assert fixed.last_batch(2) == 3
 
 

@@ -162,11 +162,11 @@ def test_saved_copies_become_as_many_as_there_are_replicas(saved, kind, copies, 
 
 def test_host_buffers_copy_and_are_used_again():
     buffers, array = {}, np.arange(4.0)
-    first = variable_state.copied(buffers, "a", array)
+    first = variable_state.copy_into_buffer(buffers, "a", array)
     array[:] = 0
     assert first.tolist() == [0, 1, 2, 3]
-    assert variable_state.copied(buffers, "a", array) is first and first.tolist() == [0, 0, 0, 0]
-    assert variable_state.copied(buffers, "a", np.ones(3)) is not first
+    assert variable_state.copy_into_buffer(buffers, "a", array) is first and first.tolist() == [0, 0, 0, 0]
+    assert variable_state.copy_into_buffer(buffers, "a", np.ones(3)) is not first
 
 
 def prints(**changes):

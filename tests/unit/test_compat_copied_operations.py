@@ -11,7 +11,7 @@ import tensorflow as tf
 from helpers import assert_equal
 
 import unisono
-from unisono.compat.patches import replaced_functions
+from unisono.compat.patches import replace_functions
 from unisono.compat.tensorflow_graphs import copied_operations
 from unisono.compat.tensorflow_graphs.copied_operations import TracedOnce
 from unisono.trainer import replacements
@@ -50,14 +50,14 @@ def every_variable_traced(monkeypatch):
 def copied(monkeypatch):
     """How many times operations were copied."""
     times = []
-    inner = copied_operations._First.made_again_for
+    inner = copied_operations._First.copy_for
 
-    def made_again_for(self, places):
+    def copy_for(self, places):
         done = inner(self, places)
         times.append(done)
         return done
 
-    monkeypatch.setattr(copied_operations._First, "made_again_for", made_again_for)
+    monkeypatch.setattr(copied_operations._First, "copy_for", copy_for)
     return times
 
 
@@ -76,7 +76,7 @@ def trained(make):
     def step(scale):
         optimizer.apply_gradients([(scale * g, v) for g, v in zip(gradients, variables)])
 
-    with replaced_functions():
+    with replace_functions():
         for scale in (1.0, -0.5, 2.0):
             step(tf.constant(scale))
     graph = step.get_concrete_function(tf.constant(1.0)).graph

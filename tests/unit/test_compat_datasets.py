@@ -10,7 +10,7 @@ from unisono.compat.tensorflow_private import datasets
 from unisono.compat.tensorflow_private.datasets import (
     LIVE_SHUFFLE,
     _wait_for_ends,
-    copied_dataset,
+    copy_dataset,
     count_shuffles,
     end_iterator,
 )
@@ -47,7 +47,7 @@ def test_copy_of_a_pipeline_shares_no_state_with_it():
 
     alone = [orders(dataset) for dataset in pipelines()]
     for dataset, expected in zip(pipelines(), alone, strict=True):
-        assert orders(copied_dataset(dataset)) == expected
+        assert orders(copy_dataset(dataset)) == expected
         assert orders(dataset) == expected
 
 

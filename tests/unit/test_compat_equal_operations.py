@@ -10,8 +10,8 @@ from custom_step import CustomStep
 from helpers import assert_equal, in_threads
 
 import unisono
-from unisono.compat.patches import replaced_functions
-from unisono.compat.tensorflow_graphs.equal_operations import made_once
+from unisono.compat.patches import replace_functions
+from unisono.compat.tensorflow_graphs.equal_operations import reuse_equal_operations
 from unisono.trainer import replacements
 
 assert replacements  # once imported, it lists its replacements
@@ -19,7 +19,7 @@ assert replacements  # once imported, it lists its replacements
 
 def types_of(fn, *args):
     """The number of operations of each type in the graph of `fn`."""
-    with replaced_functions():
+    with replace_functions():
         graph = tf.function(fn, autograph=False).get_concrete_function(*args).graph
     return collections.Counter(operation.type for operation in graph.get_operations())
 
@@ -30,7 +30,7 @@ def powers(x, number=3):
 
 def test_the_same_scalars_are_computed_once():
     def shared(x):
-        with made_once():
+        with reuse_equal_operations():
             return powers(x)
 
     assert types_of(powers, tf.constant(1))["Pow"] == 3
@@ -40,7 +40,7 @@ def test_the_same_scalars_are_computed_once():
 
 def test_what_is_no_scalar_draws_or_differs_is_made_anew():
     def compute(x):
-        with made_once():
+        with reuse_equal_operations():
             vectors = [tf.constant([1.0, 2.0]) * tf.reshape(x, [1]) for _ in range(2)]
             large = [tf.constant([1.0] * 65) for _ in range(2)]
             draws = [tf.random.uniform(()) for _ in range(2)]
@@ -55,7 +55,7 @@ def test_what_is_no_scalar_draws_or_differs_is_made_anew():
 
 def test_what_waits_for_something_else_runs_elsewhere_or_is_recorded_is_made_anew():
     def compute(x, y):
-        with made_once():
+        with reuse_equal_operations():
             a = tf.square(x)
             with tf.control_dependencies([y]):
                 b = tf.square(x)
@@ -69,7 +69,7 @@ def test_what_waits_for_something_else_runs_elsewhere_or_is_recorded_is_made_ane
 
     one = tf.constant(1.0)
     assert types_of(compute, one, one)["Square"] == 3
-    with replaced_functions():
+    with replace_functions():
         assert float(tf.function(compute)(one, one)[3]) == 3.0
 
 
@@ -83,7 +83,7 @@ def test_other_threads_and_graphs_have_their_own():
         ended.set()
 
     def compute(x):
-        with made_once():
+        with reuse_equal_operations():
             first = powers(x)
             inside.set()
             ended.wait()

@@ -3,10 +3,10 @@
 import pytest
 import tensorflow as tf
 
-from unisono.compat.patches import replaced_functions
+from unisono.compat.patches import replace_functions
 from unisono.compat.tensorflow_graphs.gradients import is_of_a_gradient
 from unisono.compat.tensorflow_graphs.made_operations import MadeOperations
-from unisono.compat.tensorflow_graphs.one_device import copied_into_graph
+from unisono.compat.tensorflow_graphs.one_device import copy_into_graph
 from unisono.trainer import replacements
 
 assert replacements  # once imported, it lists its replacements
@@ -53,8 +53,8 @@ def test_a_copy_of_an_operation_of_a_gradient_is_one():
             tape.watch(x)
             y = tf.tanh(x)
         made = tape.gradient(y, x).op
-        copied_into_graph(made, made.inputs, {})
-        copied_into_graph(y.op, y.op.inputs, {})
+        copy_into_graph(made, made.inputs, {})
+        copy_into_graph(y.op, y.op.inputs, {})
 
     assert types(graph_of(fn)).count("TanhGrad") == 2 and "Tanh" not in types(graph_of(fn))
 
@@ -65,7 +65,7 @@ def test_gradients_of_the_calls_of_a_layer_are_recorded_and_no_others(conditiona
     layer.call = tf.tanh
 
     def fn(x):
-        with replaced_functions(), made.of_calls([layer]), tf.GradientTape() as tape:
+        with replace_functions(), made.of_calls([layer]), tf.GradientTape() as tape:
             tape.watch(x)
             if conditional:
                 y = tf.cond(x[0] > 0, lambda: layer.call(x), lambda: x)

@@ -13,9 +13,9 @@ from keras.src.backend.tensorflow import numpy as backend_numpy
 
 import unisono
 import unisono.trainer  # provides the replacements
-from unisono.compat.patches import ACCUMULATING, ADDED, GPUS, REPLACED, SERVERS, replaced_functions
+from unisono.compat.patches import ACCUMULATING, ADDED, GPUS, REPLACED, SERVERS, replace_functions
 from unisono.compat.tensorflow_private.parameter_servers import save_as_whole_ones
-from unisono.compat.tensorflow_private.strategies import pretending_replicas
+from unisono.compat.tensorflow_private.strategies import pretend_replicas
 from unisono.distribute.keras_distribution import accept_layouts_of_outputs
 from unisono.distribute.step_context import StepContext, step_scope
 
@@ -75,8 +75,8 @@ CIRCUMSTANCES = [(), (ACCUMULATING,), (SERVERS,), (GPUS,), (ACCUMULATING, GPUS, 
 @pytest.mark.parametrize("circumstances", CIRCUMSTANCES, ids="+".join)
 def test_functions_of_a_step_are_replaced_inside_and_the_very_originals_outside(circumstances):
     assert are_originals(now())
-    with replaced_functions():
-        with replaced_functions(*circumstances):
+    with replace_functions():
+        with replace_functions(*circumstances):
             inside = now()
     for each in REPLACED:
         found, original = function_of(inside[each.key]), function_of(ORIGINALS[each.key])
@@ -89,8 +89,8 @@ def test_functions_of_a_step_are_replaced_inside_and_the_very_originals_outside(
 
 def test_last_thread_that_leaves_puts_the_originals_back():
     with contextlib.ExitStack() as mine:
-        mine.enter_context(replaced_functions())
-        with Elsewhere(replaced_functions):
+        mine.enter_context(replace_functions())
+        with Elsewhere(replace_functions):
             mine.close()
             assert not are_originals(now())
     assert are_originals(now())
@@ -101,14 +101,14 @@ def test_wrapper_that_somebody_puts_around_a_replaced_function_stays():
         return arguments
 
     patch = pytest.MonkeyPatch()
-    with replaced_functions(SERVERS):
+    with replace_functions(SERVERS):
         patch.setattr(backend_numpy, "take", mine)
     assert backend_numpy.take is mine
-    with replaced_functions(SERVERS):
+    with replace_functions(SERVERS):
         assert backend_numpy.take.__wrapped__ is mine
     assert backend_numpy.take is mine
     patch.undo()  # restores the state inside the first block: our replacement
-    with replaced_functions(SERVERS):
+    with replace_functions(SERVERS):
         pass
     assert are_originals(now())
 
@@ -223,12 +223,12 @@ def test_number_of_replicas_is_that_of_each_thread_and_the_property_is_the_very_
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     owner = next(c for c in tf.distribute.Strategy.__mro__ if "num_replicas_in_sync" in vars(c))
     original = vars(owner)["num_replicas_in_sync"]
-    with Elsewhere(lambda: pretending_replicas(3)) as first:
+    with Elsewhere(lambda: pretend_replicas(3)) as first:
         assert strategy.num_replicas_in_sync == 1
-        with pretending_replicas(2):
+        with pretend_replicas(2):
             first.leave()
             assert strategy.num_replicas_in_sync == 2
-            with Elsewhere(lambda: pretending_replicas(4)), pretending_replicas(5):
+            with Elsewhere(lambda: pretend_replicas(4)), pretend_replicas(5):
                 assert strategy.num_replicas_in_sync == 5
             assert strategy.num_replicas_in_sync == 2
     assert vars(owner)["num_replicas_in_sync"] is original and strategy.num_replicas_in_sync == 1

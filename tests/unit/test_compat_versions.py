@@ -133,4 +133,4 @@ def test_version_without_a_name_is_rejected_in_one_sentence():
 
 
 def test_installed_versions_have_every_name():
-    assert unisono and versions.missing_attributes() == []
+    assert unisono and versions.find_missing_attributes() == []

@@ -11,7 +11,13 @@ import tensorflow as tf
 
 from unisono.callbacks.backup.files import schema
 from unisono.state import random_state
-from unisono.state.random_state import GLOBAL_GENERATORS, found_generators, reached, set_from_text, text_of
+from unisono.state.random_state import (
+    GLOBAL_GENERATORS,
+    find_generators,
+    find_reached,
+    set_from_text,
+    text_of,
+)
 
 OF_THE_MODULE = np.random.default_rng(1)
 NUMPY, PYTHON = GLOBAL_GENERATORS["numpy.random"], GLOBAL_GENERATORS["random"]
@@ -69,9 +75,9 @@ OWN = np.random.default_rng(2)
     ],
 )
 def test_generators_are_found(root, expected):
-    found = found_generators({"root": root})
+    found = find_generators({"root": root})
     assert {id(each) for each in found.values()} == {id(each) for each in expected}
-    assert list(found) == list(found_generators({"root": root}))
+    assert list(found) == list(find_generators({"root": root}))
     for name, generator in GLOBAL_GENERATORS.items():
         assert (name in found) == (generator in expected)
 
@@ -80,7 +86,7 @@ def test_walk_ends_in_circles_and_passes_over_what_is_large():
     circle = Holder(rng=OWN)
     circle.itself = [circle]
     large = Holder(words=list(range(20_000)), more=circle)
-    assert [leaf for _, leaf in reached({"": large}, (np.random.Generator,))] == [OWN, OF_THE_MODULE]
+    assert [leaf for _, leaf in find_reached({"": large}, (np.random.Generator,))] == [OWN, OF_THE_MODULE]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from tensorflow.python.eager import context
 
 import unisono
-from unisono.compat.tensorflow_graphs.graph_optimizer import optimized_briefly
+from unisono.compat.tensorflow_graphs.graph_optimizer import optimize_briefly
 from unisono.trainer.run.loops import step_function
 
 
@@ -27,13 +27,13 @@ def experimental_options():
 
 def test_one_round_inside_and_everything_as_before_after_it():
     usual = context.context().function_call_options
-    with optimized_briefly():
+    with optimize_briefly():
         assert rewriter().meta_optimizer_iterations == RewriterConfig.ONE
         assert rewriter().memory_optimization == RewriterConfig.NO_MEM_OPT
         assert rewriter().disable_tfg_optimizer
         inside = context.context().function_call_options
     assert context.context().function_call_options is usual
-    with pytest.raises(ValueError), optimized_briefly():
+    with pytest.raises(ValueError), optimize_briefly():
         # otherwise a graph would be optimized at each call
         assert context.context().function_call_options is inside
         raise ValueError
@@ -42,7 +42,7 @@ def test_one_round_inside_and_everything_as_before_after_it():
 
 def test_what_the_user_has_set_stays(experimental_options):
     experimental_options({"layout_optimizer": True, "constant_folding": False})
-    with optimized_briefly():
+    with optimize_briefly():
         assert rewriter().layout_optimizer == RewriterConfig.ON
         assert rewriter().constant_folding == RewriterConfig.OFF
         experimental_options({"constant_folding": True})
@@ -52,8 +52,8 @@ def test_what_the_user_has_set_stays(experimental_options):
 def test_large_models_alone_are_optimized_briefly(monkeypatch):
     rounds = []
 
-    inner = step_function.optimized_briefly
-    monkeypatch.setattr(step_function, "optimized_briefly", lambda: rounds.append(1) or inner())
+    inner = step_function.optimize_briefly
+    monkeypatch.setattr(step_function, "optimize_briefly", lambda: rounds.append(1) or inner())
     for layers, briefly in ((2, False), (60, True)):
         rounds.clear()
         model = unisono.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(layers))])

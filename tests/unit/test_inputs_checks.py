@@ -21,7 +21,7 @@ def test_dataset_that_turns_out_empty_is_rejected():
     chunk = source.take(3)
     assert chunk.batch(0) is None
     with pytest.raises(ValueError, match="gave no batch"):
-        source.drawn(0)
+        source.note_drawn(0)
 
 
 def chunks_of(source):
@@ -154,11 +154,11 @@ def test_error_that_keras_replaced_is_found():
         first = functional.first_error(error)
         assert "Arguments received by" in str(error) and "Arguments received by" not in str(first)
         assert "incompatible with the layer" in str(first)
-        assert functional.rejected_shapes(error) == [[4]]
+        assert functional.find_rejected_shapes(error) == [[4]]
     else:
         raise AssertionError("Keras took an input of another shape")
     plain = TypeError("plain")
-    assert functional.first_error(plain) is plain and functional.rejected_shapes(plain) == []
+    assert functional.first_error(plain) is plain and functional.find_rejected_shapes(plain) == []
 
 
 def test_lists_of_numbers_in_a_batch_of_python_code_are_one_array_each():

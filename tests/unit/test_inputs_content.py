@@ -12,7 +12,7 @@ import resumed_inputs
 import tensorflow as tf
 from helpers import in_threads, next_batch
 
-from unisono.compat.tensorflow_private.dataset_graph import held_data, pipeline_checksum
+from unisono.compat.tensorflow_private.dataset_graph import find_held_data, pipeline_checksum
 from unisono.state.identity import data as content
 from unisono.state.identity.settings import text_of_value
 from unisono.trainer.inputs import make_source
@@ -210,7 +210,7 @@ def test_pipeline_is_known_in_a_process_that_has_made_other_functions(kind):
     """Names and numbers that TensorFlow assigns to functions and caches do not matter."""
 
     def checksums(n):
-        held = content.checksum(held_data(NUMBERED[kind](n)))
+        held = content.checksum(find_held_data(NUMBERED[kind](n)))
         return pipeline_checksum(NUMBERED[kind](n), text_of_value), held
 
     known = checksums(1)

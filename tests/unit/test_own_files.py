@@ -14,7 +14,7 @@ import unisono
 from unisono import callbacks
 from unisono.callbacks import SaveError, safe_file
 from unisono.callbacks.backup.files.owner import OWNER_FILE
-from unisono.callbacks.monitoring.profiler import _unused
+from unisono.callbacks.monitoring.profiler import _find_unused_path
 from unisono.commands import main
 
 X, Y = np.ones((4, 1), "float32"), np.ones((4, 1), "float32")
@@ -152,7 +152,7 @@ def test_cleaning_up_backups_leaves_other_files_of_such_names(tmp_path, model):
 def test_profiles_of_one_second_have_different_names(tmp_path):
     names = []
     for _ in range(3):
-        path = _unused(tmp_path / "worker-0.xplane.pb")
+        path = _find_unused_path(tmp_path / "worker-0.xplane.pb")
         path.touch()
         names.append(path.name)
     assert names == ["worker-0.xplane.pb", "2-worker-0.xplane.pb", "3-worker-0.xplane.pb"]

@@ -84,7 +84,7 @@ def test_results_of_workers_come_at_an_even_pace():
     now = iter([0.0, 9.0, 9.0, 9.01, 9.02, 9.04, 9.04 + 0.2])
     length, steps = CallLength(None, workers=2, clock=lambda: next(now)), []
     for _ in range(6):
-        length.done(length.of_worker(None))
+        length.note_call(length.of_worker(None))
         steps.append(length.of_worker(None))
     assert steps == [1, 1, 2, 4, 8, 2], "the first two have compiled; then each may double, and one came late"
     assert length.step == 1 + 1 + 1 + 2 + 4 + 8 and length.last_batch(8) == length.step - 1
@@ -100,7 +100,7 @@ def test_gradient_of_split_variable_is_concatenated_and_cut_again(sparse):
         ]
     else:
         parts = [tf.constant([[2.0, 2], [0, 0], [1, 1]]), tf.constant([[0.0, 0], [3, 3]])]
-    joined = parameter_server_shards._concatenated(parts, shards)
+    joined = parameter_server_shards._concatenate_gradients(parts, shards)
     whole = tf.convert_to_tensor(joined).numpy()
     assert whole[:, 0].tolist() == [2, 0, 1, 0, 3]
     second = replica_rule._rows_of(joined, 3, 2)

@@ -9,13 +9,13 @@ import pytest
 from unisono.distribute.pipeline.partition import balance, stage_costs
 from unisono.distribute.pipeline.schedule import (
     SCHEDULES,
+    find_needed,
+    find_rematerialized,
     forward_only,
     ideal_speedup,
-    needed_by,
     peak_activations,
-    rematerialized,
     simulate,
-    timed,
+    time_jobs,
 )
 from unisono.distribute.pipeline.timeline import Timeline
 
@@ -30,7 +30,7 @@ def test_schedule_runs_every_job_once_and_after_what_it_needs():
         assert len({(job.start, job.stage) for job in jobs}) == len(jobs), "a stage runs one job at a time"
         start = {(job.stage, job.micro_batch, job.kind): job.start for job in jobs}
         for job in jobs:
-            for need in needed_by(job.stage, job.micro_batch, job.kind, stages):
+            for need in find_needed(job.stage, job.micro_batch, job.kind, stages):
                 assert start[need] < job.start
 
 
@@ -69,7 +69,7 @@ def test_forward_only_takes_m_plus_k_minus_1_passes():
 
 def test_timed_orders_that_wait_for_each_other_are_rejected():
     with pytest.raises(ValueError, match="must not wait"):
-        timed([[("backward", 0), ("forward", 0)]])
+        time_jobs([[("backward", 0), ("forward", 0)]])
 
 
 def _best_by_trying(costs, stages):
@@ -172,7 +172,7 @@ def test_simulate_every_job_waits_for_what_it_needs_and_a_stage_does_one_at_a_ti
         spans = {(s.stage, s.micro_batch, s.kind): s for s in result.spans}
         assert len(spans) == 2 * stages * micro_batches
         for (stage, micro_batch, kind), span in spans.items():
-            for need in needed_by(stage, micro_batch, kind, stages):
+            for need in find_needed(stage, micro_batch, kind, stages):
                 sent = 0.0 if need[0] == stage else transfer[min(need[0], stage)]
                 assert span.start >= spans[need].stop + sent - 1e-9
         for stage in range(stages):
@@ -194,7 +194,7 @@ def test_simulate_rematerialize_runs_the_forward_pass_again_unless_it_has_just_r
     assert kept.duration == 12.0
     again = simulate([1.0], [2.0], micro_batches=4, schedule="gpipe", rematerialize=True)
     assert again.duration == 16.0
-    assert rematerialized(SCHEDULES["1f1b"](2, 2)) == {(0, 0), (0, 1)}
+    assert find_rematerialized(SCHEDULES["1f1b"](2, 2)) == {(0, 0), (0, 1)}
 
 
 def test_simulate_wrong_arguments_are_rejected():

@@ -168,12 +168,12 @@ def test_silence_for_the_timeout_loses_a_process_and_ends_what_waits_for_it(talk
             clock.now += 7.5
             check(False)
         talks.set()
-        assert watch.lost() == {}, "an answer resets the timeout"
+        assert watch.find_lost() == {}, "an answer resets the timeout"
         clock.now += 0.5
         check(False)
         assert waiting.recv(1) == b"", "as if the process had died"
         talks.set()
-        assert watch.lost()[3].startswith("has not answered for 8 s (UNISONO_TIMEOUT): it hangs")
+        assert watch.find_lost()[3].startswith("has not answered for 8 s (UNISONO_TIMEOUT): it hangs")
         assert (address, 2.0) in asked
 
 
@@ -191,6 +191,6 @@ def test_watch_asks_again_and_again_until_it_is_stopped(monkeypatch):
 def test_a_process_that_is_gone_is_lost_at_once():
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    assert ServerWatch({1: address}, timeout=60.0).lost() == {
+    assert ServerWatch({1: address}, timeout=60.0).find_lost() == {
         1: "does not answer: it has died, or its machine is gone"
     }

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import unisono
-from unisono.distribute.arguments import shown
+from unisono.distribute.arguments import show
 
 
 def test_values_are_shown_as_a_person_reads_them():
@@ -33,7 +33,7 @@ def test_values_are_shown_as_a_person_reads_them():
         "MeanSquaredError": (keras.losses.MeanSquaredError(),),
     }
     for text, values in seen.items():
-        assert [shown(value) for value in values] == [text] * len(values)
+        assert [show(value) for value in values] == [text] * len(values)
 
 
 def print_nothing():

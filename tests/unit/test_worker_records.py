@@ -103,7 +103,7 @@ def run(tmp_path, body):
 RAISES = """
     def load():
         raise ValueError("my own mistake")
-    with records.reporting_position(lambda: "epoch 1, step 5"):
+    with records.report_position(lambda: "epoch 1, step 5"):
         load()
 """
 HOOK = """
@@ -150,7 +150,7 @@ def test_record_lives_while_the_program_hangs_and_says_where(tmp_path, monkeypat
     mine._folder = tmp_path
     mine.at_collective(5)
     clock.now = 7.0
-    with mine.reporting_position(lambda: "epoch 2, step 9"):
+    with mine.report_position(lambda: "epoch 2, step 9"):
         mine.update()
     mine.update()
     found = records.read(tmp_path, os.getpid())

@@ -25,7 +25,7 @@ def unpack(batch: Any) -> tuple[Any, Any, Any]:
     return keras.utils.unpack_x_y_sample_weight(batch) if is_standard(batch) else (batch, None, None)
 
 
-def named_parts(batch: Any) -> list[tuple[str, Any]]:
+def name_parts(batch: Any) -> list[tuple[str, Any]]:
     """The parts of a batch with their names in messages: x, y, sample_weight, or data[0], data[1], ..."""
     if not isinstance(batch, tuple):
         return [("x", batch)]
@@ -34,7 +34,7 @@ def named_parts(batch: Any) -> list[tuple[str, Any]]:
     return [(f"data[{index}]", part) for index, part in enumerate(batch)]
 
 
-def named_leaves(name: str, structure: Any) -> list[tuple[str, Any]]:
+def name_leaves(name: str, structure: Any) -> list[tuple[str, Any]]:
     """The leaves of a nest with their paths: `x['image']`, `y[0]`."""
     if isinstance(structure, dict):
         items = [(f"{name}[{key!r}]", part) for key, part in structure.items()]
@@ -42,15 +42,15 @@ def named_leaves(name: str, structure: Any) -> list[tuple[str, Any]]:
         items = [(f"{name}[{index}]", part) for index, part in enumerate(structure)]
     else:
         return [(name, structure)]
-    return [leaf for path, part in items for leaf in named_leaves(path, part)]
+    return [leaf for path, part in items for leaf in name_leaves(path, part)]
 
 
 def all_leaves(batch: Any) -> list[tuple[str, Any]]:
     """The leaves of a batch (or of its spec) with their paths."""
-    return [leaf for name, part in named_parts(batch) for leaf in named_leaves(name, part)]
+    return [leaf for name, part in name_parts(batch) for leaf in name_leaves(name, part)]
 
 
-def named_arrays(batch: Any) -> list[tuple[str, Any]]:
+def name_arrays(batch: Any) -> list[tuple[str, Any]]:
     """The arrays of a batch (or of its spec) that have samples, with their paths."""
     return [(path, leaf) for path, leaf in all_leaves(batch) if leaf is not None and not is_scalar(leaf)]
 
@@ -184,7 +184,7 @@ def _concat_leaves(*leaves: Any) -> Any:
 
 def sample_counts(structure: Any) -> list[Any]:
     """The number of samples of every array of a batch: ints where known while tracing, else int32 scalar tensors."""
-    return [sample_count(leaf) for _, leaf in named_arrays(structure)]
+    return [sample_count(leaf) for _, leaf in name_arrays(structure)]
 
 
 def unit_count(structure: Any) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...distribute.arguments import shown
-from .batch import all_leaves, is_extension, named_arrays, named_leaves, sample_count, unpack
+from ...distribute.arguments import show
+from .batch import all_leaves, is_extension, name_arrays, name_leaves, sample_count, unpack
 
 
 def same_samples(arrays: Any, sharing: Sharing | None = None) -> int:
@@ -59,7 +59,7 @@ class Sharing:
         """Whether the arrays of a batch (or its spec) may have these numbers of samples, by their paths."""
         if self.custom_step:
             return True
-        x = {name for name, _ in named_leaves("x", unpack(batch)[0])}
+        x = {name for name, _ in name_leaves("x", unpack(batch)[0])}
         return self.replicas == 1 and len({size for name, size in sizes if name in x}) > 1
 
 
@@ -78,7 +78,7 @@ def check_samples(batch: Any, replicas: int, inputs_alone: bool = False) -> list
         inputs_alone: whether targets and weights are ignored.
     """
     x, *others = unpack(batch)
-    inputs, targets = named_arrays((x,)), [] if inputs_alone else named_arrays((None, *others))
+    inputs, targets = name_arrays((x,)), [] if inputs_alone else name_arrays((None, *others))
     if not inputs:
         return []
     one_for_each = "`{}` must have as many samples as `{}`: give one for each sample of the inputs. Received"
@@ -101,7 +101,7 @@ def check_equal_samples(batch: Any) -> list[Any]:
         "`{}` must have as many samples as `{}`, because each worker reads its own: give every worker the whole "
         "batches, for instance as a tf.data.Dataset. Received"
     )
-    return _check_equal(named_arrays(batch), sentence)
+    return _check_equal(name_arrays(batch), sentence)
 
 
 def check_combined_samples(arrays: list[tuple[str, Any]]) -> list[Any]:
@@ -133,7 +133,7 @@ def _check(fits: Any, sentence: str, path: str, other: str, given: Any, expected
 
 
 @contextlib.contextmanager
-def named(argument: str = "", **names: str) -> Iterator[None]:
+def name_arguments(argument: str = "", **names: str) -> Iterator[None]:
     """Errors of the block name the user's arguments: after the prefix `argument`, with `names` replaced in the message."""
     try:
         yield
@@ -163,7 +163,7 @@ def alone(kind: str, y: Any = None, sample_weight: Any = None, **batch_size: int
             )
 
 
-def batched(element_spec: Any, parts: int, sharing: Sharing) -> None:
+def check_batched(element_spec: Any, parts: int, sharing: Sharing) -> None:
     """Rejects a dataset of single samples, and one whose arrays cannot have valid numbers of samples, by its spec.
 
     `parts` elements make one batch. A scalar next to arrays with an open number of samples is a value of the whole batch.
@@ -175,12 +175,12 @@ def batched(element_spec: Any, parts: int, sharing: Sharing) -> None:
     if len(sizes) < len(ranked) and (len(known) == len(sizes) or parts > 1):
         raise ValueError(
             "x is a dataset of single samples; batch it first: dataset.batch(global_batch_size). "
-            f"Received elements: {shown(element_spec)}"
+            f"Received elements: {show(element_spec)}"
         )
     if len({size for _, size in known}) > 1 and not sharing.allows(element_spec, known):
         raise ValueError(
             "The arrays of the dataset's elements have different numbers of samples "
             f"({sorted({size for _, size in known})}); if the elements are single samples, batch them first: "
             "dataset.batch(global_batch_size); else use them in a custom `train_step`. "
-            f"Received elements: {shown(element_spec)}"
+            f"Received elements: {show(element_spec)}"
         )

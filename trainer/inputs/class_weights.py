@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from ...distribute.arguments import number, shown
+from ...distribute.arguments import number, show
 from .batch import is_standard, unpack
 from .sources.readers import map_optional
 
@@ -24,7 +24,7 @@ def class_weights(value: Any) -> ClassWeights | None:
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise TypeError(f"class_weight ({shown(value)}) must be a dict such as {{0: 1.0, 1: 2.5}}.")
+        raise TypeError(f"class_weight ({show(value)}) must be a dict such as {{0: 1.0, 1: 2.5}}.")
     pairs = []
     for key, weight in value.items():
         if isinstance(key, bool) or not isinstance(key, numbers.Real) or float(key) % 1 != 0:
@@ -53,7 +53,7 @@ def check_class_weight(batch: Any, given: Any) -> None:
         raise ValueError(f"class_weight ({given}) {problem}")
 
 
-def weighted_spec(spec: Any) -> Any:
+def weight_spec(spec: Any) -> Any:
     """The spec of a batch `(x, y)` with the weights of its samples' classes."""
     x, y, _ = unpack(spec)
     shape = y.shape
@@ -74,7 +74,7 @@ class WeightedReader:
         """The whole batch, or an Optional of it where the input is open-ended."""
         batch = self.reader(inputs, i)
         if self.open_ended:
-            return map_optional(self._weigh, batch, weighted_spec(batch.element_spec))
+            return map_optional(self._weigh, batch, weight_spec(batch.element_spec))
         return self._weigh(batch)
 
     def read(self, *place: Any) -> Any:

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...distribute.arguments import shown
-from .batch import named_leaves
+from ...distribute.arguments import show
+from .batch import name_leaves
 from .sparse import sparse_rows
 from .values import check_values
 
@@ -50,9 +50,9 @@ def host_arrays(name: str, structure: Any, complaint: str) -> Any:
     except ValueError as error:  # NumPy's, for irregular lists
         raise ValueError(
             f"`{name}` has lists of different lengths, which are not an array: give a tf.RaggedTensor "
-            f"(tf.ragged.constant), or pad them to one length. Received: {shown(structure)}"
+            f"(tf.ragged.constant), or pad them to one length. Received: {show(structure)}"
         ) from error
-    for place, leaf in named_leaves(name, structure):
+    for place, leaf in name_leaves(name, structure):
         if not is_array(leaf):
             raise TypeError(complaint.format(place=place, kind=type(leaf).__name__))
     return tf.nest.map_structure(as_host_array, structure)
@@ -72,7 +72,7 @@ def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     if y is None or sample_weight is None:
         return x, y, None
     if not tf.nest.flatten(sample_weight):
-        raise ValueError(f"`sample_weight` must have at least one array. Received: {shown(sample_weight)}")
+        raise ValueError(f"`sample_weight` must have at least one array. Received: {show(sample_weight)}")
     check_values(sample_weight)
     if tf.nest.is_nested(y) and not tf.nest.is_nested(sample_weight):  # one array counts for every output
         sample_weight = tf.nest.map_structure(lambda _: sample_weight, y)
@@ -88,7 +88,7 @@ def is_array(leaf: Any) -> bool:
         or isinstance(leaf, np.ndarray | tf.Tensor | tf.Variable | tf.experimental.ExtensionType)
         or tf.is_tensor(leaf)
         or _is_scipy_sparse(leaf)
-        or _defined_in(leaf, "jax.experimental.sparse")
+        or _is_defined_in(leaf, "jax.experimental.sparse")
         or hasattr(leaf, "__array__")
     )
 
@@ -107,19 +107,19 @@ def as_host_array(leaf: Any) -> Any:
         return leaf
     if _is_scipy_sparse(leaf):
         return _from_scipy(leaf)
-    if _defined_in(leaf, "jax.experimental.sparse"):
+    if _is_defined_in(leaf, "jax.experimental.sparse"):
         return tf.sparse.reorder(tf.SparseTensor(np.asarray(leaf.indices), np.asarray(leaf.data), leaf.shape))
-    if _defined_in(leaf, "torch"):
+    if _is_defined_in(leaf, "torch"):
         leaf = leaf.detach().cpu()
         leaf = leaf.float() if str(leaf.dtype) == "torch.bfloat16" else leaf
     elif _is_pandas(leaf, "Series"):
         leaf = leaf.to_numpy()[:, None]
     elif _is_pandas(leaf, "DataFrame"):
         leaf = leaf.to_numpy()
-    return _checked_numpy(leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf))
+    return _check_numpy(leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf))
 
 
-def _checked_numpy(array: np.ndarray) -> Any:
+def _check_numpy(array: np.ndarray) -> Any:
     if array.dtype.kind in "US":
         return tf.constant(array)
     if array.dtype == object:
@@ -164,7 +164,7 @@ def _is_pandas(leaf: Any, name: str) -> bool:
     return pandas is not None and isinstance(leaf, getattr(pandas, name))
 
 
-def _defined_in(leaf: Any, package: str) -> bool:
+def _is_defined_in(leaf: Any, package: str) -> bool:
     return any(f"{kind.__module__}.".startswith(f"{package}.") for kind in type(leaf).__mro__)
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from ...compat.tensorflow_graphs.graphs import operations_are_deterministic
 from ...compat.tensorflow_private.pipelines import Transformation, in_any_order, transformations
 from ...state import random_state
-from ...state.random_state import GLOBAL_GENERATORS, found_generators, set_from_text, text_of
+from ...state.random_state import GLOBAL_GENERATORS, find_generators, set_from_text, text_of
 
 _ADVICE = "a resumed run cannot be exact; "
 
@@ -26,7 +26,7 @@ class RecordedCalls:
     """
 
     def __init__(self, given: Any) -> None:
-        self._generators = {**found_generators({"its": given}), **GLOBAL_GENERATORS}
+        self._generators = {**find_generators({"its": given}), **GLOBAL_GENERATORS}
         self._before: list[dict[str, str]] = []
 
     def __len__(self) -> int:
@@ -44,11 +44,11 @@ class RecordedCalls:
         return result
 
     def state(self) -> str:
-        """All calls, for `saved_calls`."""
+        """All calls, for `read_saved_calls`."""
         return json.dumps(self._before)
 
 
-def saved_calls(state: dict[str, Any]) -> list[dict[str, str]] | None:
+def read_saved_calls(state: dict[str, Any]) -> list[dict[str, str]] | None:
     """The calls in the position of a source; None in positions of the first versions."""
     return json.loads(state["calls"]) if "calls" in state else None
 
@@ -57,13 +57,13 @@ def saved_calls(state: dict[str, Any]) -> list[dict[str, str]] | None:
 def notes_drawn_numbers(given: Any) -> Iterator[list[str]]:
     """A list that afterwards holds the generators from which the body has drawn: global ones and those of `given`."""
     found: list[str] = []
-    held = found_generators({"its": given})
+    held = find_generators({"its": given})
     before = _states(held)
     yield found
     found += [name for name, state in _states(held).items() if state != before.get(name)]
 
 
-def drawn_ahead(kind: str, drawn_from: list[str]) -> str | None:
+def explain_drawn_ahead(kind: str, drawn_from: list[str]) -> str | None:
     """Why an input of this kind cannot be resumed exactly; None where its batches draw from no generator."""
     if not drawn_from:
         return None
@@ -102,7 +102,7 @@ class PipelineState:
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
         steps = list(transformations(dataset))
-        self._generators = found_generators(_python(steps))
+        self._generators = find_generators(_python(steps))
         variables = {id(v): v for step in steps if step.keeps_state for v in step.variables}
         self._variables = list(variables.values())
         keeps_state = any(step.keeps_state for step in steps) or bool(self._generators)
@@ -142,7 +142,7 @@ class PipelineState:
 def draws_numbers(dataset: tf.data.Dataset) -> bool:
     """Whether functions of a pipeline, also those of Python, draw random numbers."""
     steps = list(transformations(dataset))
-    return any(step.draws or step.keeps_state for step in steps) or bool(found_generators(_python(steps)))
+    return any(step.draws or step.keeps_state for step in steps) or bool(find_generators(_python(steps)))
 
 
 def _python(steps: list[Transformation]) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _why_inexact(dataset: tf.data.Dataset, steps: list[Transformation]) -> str |
     """A sentence, for the start of a fit."""
     if not operations_are_deterministic():
         for step in steps:
-            generators = found_generators(_python([step]))
+            generators = find_generators(_python([step]))
             if step.in_parallel and (step.keeps_state or step.draws or generators):
                 what = (
                     " and ".join(generators) if generators else "random operations, a generator or a variable"

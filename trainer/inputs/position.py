@@ -63,7 +63,7 @@ class Position:
         """Whether the pass has no further batch."""
         return self.ended or (self._batches is not None and self.taken >= self._batches)
 
-    def left(self, most: int) -> int:
+    def count_left(self, most: int) -> int:
         """How many of the next `most` steps are in this epoch, as far as that is known."""
         if self.is_over():
             return 0

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.tensorflow_private.dataset_graph import (
-    held_data,
+    find_held_data,
     numbers_of,
     pipeline_checksum,
     read_dataset,
@@ -18,7 +18,7 @@ from ...compat.tensorflow_private.pipelines import in_any_order, transformations
 from ...distribute.workers.agreement import exchange, gather_json, place_among_workers, spans_workers
 from ...state.identity.data import checksum
 from ...state.identity.settings import text_of_value
-from ...state.random_state import reached
+from ...state.random_state import find_reached
 from .sources.source import Source
 
 _FLOAT = 2**52  # integers below it are exact in float64
@@ -55,7 +55,7 @@ def check_same_input(x: Any, strategy: tf.distribute.Strategy, kind: str = "tf.d
     if not callable(x):  # a function of `tf.distribute.InputContext`
         _check_not_split(x, dataset)
     distributed = dataset is not None and dataset is not x
-    known = [[], [], None] if dataset is None else _known_of_pipeline(dataset, distributed, strategy)
+    known = [[], [], None] if dataset is None else _identify_pipeline(dataset, distributed, strategy)
     everyone = gather_json([kind, *known], strategy)
     other = next((number for number, each in enumerate(everyone) if each != everyone[0]), None)
     if other is None:
@@ -93,7 +93,7 @@ def _check_not_split(x: Any, dataset: tf.data.Dataset | None) -> None:
         ray: Any = sys.modules.get("ray.data")
         steps = [] if dataset is None else transformations(dataset)
         held = {"x": x if dataset is None else [function for step in steps for function in step.python]}
-        shards = [shard for _, shard in reached(held, (ray.DataIterator,))] if ray is not None else []
+        shards = [shard for _, shard in find_reached(held, (ray.DataIterator,))] if ray is not None else []
         if all(getattr(shard, "world_size", lambda: 1)() == 1 for shard in shards):
             return
         source = "reads a shard of a Ray dataset"
@@ -141,7 +141,7 @@ def check_same_data(source: Source, strategy: tf.distribute.Strategy, steps: int
     )
 
 
-def _known_of_pipeline(
+def _identify_pipeline(
     dataset: tf.data.Dataset, distributed: bool, strategy: tf.distribute.Strategy
 ) -> list[Any]:
     """The shards, the seeds and a checksum of a pipeline."""
@@ -150,7 +150,7 @@ def _known_of_pipeline(
     return [
         [each for each in numbers_of(dataset, "_num_shards", "_index") if each[0] != 1],
         [sum(each) or place_among_workers(strategy)[0] for each in seeds],
-        pipeline_checksum(dataset, text_of_value) or checksum(held_data(dataset)),
+        pipeline_checksum(dataset, text_of_value) or checksum(find_held_data(dataset)),
     ]
 
 

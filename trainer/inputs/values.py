@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from .batch import is_memory_mapped, named_leaves, unpack
+from .batch import is_memory_mapped, name_leaves, unpack
 
 _FAILED = re.compile(r"assertion failed: \[(`.+?\.)\] \[([^\]]+)\] \[([^\]]+)\]")
 _VALUE = "<value>"  # in a sentence, the place of the value
@@ -72,7 +72,7 @@ def assert_values(batch: Any, rules: tuple[LabelRule, ...]) -> list[Any]:
 
 def _judge(sample_weight: Any, y: Any, rules: tuple[LabelRule, ...]) -> Iterator[tuple[Any, str, Any, Any]]:
     """Whether each array of weights and labels is valid; else the sentence, and the smallest and largest invalid value."""
-    for place, weights in named_leaves("sample_weight", sample_weight):
+    for place, weights in name_leaves("sample_weight", sample_weight):
         if _is_dense(weights) and tf.as_dtype(weights.dtype).is_floating:
             finite = tf.math.is_finite(weights)
             bad = tf.reduce_sum(tf.where(finite, tf.zeros_like(weights), weights))  # NaN or infinity

@@ -40,13 +40,13 @@ class ParameterServerRunner(Runner):
             yield schedule
 
     @contextlib.contextmanager
-    def watching(self, model: TrainedModel) -> Iterator[None]:
+    def watch(self, model: TrainedModel) -> Iterator[None]:
         """Names the lost or hanging parameter server when the block fails because of it.
 
         At its end the workers free their inputs, unless the block is part of a running `fit`.
         """
         pool = pool_of(model.distribute_strategy)
-        with pool.watching():
+        with pool.watch():
             try:
                 yield
             except ParameterServerError:

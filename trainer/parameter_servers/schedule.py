@@ -65,7 +65,7 @@ class Schedule:
         return self._ready.popleft() if self._ready else None
 
     def _end(self, steps: int) -> None:
-        self._source.drawn(steps)
+        self._source.note_drawn(steps)
         self._ended = self._source.position.is_over()
 
     def _next(self) -> CompiledCall | None:

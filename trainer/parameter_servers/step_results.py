@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from ...compat.keras_private.optimizers import call_count
 from ...compat.keras_private.variables import raw_value
-from ...compat.shared_change import shared_attributes
-from ...compat.tensorflow_graphs.graphs import graph_function, made_in_this_graph
+from ...compat.shared_change import share_attributes
+from ...compat.tensorflow_graphs.graphs import enter_this_graph, graph_function
 from ...distribute.step_context import StepContext, step_scope
 from ...state.trained_model import TrainedModel
-from ..checks import checked_logs
+from ..checks import check_logs
 from ..step.collected_writes import CollectedWrites
 from ..step.global_metrics import as_tensors, leaf_metrics
 
@@ -88,7 +88,7 @@ def worker_step(
     with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
         with step_scope(step), ReadOnce(alone, layout.variables, model.non_trainable_variables) as writes:
             step.writes = writes
-            logs = checked_logs(step_fn(batch), getattr(step_fn, "__name__", "train_step"), text=False)
+            logs = check_logs(step_fn(batch), getattr(step_fn, "__name__", "train_step"), text=False)
         result = layout.of_step(writes, logs, tf.constant(True) if step.applied is None else step.applied)
         writes.forget(layout.variables)
         writes.make(step)
@@ -115,7 +115,7 @@ class ReadOnce(CollectedWrites):
         super().__init__()
         self._alone, self._finds_metrics = alone, metrics is None
         self._state = None if state is None else set(map(id, state))
-        self._in_graph_of_step = made_in_this_graph()
+        self._in_graph_of_step = enter_this_graph()
         # The values from which the step's changes count, by the ids of the variables.
         self._before = {id(v): tf.zeros(v.shape, v.dtype) for v in metrics or ()}
         self._sums = set(self._before)
@@ -145,7 +145,7 @@ class ReadOnce(CollectedWrites):
 
 
 @contextlib.contextmanager
-def noted_results(metrics: list[Any]) -> Iterator[list[tuple[Any, Any]]]:
+def note_results(metrics: list[Any]) -> Iterator[list[tuple[Any, Any]]]:
     """A list that gets a pair (result of `metric.result()`, metric) at each call."""
     noted: list[tuple[Any, Any]] = []
 
@@ -157,7 +157,7 @@ def noted_results(metrics: list[Any]) -> Iterator[list[tuple[Any, Any]]]:
         return call
 
     makers = [(metric, functools.partial(noting, metric)) for metric in leaf_metrics(metrics)]
-    with shared_attributes("result", makers):
+    with share_attributes("result", makers):
         yield noted
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.graphs import graph_function
-from ...compat.tensorflow_private.parameter_servers import scheduling
+from ...compat.tensorflow_private.parameter_servers import mark_scheduled
 from ...distribute.parameter_servers.strategy import pool_of
 from ...distribute.step_context import StepContext, step_scope
 from ...state.trained_model import TrainedModel
@@ -96,9 +96,9 @@ class WorkerFunction:
         """Frees the memory of all workers."""
         self._held.clear()
 
-    def _traced(self, function: Callable[..., Any], *signature: Any) -> Any:
+    def _trace(self, function: Callable[..., Any], *signature: Any) -> Any:
         """The concrete function: a `tf.function` would be retraced on each worker."""
-        with self._strategy.scope(), scheduling(self._strategy):
+        with self._strategy.scope(), mark_scheduled(self._strategy):
             return graph_function(function).get_concrete_function(*signature)
 
     @contextlib.contextmanager
@@ -186,7 +186,7 @@ class WorkerPrediction(WorkerFunction):
                 with step_scope(StepContext(0, 1, total, total)), CollectedWrites():
                     return self._model.predict_step(batch)
 
-        return self._traced(run, chunk.signature, tf.TensorSpec([], tf.int32))
+        return self._trace(run, chunk.signature, tf.TensorSpec([], tf.int32))
 
     def run(self, worker: int, piece: Piece) -> list[Any]:
         """The outputs of each batch, on the host. Context: host, in the thread of a worker."""

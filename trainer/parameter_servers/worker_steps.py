@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.graphs import effects, scratch_graph
-from ...compat.tensorflow_private.parameter_servers import scheduling
+from ...compat.tensorflow_private.parameter_servers import mark_scheduled
 from ...distribute.parameter_servers.updates import FIRST_SERVER
 from ...distribute.step_context import StepContext, WeightTotals
 from ...state.trained_model import TrainedModel
@@ -20,7 +20,7 @@ from .step_results import (
     ResultLayout,
     Totals,
     UpdateCount,
-    noted_results,
+    note_results,
     result_function,
     worker_step,
 )
@@ -116,7 +116,7 @@ class WorkerSteps(WorkerFunction):
                 return ledger.read(steps)
 
         at, count = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int32)
-        return self._traced(run, chunk.signature, count, at, count)
+        return self._trace(run, chunk.signature, count, at, count)
 
     def _step_logs(self, chunk: Chunk) -> CustomLogs | None:
         """The logs of a custom step; None: the results of the metrics."""
@@ -126,14 +126,14 @@ class WorkerSteps(WorkerFunction):
         results: dict[str, Any] = {}
 
         def probe(inputs: Any) -> Any:
-            with noted_results(model.metrics) as noted:
+            with note_results(model.metrics) as noted:
                 _, logs = self._step(ResultLayout(model), chunk, inputs, tf.constant(0), tf.constant(0))
             for result, metric in noted:
                 results.update({name: metric for name, value in (logs or {}).items() if value is result})
             return logs
 
-        logs = self._traced(probe, chunk.signature).structured_outputs or {}
-        with self._strategy.scope(), scheduling(self._strategy), scratch_graph():
+        logs = self._trace(probe, chunk.signature).structured_outputs or {}
+        with self._strategy.scope(), mark_scheduled(self._strategy), scratch_graph():
             carried = set(model.get_metrics_result())
         if not logs or set(logs) == carried:
             return None

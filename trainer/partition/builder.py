@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.made_operations import stands_for
-from ...compat.tensorflow_graphs.one_device import called_graph, inner_graph, subgraphs
+from ...compat.tensorflow_graphs.one_device import find_called_graph, inner_graph, subgraphs
 from . import control_flow
 from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, are_together, is_sharded, is_stored
-from .operation_labels import READS, Ruling, has_effects, labels_of, settled
+from .operation_labels import READS, Ruling, has_effects, labels_of, settle_label
 from .program import (
     BRANCHES,
     LOOPS,
@@ -25,7 +25,7 @@ from .program import (
     has_parts,
 )
 from .rules import View
-from .rules.lists import listed
+from .rules.lists import describe_list
 from .rules.rewritten import rewritten
 from .sizes.extents import find_shapes
 from .sizes.intervals import ANY, find_interval
@@ -58,7 +58,7 @@ class Builder(Values):
                     visit(tensor.op)
             self._operation(op, known)
 
-        needed = needed_operations(graph)
+        needed = find_needed_operations(graph)
         for op in graph.get_operations():
             if op.name in needed:
                 visit(op)
@@ -69,7 +69,7 @@ class Builder(Values):
             return
         call, inputs = stands_for(op, APPLY), [known[tensor.name] for tensor in op.inputs]
         if call is None and op.type not in CALLS:
-            inputs = [self.gathered(number, op) for number in inputs]
+            inputs = [self.gather(number, op) for number in inputs]
         if call is not None:
             self._apply(op, inputs, call)
             outputs = inputs
@@ -77,16 +77,16 @@ class Builder(Values):
             graph = inner_graph(op, "f")
             if graph is None:
                 raise NotPartitioned(f"the function that {op.name} calls has no graph")
-            outputs = self._inlined(op, graph, inputs)
-        elif (graph := called_graph(op)) is not None:
-            outputs = self._inlined(op, graph, inputs)
+            outputs = self._inline(op, graph, inputs)
+        elif (graph := find_called_graph(op)) is not None:
+            outputs = self._inline(op, graph, inputs)
         elif op.type in (*LOOPS, *BRANCHES, *CALLS):
             work = control_flow.loop if op.type in LOOPS else control_flow.branch
             work = control_flow.call if op.type in CALLS else work
             outputs = control_flow.without_collectives(self, op, inputs, work)
         else:
-            outputs = self._unchanged(op, inputs) or self._rewritten(op, inputs)
-            outputs = outputs or self._ruled(op, inputs, known)
+            outputs = self._find_unchanged(op, inputs) or self._rewritten(op, inputs)
+            outputs = outputs or self._apply_rules(op, inputs, known)
         for tensor, number in zip(op.outputs, outputs):
             known[tensor.name] = number
             if tensor.dtype == tf.variant:
@@ -98,7 +98,7 @@ class Builder(Values):
         outputs = []
         for number, (tensor, shape) in enumerate(zip(op.outputs, shapes)):
             if tensor.dtype == tf.variant:
-                outputs.append(self.add(listed(op, given, self.replicated_labels)))
+                outputs.append(self.add(describe_list(op, given, self.replicated_labels)))
                 continue
             value = given[0].elements if op.type == "TensorListPopBack" else find_value(op, number, given)
             bounds = find_interval(op, number, given, value)
@@ -107,7 +107,7 @@ class Builder(Values):
             )
         return outputs
 
-    def _unchanged(self, op: tf.Operation, inputs: list[int]) -> list[int]:
+    def _find_unchanged(self, op: tf.Operation, inputs: list[int]) -> list[int]:
         """The input of a reshape to the shape that it has, or of a sum over no axes; backward passes have many."""
         values = [self.program.values[number] for number in inputs]
         if op.type == "Reshape":
@@ -124,9 +124,9 @@ class Builder(Values):
         if self.replicated or self.inside or self.is_local(op):
             return []
         graph = rewritten(op, [self.program.values[number] for number in inputs])
-        return [] if graph is None else self._inlined(op, graph, inputs)
+        return [] if graph is None else self._inline(op, graph, inputs)
 
-    def _inlined(self, op: tf.Operation, graph: Any, inputs: list[int]) -> list[int]:
+    def _inline(self, op: tf.Operation, graph: Any, inputs: list[int]) -> list[int]:
         """The outputs of an operation that stands for those of a graph."""
         before, self.origin = self.origin, self.origin or op
         try:
@@ -134,17 +134,19 @@ class Builder(Values):
         finally:
             self.origin = before
 
-    def _ruled(self, op: tf.Operation, inputs: list[int], known: Mapping[str, int]) -> list[int]:
+    def _apply_rules(self, op: tf.Operation, inputs: list[int], known: Mapping[str, int]) -> list[int]:
         if self.states and not self.is_local(op):
             inputs = [self.read(tensor, number, op) for tensor, number in zip(op.inputs, inputs)]
-        inputs = [self.added_up(number, op) for number in inputs]
+        inputs = [self.add_up(number, op) for number in inputs]
         outputs = self._outputs(op, inputs)
         values = self.program.values
         if self.inside and has_effects(op):
             raise NotPartitioned(f"{op.type} ({op.name}) has effects in a branch or a loop")
-        rulings = [self._ruling(op, inputs, outputs, known, axis) for axis in range(len(self.program.mesh))]
+        rulings = [
+            self._find_ruling(op, inputs, outputs, known, axis) for axis in range(len(self.program.mesh))
+        ]
         wants, made = ([*zip(*each)] for each in zip(*rulings))
-        given = [self.converted(number, want, op) for number, want in zip(inputs, wants)]
+        given = [self.convert(number, want, op) for number, want in zip(inputs, wants)]
         of_batch: list[Label] = rulings[0][1]
         if self.inside and any(label.counts for label in of_batch):
             raise NeedsCollective(op.name)
@@ -153,14 +155,14 @@ class Builder(Values):
         copy.of_samples = any(is_sharded(label) or label.kind == "sizes" for label in map(self.label, given))
         self.program.nodes.append(copy)
         for number, labels in zip(outputs, made):
-            values[number].labels = tuple(map(settled, labels))
+            values[number].labels = tuple(map(settle_label, labels))
         free = all(
             (number in self.again and values[number].free)
             or (want is not None and want.kind in ("replicated", "sizes"))
             for number, want in zip(inputs, rulings[0][0])
         )
         if free and len(made) == 1 and is_sharded(of_batch[0]) and not op.op_def.is_stateful:
-            along_others = [self.converted(n, [None, *want[1:]], op) for n, want in zip(inputs, wants)]
+            along_others = [self.convert(n, [None, *want[1:]], op) for n, want in zip(inputs, wants)]
             self.again[outputs[0]] = dataclasses.replace(copy, inputs=along_others)
             values[outputs[0]].free = True
         elif op.type in _COPIES and of_batch == [
@@ -177,7 +179,7 @@ class Builder(Values):
             copy.attributes["squeeze_dims"] = [axis for axis, extent in enumerate(shape) if extent == 1]
         return outputs
 
-    def _ruling(
+    def _find_ruling(
         self, op: tf.Operation, inputs: list[int], outputs: list[int], known: Mapping[str, int], axis: int
     ) -> Ruling:
         """The labels that an operation needs and makes along one axis of the mesh."""
@@ -196,7 +198,7 @@ class Builder(Values):
         replicated = self.replicated or op.name in self.whole_ops or (self.inside and axis > 0)
         wants, made = labels_of(op, view, replicated, not axis and self.is_local(op))
         given = (values[number] for number in outputs)
-        return (wants, made) if all(map(has_parts, made, given, [mesh] * len(made))) else view.gathered()
+        return (wants, made) if all(map(has_parts, made, given, [mesh] * len(made))) else view.gather()
 
     def _apply(self, op: tf.Operation, inputs: list[int], number: int) -> None:
         """The gradients for an optimizer are partial sums over the replicas, or parts of weights.
@@ -213,7 +215,7 @@ class Builder(Values):
                 continue
             if wanted is not SLICES:
                 summand = wanted is None
-                given.append(self._summand(values, op) if summand else self.converted(values, wanted, op))
+                given.append(self._summand(values, op) if summand else self.convert(values, wanted, op))
                 continue
             indices = next(rest)
             labels = self.label(values), self.label(indices)
@@ -221,18 +223,18 @@ class Builder(Values):
                 indices = self.whole(indices, op)
                 values = self._summand(values, op)
             along_others = [None, *[PARTIAL_SUM] * (len(self.program.mesh) - 1)]
-            given += [self.converted(values, along_others, op), self._along_model(indices, op)]
+            given += [self.convert(values, along_others, op), self._along_model(indices, op)]
         given += [self.whole(value, op) for value in rest]
         self.program.nodes.append(Apply(given, [], number))
 
     def _summand(self, number: int, op: tf.Operation) -> int:
         if self.label(number) not in (PARTIAL_SUM, REPLICATED, STATISTIC):
-            number = self.converted(number, [REPLICATED], op)
-        return self.converted(number, [PARTIAL_SUM] * len(self.program.mesh), op)
+            number = self.convert(number, [REPLICATED], op)
+        return self.convert(number, [PARTIAL_SUM] * len(self.program.mesh), op)
 
     def _along_model(self, number: int, op: tf.Operation) -> int:
         """The number of a value that is the same on all replicas with the same samples."""
-        return self.converted(number, [None, *self.replicated_labels[1:]], op)
+        return self.convert(number, [None, *self.replicated_labels[1:]], op)
 
     def body(
         self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = ()
@@ -252,7 +254,7 @@ class Builder(Values):
         return builder, builder.walk(graph, own)
 
 
-def needed_operations(graph: Any) -> set[str]:
+def find_needed_operations(graph: Any) -> set[str]:
     """The names of the operations that affect the results or side effects of a graph."""
     found: set[str] = set()
     ahead = [tensor.op for tensor in graph.outputs]

@@ -28,9 +28,9 @@ def without_collectives(
     """Partitions the bodies of a branch or a loop; bodies that need a collective get whole inputs."""
     for place, number in enumerate(inputs):
         if outer.label(number).counts:
-            inputs[place] = outer.converted(number, [outer.label(number)._replace(counts=None)], op)
+            inputs[place] = outer.convert(number, [outer.label(number)._replace(counts=None)], op)
     # A body is the same for all parts of a model.
-    inputs = [outer.converted(number, [None, *outer.replicated_labels[1:]], op) for number in inputs]
+    inputs = [outer.convert(number, [None, *outer.replicated_labels[1:]], op) for number in inputs]
     nodes, made = len(outer.program.nodes), dict(outer.made)
     if op.name not in outer.whole_ops:
         try:
@@ -54,10 +54,10 @@ def call(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     builder, outputs = outer.body(graph, inputs)
     builder.program.outputs = outputs
     values = [dataclasses.replace(outer.program.values[number]) for number in outputs]
-    return _added(outer, op, inputs, values, {op.get_attr("f").name: builder.program})
+    return _add(outer, op, inputs, values, {op.get_attr("f").name: builder.program})
 
 
-def _added(
+def _add(
     outer: Values, op: tf.Operation, inputs: list[int], values: list[Value], bodies: dict[str, Program]
 ) -> list[int]:
     outputs = [outer.add(value) for value in values]
@@ -74,13 +74,13 @@ def branch(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
         raise NotPartitioned(f"the functions of {op.name} have no graphs")
     values = []
     for numbers in zip(*(outputs for _, _, outputs in found)):
-        value = functools.reduce(_merged, map(_without_counts, (outer.program.values[n] for n in numbers)))
+        value = functools.reduce(_merge, map(_without_counts, (outer.program.values[n] for n in numbers)))
         values.append(Value(value.dtype, value.shape, value.labels))
     for _, builder, outputs in found:
         wanted = zip(outputs, values)
-        builder.program.outputs = [builder.converted(n, value.labels, op) for n, value in wanted]
+        builder.program.outputs = [builder.convert(n, value.labels, op) for n, value in wanted]
     bodies = {name: builder.program for name, builder, _ in found}
-    return _added(outer, op, [which, *inputs[1:]], values, bodies)
+    return _add(outer, op, [which, *inputs[1:]], values, bodies)
 
 
 def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
@@ -92,11 +92,11 @@ def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     values = [outer.program.values[number] for number in inputs]
     carried = [*map(_without_counts, values)]
     for _ in range(_MOST_ROUNDS):
-        given = [outer.add(_checked(outer.program.values[n], value, op)) for n, value in zip(inputs, carried)]
+        given = [outer.add(_check(outer.program.values[n], value, op)) for n, value in zip(inputs, carried)]
         builder, outputs = outer.body(body, given, changed)
         after = [outer.program.values[number] for number in outputs]
         merged = [
-            _merged(before, value) if n in changed else before
+            _merge(before, value) if n in changed else before
             for n, (before, value) in enumerate(zip(carried, after))
         ]
         if all(map(_is_settled, merged, carried)):
@@ -105,16 +105,16 @@ def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     else:
         raise NeedsCollective(op.name)
     labels = [value.labels for value in carried]
-    builder.program.outputs = [builder.converted(n, label, op) for n, label in zip(outputs, labels)]
+    builder.program.outputs = [builder.convert(n, label, op) for n, label in zip(outputs, labels)]
     again, (goes_on,) = outer.body(condition, given, changed)
     again.program.outputs = [again.whole(goes_on, op)]
-    given = [outer.converted(number, label, op) for number, label in zip(inputs, labels)]
+    given = [outer.convert(number, label, op) for number, label in zip(inputs, labels)]
     bodies = {op.get_attr("body").name: builder.program, op.get_attr("cond").name: again.program}
     values = [
         dataclasses.replace(value, constant=None, interval=ANY) if n in changed else value
         for n, value in enumerate(carried)
     ]
-    return _added(outer, op, given, values, bodies)
+    return _add(outer, op, given, values, bodies)
 
 
 def _is_settled(value: Value, before: Value) -> bool:
@@ -123,7 +123,7 @@ def _is_settled(value: Value, before: Value) -> bool:
     return known and (value.elements is None) == (before.elements is None)
 
 
-def _checked(have: Value, value: Value, op: tf.Operation) -> Value:
+def _check(have: Value, value: Value, op: tf.Operation) -> Value:
     """A loop variable, if making it needs no collective; for a trial of the body."""
     if any(map(needs_collective, have.labels, value.labels)):
         raise NeedsCollective(op.name)
@@ -138,10 +138,10 @@ def _without_counts(value: Value) -> Value:
     return dataclasses.replace(value, labels=with_label(value.labels, 0, value.label._replace(counts=None)))
 
 
-def _merged(before: Value, after: Value) -> Value:
+def _merge(before: Value, after: Value) -> Value:
     """Return a value that stands for two: of a loop variable before and after an iteration, or of two branches."""
     pairs = zip(before.labels, after.labels)
-    labels = tuple(_merged_label(one, other._replace(counts=None), before) for one, other in pairs)
+    labels = tuple(_merge_labels(one, other._replace(counts=None), before) for one, other in pairs)
     if before.label == EMPTY:
         return dataclasses.replace(before, labels=labels, shape=after.shape, elements=after.elements)
     if after.label == EMPTY:
@@ -156,7 +156,7 @@ def _merged(before: Value, after: Value) -> Value:
     return merged
 
 
-def _merged_label(before: Label, after: Label, value: Value) -> Label:
+def _merge_labels(before: Label, after: Label, value: Value) -> Label:
     if before == after or after == EMPTY:
         return before
     if before == EMPTY:

@@ -57,7 +57,7 @@ def after(tensor: tf.Tensor, made: Label, replica: Replica) -> tf.Tensor:
     if made == OWN:
         return where(replica.holds_first_sample, tensor)
     if made.kind == "sizes" and made.chosen is None:
-        return _scaled_element(tensor, made.axis, replica.global_samples, replica.held)
+        return _scale_element(tensor, made.axis, replica.global_samples, replica.held)
     return tensor
 
 
@@ -70,7 +70,7 @@ def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.T
     if want == OWN:
         return _own_key(tensor, replica)
     if is_sharded(want) and have == REPLICATED:
-        part = _sliced(tensor, want, replica)
+        part = _slice(tensor, want, replica)
         return _from_own_first(part, want, replica) if want.counts else part
     if is_stored(want):
         rows = to_rows(tensor, want.axis, replica.num_replicas)
@@ -125,12 +125,12 @@ def _times_ratio(number: Any, over: Any, under: Any) -> Any:
         return size_on_host(tf.cast(wide, number.dtype))
 
 
-def _scaled_element(tensor: tf.Tensor, element: int, over: Any, under: Any) -> tf.Tensor:
+def _scale_element(tensor: tf.Tensor, element: int, over: Any, under: Any) -> tf.Tensor:
     if over is under:
         return tensor
     plain = tf.get_static_value(tensor) if tensor.shape.rank else None
     if plain is not None:
-        return scaled_numbers(plain, tensor.dtype, element, over, under)
+        return scale_numbers(plain, tensor.dtype, element, over, under)
     scaled = _times_ratio(tensor, over, under)
     if tensor.shape.rank:
         with tf.device("CPU:0"):
@@ -139,7 +139,7 @@ def _scaled_element(tensor: tf.Tensor, element: int, over: Any, under: Any) -> t
     return scaled
 
 
-def scaled_numbers(numbers: Sequence[int], dtype: tf.DType, element: int, over: Any, under: Any) -> tf.Tensor:
+def scale_numbers(numbers: Sequence[int], dtype: tf.DType, element: int, over: Any, under: Any) -> tf.Tensor:
     """A vector of known sizes, of which one is multiplied by `over / under`."""
     found: list[Any] = [int(number) for number in numbers]
     if isinstance(over, int) and isinstance(under, int):
@@ -156,10 +156,10 @@ def _local_sizes(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
     static = tf.get_static_value(tensor, partial=True) if tensor.shape.rank else None
     if static is not None and static[want.axis] == -1:
         return tensor
-    return _scaled_element(tensor, want.axis, replica.held, replica.global_samples)
+    return _scale_element(tensor, want.axis, replica.held, replica.global_samples)
 
 
-def _sliced(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
+def _slice(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
     if replica.held is replica.global_samples:
         return tensor
     parts = []
@@ -174,7 +174,7 @@ def _sliced(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
             first, count = tf.where(size == 1, 0, first), tf.where(size == 1, 1, count)
         entries = [slice(None)] * want.axis + [slice(first, first + count)]
         parts.append(piece[tuple(entries)])
-    return joined(parts, want.axis)
+    return join(parts, want.axis)
 
 
 def blocks_of(tensor: tf.Tensor, label: Label) -> list[tf.Tensor]:
@@ -182,7 +182,7 @@ def blocks_of(tensor: tf.Tensor, label: Label) -> list[tf.Tensor]:
     return tf.split(tensor, label.blocks, label.axis) if label.blocks > 1 else [tensor]
 
 
-def joined(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
+def join(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
     """The blocks, one behind the other."""
     return tf.concat(parts, axis) if len(parts) > 1 else parts[0]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ...distribute.mesh import from_rows, to_rows
-from .conversions import Replica, blocks_of, in_the_batch, joined, part_of, times_share, where
+from .conversions import Replica, blocks_of, in_the_batch, join, part_of, times_share, where
 from .labels import MEAN_OF_STATISTICS, PARTIAL_MAX, PARTIAL_MIN, STATISTIC, Label, is_sharded, is_stored
 
 
@@ -29,7 +29,7 @@ Exchange = Generator[list[Request], list[tf.Tensor], list[tf.Tensor]]
 """Yields requests to all replicas, receives the answers, and returns tensors."""
 
 
-def exchanged(
+def exchange(
     wanted: Sequence[tuple[tf.Tensor, Label, Label, int, Any]],
     places: Sequence[Replica],
 ) -> Exchange:
@@ -43,7 +43,7 @@ def exchanged(
     ]
     answers = iter((yield [request for each in asked for request in each]))
     return [
-        _answered(tensor, have, want, [next(answers) for _ in requests], places[axis], shape)
+        _answer(tensor, have, want, [next(answers) for _ in requests], places[axis], shape)
         for (tensor, have, want, axis, shape), requests in zip(wanted, asked)
     ]
 
@@ -64,7 +64,7 @@ def _requests(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> 
     return [Request(_summand(tensor))]
 
 
-def _answered(
+def _answer(
     tensor: tf.Tensor,
     have: Label,
     want: Label,
@@ -77,7 +77,7 @@ def _answered(
     if is_stored(want):
         return part_of(tf.cast(given[0], tensor.dtype), tensor.shape, want, replica)
     if is_sharded(have):
-        return joined(given, have.axis)
+        return join(given, have.axis)
     if have in (PARTIAL_MAX, PARTIAL_MIN):
         reduce = tf.reduce_max if have == PARTIAL_MAX else tf.reduce_min
         found = tf.ensure_shape(reduce(given[0], 0), tensor.shape)

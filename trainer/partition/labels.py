@@ -70,7 +70,7 @@ LOGS = Label("logs")
 """Requested for a log: a partial sum where it is one, which is summed when a call ends, else replicated."""
 
 
-def sharded(
+def label_sharded(
     axis: int, blocks: int = 1, chosen: Any = None, counts: Extent = None, column: bool = False
 ) -> Label:
     """The label of a tensor whose axis has the samples of the batch."""
@@ -82,7 +82,7 @@ def sizes(axis: int, chosen: Any = None) -> Label:
     return Label("sizes", axis, chosen=chosen)
 
 
-def stored(axis: int) -> Label:
+def label_stored(axis: int) -> Label:
     """The label of a tensor of which each replica keeps an equal part along an axis, or FLAT, until it is read."""
     return Label("stored", axis)
 

@@ -117,7 +117,7 @@ class _Again:
         """The number of the call in which a node is made that can be made again."""
         if not isinstance(node, Copy) or node.op.op_def.is_stateful or node.bodies:
             return None
-        return None if self._program.fixed(node) else self._call_of.get((node.origin or node.op).name)
+        return None if self._program.find_fixed(node) else self._call_of.get((node.origin or node.op).name)
 
     def _arrive(self, number: int, node: Node) -> None:
         """Notes the gradients that arrive first at a call: what is made again waits for them."""
@@ -186,7 +186,7 @@ def _let_gradients_wait(program: Program, most: int) -> None:
             arrived = due
         if not waiting.isdisjoint(node.inputs):
             waiting.update(node.outputs)
-        elif sums and _reads_numbers(node) and node.inputs and not program.fixed(node):
+        elif sums and _reads_numbers(node) and node.inputs and not program.find_fixed(node):
             node.after = (*node.after, *sums)
             waiting.update(node.outputs)
 

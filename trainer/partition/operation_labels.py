@@ -50,7 +50,7 @@ def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) ->
         return [None, *[REPLICATED] * (len(op.inputs) - 1)], []
     lists = any(tensor.dtype == tf.variant for tensor in [*op.inputs, *op.outputs])
     if replicated or (lists and not view.mesh.of_batch):
-        return view.gathered()
+        return view.gather()
     if op.type == "Assert":  # it may print this replica's values
         return [REPLICATED, *[None] * (len(view.labels) - 1)], []
     rule = RULES.get(op.type)
@@ -59,21 +59,21 @@ def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) ->
         return _local_labels(op, view)
     if rule is not None:
         positions = op.type not in _TAKES_POSITIONS.split() and any(label.counts for label in view.labels)
-        return view.gathered() if positions or (alike and op.type not in _MAKES_SAMPLES) else rule(view)
+        return view.gather() if positions or (alike and op.type not in _MAKES_SAMPLES) else rule(view)
     if not alike and lists:
         if any(label != view.labels[0] for label in view.labels):
             raise NotPartitioned(f"there is no rule for {op.type} ({op.name})")
         return [None] * len(view.labels), [view.labels[0]] * len(op.outputs)
     if op.op_def.is_stateful and op.type not in _HARMLESS.split():
         raise NotPartitioned(f"{op.type} ({op.name}) has effects")
-    return view.gathered()
+    return view.gather()
 
 
 def _local_labels(op: tf.Operation, view: View) -> Ruling:
     """The labels of an operation on this replica's samples alone."""
     given = list(view.labels)
     view.labels = [REPLICATED if label == STATISTIC else label for label in given]
-    wants, made = RULES[op.type](view) if op.type in RULES else view.gathered()
+    wants, made = RULES[op.type](view) if op.type in RULES else view.gather()
     for number, (label, want) in enumerate(zip(given, wants)):
         if label == STATISTIC or (is_partial(label) and want is not None):
             wants[number] = None
@@ -85,7 +85,7 @@ def _local_labels(op: tf.Operation, view: View) -> Ruling:
     ]
 
 
-def settled(label: Label) -> Label:
+def settle_label(label: Label) -> Label:
     """The label of an output after the local factor that makes it a value of the global batch."""
     if label in (PARTIAL_MEAN, OWN):
         return PARTIAL_SUM

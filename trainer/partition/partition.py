@@ -5,14 +5,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from .builder import Builder, needed_operations
-from .labels import MEAN_OF_STATISTICS, Label, Labels, sharded, with_label
+from .builder import Builder, find_needed_operations
+from .labels import MEAN_OF_STATISTICS, Label, Labels, label_sharded, with_label
 from .program import BATCH, ListIsGathered, MeshAxis, NotPartitioned, Program, Value
 from .sizes.known_inputs import shape_of
 from .sizes.size import Samples, Size
 
 
-def partitioned(
+def partition_graph(
     graph: Any,
     batch: int,
     outputs: Sequence[Label | Labels],
@@ -55,7 +55,7 @@ def partitioned(
 
 def read_inputs(graph: Any, batch: int) -> list[int]:
     """The numbers of the inputs among the first `batch` that the step reads; the others may have any size."""
-    needed = needed_operations(graph)
+    needed = find_needed_operations(graph)
     return [number for number, tensor in enumerate(graph.inputs[:batch]) if tensor.op.name in needed]
 
 
@@ -71,7 +71,9 @@ def _one_pass(
         shape = shape_of(tensor.shape)
         if shape and number < batch:
             shape[0] = Size.of(samples[number]) if number in samples else None
-        labels = with_label(builder.replicated_labels, 0, sharded(0)) if number < batch and shape else None
+        labels = (
+            with_label(builder.replicated_labels, 0, label_sharded(0)) if number < batch and shape else None
+        )
         builder.add(Value(tensor.dtype, shape, labels or builder.replicated_labels))
     program = builder.program
     program.inputs = list(range(batch))
@@ -83,6 +85,6 @@ def _one_pass(
     builder.states = {id(t) for t, want in zip(graph.outputs, wanted) if want[0] == MEAN_OF_STATISTICS}
     found = builder.walk(graph, list(range(len(graph.inputs))))
     found = [builder.read(tensor, number, None) for tensor, number in zip(graph.outputs, found)]
-    program.outputs = [builder.converted(number, wants, None) for number, wants in zip(found, wanted)]
+    program.outputs = [builder.convert(number, wants, None) for number, wants in zip(found, wanted)]
     program.drop_unread()
     return program

@@ -207,7 +207,7 @@ class Program:
                 shape[label.axis] = extent // (axis.parts or 1)
         return shape
 
-    def fixed(self, node: Node) -> list[np.ndarray] | None:
+    def find_fixed(self, node: Node) -> list[np.ndarray] | None:
         """The outputs of an operation on sizes that does not depend on the batch."""
         if not isinstance(node, Copy) or node.op.op_def.is_stateful:
             return None
@@ -226,7 +226,7 @@ class Program:
             )
             if acts or not read.isdisjoint(node.outputs):
                 if isinstance(node, Copy):
-                    node.inputs = [] if self.fixed(node) else node.inputs
+                    node.inputs = [] if self.find_fixed(node) else node.inputs
                     controls.update(map(id, node.op.control_inputs))
                 read.update(node.inputs, node.after)
                 kept.append(node)
@@ -264,7 +264,7 @@ class Program:
         return stages
 
 
-def received(program: Program) -> set[int]:
+def find_received(program: Program) -> set[int]:
     """The numbers of the values that collectives return, bitwise identical on every replica."""
     found: set[int] = set()
     if len(program.mesh) > 1:  # those of one axis are equal along this axis alone
@@ -285,7 +285,7 @@ def of_one_sample(sizes: np.ndarray | None, axis: int) -> tuple[int, ...] | None
     return None if None in found else tuple(map(int, found))  # type: ignore[arg-type]
 
 
-def varying_axes(shape: Shape) -> list[int] | None:
+def find_varying_axes(shape: Shape) -> list[int] | None:
     """The axes whose extents depend on the size of the batch or are not known; None where the rank is not known."""
     return None if shape is None else [axis for axis, extent in enumerate(shape) if is_open(extent)]
 

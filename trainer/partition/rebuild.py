@@ -7,16 +7,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.tensorflow_graphs.equal_operations import made_once
+from ...compat.tensorflow_graphs.equal_operations import reuse_equal_operations
 from ...compat.tensorflow_graphs.graphs import graph_function
 from ...compat.tensorflow_graphs.one_device import (
-    copied_into_graph,
+    copy_into_graph,
     new_function,
     on_replica,
     subgraphs,
 )
-from .conversions import Replica, after, local, scaled_numbers, where
-from .exchange import Exchange, exchanged
+from .conversions import Replica, after, local, scale_numbers, where
+from .exchange import Exchange, exchange
 from .labels import PARTIAL_SUM, REPLICATED, Labels, is_sharded, is_stored
 from .operation_labels import READS
 from .program import (
@@ -56,10 +56,10 @@ def rebuilt(
         copier.add_all(nodes, compiles)
         if exchanges:
             wanted = [
-                (copier.sent(e), *program.labels_around(e), e.axis, program.local_shape(e.target))
+                (copier.find_sent(e), *program.labels_around(e), e.axis, program.local_shape(e.target))
                 for e in exchanges
             ]
-            for node, tensor in zip(exchanges, (yield from exchanged(wanted, places))):
+            for node, tensor in zip(exchanges, (yield from exchange(wanted, places))):
                 whole = all(label == REPLICATED for label in program.values[node.target].labels)
                 if whole and tensor.dtype != tf.variant:
                     _refine_shape(tensor, whole_shape(program, node.target, replica.global_samples))
@@ -106,13 +106,13 @@ class _Copier:
             self.add(self._makers[number])
         return self.values[number]
 
-    def sent(self, node: Convert) -> Any:
+    def find_sent(self, node: Convert) -> Any:
         """The value that a conversion sends, when it has waited."""
         value = self.value(node.source)
-        with tf.control_dependencies(self._awaited(node)):
+        with tf.control_dependencies(self._find_awaited(node)):
             return tf.identity(value) if node.after else value
 
-    def _awaited(self, node: Node) -> list[tf.Operation]:
+    def _find_awaited(self, node: Node) -> list[tf.Operation]:
         return [self.value(number).op for number in node.after]
 
     def add(self, node: Node) -> None:
@@ -122,14 +122,14 @@ class _Copier:
             self.value(number)
         if isinstance(node, Extents):
             number, held = node.outputs[0], self._replica.held
-            self.values[number] = scaled_numbers(node.numbers, labels[number].dtype, node.axis, held, 1)
+            self.values[number] = scale_numbers(node.numbers, labels[number].dtype, node.axis, held, 1)
         elif isinstance(node, Apply):
             alive = self._replica.alive
             given = [(self.values[each], labels[each]) for each in node.inputs]
             masked = [where(alive, t) if is_sharded(v.label) and v.dtype.is_floating else t for t, v in given]
             self._apply(node.number, masked)
         else:  # a tape in a custom optimizer distinguishes equal constants: only the step's own are shared
-            with made_once(self._shared):
+            with reuse_equal_operations(self._shared):
                 if isinstance(node, Convert):
                     around, place = self._program.labels_around(node), self._places[node.axis]
                     self.values[node.target] = local(self.values[node.source], *around, place)
@@ -212,7 +212,7 @@ class _Copier:
 
     def _copy(self, node: Copy) -> None:
         values = self._program.values
-        if (fixed := self._program.fixed(node)) is not None:
+        if (fixed := self._program.find_fixed(node)) is not None:
             for number, value in zip(node.outputs, fixed):
                 self.values[number] = tf.constant(value, values[number].dtype)
             return
@@ -220,9 +220,9 @@ class _Copier:
         given += self._replica.unknown.values() if node.bodies else []
         functions = {name: self._function(name, body, given, node) for name, body in node.bodies.items()}
         controls = [self._copies[id(op)] for op in node.op.control_inputs if id(op) in self._copies]
-        controls += self._awaited(node)
+        controls += self._find_awaited(node)
         seed = self._replica.replica_id if node.own_seed else 0
-        copy = copied_into_graph(node.op, given, functions, controls, seed, node.attributes)
+        copy = copy_into_graph(node.op, given, functions, controls, seed, node.attributes)
         self._copies.setdefault(id(node.op), copy)
         for number, made, traced, tensor in zip(node.outputs, node.made, node.op.outputs, copy.outputs):
             label = values[number].label

@@ -83,33 +83,33 @@ class Values:
 
     def whole(self, number: int, cause: tf.Operation | None) -> int:
         """The number of a value that is the same on every replica."""
-        return self.converted(number, self.replicated_labels, cause)
+        return self.convert(number, self.replicated_labels, cause)
 
     def body(self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = ()) -> tuple[Any, list[int]]:
         """Partitions a function for inputs like these; constants of the `changed` inputs do not hold in it."""
         raise NotImplementedError
 
-    def converted(self, number: int, wants: Sequence[Label | None], cause: tf.Operation | None) -> int:
+    def convert(self, number: int, wants: Sequence[Label | None], cause: tf.Operation | None) -> int:
         """The number of a value with the requested label along each axis of the mesh; without one it stays as it is.
 
         Two axes of the mesh can divide one axis of a tensor before and after, so it is gathered before it is divided.
         """
         for axis, want in enumerate(wants):
             value = self.program.values[number]
-            have, want = value.labels[axis], _requested(value, axis, want)
+            have, want = value.labels[axis], _resolve_request(value, axis, want)
             if want is not None and is_sharded(have) and needs_collective(have, want) and len(wants) > 1:
                 number = self._along(axis, number, REPLICATED, cause)
         for axis, want in enumerate(wants):
             number = self._along(axis, number, want, cause)
         return number
 
-    def gathered(self, number: int, op: tf.Operation) -> int:
+    def gather(self, number: int, op: tf.Operation) -> int:
         """The number of an operation's input, gathered where replicas keep parts; a cast or a copy makes parts of parts."""
         if op.type in _KEEPS_PARTS or not is_stored(self.label(number)):
             return number
         return self._along(0, number, REPLICATED, op)
 
-    def added_up(self, number: int, cause: tf.Operation) -> int:
+    def add_up(self, number: int, cause: tf.Operation) -> int:
         """The number of an operation's input, summed over the parts of the model where the operation does more than add.
 
         Its readers share the sum then. Each of them would sum its own results otherwise.
@@ -129,14 +129,14 @@ class Values:
     def _along(self, axis: int, number: int, want: Label | None, cause: tf.Operation | None) -> int:
         """The number of a value with the requested label along one axis of the mesh."""
         value = self.program.values[number]
-        want = _requested(value, axis, want)
+        want = _resolve_request(value, axis, want)
         have = value.labels[axis]
         if want is None or have in (want, EMPTY) or value.dtype == tf.resource:
             return number
         if (number, axis, want) in self.made:
             return self.made[number, axis, want]
         if number in self.again and axis == 0 and want == REPLICATED and (value.free or cause is not None):
-            return self._made_whole(number)
+            return self._make_whole(number)
         if is_stored(want) and have == STATISTIC:
             return self._along(axis, self._along(axis, number, PARTIAL_SUM, cause), want, cause)
         scattered = is_stored(want) and have == PARTIAL_SUM
@@ -164,16 +164,16 @@ class Values:
         """The number of the value of a tensor: of an assigned statistic, its mean."""
         if id(tensor) not in self.states or self.label(number) != STATISTIC:
             return number
-        return self.converted(self.converted(number, [MEAN_OF_STATISTICS], cause), [REPLICATED], cause)
+        return self.convert(self.convert(number, [MEAN_OF_STATISTICS], cause), [REPLICATED], cause)
 
-    def _made_whole(self, number: int) -> int:
+    def _make_whole(self, number: int) -> int:
         """The whole of a value made of replicated inputs alone: its operations run once more, on whole inputs."""
         copy = self.again[number]
         value = self.program.values[number]
         target = self.add(
             dataclasses.replace(value, labels=with_label(value.labels, 0, REPLICATED), free=False)
         )
-        inputs = [self.converted(each, [REPLICATED], copy.op) for each in copy.inputs]
+        inputs = [self.convert(each, [REPLICATED], copy.op) for each in copy.inputs]
         made = [with_label(copy.made[0], 0, REPLICATED)]
         self.program.nodes.append(
             dataclasses.replace(copy, inputs=inputs, outputs=[target], made=made, of_samples=False)
@@ -182,7 +182,7 @@ class Values:
         return target
 
 
-def _requested(value: Value, axis: int, want: Label | None) -> Label | None:
+def _resolve_request(value: Value, axis: int, want: Label | None) -> Label | None:
     """The label along an axis of the mesh that a request stands for; None: the value stays as it is."""
     have = value.labels[axis]
     if axis and want in (

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.keras_private.functional import flat_inputs, pack_outputs
-from ...distribute.pipeline.schedule import Job, rematerialized
+from ...distribute.pipeline.schedule import Job, find_rematerialized
 from ...distribute.step_context import StepContext, step_scope
 from .micro_batches import MicroBatchStates, concat_micro_batches
 from .planning.graph import Chain, Stage
@@ -99,7 +99,7 @@ class PipelinedStep:
             loss_by_micro_batch: whether `head` is called for each micro-batch or once.
             rematerialize: whether a stage keeps only its boundary and reruns its forward pass before the backward.
         """
-        again = rematerialized(jobs) if rematerialize else set()
+        again = find_rematerialized(jobs) if rematerialize else set()
         done = False
         for job, stage, q in self._on_replicas(jobs):
             if job.kind == "forward":
@@ -113,7 +113,7 @@ class PipelinedStep:
             self._backward(stage, q)
         return self._result()
 
-    def masked_outputs(self, q: int) -> Any:
+    def mask_outputs(self, q: int) -> Any:
         """The outputs of micro-batch q outside of the schedule, without writes.
 
         For values that do not depend on the arithmetic (masks): the unused rest is pruned from the graph.
@@ -122,7 +122,7 @@ class PipelinedStep:
         for stage in self.stages:
             with tf.device(self._device(stage, q)), step_scope(self.steps[q]):
                 inputs = {key: identity(values[key]) for key in stage.inputs}
-                run = self._run(stage, inputs, self._mapping(stage, q, state), keep=False)
+                run = self._run(stage, inputs, self._map_values(stage, q, state), keep=False)
                 values.update({key: run.made[key] for key in stage.outputs})
                 state.update({id(v): (v, t) for v, t in run.writes.items() if id(v) in state})
         return pack_outputs(self.chain.graph, [values[key] for key in self.chain.output_ids])
@@ -133,7 +133,7 @@ class PipelinedStep:
         """Boundary in, layers, boundary out. With `keep` a tape keeps the activations."""
         with self._job("forward", stage, q):
             inputs = {key: identity(self._values[q][key]) for key in stage.inputs}
-            run = self._run(stage, inputs, self._mapping(stage, q, self._states.of(q)), keep)
+            run = self._run(stage, inputs, self._map_values(stage, q, self._states.of(q)), keep)
             self._states.note(q, run.writes)
             outputs = {key: run.made[key] for key in stage.outputs}
             self._values[q].update(outputs)
@@ -220,7 +220,7 @@ class PipelinedStep:
         if not tf.executing_eagerly():
             self._last[(stage.index, self._replica(q))] = [tf.group(*flatten(list(results)))]
 
-    def _mapping(self, stage: Stage, q: int, state: dict[int, tuple[Any, Any]]) -> list[Any]:
+    def _map_values(self, stage: Stage, q: int, state: dict[int, tuple[Any, Any]]) -> list[Any]:
         weights = self._weights[stage.index][self._replica(q)]
         known = {id(v) for v, _ in weights}
         return weights + [pair for key, pair in state.items() if key not in known]

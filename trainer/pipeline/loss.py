@@ -74,7 +74,7 @@ def _weight_totals(run: PipelinedStep, loss_of: Callable[..., Any]) -> list[tf.T
 
     def of(q: int) -> list[tf.Tensor]:
         found = WeightTotals()
-        loss_of(q, run.masked_outputs(q), dataclasses.replace(run.steps[q], totals=found))
+        loss_of(q, run.mask_outputs(q), dataclasses.replace(run.steps[q], totals=found))
         return found.noted
 
     first = of(0)

@@ -115,14 +115,14 @@ class MicroBatchStates:
         result: list[tuple[Any, Any]] = []
         for key, (variable, _) in self._written[0].items():
             with tf.device(self._stage_of[key].devices[0]):
-                result.append((variable, self._reduced(variable)))
+                result.append((variable, self._reduce(variable)))
         drawn = [pair for key, pair in self._random[0].items() if pair[1] is not self._start[key][1]]
         return result + drawn + list(self._other.values())
 
     def _values(self, variable: Any) -> list[tf.Tensor]:
         return [written[id(variable)][1] for written in self._written]
 
-    def _reduced(self, variable: Any) -> tf.Tensor:
+    def _reduce(self, variable: Any) -> tf.Tensor:
         """One value of a variable, from its values of the micro-batches, each of which began with the same value.
 
         By its `aggregation`; otherwise the mean of floating-point values and the first of others: a counter that each

@@ -81,7 +81,7 @@ def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     step, plan = this_step(), model._pipeline.plan(model)
     scale = {} if model.optimizer is None else {"scale": model.optimizer.scale_loss}
-    run = _pipelined(plan, x, step, training=True, **scale)
+    run = _make_pipelined(plan, x, step, training=True, **scale)
     head, by_micro_batch = head_of(model, plan, run, step, x, y, sample_weight)
     result = run.train(plan.jobs, head, by_micro_batch, plan.pipeline.rematerialize)
     for variable, value in result.writes:
@@ -112,13 +112,13 @@ def predict_step(model: TrainedModel, data: Any) -> Any:
 
 def _forward(model: TrainedModel, x: Any, step: StepContext) -> Result:
     plan: Plan = model._pipeline.plan(model)
-    result = _pipelined(plan, x, step, training=False).forward(plan.forward_jobs)
+    result = _make_pipelined(plan, x, step, training=False).forward(plan.forward_jobs)
     for variable, value in result.writes:
         variable.assign(value)
     return result
 
 
-def _pipelined(plan: Plan, x: Any, step: StepContext, training: bool, **scale: Any) -> PipelinedStep:
+def _make_pipelined(plan: Plan, x: Any, step: StepContext, training: bool, **scale: Any) -> PipelinedStep:
     replicas = plan.pipeline.replicas
     steps = micro_steps(step.samples, plan.pipeline.micro_batches * replicas)
     return PipelinedStep(plan.chain, plan.stages, micro_slices(x, steps), steps, replicas, training, **scale)
@@ -128,7 +128,7 @@ class PipelineRunner(Runner):
     """Like the plain runner, with forward and backward passes in stages."""
 
     @contextlib.contextmanager
-    def watching(self, model: TrainedModel) -> Iterator[None]:
+    def watch(self, model: TrainedModel) -> Iterator[None]:
         """Names the stage that is lost or hangs, where the block fails because of it."""
         try:
             yield

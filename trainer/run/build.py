@@ -16,7 +16,7 @@ from ...compat.keras_private.training import (
     compute_loss,
     compute_output_spec,
     makes_variables_late,
-    pretending_built,
+    pretend_built,
     strategy_of,
     unpack_x_y_sample_weight,
 )
@@ -32,7 +32,7 @@ from ...state.trained_model import TrainedModel
 from .. import checks
 from ..step.first_call import placeholder
 from ..step.global_metrics import metrics_of
-from .checks.argument_errors import explained
+from .checks.argument_errors import explain_errors
 
 
 def build_for(model: TrainedModel, spec: Any, name: str) -> None:
@@ -60,7 +60,7 @@ def build_for(model: TrainedModel, spec: Any, name: str) -> None:
         return
     if is_built(model):
         return
-    with explained(model, spec, step=name):
+    with explain_errors(model, spec, step=name):
         _symbolically(model, spec, build_optimizer=True)
 
 
@@ -142,7 +142,7 @@ def _symbolically(model: TrainedModel, spec: Any, build_optimizer: bool = False)
         spec = (None,)
     batch, optimizer = keras.tree.map_structure(_symbolic, spec), model.optimizer
     if not build_optimizer and optimizer is not None and not optimizer.built:
-        with pretending_built(optimizer):
+        with pretend_built(optimizer):
             build_symbolically(model, batch)
     else:
         build_symbolically(model, batch)

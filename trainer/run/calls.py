@@ -55,10 +55,10 @@ class Calls:
     def report(self, call: CompiledCall, done: int) -> None:
         """Tell the source where fewer steps ran than planned: the data has ended, or the loss was not finite."""
         missing, position = call.steps - done, self._pass.source.position
-        if missing and self._function.halted():
+        if missing and self._function.is_halted():
             position.advance(-missing)
         elif missing:
-            self._pass.source.drawn(call.chunks[-1].steps - missing)
+            self._pass.source.note_drawn(call.chunks[-1].steps - missing)
         self._ended = missing > 0 and (done > 0 or self._pass.phase != "train" or position.is_over())
 
     def over(self) -> bool:

@@ -8,16 +8,16 @@ import keras
 
 from ...callbacks.output_paths import writes_to_stores
 from ...compat.keras_private.training import convert_to_np_if_not_ragged, potentially_ragged_concat
-from ...compat.shared_change import shared_attribute
+from ...compat.shared_change import share_attribute
 from ...state.trained_model import TrainedModel
 from ..inputs import Source, make_source
-from ..inputs.checks import named
-from ..inputs.sources.derived_inputs import copied_input, first_batches
+from ..inputs.checks import name_arguments
+from ..inputs.sources.derived_inputs import copy_input, first_batches
 from .callback_list import callback_list
 from .checks.argument_errors import check_labels
 from .fit_inputs import FitArguments
 from .passes import Pass
-from .untouched import untouched
+from .untouched import restore_state
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def pass_source(
     model: TrainedModel, phase: str, *data: Any, batch_size: int | None, steps: int | None
 ) -> Iterator[Source]:
     """The source of one pass of "test" or "predict" over `data`, x, y and sample_weight; closed at the end."""
-    with named(steps_per_epoch="steps"):
+    with name_arguments(steps_per_epoch="steps"):
         source = make_source(
             *data,
             batch_size=batch_size,
@@ -48,8 +48,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """The logs of one pass over `source`, of `passes` in all. Context: host."""
     with (
-        runner.watching(model),
-        shared_attribute(model, "_evaluating", lambda _: True),
+        runner.watch(model),
+        share_attribute(model, "_evaluating", lambda _: True),
         writes_to_stores(callbacks),
     ):
         runner.build(model, source.spec, source.batch_size, "test_step")
@@ -74,9 +74,9 @@ def try_validation(model: TrainedModel, a: FitArguments, runner: Any) -> None:
     if a.validation_data is None or not a.validation_sanity_steps:
         return
     x, y, sample_weight = a.validation_data
-    with untouched(model, (x, y, sample_weight)):
+    with restore_state(model, (x, y, sample_weight)):
         steps = a.validation_sanity_steps
-        copy = copied_input(x, f"`validation_sanity_steps` ({steps})")
+        copy = copy_input(x, f"`validation_sanity_steps` ({steps})")
         x, y, sample_weight, batch_size = first_batches(
             copy, y, sample_weight, steps, a.validation_batch_size, a.validation_steps
         )
@@ -86,7 +86,7 @@ def try_validation(model: TrainedModel, a: FitArguments, runner: Any) -> None:
 
 def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Any) -> Any:
     """The outputs for one pass over `source`, in order. Context: host."""
-    with runner.watching(model), contextlib.ExitStack() as at_exit:
+    with runner.watch(model), contextlib.ExitStack() as at_exit:
         callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
         for callback in callbacks.callbacks:
             if hasattr(callback, "on_predict_exit"):
@@ -102,7 +102,7 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
         runner.prepare(model, "predict", source, callbacks.callbacks)
         with contextlib.closing(runner.run_steps(Pass(model, source, callbacks, "predict"))) as calls:
             for batch, new in calls:
-                joined = concatenated(new)
+                joined = concatenate(new)
                 outputs += [] if taking else new
                 for callback in taking:
                     callback.take_outputs(joined)
@@ -112,10 +112,10 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
         raise ValueError("`predict()` got no batch from `x`: give at least one sample.")
     if taking:
         return taking[0].outputs()
-    return keras.tree.map_structure(convert_to_np_if_not_ragged, concatenated(outputs))
+    return keras.tree.map_structure(convert_to_np_if_not_ragged, concatenate(outputs))
 
 
-def concatenated(outputs: list[Any]) -> Any:
+def concatenate(outputs: list[Any]) -> Any:
     """The concatenated outputs of several batches."""
     leaves = [potentially_ragged_concat(list(parts)) for parts in zip(*map(keras.tree.flatten, outputs))]
     return keras.tree.pack_sequence_as(outputs[0], leaves)

@@ -10,7 +10,7 @@ from ...distribute.workers.agreement import from_chief
 from ...state.trained_model import TrainedModel
 from .. import checks
 from ..inputs import Source, make_source, split_for_validation
-from ..inputs.checks import named
+from ..inputs.checks import name_arguments
 from ..inputs.sources.derived_inputs import first_batches
 from ..inputs.sources.make_source import kind_of
 
@@ -78,7 +78,7 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
         return source, None
     val_x, val_y, val_weight = a.validation_data = unpack_x_y_sample_weight(validation_data)
     names = {"batch_size": "validation_batch_size", "steps_per_epoch": "validation_steps"}
-    with named("validation_data", **names):
+    with name_arguments("validation_data", **names):
         if a.validation_batch_size is None and kind_of(val_x) == "array":
             a.validation_batch_size = a.batch_size
         validation = make_source(

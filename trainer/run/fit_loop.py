@@ -13,13 +13,13 @@ import keras
 
 from ...callbacks.call_schedule import steps_until_call
 from ...compat.keras_private.training import epoch_to_begin_with, evaluates_after
-from ...compat.patches import replaced_functions
-from ...distribute.arguments import shown
+from ...compat.patches import replace_functions
+from ...distribute.arguments import show
 from ...distribute.hardware.devices import wait_for_accelerators
-from ...distribute.workers.records import reporting_position
+from ...distribute.workers.records import report_position
 from ...state.trained_model import FitState, TrainedModel
 from ..inputs import Source
-from ..inputs.checks import named
+from ..inputs.checks import name_arguments
 from ..step.variable_placement import place_with_model
 from . import build
 from .calls import Calls
@@ -43,7 +43,7 @@ class Runner:
     Context of its methods: host.
     """
 
-    def watching(self, model: TrainedModel) -> contextlib.AbstractContextManager[None]:
+    def watch(self, model: TrainedModel) -> contextlib.AbstractContextManager[None]:
         """A block in which the loss of a participating process is reported by name."""
         return contextlib.nullcontext()
 
@@ -56,7 +56,7 @@ class Runner:
         """
         predicts = step == "predict_step"
         unbuilt = not (predicts or build.is_built(model))
-        with model._strategy_scope(), replaced_functions() if unbuilt else contextlib.nullcontext():
+        with model._strategy_scope(), replace_functions() if unbuilt else contextlib.nullcontext():
             build.build_for(model, spec, step)
         check_layouts(model)
         if not predicts:
@@ -83,7 +83,7 @@ class Runner:
         if inspect.isroutine(function) or hasattr(function, "get_concrete_function"):
             raise ValueError(
                 f"`{name}` of {type(model).__name__} made `{phase}_function` itself, which does not run here: override "
-                f"`{phase}_step` instead, or call `super().{name}(force)` and keep what it makes. Made: {shown(function)}"
+                f"`{phase}_step` instead, or call `super().{name}(force)` and keep what it makes. Made: {show(function)}"
             )
         return function
 
@@ -128,7 +128,7 @@ class Runner:
                 if done:
                     results = steps.end(call, done, results)
                     wait_for_accelerators()  # logs are ready before the last update is
-                    calls.length.done(done)
+                    calls.length.note_call(done)
                     yield calls.length.last_batch(done), results
                 if calls.over():
                     return
@@ -136,7 +136,7 @@ class Runner:
 
 def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks.History:
     """Trains for `epochs` epochs, with steps that `runner` runs. Context: host."""
-    with runner.watching(model), contextlib.ExitStack() as at_exit:  # all of it runs, even after errors
+    with runner.watch(model), contextlib.ExitStack() as at_exit:  # all of it runs, even after errors
         check_same_begin(model)
         source, validation = sources(model, a)
         at_exit.callback(source.close)
@@ -151,12 +151,12 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         check_labels(model, source, "train_step")
         if validation is not None:
             check_validation(model, validation.spec, validation.batch_size, source.spec)
-            with named("validation_data"):
+            with name_arguments("validation_data"):
                 check_labels(model, validation, "test_step")
         check_same_fit(model, source, validation, {"epochs": a.epochs, "initial_epoch": a.initial_epoch})
         callbacks, state = begin_fit(model, a, source, validation, at_exit)
         state.forward_pass = lambda: forward_pass(model, runner)
-        at_exit.enter_context(reporting_position(lambda: f"epoch {state.epoch + 1}, step {state.step}"))
+        at_exit.enter_context(report_position(lambda: f"epoch {state.epoch + 1}, step {state.step}"))
         model.stop_training = False
         made = runner.make_function(model, "train")
         callbacks.on_train_begin()
@@ -168,7 +168,7 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
             try_validation(model, a, runner)
         logs = None
         workers = Workers(model, "stop_training")
-        while state.epoch < state.epochs and not workers.stopped():
+        while state.epoch < state.epochs and not workers.is_stopped():
             logs = _epoch(model, a, state, callbacks, validation, runner) or logs
         if isinstance(model.optimizer, keras.optimizers.Optimizer) and a.epochs > 0:
             with model._strategy_scope():

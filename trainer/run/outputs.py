@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...distribute.arguments import shown
+from ...distribute.arguments import show
 from ...distribute.gathering import gather_outputs
 from ...distribute.step_context import this_step
 from ...distribute.workers.agreement import spans_workers
@@ -17,7 +17,7 @@ class ShapesVary(Exception):
     """The traced step's outputs have no fixed shape."""
 
 
-def checked_outputs(
+def check_outputs(
     predict_step: Callable[[Any], Any], strategy: tf.distribute.Strategy
 ) -> Callable[[Any], Any]:
     """`predict_step`, which must return tensors; each of several workers returns the outputs of all."""
@@ -28,7 +28,7 @@ def checked_outputs(
         if any(leaf is None for leaf in keras.tree.flatten(outputs)):
             raise TypeError(
                 "`predict_step` must return tensors, or a dict, list or tuple of them: is a `return` missing? "
-                f"Received: {shown(outputs)}"
+                f"Received: {show(outputs)}"
             )
         return gather_outputs(outputs, this_step()) if several_workers else outputs
 

@@ -9,7 +9,7 @@ import keras
 from ...compat.keras_private.training import pythonify_logs
 from ...state.trained_model import FitState, TrainedModel
 from ..inputs import Source
-from .checks.argument_errors import explained
+from .checks.argument_errors import explain_errors
 from .checks.out_of_memory import with_advice
 from .checks.overflow import check_progress
 from .logs.step_logs import StepLogs
@@ -49,7 +49,9 @@ class Pass:
         state = self.model.fit_state
         argument = "validation_data" if state is not None and state.validation is self.source else ""
         source, first = self.source, call.first == 0
-        return explained(self.model, source.spec, source.batch_size, f"{self.phase}_step", first, argument)
+        return explain_errors(
+            self.model, source.spec, source.batch_size, f"{self.phase}_step", first, argument
+        )
 
     def end(self, call: CompiledCall, done: int, results: Any) -> Any:
         """The call has run `done` steps; returns its results as callbacks get them, logs as numbers."""
@@ -76,7 +78,10 @@ class TrainingPass(Pass):
     @contextlib.contextmanager
     def errors(self, call: CompiledCall) -> Iterator[None]:
         """As in `Pass`; callbacks get the steps before the error."""
-        with self._step_logs.compiled_call(), with_advice(self.model, self.function, self.source.batch_size):
+        with (
+            self._step_logs.report_failed_call(),
+            with_advice(self.model, self.function, self.source.batch_size),
+        ):
             with super().errors(call):
                 yield
 
@@ -84,7 +89,7 @@ class TrainingPass(Pass):
         """As in `Pass`; callbacks that read each step have been called."""
         model, state = self.model, self._state
         self.logs = pythonify_logs({**results, **model._optimizer_logs()})
-        self._step_logs.ended(done, self.logs)
+        self._step_logs.end_call(done, self.logs)
         state.step_logs = self.logs
         check_progress(model, call, done)
         self._call = call, done

@@ -48,7 +48,7 @@ class SlowSteps:
             self._layouts.append(layout(self._state.source.spec, call))
             before, self._compiled = self._compiled, self._compiled + new
             if before <= MOST_COMPILATIONS < self._compiled:
-                self._warn(retracing_text(self._layouts, self._compiled))
+                self._warn(describe_retracing(self._layouts, self._compiled))
         if self._watches_calls:
             self._watch_call(call, done, fresh=new > 0)
 
@@ -108,7 +108,7 @@ def single_steps_text(callback: Any, outside: float, whole: float) -> str:
     )
 
 
-def retracing_text(layouts: Sequence[list[tuple[str, str]]], compiled: int) -> str:
+def describe_retracing(layouts: Sequence[list[tuple[str, str]]], compiled: int) -> str:
     """The warning that names the part of the batch that changes."""
     changes = []
     for index, (name, _) in enumerate(layouts[-1]):

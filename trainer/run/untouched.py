@@ -10,7 +10,7 @@ import tensorflow as tf
 from ...compat.keras_private.random_state import forget_generators
 from ...optimizers.stages.step_hooks import add_step_hook, remove_step_hook, step_hooks
 from ...state import random_state, variable_state
-from ...state.random_state import found_generators
+from ...state.random_state import find_generators
 from ...state.trained_model import TrainedModel
 from ..inputs.outside_state import PipelineState
 
@@ -19,12 +19,12 @@ _ATTRIBUTES = ("fit_state", "history", "stop_training", "stop_evaluating", "trai
 
 
 @contextlib.contextmanager
-def untouched(model: TrainedModel, inputs: Any) -> Iterator[None]:
+def restore_state(model: TrainedModel, inputs: Any) -> Iterator[None]:
     """A block in which the model may be trained or evaluated: its end restores all state, even after an error.
 
     The state is: the variables of the model, its optimizer and its metrics, and those that layers hold; the loops'
-    attributes of the model; and random generators, see `untouched_generators`. The model, its optimizer and its metrics are
-    built; `inputs`, a nest of the user's inputs, are read through `copied_input`. Context: host; on every worker.
+    attributes of the model; and random generators, see `restore_generators`. The model, its optimizer and its metrics are
+    built; `inputs`, a nest of the user's inputs, are read through `copy_input`. Context: host; on every worker.
     """
     strategy = model.distribute_strategy
     variables = [v for group in variable_state.variables_of(model).values() for v in group]
@@ -38,7 +38,7 @@ def untouched(model: TrainedModel, inputs: Any) -> Iterator[None]:
     model.fit_state = attributes.get("fit_state")
     model.train_function, model.test_function = None, vars(model).get("test_function")
     model.stop_training = model.stop_evaluating = False
-    with untouched_generators(model, inputs):
+    with restore_generators(model, inputs):
         try:
             yield
         finally:
@@ -52,12 +52,12 @@ def untouched(model: TrainedModel, inputs: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def untouched_generators(model: TrainedModel, inputs: Any) -> Iterator[None]:
+def restore_generators(model: TrainedModel, inputs: Any) -> Iterator[None]:
     """Restores the generators of Keras, TensorFlow, NumPy and Python, and those that layers, the loss and inputs hold."""
     leaves = tf.nest.flatten(inputs)
     pipelines = [PipelineState(x) for x in leaves if isinstance(x, tf.data.Dataset)]
     given = {f"input {i}": x for i, x in enumerate(leaves)}
-    held = found_generators({**variable_state.held_by(model), **given})
+    held = find_generators({**variable_state.find_held(model), **given})
     drawn = random_state.capture(held)
     try:
         yield

@@ -49,7 +49,7 @@ class Workers:
             return 0
         return int(min(row[0] for row in rows))
 
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         """Whether any worker wants to end the loop."""
         if not self.several:
             return bool(getattr(self._model, self._stop))

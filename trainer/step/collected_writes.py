@@ -10,11 +10,11 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.layers import forget_losses
-from ...compat.keras_private.variables import raw_value, stateless_scope, stored_dtype
+from ...compat.keras_private.variables import find_stored_dtype, raw_value, stateless_scope
 from ...compat.tensorflow_graphs.edges import graph_of_replica
-from ...compat.tensorflow_graphs.graphs import is_inside, made_in_this_graph
-from ...compat.tensorflow_private.strategies import checking_merges
-from ...distribute.parameter_servers.updates import colocated_with
+from ...compat.tensorflow_graphs.graphs import enter_this_graph, is_inside
+from ...compat.tensorflow_private.strategies import check_merges
+from ...distribute.parameter_servers.updates import colocate_with
 from ...distribute.replicas import once_per_copy
 from ...distribute.sharding.sharded_value import own_copy
 from ...distribute.step_context import StepContext
@@ -62,12 +62,12 @@ class CollectedWrites(keras.StatelessScope):
         return self._reads_here is not None and self._is_in_nested_graph
 
     @contextlib.contextmanager
-    def reading_in_this_graph(self) -> Iterator[None]:
+    def read_in_this_graph(self) -> Iterator[None]:
         """Variables are read in the current graph, also for nested functions.
 
         A function that XLA compiles for one device can read neither variables of other devices nor sharded weights.
         """
-        before, self._reads_here = self._reads_here, made_in_this_graph()
+        before, self._reads_here = self._reads_here, enter_this_graph()
         try:
             yield
         finally:
@@ -79,7 +79,7 @@ class CollectedWrites(keras.StatelessScope):
         if self._is_in_nested_graph:
             raise WriteInNestedGraph
         self.variables[id(variable)] = variable
-        super().add_update((variable, tf.cast(value, stored_dtype(variable))))
+        super().add_update((variable, tf.cast(value, find_stored_dtype(variable))))
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """The recorded value, or the variable's own (Keras calls this).
@@ -118,7 +118,7 @@ class CollectedWrites(keras.StatelessScope):
 
     def __enter__(self) -> CollectedWrites:
         """Begins the scope."""
-        self._merging.enter_context(checking_merges(self._check_merge))
+        self._merging.enter_context(check_merges(self._check_merge))
         super().__enter__()
         return self
 
@@ -163,7 +163,7 @@ class CollectedWrites(keras.StatelessScope):
 
         def write(values: list[tf.Tensor], applied: tf.Tensor | None) -> None:
             for (variable, _), copy, value in zip(writes, copies, values):
-                with colocated_with(copy):
+                with colocate_with(copy):
                     value = self.new_value(variable, copy, value)
                     copy.assign(value if applied is None else tf.where(applied, value, copy))
 

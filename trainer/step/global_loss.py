@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.training import entries_of, settings_of, squeeze_or_expand_to_same_rank
-from ...distribute.arguments import shown
+from ...distribute.arguments import show
 from ...distribute.step_context import this_step
 
 _ROWWISE_NAMES = """
@@ -40,13 +40,13 @@ def rowwise(fn: Any) -> Any:
     """
     if not callable(fn):
         raise TypeError(
-            f"`fn` must be a function of (y_true, y_pred), a loss or a metric. Received: {shown(fn)}"
+            f"`fn` must be a function of (y_true, y_pred), a loss or a metric. Received: {show(fn)}"
         )
     try:
         fn._unisono_rowwise = True
     except AttributeError as error:
         raise TypeError(
-            f"`fn` cannot be marked: wrap it in a Python function. Received: {shown(fn)}"
+            f"`fn` cannot be marked: wrap it in a Python function. Received: {show(fn)}"
         ) from error
     return fn
 

@@ -16,10 +16,10 @@ from ...compat.keras_private.training import (
     CompileMetrics,
     MetricsList,
     compiled_loss,
-    held_metrics,
+    find_held_metrics,
 )
 from ...compat.keras_private.variables import is_plain, raw_value, stateless_scope
-from ...compat.shared_change import shared_attributes
+from ...compat.shared_change import share_attributes
 from ...distribute.step_context import current_step
 from ...state.trained_model import TrainedModel
 
@@ -31,7 +31,7 @@ def leaf_metrics(metrics: list[Any]) -> list[Any]:
     leaves: list[Any] = []
     for metric in metrics:
         container = isinstance(metric, CompileMetrics | MetricsList)
-        inside = metric.metrics if container else held_metrics(metric)
+        inside = metric.metrics if container else find_held_metrics(metric)
         for leaf in [*([] if container else [metric]), *leaf_metrics(inside)]:
             if not any(leaf is other for other in leaves):
                 leaves.append(leaf)
@@ -40,7 +40,7 @@ def leaf_metrics(metrics: list[Any]) -> list[Any]:
 
 def metrics_of(model: TrainedModel) -> list[Any]:
     """All metrics that the model can reach: its own, those of `compile`, those of layers, and nested ones."""
-    held = [metric for layer in layers_of(model) for metric in held_metrics(layer)]
+    held = [metric for layer in layers_of(model) for metric in find_held_metrics(layer)]
     return leaf_metrics([*model.metrics, *held])
 
 
@@ -51,10 +51,10 @@ def losses_count_samples(model: TrainedModel) -> contextlib.AbstractContextManag
     """
     loss = compiled_loss(model)
     metrics = leaf_metrics([] if loss is None else loss.metrics)
-    return shared_attributes("update_state", [(metric, _weighted_with_samples) for metric in metrics])
+    return share_attributes("update_state", [(metric, _weight_with_samples) for metric in metrics])
 
 
-def _weighted_with_samples(original: Callable[..., Any]) -> Callable[..., Any]:
+def _weight_with_samples(original: Callable[..., Any]) -> Callable[..., Any]:
     def update_state(value: Any, sample_weight: Any = None) -> Any:
         step = current_step()
         return original(value, sample_weight=sample_weight if step is None else step.samples)

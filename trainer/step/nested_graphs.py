@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.variables import stateless_scope
-from ...compat.tensorflow_graphs.graphs import compiled_apart, inlined, scratch_graph
+from ...compat.tensorflow_graphs.graphs import inline_function, retrace_compiled, scratch_graph
 from ...distribute.step_context import StepContext, current_step
 from .collected_writes import CollectedWrites, WriteInNestedGraph
 
@@ -19,19 +19,19 @@ def function_call(original: Callable[..., Any]) -> Callable[..., Any]:
     """`tf.function.__call__`."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        scope = _collecting()
-        computed = None if scope is None else inlined(self)
+        scope = _find_collector()
+        computed = None if scope is None else inline_function(self)
         if scope is None or computed is None:
             return original(self, *args, **kwargs)
-        apart = compiled_apart(self)
+        apart = retrace_compiled(self)
         if apart is None:
             return computed(*args, **kwargs)
 
         def reading_here() -> Any:
-            with scope.reading_in_this_graph():
+            with scope.read_in_this_graph():
                 return apart(*args, **kwargs)
 
-        return _computed(reading_here, lambda nested: computed(*args, **kwargs))
+        return _compute(reading_here, lambda nested: computed(*args, **kwargs))
 
     return call
 
@@ -45,7 +45,7 @@ def cond(original: Callable[..., Any]) -> Callable[..., Any]:
 
         def with_writes(nested: _Nested) -> Any:
             branches = [true_fn, false_fn]
-            written = nested.written_by(branches)
+            written = nested.find_written(branches)
 
             def branch(fn: Callable[[], Any]) -> Callable[[], Any]:
                 return lambda: nested.run(fn, written)
@@ -54,7 +54,7 @@ def cond(original: Callable[..., Any]) -> Callable[..., Any]:
             nested.note(written, values, all_finite)
             return result
 
-        return _computed(unchanged, with_writes)
+        return _compute(unchanged, with_writes)
 
     return cond
 
@@ -69,7 +69,7 @@ def while_loop(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(cond, body, loop_vars, shape_invariants, *args, **kwargs)
 
         def with_writes(nested: _Nested) -> Any:
-            written = nested.written_by([lambda: body(*loop_vars)])
+            written = nested.find_written([lambda: body(*loop_vars)])
             values = [nested.value(variable) for variable in written]
             all_finite = tf.constant(True)
             shapes = None
@@ -77,11 +77,11 @@ def while_loop(original: Callable[..., Any]) -> Callable[..., Any]:
                 shapes = (shape_invariants, [value.shape for value in values], all_finite.shape)
 
             def test(inner: Any, values: Any, all_finite: Any) -> Any:
-                with nested.holding(written, values):
+                with nested.hold_values(written, values):
                     return cond(*inner)
 
             def repeated(inner: Any, values: Any, all_finite: Any) -> Any:
-                with nested.holding(written, values):
+                with nested.hold_values(written, values):
                     result, values, applied = nested.run(lambda: body(*inner), written)
                 flat = tf.nest.flatten(result, expand_composites=True)
                 packed = tf.nest.pack_sequence_as(inner, flat, expand_composites=True)
@@ -100,20 +100,20 @@ def while_loop(original: Callable[..., Any]) -> Callable[..., Any]:
             nested.note(written, values, all_finite)
             return inner if same or len(inner) != 1 else inner[0]
 
-        return _computed(unchanged, with_writes)
+        return _compute(unchanged, with_writes)
 
     return while_loop
 
 
-def _collecting() -> CollectedWrites | None:
+def _find_collector() -> CollectedWrites | None:
     """The scope that collects the writes of the step that this thread computes."""
     scope = stateless_scope() if current_step() is not None else None
     return scope if isinstance(scope, CollectedWrites) else None
 
 
-def _computed(unchanged: Callable[[], Any], with_writes: Callable[[_Nested], Any]) -> Any:
+def _compute(unchanged: Callable[[], Any], with_writes: Callable[[_Nested], Any]) -> Any:
     """`unchanged()`, unless a write is found in it."""
-    scope, step = _collecting(), current_step()
+    scope, step = _find_collector(), current_step()
     if scope is None or step is None:
         return unchanged()
     nested = _Nested(scope, step)
@@ -148,7 +148,7 @@ class _Nested:
         if self._scope.losses is not None:
             del self._scope.losses[self._losses :]
 
-    def written_by(self, functions: list[Callable[[], Any]]) -> list[keras.Variable]:
+    def find_written(self, functions: list[Callable[[], Any]]) -> list[keras.Variable]:
         """Find the variables that functions write, or that are written past the scope.
 
         Where gradients are taken instead of applied, they are taken later.
@@ -193,7 +193,7 @@ class _Nested:
         return tf.convert_to_tensor(self._scope.own_value(variable)) if noted is None else noted
 
     @contextlib.contextmanager
-    def holding(self, written: list[keras.Variable], values: list[tf.Tensor]) -> Iterator[None]:
+    def hold_values(self, written: list[keras.Variable], values: list[tf.Tensor]) -> Iterator[None]:
         """The variables have these values inside."""
         with self._scope.in_this_graph():
             for variable, value in zip(written, values):

@@ -17,7 +17,7 @@ from ...compat.keras_private.training import (
     loss_tracker,
     unpack_x_y_sample_weight,
 )
-from ...compat.tensorflow_graphs.equal_operations import made_once
+from ...compat.tensorflow_graphs.equal_operations import reuse_equal_operations
 from ...distribute.parameter_servers.shards import gradient
 from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import ReplicaSamples, StepContext, WeightTotals, current_step, step_scope
@@ -112,7 +112,7 @@ def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -
         y_pred = forward(model, x, training=True)
         loss = compute_loss(model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
         scaled = loss if model.optimizer is None else model.optimizer.scale_loss(loss)
-    with made_once():
+    with reuse_equal_operations():
         gradients = gradient(tape, scaled, variables) if variables else []
     return loss, gradients, y_pred
 

@@ -14,17 +14,17 @@ def local(text: str) -> Path:
     """The type of an argument that is a file or a folder."""
     from ..distribute.storage import local_path  # imports NumPy, which `--help` need not wait for
 
-    return _checked(local_path, text)
+    return _check(local_path, text)
 
 
 def place(text: str) -> Any:
     """The type of an argument that is a file or a folder, local or in a store."""
     from ..distribute.storage import storage_path  # imports NumPy, which `--help` need not wait for
 
-    return _checked(storage_path, text)
+    return _check(storage_path, text)
 
 
-def _checked(path_of: Callable[[str, str], Any], text: str) -> Any:
+def _check(path_of: Callable[[str, str], Any], text: str) -> Any:
     try:
         return path_of("path", text)
     except ValueError as error:
@@ -81,9 +81,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the process with status 2."""
         message = message if len(message) <= _LONGEST else f"{message[: _LONGEST - 3]}..."
-        self.exit(self.failed(f"{message.rstrip('.')}; see `{self.prog} --help`.", 2))
+        self.exit(self.fail(f"{message.rstrip('.')}; see `{self.prog} --help`.", 2))
 
-    def failed(self, message: str, status: int) -> int:
+    def fail(self, message: str, status: int) -> int:
         """Prints why the command failed; returns `status`."""
         print(f"{self.prog.removeprefix('python -m ')}: {message}", file=sys.stderr)
         return status

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
             needed = model_memory(*read_model(options.model))
         plans = distribute.memory_plans(needed, options.memory, options.batch_size, options.devices)
     except Exception as error:  # the function may do anything
-        return PARSER.failed(f"no plan of {options.model!r}: {' '.join(str(error).split())[:300]}", 2)
+        return PARSER.fail(f"no plan of {options.model!r}: {' '.join(str(error).split())[:300]}", 2)
     kinds = ("weights", "gradients", "optimizer_state", "accumulators", "activations", "total")
     rows = [["", *kinds, "of memory"]]
     for plan in plans:

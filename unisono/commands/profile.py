@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
             PARSER.error(f"--service must be HOST:PORT,HOST:PORT,...: {error}")
     PARSER.make_folder("--log-dir", options.log_dir)
     if silent := [address for address in addresses if not listens(address, _CONNECT_SECONDS)]:
-        return PARSER.failed(f"nobody listens at {', '.join(silent)}: {_CHECK}", 1)
+        return PARSER.fail(f"nobody listens at {', '.join(silent)}: {_CHECK}", 1)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
@@ -56,4 +56,4 @@ def main(argv: Sequence[str]) -> int:
     if not problem and len(files) < len(addresses):
         problem = f"{len(files)} of {len(addresses)} workers answered: {_CHECK}"
     print(*files, sep="\n", end="\n" if files else "")
-    return PARSER.failed(problem, 1) if problem else 0
+    return PARSER.fail(problem, 1) if problem else 0

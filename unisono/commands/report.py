@@ -26,7 +26,7 @@ _add("-o", "--output", type=local, help="the page to write (default: report.html
 
 def main(argv: Sequence[str]) -> int:
     """Writes the page and prints its path; returns the status that `--help` explains."""
-    options, failed = PARSER.parse_args(argv), PARSER.failed
+    options, failed = PARSER.parse_args(argv), PARSER.fail
     if options.output:
         PARSER.make_folder("--output", options.output.parent)
         if options.output.is_dir():

@@ -51,7 +51,7 @@ class BackupMismatchError(ValueError):
 
 
 @contextlib.contextmanager
-def damaged_where_wrong(problem: str, advice: str = "") -> Iterator[None]:
+def report_damage(problem: str, advice: str = "") -> Iterator[None]:
     """Turns the errors of code that reads a content of the wrong form into a DamagedFileError."""
     try:
         yield
@@ -76,7 +76,7 @@ def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> None:
         # `<f4`, `|b1`, ...; of types that NumPy knows only through an extension, the name: `bfloat16`.
         name = dtype.name if dtype.kind == "V" or dtype.isbuiltin != 1 else dtype.newbyteorder("<").str
         table.append({"dtype": name, "shape": array.shape, "offset": offset, "bytes": array.nbytes})
-        offset += _padded(array.nbytes)
+        offset += _pad_size(array.nbytes)
     manifest = {"summary": summary, "content": tree, "arrays": table, "data_bytes": offset}
     text = json.dumps(manifest, allow_nan=False, separators=(",", ":")).encode()
     if len(text) > MOST_MANIFEST_BYTES:
@@ -96,19 +96,19 @@ def read(path: str | Path, outline: bool = False) -> tuple[dict[str, Any], Any]:
 
     An `outline` takes little memory: its arrays are zeros. Raises DamagedFileError, NewerFormatError or OSError.
     """
-    with _opened(path) as stream:
+    with _open_plain_file(path) as stream:
         return _load(path, stream, outline)
 
 
 def read_summary(path: str | Path) -> dict[str, Any]:
     """The summary alone; the bytes of the file are not checked. Raises as `read`."""
-    with _opened(path) as stream:
+    with _open_plain_file(path) as stream:
         return _manifest(path, stream)[0]["summary"]
 
 
 def checksum(path: str | Path) -> bytes:
     """The checksum that a file ends with, unchecked."""
-    with _opened(path) as stream:
+    with _open_plain_file(path) as stream:
         stream.seek(max(0, stream.seek(0, os.SEEK_END) - DIGEST_BYTES))
         return stream.read()
 
@@ -118,7 +118,7 @@ def parse(data: bytes) -> tuple[dict[str, Any], Any]:
     return _load("The data", io.BytesIO(data))
 
 
-def _opened(path: str | Path) -> BinaryIO:
+def _open_plain_file(path: str | Path) -> BinaryIO:
     """A plain file; anything else, such as a FIFO or a device, is an error before it is read."""
     try:
         return open_plain(path)
@@ -137,7 +137,7 @@ def _load(path: Any, stream: BinaryIO, outline: bool = False) -> tuple[dict[str,
         array = arrays[count(number)]
         return array if not raw else b"" if outline else array.tobytes()
 
-    with damaged_where_wrong(f"{path} {_WRONG_MANIFEST}"):
+    with report_damage(f"{path} {_WRONG_MANIFEST}"):
         arrays = [_array(entry, begin, end, body) for entry in manifest["arrays"]]
         return manifest["summary"], decode(manifest["content"], take)
 
@@ -159,8 +159,8 @@ def _manifest(path: Any, stream: BinaryIO) -> tuple[dict[str, Any], int, int]:
         )
     if version < 1 or length > min(MOST_MANIFEST_BYTES, size - _PREFIX.size - DIGEST_BYTES):
         raise DamagedFileError(f"{path} is damaged: version {version}, a manifest of {length} bytes.")
-    begin = _padded(_PREFIX.size + length)
-    with damaged_where_wrong(f"{path} {_WRONG_MANIFEST}"):
+    begin = _pad_size(_PREFIX.size + length)
+    with report_damage(f"{path} {_WRONG_MANIFEST}"):
         manifest = json.loads(stream.read(length))
         end = begin + count(manifest["data_bytes"])
         if not isinstance(manifest["summary"], dict):
@@ -185,15 +185,15 @@ def _check(path: Any, stream: BinaryIO, end: int, body: memoryview | None = None
 def _pieces(manifest: bytes, arrays: Iterable[np.ndarray]) -> Iterable[Any]:
     """The file without its checksum, in order."""
     head = _PREFIX.pack(MAGIC, VERSION, len(manifest)) + manifest
-    yield head + bytes(_padded(len(head)) - len(head))
+    yield head + bytes(_pad_size(len(head)) - len(head))
     for array in arrays:
         raw = array.reshape(-1).view(np.uint8).data
         for begin in range(0, len(raw), _CHUNK_BYTES):
             yield raw[begin : begin + _CHUNK_BYTES]
-        yield bytes(_padded(len(raw)) - len(raw))
+        yield bytes(_pad_size(len(raw)) - len(raw))
 
 
-def _padded(size: int) -> int:
+def _pad_size(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 

@@ -109,7 +109,7 @@ _CONTENT = {
 
 def check(path: Any, summary: Any, content: Any) -> None:
     """Raises DamagedFileError, with the place, for anything but the summary and the content of a backup."""
-    with container.damaged_where_wrong(f"{path} is damaged: its content is not one of a backup"):
+    with container.report_damage(f"{path} is damaged: its content is not one of a backup"):
         match(summary, _SUMMARY, "the summary")
         match(content, _CONTENT, "the content")
         _require(len(content["workers"]) > 0, "the list of workers")

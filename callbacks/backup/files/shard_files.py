@@ -26,7 +26,7 @@ _saves = itertools.count()  # every worker begins the same saves
 Shards = dict[str, dict[int, Any]]
 
 
-def held_here(variables: Mapping[str, Sequence[Any]], kind: str) -> Shards:
+def find_local_shards(variables: Mapping[str, Sequence[Any]], kind: str) -> Shards:
     """The "shards" or "copies" (`kind`) of this worker: group (none is left out) -> number of the variable -> arrays."""
     return {
         group: {i: each[kind] for i, each in enumerate(members) if isinstance(each, dict) and kind in each}
@@ -43,7 +43,7 @@ def job(
 ) -> Callable[[], None] | None:
     """What this worker writes: the chief the backup, others their shards. Context: the main thread, between steps."""
     worker, workers = place_among_workers(strategy)
-    held = held_here(content["variables"], "shards") if workers > 1 else {}
+    held = find_local_shards(content["variables"], "shards") if workers > 1 else {}
     if not (shards := {group: members for group, members in held.items() if members}):
         return (lambda: store.write(content, summary)) if chief else None
     save = next(_saves)
@@ -51,7 +51,7 @@ def job(
     path = store.path_of(int(fit), int(number))
     if worker:
         return lambda: write_part(path, save, worker, shards)
-    return lambda: store.write({**content, "parts": written_parts(path, save, workers)}, summary)
+    return lambda: store.write({**content, "parts": wait_for_parts(path, save, workers)}, summary)
 
 
 def part_path(path: Path, worker: int) -> Path:
@@ -84,7 +84,7 @@ def write_part(path: Path, save: int, worker: int, shards: Shards) -> None:
         raise
 
 
-def written_parts(path: Path, save: int, workers: int) -> list[dict[str, str]]:
+def wait_for_parts(path: Path, save: int, workers: int) -> list[dict[str, str]]:
     """The parts of all other workers once written, or a SaveError. Context: the writing thread of the chief."""
     found, until = [], time.monotonic() + _LONGEST * peer_timeout()
     for worker in range(1, workers):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ....distribute.arguments import shown
+from ....distribute.arguments import show
 from ....distribute.objects import is_remote, names_in, remove_file, size_of
 from ....distribute.storage import storage_path
 from ...safe_file import is_own, remove_leftovers, save_error, write_safely
@@ -60,7 +60,7 @@ def backup_directory(directory: str | os.PathLike | None, backup_dir: str | os.P
     elif backup_dir is not None:
         raise ValueError(
             "Give either `directory` or `backup_dir`, its name in Keras. Received: "
-            f"directory={shown(directory)} and backup_dir={shown(backup_dir)}"
+            f"directory={show(directory)} and backup_dir={show(backup_dir)}"
         )
     if isinstance(directory, str | None) and not directory:
         raise ValueError(f"Empty `backup_dir` argument passed, `directory` {directory!r}: give a directory.")
@@ -157,7 +157,7 @@ class BackupStore:
             raise save_error(self.directory, error) from error
         self.fit, self._newest = 1 + _finished[self._key()], None
 
-    def finished(self) -> None:
+    def mark_finished(self) -> None:
         """Notes that the fit is done: the next one in this process is another."""
         _finished[self._key()] += 1
 

@@ -52,7 +52,7 @@ if order in ("lost", "same"):
 
     records.start(os.environ["UNISONO_RECORDS"], f"worker {worker}")
 if order == "same":
-    with records.reporting_position(lambda: "epoch 1, step 7"):
+    with records.report_position(lambda: "epoch 1, step 7"):
         raise ValueError(f"file {os.getpid()} is broken")
 if order == "lost" and worker == "0":
     wait_until(lambda: os.path.exists(f"{out}/pid-1-0"))

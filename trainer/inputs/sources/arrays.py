@@ -136,7 +136,7 @@ class StreamedArrays(FedSource):
 
     def _batches(self) -> Iterator[tuple[Any, Layout]]:
         order = copy.copy(self.position)
-        while order.left(1):
+        while order.count_left(1):
             first, _, size = order.next_batches(1)
             order.advance(1)
             batch = self._samples_from(first, size, order.indices())

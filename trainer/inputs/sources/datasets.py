@@ -11,13 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from ....compat.keras_private.variables import plain_variable
-from ....compat.tensorflow_private.dataset_graph import held_data, pipeline_checksum
+from ....compat.tensorflow_private.dataset_graph import find_held_data, pipeline_checksum
 from ....compat.tensorflow_private.datasets import (
     LIVE_SHUFFLE,
     batch_size,
     count_shuffles,
     end_iterator,
-    saving_exactly,
+    save_exactly,
 )
 from ....state.identity.data import checksum
 from ....state.identity.settings import text_of_value
@@ -65,13 +65,13 @@ class DatasetSource(Source):
     ) -> None:
         self._by_replica = by_replica
         self.digest = plain_variable(tf.zeros([1], tf.int64), [None]) if compared else None
-        self._dataset = saving_exactly(dataset) if resumable else dataset
+        self._dataset = save_exactly(dataset) if resumable else dataset
         self._element_spec = dataset.element_spec
         self._parts, self.per_worker = parts, per_worker
         if batches is None:
             elements = int(dataset.cardinality())
             batches = -(-elements // parts) if elements > 0 else elements
-        known = _known_batches(batches, steps_per_epoch)
+        known = _count_batches(batches, steps_per_epoch)
         expected = known if steps_per_epoch else None
         if per_worker:  # the worker with the most data ends the epoch
             known = None
@@ -98,10 +98,10 @@ class DatasetSource(Source):
             if self._iterator is None:  # a second iterator would change the order of a shuffled dataset
                 self._open()
             self._saves = True
-            self._packed()
+            self._pack()
         return "iterator" if self._saves else "skip"
 
-    def _packed(self) -> bytes | None:
+    def _pack(self) -> bytes | None:
         """The iterator's checkpoint; None, from then on, where it cannot be saved at some moment."""
         try:
             return save_iterator(self._iterator)
@@ -118,7 +118,7 @@ class DatasetSource(Source):
         return known
 
     def _content(self) -> str | None:
-        return None if self._by_replica else checksum(held_data(self._dataset))
+        return None if self._by_replica else checksum(find_held_data(self._dataset))
 
     def _open(self) -> None:
         self.close()
@@ -184,7 +184,7 @@ class DatasetSource(Source):
         """The position after the last chunk, with the iterator's checkpoint where possible."""
         state = {**super().state(), **self._outside.state()}
         if self._iterator is not None and not self.position.is_over() and self.resume_by == "iterator":
-            packed = self._packed()
+            packed = self._pack()
             # The checkpoint lacks a shuffle at the end of its input, and with it the order of the next pass.
             if packed is not None and packed.count(LIVE_SHUFFLE) >= count_shuffles(self._dataset):
                 state["iterator"] = packed
@@ -247,7 +247,7 @@ def without_optionals(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(convert)
 
 
-def _known_batches(cardinality: int, steps_per_epoch: int | None) -> int | None:
+def _count_batches(cardinality: int, steps_per_epoch: int | None) -> int | None:
     """The number of batches of a pass, or None if it is not known."""
     if cardinality == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
         raise ValueError("steps_per_epoch (None) must be given for a dataset that never ends.")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ....compat.tensorflow_private.datasets import copied_dataset
+from ....compat.tensorflow_private.datasets import copy_dataset
 from ....distribute.arguments import number
 from .. import checks
 from ..batch import slice_samples
@@ -102,7 +102,7 @@ def _samples_of(arrays: tuple[Any, ...], start: int, stop: int) -> tuple[Any, An
     return x, y, sample_weight
 
 
-def copied_input(x: Any, asked_by: str) -> Any:
+def copy_input(x: Any, asked_by: str) -> Any:
     """`x`, or a copy, from which batches can be drawn without changing the state of `x`.
 
     The caller restores random generators from which `x` draws. An input that can be read only once is a ValueError, which
@@ -115,7 +115,7 @@ def copied_input(x: Any, asked_by: str) -> Any:
             "batches: give arrays, a keras.utils.PyDataset, or a tf.data.Dataset."
         )
     if kind in ("Keras data adapter", "tf.data.Dataset"):
-        return copied_dataset(x.get_tf_dataset() if kind == "Keras data adapter" else x)
+        return copy_dataset(x.get_tf_dataset() if kind == "Keras data adapter" else x)
     if kind == "PyDataset":
         x = copy.copy(x)
         x.on_epoch_begin = x.on_epoch_end = lambda: None

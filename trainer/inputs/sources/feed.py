@@ -198,7 +198,7 @@ class FedSource(Source):
             except BaseException as error:
                 item, failure = None, error
             if held and (item is None or not self._fits(held, held_bytes, item)):
-                yield self._concatenated(held)
+                yield self._concatenate_held(held)
                 held, held_bytes = [], 0
             if failure is not None:
                 raise failure
@@ -209,7 +209,7 @@ class FedSource(Source):
             held.append(item)
             held_bytes += _bytes_of(item[0])
             if not self._steady and waiting() and time.monotonic() - began > _GROUP_SECONDS:
-                yield self._concatenated(held)
+                yield self._concatenate_held(held)
                 held, held_bytes = [], 0
 
     def _fits(self, held: list[tuple[Any, Layout]], held_bytes: int, item: Any) -> bool:
@@ -225,7 +225,7 @@ class FedSource(Source):
     def _varies(self, size: int) -> bool:
         return size not in self._sizes and len(self._sizes) >= _STATIC_SIZES
 
-    def _concatenated(self, held: list[tuple[Any, Layout]]) -> Group:
+    def _concatenate_held(self, held: list[tuple[Any, Layout]]) -> Group:
         size = held[0][1].size
         with tf.device("CPU:0"):
             arrays = tf.nest.map_structure(_concat_arrays, *(batch for batch, _ in held))

@@ -10,14 +10,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ....compat.tensorflow_private.datasets import distributed_parts
-from ....distribute.arguments import shown, takes_arguments, whole_number
+from ....compat.tensorflow_private.datasets import find_parts
+from ....distribute.arguments import show, takes_arguments, whole_number
 from ....distribute.hardware.data_placement import data_home
 from ....distribute.replicas import shares_variables
 from ....distribute.workers.agreement import spans_workers
 from .. import checks
 from ..batch import concat_samples, digest_of, is_memory_mapped
-from ..class_weights import check_class_weight, class_weights, weighted_spec
+from ..class_weights import check_class_weight, class_weights, weight_spec
 from ..convert import is_array, resident_size, standard_arrays
 from ..position import SampleOrder
 from ..same_input import check_same_input
@@ -72,7 +72,7 @@ def make_source(
     if most_steps and (steps_per_epoch is None or most_steps < steps_per_epoch):
         warnings.warn(f"Limiting steps_per_epoch to {most_steps}", stacklevel=4)
         steps_per_epoch = most_steps
-    shuffle = checked_shuffle(shuffle)
+    shuffle = check_shuffle(shuffle)
     weights = class_weights(class_weight)
     strategy = strategy or tf.distribute.get_strategy()
     assert strategy is not None
@@ -109,23 +109,23 @@ def make_source(
             source = _from_dataset(x, kind, steps_per_epoch, strategy, resumable, sharing)
     if weights is not None:
         check_class_weight(source.spec, class_weight)
-        source.class_weights, source.spec = weights, weighted_spec(source.spec)
+        source.class_weights, source.spec = weights, weight_spec(source.spec)
     return source
 
 
-def checked_shuffle(shuffle: Any) -> Any:
+def check_shuffle(shuffle: Any) -> Any:
     """`shuffle`, if it is None, True, False or "batch"."""
     if shuffle is None or (isinstance(shuffle, str) and shuffle == "batch"):
         return shuffle
     if not isinstance(shuffle, bool | np.bool_ | int) or shuffle not in (0, 1):
-        raise ValueError(f'`shuffle` must be True, False or "batch". Received: {shown(shuffle)}')
+        raise ValueError(f'`shuffle` must be True, False or "batch". Received: {show(shuffle)}')
     return bool(shuffle)
 
 
 def kind_of(x: Any) -> str:
     """The kind of the input `x`, as named in messages."""
     if isinstance(x, type):
-        raise TypeError(f"`x` must be an instance: give {x.__name__}(...). Received: {shown(x)}")
+        raise TypeError(f"`x` must be an instance: give {x.__name__}(...). Received: {show(x)}")
     if isinstance(x, tf.data.Dataset):
         return "tf.data.Dataset"
     if isinstance(x, tf.distribute.DistributedDataset):
@@ -195,30 +195,30 @@ def _from_dataset(
     parts, per_worker, batches = 1, False, None
     if kind == FUNCTION:
         context = input_context(strategy)
-        x = _called_with(context, x)
+        x = _call_with(context, x)
         parts = max(1, strategy.num_replicas_in_sync // context.num_input_pipelines)
         per_worker = context.num_input_pipelines > 1
     compared = spans_workers(strategy) and not per_worker and kind != DISTRIBUTED
     if kind == DISTRIBUTED:
-        datasets, replicas, batches = distributed_parts(x)
+        datasets, replicas, batches = find_parts(x)
         per_worker = spans_workers(strategy)
         parts = max(1, replicas // input_context(strategy).num_input_pipelines)
         x = datasets[0]
         if len(datasets) > 1:  # one for each replica
             x, parts = tf.data.Dataset.zip(*datasets).map(lambda *each: concat_samples(each)), 1
     x = without_optionals(x)
-    checks.batched(x.element_spec, parts, sharing)
+    checks.check_batched(x.element_spec, parts, sharing)
     by_replica = kind in (FUNCTION, DISTRIBUTED)
     return DatasetSource(x, steps_per_epoch, parts, per_worker, by_replica, batches, resumable, compared)
 
 
-def _called_with(context: tf.distribute.InputContext, function: Any) -> tf.data.Dataset:
+def _call_with(context: tf.distribute.InputContext, function: Any) -> tf.data.Dataset:
     note = (
         "`x` is a function, so it is called with a tf.distribute.InputContext and must return a tf.data.Dataset. If it is a "
         "generator function, call it and pass the generator."
     )
     if not takes_arguments(function, 1):
-        raise TypeError(f"{note} Received: {shown(function)}, a function without arguments")
+        raise TypeError(f"{note} Received: {show(function)}, a function without arguments")
     try:
         dataset = function(context)
     except TypeError as error:

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ....distribute.arguments import shown
+from ....distribute.arguments import show
 from ....state.identity.data import checksum
 from .. import checks
-from ..batch import named_parts, open_spec, unpack
+from ..batch import name_parts, open_spec, unpack
 from ..convert import host_arrays, is_array
-from ..outside_state import RecordedCalls, drawn_ahead, notes_drawn_numbers
+from ..outside_state import RecordedCalls, explain_drawn_ahead, notes_drawn_numbers
 from ..values import LabelRule, check_values
 from .feed import FedSource, Layout, layout_of
 
@@ -54,7 +54,7 @@ class PythonSource(FedSource):
         batches = [self._standard(item, number) for number, item in enumerate(self._unused)]
         super().__init__(_common_spec(batches, kind), steady)
         self.usual_batch_size = layout_of(batches[0]).size
-        self.inexact = drawn_ahead(kind, drawn_from)
+        self.inexact = explain_drawn_ahead(kind, drawn_from)
         self._known_layouts: set[Any] = set()
         self._checksum = checksum(self._unused)
 
@@ -74,7 +74,7 @@ class PythonSource(FedSource):
         """The position, with the calls of the user's code between batches."""
         return {**super().state(), "calls": self._calls.state()}
 
-    def _checked(self, items: Iterator[Any], first: int) -> Iterator[tuple[Any, Layout]]:
+    def _check_items(self, items: Iterator[Any], first: int) -> Iterator[tuple[Any, Layout]]:
         """The batches of these items, of which the first is batch `first` of the epoch."""
         for number, item in enumerate(items, first):
             batch = self._standard(item, number)
@@ -104,7 +104,7 @@ class PythonSource(FedSource):
                 "(inputs, targets, sample_weights)."
             )
         where = f"{name} has a {{kind}} as {{place}}; give arrays."
-        parts = [host_arrays(part, value, where) for part, value in named_parts(item)]
+        parts = [host_arrays(part, value, where) for part, value in name_parts(item)]
         batch = parts[0] if not isinstance(item, tuple) else tuple(parts)
         if hasattr(item, "_fields"):
             batch = type(item)(*parts)
@@ -124,17 +124,17 @@ class PythonSource(FedSource):
         except (TypeError, ValueError):
             raise ValueError(
                 f"Batch {number} of the {self._kind} has another structure than the first: "
-                f"{shown(_specs(batch))}, not {shown(self._signature)}."
+                f"{show(_specs(batch))}, not {show(self._signature)}."
             ) from None
-        for (name, part), (_, specs) in zip(named_parts(_specs(batch)), named_parts(self._signature)):
+        for (name, part), (_, specs) in zip(name_parts(_specs(batch)), name_parts(self._signature)):
             leaves = tf.nest.flatten(part)
             for index, (found, spec) in enumerate(zip(leaves, tf.nest.flatten(specs))):
                 where = name if len(leaves) == 1 else f"array {index} of {name}"
                 if found is spec is None or (spec is not None and spec.is_compatible_with(found)):
                     continue
                 raise ValueError(
-                    f"{where} of batch {number} of the {self._kind} is {shown(found)}, but the first batches have "
-                    f"{shown(spec)}; every batch must have the same dtypes and, except for the samples, the same "
+                    f"{where} of batch {number} of the {self._kind} is {show(found)}, but the first batches have "
+                    f"{show(spec)}; every batch must have the same dtypes and, except for the samples, the same "
                     "shapes (a dimension may vary if the first two batches differ in it)."
                 )
 
@@ -159,7 +159,7 @@ def _common_spec(batches: list[Any], kind: str) -> Any:
             result = tf.nest.map_structure(_merge, result, spec)
         except (TypeError, ValueError):
             raise ValueError(
-                f"Batch {number} of the {kind} is {shown(spec)}, but the first batch is {shown(specs[0])}."
+                f"Batch {number} of the {kind} is {show(spec)}, but the first batch is {show(specs[0])}."
             ) from None
     return result
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ....compat.side_table import SideTable
 from ..checks import Sharing
-from ..outside_state import RecordedCalls, saved_calls
+from ..outside_state import RecordedCalls, read_saved_calls
 from ..position import Position, SampleOrder
 from .feed import Layout
 from .python_batches import PythonSource, with_places
@@ -62,7 +62,7 @@ class StreamSource(PythonSource):
         epoch, first, most = self.position.epoch, self.position.step, self.position.given_steps
         steps = itertools.count(first) if most is None else range(first, most)
         places = (f"batch {step} of epoch {epoch}, from the {self._kind}" for step in steps)
-        return self._checked(with_places(self._rest(), places), first)
+        return self._check_items(with_places(self._rest(), places), first)
 
     def _rest(self) -> Iterator[Any]:
         while (item := self._next()) is not _END:
@@ -76,7 +76,7 @@ class StreamSource(PythonSource):
         super().close()
         taken = int(state["taken"])
         if self.rewinds:
-            self._start_passes(int(state["passes"]), saved_calls(state) or [])
+            self._start_passes(int(state["passes"]), read_saved_calls(state) or [])
         elif taken < self.position.taken:
             warnings.warn(
                 f"The {self._kind} cannot go back from batch {self.position.taken} to batch {taken}; training goes on "
@@ -185,7 +185,7 @@ class PyDatasetSource(PythonSource):
     def restore(self, state: dict[str, Any]) -> None:
         """Goes to a position; this only costs the calls of `on_epoch_begin` and `on_epoch_end`."""
         self.close()
-        saved = saved_calls(state)
+        saved = read_saved_calls(state)
         count = 2 * int(state["epoch"]) + (int(state["step"]) > 0) if saved is None else len(saved)
         for number in range(len(self._calls), count):
             self._call_hook("on_epoch_end" if number % 2 else "on_epoch_begin", saved or ())
@@ -196,12 +196,12 @@ class PyDatasetSource(PythonSource):
     def _batches(self) -> Iterator[tuple[Any, Layout]]:
         order = self.position
         first, chosen = order.step, order.indices()
-        part = range(order.taken, order.taken + order.left(2**31))
+        part = range(order.taken, order.taken + order.count_left(2**31))
         numbers = list(part) if chosen is None else chosen[part.start : part.stop].tolist()
         ordered = enumerate(numbers, first)
         places = (f"item {number} of the PyDataset, batch {step} of the epoch" for step, number in ordered)
         with contextlib.closing(_items_of(self._dataset, numbers)) as items:
-            yield from self._checked(with_places(items, places), first)
+            yield from self._check_items(with_places(items, places), first)
 
 
 def _batch_order(dataset: Any, shuffle: bool, seed: int, steps_per_epoch: int | None) -> SampleOrder:

@@ -116,7 +116,7 @@ class IteratorReader:
     def __call__(self, iterator: Any, i: Any) -> Any:
         """The next batch."""
         if self.counted:
-            return self._checked(iterator.get_next())
+            return self._check(iterator.get_next())
         first, *others = [iterator.get_next_as_optional() for _ in range(self.parts)]
         if not others and self.rules is None:
             return first
@@ -128,12 +128,12 @@ class IteratorReader:
                     lambda value=value, other=other: concat_samples([value, other.get_value()]),
                     lambda value=value: value,
                 )
-            return self._checked(value)
+            return self._check(value)
 
         spec = iterator.element_spec
         return map_optional(whole, first, batch_spec(spec) if others else spec)
 
-    def _checked(self, batch: Any) -> Any:
+    def _check(self, batch: Any) -> Any:
         """The batch, after the check of its values."""
         if self.rules is None:
             return batch
@@ -160,15 +160,15 @@ class ComparedIterator(NamedTuple):
     def get_next(self) -> Any:
         """The next batch."""
         early = self.early.get_next()
-        return self._noted(tf.cond(early.has_value(), early.get_value, self.iterator.get_next))
+        return self._note(tf.cond(early.has_value(), early.get_value, self.iterator.get_next))
 
     def get_next_as_optional(self) -> Any:
         """The next batch, if there is one."""
         early = self.early.get_next()
         drawn = tf.cond(early.has_value(), lambda: early, self.iterator.get_next_as_optional)
-        return map_optional(self._noted, drawn, self.element_spec)
+        return map_optional(self._note, drawn, self.element_spec)
 
-    def _noted(self, batch: Any) -> Any:
+    def _note(self, batch: Any) -> Any:
         before = tf.raw_ops.ReadVariableOp(resource=self.digest, dtype=tf.int64)
         tf.raw_ops.AssignVariableOp(resource=self.digest, value=31 * before + digest_of(batch))
         return batch

@@ -118,7 +118,7 @@ class Source:
 
         An error of the user's code gets a note with the number of the batch.
         """
-        steps = self.position.left(max_steps)
+        steps = self.position.count_left(max_steps)
         chunk = self._read(steps) if steps else None
         if chunk is None and self._begins_anew():
             chunk = self._read(steps)
@@ -139,7 +139,7 @@ class Source:
             self.begin_epoch(self.position.epoch)
         return another
 
-    def drawn(self, steps: int) -> None:
+    def note_drawn(self, steps: int) -> None:
         """The loop reports how many steps the last chunk gave; only needed after an `open_ended` one that gave fewer."""
 
     def identity(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ..labels import (
     REPLICATED,
     is_partial,
     is_sharded,
-    sharded,
+    label_sharded,
 )
 from ..program import Value
 from ..sizes.extents import SHAPES, broadcast
@@ -75,7 +75,7 @@ def elementwise(
         n: axis - lacks if axis >= lacks and view.shape(n)[axis - lacks] != 1 else -1
         for n, lacks in before.items()
     }
-    return view.aligned(lead, axes), [sharded(axis, lead.blocks, lead.chosen)] * len(view.op.outputs)
+    return view.align(lead, axes), [label_sharded(axis, lead.blocks, lead.chosen)] * len(view.op.outputs)
 
 
 def _without_samples(view: View, kind: str, every: Sequence[int], fixed: Collection[int]) -> Ruling:
@@ -128,7 +128,7 @@ def _select(view: View) -> Ruling:
 
 
 @rule("ZerosLike", "OnesLike")
-def _filled_like(view: View) -> Ruling:
+def _fill_like(view: View) -> Ruling:
     label = view.labels[0]
     return [None], [label._replace(counts=None) if is_sharded(label) else REPLICATED]
 

@@ -13,11 +13,11 @@ from ..labels import (
     are_together,
     is_partial,
     is_sharded,
-    sharded,
+    label_sharded,
     sizes,
 )
 from ..sizes.size import Extent, per_sample
-from .view import Gather, Ruling, View, known, rule
+from .view import Gather, Ruling, View, require_known, rule
 
 
 def _chooses_samples(view: View, axis: int) -> bool:
@@ -38,7 +38,7 @@ def _gather(view: View) -> Ruling:
         and (rank, batch) == (1, 0)
         and _counts_samples(view, view.op.inputs[1], extent)
     ):
-        return [None, sharded(0, counts=extent), REPLICATED], [params]  # all of them, in order
+        return [None, label_sharded(0, counts=extent), REPLICATED], [params]  # all of them, in order
     if batch:
         if are_together(params, indices) and params.axis < batch and not indices.counts:
             return [None, None, REPLICATED], [params]
@@ -47,30 +47,30 @@ def _gather(view: View) -> Ruling:
         if is_sharded(indices) or is_partial(indices):
             raise Gather
         moved = rank - 1 if params.axis > axis else 0
-        return view.kept(params._replace(axis=params.axis + moved))
+        return view.keep(params._replace(axis=params.axis + moved))
     if _chooses_samples(view, axis):
-        return [None, None, REPLICATED], [sharded(axis, chosen=indices.chosen)]
+        return [None, None, REPLICATED], [label_sharded(axis, chosen=indices.chosen)]
     if is_sharded(indices) and not indices.counts:
         return [REPLICATED, None, REPLICATED], [indices._replace(axis=axis + indices.axis)]
     if params == PARTIAL_SUM and not is_sharded(indices):
-        return view.kept(PARTIAL_SUM)
+        return view.keep(PARTIAL_SUM)
     raise Gather
 
 
 @rule("ResourceGather")
 def _gather_variable(view: View) -> Ruling:
     label = view.labels[1]
-    return ([None, None], [label]) if is_sharded(label) else view.kept(REPLICATED)
+    return ([None, None], [label]) if is_sharded(label) else view.keep(REPLICATED)
 
 
 @rule("GatherNd")
 def _gather_nd(view: View) -> Ruling:
     params, indices = view.labels
     if _chooses_samples(view, 0):
-        return [None, None], [sharded(0, chosen=indices.chosen)]
+        return [None, None], [label_sharded(0, chosen=indices.chosen)]
     extent = view.shape(0)[0]
-    if params == indices == sharded(0) and _first_column_counts_samples(view, 1, extent):
-        return [None, sharded(0, counts=extent, column=True)], [sharded(0)]
+    if params == indices == label_sharded(0) and _first_column_counts_samples(view, 1, extent):
+        return [None, label_sharded(0, counts=extent, column=True)], [label_sharded(0)]
     if is_sharded(indices) and not indices.counts and indices.axis < view.rank(1) - 1:
         return [REPLICATED, None], [indices]
     raise Gather
@@ -82,8 +82,8 @@ def _scatter(view: View) -> Ruling:
     if are_together(indices, updates) and indices.axis == 0 and not view.depends_on_batch():
         return [None, None, REPLICATED], [PARTIAL_SUM]
     extent = view.out_shape()[0]
-    if indices == updates == sharded(0) and _first_column_counts_samples(view, 0, extent):
-        return [sharded(0, counts=extent, column=True), None, sizes(0)], [sharded(0)]
+    if indices == updates == label_sharded(0) and _first_column_counts_samples(view, 0, extent):
+        return [label_sharded(0, counts=extent, column=True), None, sizes(0)], [label_sharded(0)]
     raise Gather
 
 
@@ -98,7 +98,7 @@ def _scatter_into(view: View) -> Ruling:
 @rule("OneHot")
 def _one_hot(view: View) -> Ruling:
     label, at = view.samples(), view.attr("axis") % view.out_rank()
-    return view.kept(label._replace(axis=label.axis + (at <= label.axis)))
+    return view.keep(label._replace(axis=label.axis + (at <= label.axis)))
 
 
 _SEGMENTS = {
@@ -110,16 +110,16 @@ _SEGMENTS = {
 def _segments(view: View) -> Ruling:
     data, ids, rank = view.samples(), view.labels[1], view.rank(1)
     if data.axis >= rank and not is_sharded(ids) and not is_partial(ids):
-        return view.kept(data._replace(axis=data.axis - rank + 1))
+        return view.keep(data._replace(axis=data.axis - rank + 1))
     together = are_together(data, ids)
     if together and data.axis < rank and not ids.counts and not view.depends_on_batch():
         return [None, None, REPLICATED], [_SEGMENTS[view.type]]
     extent = view.out_shape()[0]
     if together and rank == 1 and data.blocks == 1 and extent is not None:
         if ids.counts == extent:  # the backward pass of a choice of samples
-            return [None, None, sizes(0)], [sharded(0)]
+            return [None, None, sizes(0)], [label_sharded(0)]
         if not ids.counts and not data.chosen and _are_in_parts_of_samples(view, 1, extent):
-            return [None, sharded(0, counts=extent), sizes(0)], [sharded(0)]
+            return [None, label_sharded(0, counts=extent), sizes(0)], [label_sharded(0)]
     raise Gather
 
 
@@ -128,19 +128,19 @@ def _bin_count(view: View) -> Ruling:
     label, rank = view.samples(), view.rank(0)
     if view.type == "DenseBincount" and view.shape(2) == [0]:  # without weights
         if rank == 1 and not view.attr("binary_output"):
-            return view.kept(PARTIAL_SUM)
+            return view.keep(PARTIAL_SUM)
         if rank == 2 and label.axis == 0:
-            return view.kept(label)
+            return view.keep(label)
     raise Gather
 
 
 @rule("Where")
 def _positions_of_true(view: View) -> Ruling:
-    if view.samples() != sharded(0) or view.rank(0) != 1 or not view.mesh.of_batch:
+    if view.samples() != label_sharded(0) or view.rank(0) != 1 or not view.mesh.of_batch:
         raise Gather
-    extent = known(view.shape(0)[0])
+    extent = require_known(view.shape(0)[0])
     chosen = id(view.value_of(_origin(view.op.inputs[0]))), extent  # where the same is true
-    return [None], [sharded(0, chosen=chosen, counts=extent)]
+    return [None], [label_sharded(0, chosen=chosen, counts=extent)]
 
 
 @rule("LookupTableFindV2")

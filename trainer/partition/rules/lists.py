@@ -14,7 +14,7 @@ from .view import Ruling, View, Wants, rule
 EMPTY = Label("empty list")
 
 
-def listed(op: tf.Operation, inputs: Sequence[Value], labels: Labels) -> Value:
+def describe_list(op: tf.Operation, inputs: Sequence[Value], labels: Labels) -> Value:
     """Return the known properties of the elements of a list after an operation; its shape begins with their number."""
     held = inputs[0] if inputs and inputs[0].dtype == tf.variant else None
     shape, elements = (None, None) if held is None else (held.shape, held.elements)
@@ -73,7 +73,7 @@ def _none(view: View) -> Ruling:
 @rule("OptionalFromValue", "OptionalGetValue")
 def _optional(view: View) -> Ruling:
     if len(view.labels) > 1 or len(view.op.outputs) > 1:
-        return view.gathered()
+        return view.gather()
     label = REPLICATED if view.labels[0].kind == "sizes" else view.labels[0]._replace(counts=None)
     return [None if label == view.labels[0] else label], [label]
 
@@ -90,7 +90,7 @@ def _from_tensor(view: View) -> Ruling:
     if not is_sharded(label):
         return wants, [label]
     if label.axis == 0 or label.counts:
-        return view.gathered()
+        return view.gather()
     axis = label.axis - (view.type != "TensorListSplit")
     shape = _FROM_TENSOR[view.type]
     wants[shape] = _open(axis) if view.rank(shape) == 1 else None
@@ -113,7 +113,7 @@ def _put(view: View) -> Ruling:
 def _scatter(view: View) -> Ruling:
     held, label = view.labels[:2]
     if is_sharded(label) and (label.axis == 0 or label.counts):
-        return view.gathered()
+        return view.gather()
     goal = label._replace(axis=label.axis - is_sharded(label)) if held == EMPTY else held
     return [None, goal._replace(axis=goal.axis + is_sharded(goal)), REPLICATED], [goal]
 
@@ -145,9 +145,9 @@ def _take(view: View) -> Ruling:
 
 
 @rule("TensorListConcatV2")
-def _joined(view: View) -> Ruling:
+def _join(view: View) -> Ruling:
     label = view.labels[0]
     if is_sharded(label) and label.axis == 0:
-        return view.gathered()
+        return view.gather()
     has_shape = is_sharded(label) and view.rank(1) == 1
     return [None, _open(label.axis) if has_shape else None, None], [label, REPLICATED]

@@ -23,7 +23,7 @@ def contraction(view: View, terms: list[str], result: str) -> Ruling:
         return wants, [PARTIAL_SUM if sums else REPLICATED]
     lead = view.labels[next(number for number in order if at[number] == kept)]
     made = lead._replace(axis=result.index(kept)) if kept in result else PARTIAL_SUM
-    return view.aligned(lead, {n: term.find(kept) for n, term in enumerate(terms)}, equal=True), [made]
+    return view.align(lead, {n: term.find(kept) for n, term in enumerate(terms)}, equal=True), [made]
 
 
 @rule("MatMul")
@@ -32,7 +32,7 @@ def _matrix_product(view: View) -> Ruling:
 
 
 @rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-def _batched_product(view: View) -> Ruling:
+def _multiply_batches(view: View) -> Ruling:
     terms, result = product_terms(view.op, [view.rank(0), view.rank(1)])
     for number, term in enumerate(terms):  # axes of extent 1 are broadcast
         own = zip(term[:-2], view.shape(number))
@@ -55,14 +55,14 @@ def _bias(view: View) -> Ruling:
     label = view.labels[0]
     if view.type == "BiasAddGrad":
         if label != PARTIAL_SUM and view.samples().axis == channels:
-            return view.kept(label._replace(axis=0))
-        return view.kept(PARTIAL_SUM)
+            return view.keep(label._replace(axis=0))
+        return view.keep(PARTIAL_SUM)
     bias = view.labels[1]
     if is_sharded(label) and label.axis != channels:
-        return view.kept(label)
+        return view.keep(label)
     lead = label if is_sharded(label) else bias._replace(axis=channels)
     if is_sharded(lead):
-        return view.aligned(lead, {0: channels, 1: 0}), [lead]
+        return view.align(lead, {0: channels, 1: 0}), [lead]
     if PARTIAL_SUM in (label, bias):
         return [PARTIAL_SUM, PARTIAL_SUM], [PARTIAL_SUM]
     raise Gather
@@ -79,7 +79,7 @@ def samples_together(view: View, batched: tuple[int, ...], outputs: list[Label] 
         leads = [view.labels[n] for n in batched if is_sharded(view.labels[n]) and not view.values[n].free]
     if not leads or any(label._replace(axis=0) != leads[0] for label in leads):
         raise Gather
-    wants = view.aligned(leads[0], {n: 0 if n in batched else -1 for n in range(len(view.labels))}, True)
+    wants = view.align(leads[0], {n: 0 if n in batched else -1 for n in range(len(view.labels))}, True)
     return wants, outputs or [leads[0] if shape != [] else REPLICATED for shape in view.out_shapes]
 
 
@@ -109,7 +109,7 @@ def _each_sample(view: View) -> Ruling:
 
 
 @rule("ImageProjectiveTransformV3")
-def _projected(view: View) -> Ruling:
+def _project_images(view: View) -> Ruling:
     of_each = is_open(view.shape(1)[0])  # a transform for each sample, or one for all
     return samples_together(view, (0, 1) if of_each else (0,))
 
@@ -117,11 +117,11 @@ def _projected(view: View) -> Ruling:
 @rule("SpaceToBatchND", "BatchToSpaceND")
 def _space_and_batch(view: View) -> Ruling:
     label = view.samples()
-    times = int(view.fixed(1).prod())  # the batch comes once for each place in a block
+    times = int(view.require_fixed(1).prod())  # the batch comes once for each place in a block
     if label.axis != 0 or label.chosen or (view.type == "BatchToSpaceND" and label.blocks % times):
         raise Gather
     blocks = label.blocks * times if view.type == "SpaceToBatchND" else label.blocks // times
-    return view.kept(label._replace(blocks=blocks))
+    return view.keep(label._replace(blocks=blocks))
 
 
 _SIZES_OF_INPUT = {  # the number of the gradient, next to the sizes of the input

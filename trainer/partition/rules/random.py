@@ -1,6 +1,6 @@
 """Random draws: different on each replica where they have samples, the same everywhere where they have none."""
 
-from ..labels import OWN, REPLICATED, sharded, sizes
+from ..labels import OWN, REPLICATED, label_sharded, sizes
 from .view import Ruling, View, Wants, rule
 
 _WITH_SEED = """
@@ -15,22 +15,22 @@ STATEFUL, STATELESS = _WITH_SEED.split(), _WITH_KEY.split()
 
 
 @rule(*STATELESS)
-def _drawn_with_key(view: View) -> Ruling:
+def _draw_with_key(view: View) -> Ruling:
     label = view.labels[0]
     wants: Wants = [REPLICATED] * len(view.labels)
     if label.kind == "sizes" and label.chosen:
-        return [None, OWN, *wants[2:]], [sharded(label.axis, chosen=label.chosen)]
+        return [None, OWN, *wants[2:]], [label_sharded(label.axis, chosen=label.chosen)]
     axis = view.samples_axis()
     if axis is None:
         return wants, [REPLICATED]
-    return [sizes(axis), OWN, *wants[2:]], [sharded(axis)]
+    return [sizes(axis), OWN, *wants[2:]], [label_sharded(axis)]
 
 
 @rule(*STATEFUL, "RandomShuffle")
-def _drawn(view: View) -> Ruling:
+def _draw(view: View) -> Ruling:
     wants: Wants = [REPLICATED] * len(view.labels)
     axis = None if view.type in _OF_ALL else view.samples_axis()
     if axis is None:
         return wants, [OWN]  # the first replica's key, shared by all
     wants[0] = sizes(axis)
-    return wants, [sharded(axis)]
+    return wants, [label_sharded(axis)]

@@ -15,15 +15,15 @@ def _reduce(view: View) -> Ruling:
     if label.kind == "sizes" and kind == "Prod" and label.chosen and not view.attr("keep_dims"):
         return [None, None], [PARTIAL_SUM]  # of an extent and of sizes that are the same everywhere
     if label == PARTIAL_SUM and kind in ("Sum", "Mean") and not rounds:
-        return view.kept(PARTIAL_SUM)
+        return view.keep(PARTIAL_SUM)
     if label in (PARTIAL_MAX, PARTIAL_MIN) and _PARTIAL.get(kind) == label:
-        return view.kept(label)
+        return view.keep(label)
     label, axes = view.samples(), view.axes(1)
     if label.axis in axes:
         if kind not in _PARTIAL or rounds or (kind == "Mean" and label.chosen):
             raise Gather
-        return view.kept(_PARTIAL[kind])
-    return view.kept(label) if view.attr("keep_dims") else view.without_axes(axes)
+        return view.keep(_PARTIAL[kind])
+    return view.keep(label) if view.attr("keep_dims") else view.without_axes(axes)
 
 
 @rule("L2Loss")
@@ -45,7 +45,7 @@ _LAST_AXES = {"Softmax": 1, "LogSoftmax": 1, "TopKV2": 1, "NthElement": 1, "Matr
 @rule(*_AXES, *_LAST_AXES)
 def _along_axes(view: View) -> Ruling:
     if view.labels[0] == PARTIAL_SUM and view.type in ("Cumsum", "ReverseV2"):
-        return view.kept(PARTIAL_SUM)
+        return view.keep(PARTIAL_SUM)
     rank = view.rank(0)
     axes = view.axes(_AXES[view.type]) if view.type in _AXES else range(rank - _LAST_AXES[view.type], rank)
-    return view.kept(view.samples(0, axes))
+    return view.keep(view.samples(0, axes))

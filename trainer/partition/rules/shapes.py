@@ -1,12 +1,12 @@
 """Sizes, reshapes, slices, concatenations: the axis of the samples after each."""
 
-from ..labels import PARTIAL_SUM, REPLICATED, Label, is_partial, is_sharded, sharded, sizes
+from ..labels import PARTIAL_SUM, REPLICATED, Label, is_partial, is_sharded, label_sharded, sizes
 from ..program import MeshAxis
-from ..sizes.moved_extents import squeezed_axes
+from ..sizes.moved_extents import find_squeezed_axes
 from ..sizes.size import Extent, is_open, quotient
 from ..sizes.size_arrays import product
 from .elementwise import LINEAR, elementwise
-from .view import Gather, Ruling, View, Wants, known, rule
+from .view import Gather, Ruling, View, Wants, require_known, rule
 
 
 @rule("Shape", "ShapeN", "Size", "Rank")
@@ -22,7 +22,7 @@ def _sizes(view: View) -> Ruling:
     return [None] * len(view.labels), made
 
 
-def _reshaped(label: Label, old: list[Extent], new: list[Extent], mesh: MeshAxis) -> Label | None:
+def _reshape_label(label: Label, old: list[Extent], new: list[Extent], mesh: MeshAxis) -> Label | None:
     """Return the label of a SHARDED tensor after a reshape; None where its samples do not stay together."""
     if not label.chosen and None not in old and None not in new:
         outer: Extent = 1
@@ -49,27 +49,27 @@ def _reshape(view: View) -> Ruling:
         return [None, sizes(0, label.chosen)], [label]
     if label.counts:
         raise Gather
-    found = known(_reshaped(label, view.shape(0), view.out_shape(), view.mesh))
+    found = require_known(_reshape_label(label, view.shape(0), view.out_shape(), view.mesh))
     return [None, sizes(found.axis, found.chosen)], [found]
 
 
 @rule("ExpandDims", linear_in=0)
 def _expand(view: View) -> Ruling:
     label = view.labels[0]
-    place = int(view.fixed(1).ravel()[0]) % (view.rank(0) + 1)
-    return view.kept(label._replace(axis=label.axis + (place <= label.axis)))
+    place = int(view.require_fixed(1).ravel()[0]) % (view.rank(0) + 1)
+    return view.keep(label._replace(axis=label.axis + (place <= label.axis)))
 
 
 @rule("Squeeze", linear_in=0)
 def _squeeze(view: View) -> Ruling:
     view.out_shape()
-    return view.without_axes(squeezed_axes(view.op, view.shape(0)))
+    return view.without_axes(find_squeezed_axes(view.op, view.shape(0)))
 
 
 @rule("Transpose", linear_in=0)
 def _transpose(view: View) -> Ruling:
     label = view.labels[0]
-    return view.kept(label._replace(axis=view.fixed(1).tolist().index(label.axis)))
+    return view.keep(label._replace(axis=view.require_fixed(1).tolist().index(label.axis)))
 
 
 @rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
@@ -77,20 +77,20 @@ def _pad(view: View) -> Ruling:
     label = view.samples()
     if any(more != 0 for more in view.constant(1)[label.axis]):
         raise Gather
-    return view.kept(label)
+    return view.keep(label)
 
 
 @rule("Tile")
 def _tile(view: View) -> Ruling:
     label = view.labels[0]
     if label == PARTIAL_SUM:
-        return view.kept(label)
+        return view.keep(label)
     if not is_sharded(label):
         return broadcast(view, 0, 1)
     count = view.constant(1)[label.axis]
     if is_open(count) or (count != 1 and (label.blocks > 1 or label.chosen)):
         raise Gather
-    return view.kept(label._replace(blocks=label.blocks * count))
+    return view.keep(label._replace(blocks=label.blocks * count))
 
 
 @rule("BroadcastTo")
@@ -118,13 +118,13 @@ def broadcast(view: View, data: int, shape: int) -> Ruling:
     ones = view.type != "Tile" or (given is not None and given[label.axis : label.axis + 1] == [1])
     if label.kind == "sizes" and label.chosen and ones:
         wants[shape] = None
-        return wants, [sharded(label.axis, chosen=label.chosen)]
+        return wants, [label_sharded(label.axis, chosen=label.chosen)]
     axis = view.samples_axis()
     if axis is not None and given is not None and None not in view.out_shape():
         inner = axis - (view.out_rank() - len(given))
         if inner < 0 or given[inner] == 1:
             wants[shape] = sizes(axis)
-            return wants, [sharded(axis)]
+            return wants, [label_sharded(axis)]
     if view.labels[data] == PARTIAL_SUM:
         wants[data] = PARTIAL_SUM
         return wants, [PARTIAL_SUM]
@@ -134,7 +134,7 @@ def broadcast(view: View, data: int, shape: int) -> Ruling:
 @rule("ConcatV2")
 def _concat(view: View) -> Ruling:
     parts = view.labels[:-1]
-    axis = int(view.fixed(len(parts))) % max(view.out_rank(), 1)
+    axis = int(view.require_fixed(len(parts))) % max(view.out_rank(), 1)
     if any(is_sharded(label) and label.axis == axis for label in parts):
         first = parts[0]
         alike = all(label == first for label in parts) and not first.chosen
@@ -169,10 +169,10 @@ def _unpack(view: View) -> Ruling:
 def _split(view: View) -> Ruling:
     data, where = (1, 0) if view.type == "Split" else (0, 2)
     if is_partial(view.labels[data]):
-        return view.kept(view.labels[data], data)
+        return view.keep(view.labels[data], data)
     label, count = view.samples(data), len(view.op.outputs)
     if view.axes(where, data)[0] != label.axis:
-        return view.kept(label, data)
+        return view.keep(label, data)
     if view.type != "Split" or label.blocks % count:
         raise Gather
-    return view.kept(label._replace(blocks=label.blocks // count), data)
+    return view.keep(label._replace(blocks=label.blocks // count), data)

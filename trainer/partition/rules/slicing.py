@@ -1,17 +1,17 @@
 """Slices. Along the axis of the samples: the whole axis, or whole blocks."""
 
 from ..labels import PARTIAL_SUM, REPLICATED, Label, is_partial, sizes
-from ..sizes.moved_extents import named_axes, slice_ends
+from ..sizes.moved_extents import name_axes, slice_ends
 from ..sizes.size import Extent, quotient
 from ..sizes.size_arrays import product
 from .view import Gather, Ruling, View, rule
 
 
-def _named_axes(view: View, rank: int) -> tuple[list[int | None], dict[int, int]]:
+def _name_axes(view: View, rank: int) -> tuple[list[int | None], dict[int, int]]:
     count = view.shape(1)[0]
     if not isinstance(count, int):
         raise Gather
-    return named_axes(view.op, count, rank)
+    return name_axes(view.op, count, rank)
 
 
 def _blocks(label: Label, start: Extent, whole: Extent, part: Extent) -> int:
@@ -24,7 +24,7 @@ def _blocks(label: Label, start: Extent, whole: Extent, part: Extent) -> int:
     return count
 
 
-def _strided_blocks(view: View, label: Label, entry: int | None, whole: Extent, part: Extent) -> int:
+def _count_strided_blocks(view: View, label: Label, entry: int | None, whole: Extent, part: Extent) -> int:
     """`_blocks` of the entry of a strided slice that names the sharded axis; None: the whole axis."""
     if entry is None:
         return label.blocks
@@ -36,31 +36,31 @@ def _strided_blocks(view: View, label: Label, entry: int | None, whole: Extent, 
 
 
 @rule("StridedSlice")
-def _strided_slice(view: View) -> Ruling:
+def _slice_strided(view: View) -> Ruling:
     label = view.labels[0]
     if label.kind == "sizes" and label.chosen:
         length = view.shape(0)[0]
         if not isinstance(length, int) or not view.op.get_attr("shrink_axis_mask") & 1:
             raise Gather
-        return view.kept(PARTIAL_SUM if int(view.fixed(1)[0]) % length == label.axis else REPLICATED)
+        return view.keep(PARTIAL_SUM if int(view.require_fixed(1)[0]) % length == label.axis else REPLICATED)
     if is_partial(label):
-        return view.kept(label)
+        return view.keep(label)
     label = view.samples()
-    axes, named = _named_axes(view, view.rank(0))
+    axes, named = _name_axes(view, view.rank(0))
     if label.axis not in axes:
         raise Gather
     place, entry = axes.index(label.axis), named.get(label.axis)
     whole, part = view.shape(0)[label.axis], view.out_shape()[place]
-    blocks = _strided_blocks(view, label, entry, whole, part)
+    blocks = _count_strided_blocks(view, label, entry, whole, part)
     bound = REPLICATED if label.chosen or entry is None else sizes(entry)
     counts = label.counts if blocks == label.blocks else None
     return [None, bound, bound, REPLICATED], [label._replace(axis=place, blocks=blocks, counts=counts)]
 
 
 @rule("StridedSliceGrad", linear_in=4)
-def _strided_slice_gradient(view: View) -> Ruling:
+def _grade_strided_slice(view: View) -> Ruling:
     label = view.labels[4]
-    axes, named = _named_axes(view, view.out_rank())
+    axes, named = _name_axes(view, view.out_rank())
     axis = axes[label.axis]
     if axis is None:
         raise Gather
@@ -74,7 +74,7 @@ def _strided_slice_gradient(view: View) -> Ruling:
     if not isinstance(ratio, int):
         raise Gather
     made = label._replace(axis=axis, blocks=label.blocks * ratio)
-    if _strided_blocks(view, made, entry, whole, part) != label.blocks:
+    if _count_strided_blocks(view, made, entry, whole, part) != label.blocks:
         raise Gather
     return [shape, sizes(entry), sizes(entry), REPLICATED, None], [made]
 

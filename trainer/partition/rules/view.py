@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from ..labels import REPLICATED, Label, are_together, is_partial, is_sharded, sharded
-from ..program import BATCH, MeshAxis, Value, varying_axes
+from ..labels import REPLICATED, Label, are_together, is_partial, is_sharded, label_sharded
+from ..program import BATCH, MeshAxis, Value, find_varying_axes
 from ..sizes.size import Extent, Shape
 from ..sizes.size_arrays import Unknown, plain
 
@@ -36,19 +36,19 @@ def rule(*types: str, linear_in: int | None = None) -> Callable[[Rule], Rule]:
     """
 
     def enter(function: Rule) -> Rule:
-        def checked(view: View) -> Ruling:
+        def check_ruling(view: View) -> Ruling:
             try:
                 if linear_in is not None:
                     if is_partial(view.labels[linear_in]):
-                        return view.kept(view.labels[linear_in], linear_in)
+                        return view.keep(view.labels[linear_in], linear_in)
                     view.samples(linear_in)
                 return function(view)
             except (Gather, Unknown):
-                return view.gathered()
+                return view.gather()
 
         for name in types:
             assert name not in RULES, name
-            RULES[name] = checked
+            RULES[name] = check_ruling
         return function
 
     return enter
@@ -57,7 +57,7 @@ def rule(*types: str, linear_in: int | None = None) -> Callable[[Rule], Rule]:
 Known = TypeVar("Known")
 
 
-def known(value: Known | None) -> Known:
+def require_known(value: Known | None) -> Known:
     """Return `value`; raise `Gather` where it is not known."""
     if value is None:
         raise Gather
@@ -101,7 +101,7 @@ class View:
 
     def shape(self, number: int) -> list[Extent]:
         """The shape of an input."""
-        return known(self.values[number].shape)
+        return require_known(self.values[number].shape)
 
     def rank(self, number: int) -> int:
         """The rank of an input."""
@@ -113,23 +113,23 @@ class View:
 
     def out_shape(self, number: int = 0) -> list[Extent]:
         """The shape of an output."""
-        return known(self.out_shapes[number])
+        return require_known(self.out_shapes[number])
 
     def constant(self, number: int) -> np.ndarray:
         """The value of an input, as sizes."""
-        return known(self.values[number].constant)
+        return require_known(self.values[number].constant)
 
-    def fixed(self, number: int) -> np.ndarray:
+    def require_fixed(self, number: int) -> np.ndarray:
         """The value of an input that does not depend on the size of the batch."""
-        return known(plain(self.values[number].constant))
+        return require_known(plain(self.values[number].constant))
 
     def axes(self, number: int, data: int = 0) -> list[int]:
         """The axes of the input `data` from an axis input, counted from 0."""
-        return [int(axis) % max(self.rank(data), 1) for axis in np.ravel(self.fixed(number))]
+        return [int(axis) % max(self.rank(data), 1) for axis in np.ravel(self.require_fixed(number))]
 
     def depends_on_batch(self) -> list[int]:
         """The axes of the first output whose extents depend on the size of the batch, as far as they are known."""
-        return varying_axes(self.out_shapes[0]) or []
+        return find_varying_axes(self.out_shapes[0]) or []
 
     def samples_axis(self) -> int | None:
         """Return the axis of the first output that has the samples; None where it has none, or it is not known."""
@@ -141,7 +141,7 @@ class View:
         value = self.value_of(tensor)
         return None if value is None else value.constant
 
-    def aligned(self, lead: Label, axes: Mapping[int, int], equal: bool = False) -> Wants:
+    def align(self, lead: Label, axes: Mapping[int, int], equal: bool = False) -> Wants:
         """Request the samples of `lead` along an axis of each of these inputs; an input with axis -1 is used whole.
 
         `equal`: whether the operation needs these axes to have one extent, so that one which is not known has it, too.
@@ -155,19 +155,19 @@ class View:
                 unknown = equal and extent is None and self.mesh.of_batch
                 if lead.chosen or not (unknown or self.mesh.divides(extent, lead.blocks)):
                     raise Gather
-                wants[number] = sharded(axis, lead.blocks)
+                wants[number] = label_sharded(axis, lead.blocks)
         return wants
 
     def without_axes(self, axes: Collection[int]) -> Ruling:
         """Label an operation that drops these axes of its first input."""
         label = self.samples(0, axes)
-        return self.kept(label._replace(axis=label.axis - sum(axis < label.axis for axis in set(axes))))
+        return self.keep(label._replace(axis=label.axis - sum(axis < label.axis for axis in set(axes))))
 
-    def gathered(self) -> Ruling:
+    def gather(self) -> Ruling:
         """Requests whole inputs, as on a single device."""
         return [REPLICATED] * len(self.labels), [REPLICATED] * len(self.op.outputs)
 
-    def kept(self, label: Label, data: int = 0) -> Ruling:
+    def keep(self, label: Label, data: int = 0) -> Ruling:
         """Takes the input `data` unchanged, and the others whole; all outputs have one label."""
         wants: Wants = [None if number == data else REPLICATED for number in range(len(self.labels))]
         return wants, [label] * len(self.op.outputs)

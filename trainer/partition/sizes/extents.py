@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .known_inputs import fixed_axes, fixed_value, require, traced_shape
+from .known_inputs import find_traced_shape, require, require_axes, require_fixed
 from .moved_extents import MOVED
 from .size import Extent, Shape, broadcast_extent, equal, same_extent
 from .size_arrays import Unknown, broadcast_shapes, extents_of
@@ -25,7 +25,8 @@ def find_shapes(op: tf.Operation, inputs: Sequence[Any]) -> list[Shape]:
         found = []
     found += [None] * (len(op.outputs) - len(found))
     return [
-        traced_shape(op, inputs, number) if shape is None else shape for number, shape in enumerate(found)
+        find_traced_shape(op, inputs, number) if shape is None else shape
+        for number, shape in enumerate(found)
     ]
 
 
@@ -44,7 +45,7 @@ def _from_value(number: int, rest: int | None = None) -> Callable[..., Shapes]:
     return rule
 
 
-def _leading(dropped: int, *numbers: int) -> Callable[..., Shapes]:
+def _keep_leading(dropped: int, *numbers: int) -> Callable[..., Shapes]:
     """All but the last axes of the inputs `numbers`, which are the same; the rest is static."""
 
     def rule(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
@@ -53,7 +54,9 @@ def _leading(dropped: int, *numbers: int) -> Callable[..., Shapes]:
         lead = [
             functools.reduce(broadcast_extent, each) for each in zip(*(shape[:count] for shape in shapes))
         ]
-        return [lead + require(traced_shape(op, inputs, number))[count:] for number in range(len(op.outputs))]
+        return [
+            lead + require(find_traced_shape(op, inputs, number))[count:] for number in range(len(op.outputs))
+        ]
 
     return rule
 
@@ -64,7 +67,7 @@ def _first_axis(*numbers: int) -> Callable[..., Shapes]:
     def rule(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
         first = functools.reduce(same_extent, [require(inputs[number].shape)[0] for number in numbers])
         return [
-            [first, *shape[1:]] if (shape := require(traced_shape(op, inputs, n))) else []
+            [first, *shape[1:]] if (shape := require(find_traced_shape(op, inputs, n))) else []
             for n in range(len(op.outputs))
         ]
 
@@ -123,22 +126,22 @@ def _cross_entropy(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
 def _diagonal(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
     shape = require(inputs[0].shape)
     if any(
-        fixed_value(value).ravel().tolist() != [default] for value, default in zip(inputs[1:4], (0, -1, -1))
+        require_fixed(value).ravel().tolist() != [default] for value, default in zip(inputs[1:4], (0, -1, -1))
     ):
         raise Unknown
     return [[*shape, shape[-1]]]
 
 
-def _reduced(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
+def _reduce(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
     shape = require(inputs[0].shape)
-    axes = fixed_axes(inputs[1], len(shape))
+    axes = require_axes(inputs[1], len(shape))
     keeps = op.type not in ("ArgMax", "ArgMin") and op.get_attr("keep_dims")
     return [[1 if n in axes else extent for n, extent in enumerate(shape) if keeps or n not in axes]]
 
 
 def _gather(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
     params, indices = require(inputs[0].shape), require(inputs[1].shape)
-    (axis,) = fixed_axes(inputs[2], len(params))
+    (axis,) = require_axes(inputs[2], len(params))
     return [params[:axis] + indices[op.get_attr("batch_dims") :] + params[axis + 1 :]]
 
 
@@ -175,7 +178,7 @@ _RULES: dict[str, Callable[..., Shapes]] = {
     "IdentityN": lambda op, inputs: [value.shape for value in inputs],
     "Shape ShapeN": lambda op, inputs: [[None if v.shape is None else len(v.shape)] for v in inputs],
     "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum": _contraction,
-    "Sum Mean Max Min Any All Prod EuclideanNorm ArgMax ArgMin": _reduced,
+    "Sum Mean Max Min Any All Prod EuclideanNorm ArgMax ArgMin": _reduce,
     "Conv2D DepthwiseConv2dNative Conv3D Conv MaxPool AvgPool MaxPool3D AvgPool3D MaxPoolV2 ResizeBilinear "
     "ResizeBicubic ResizeNearestNeighbor ResizeArea SpaceToDepth DepthToSpace ExtractImagePatches Dilation2D "
     "ResizeNearestNeighborGrad ImageProjectiveTransformV3 ResizeBilinearGrad ResizeBicubicGrad "
@@ -184,13 +187,13 @@ _RULES: dict[str, Callable[..., Shapes]] = {
     "InTopKV2": _first_axis(0, 1),
     "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,
     "MatrixDiag MatrixDiagV2 MatrixDiagV3": _diagonal,
-    "TopKV2 NthElement RFFT IRFFT": _leading(1),
-    "MatrixDeterminant Qr MatrixDiagPartV3 Svd SelfAdjointEigV2 Lu": _leading(2),
-    "MatrixSolve MatrixTriangularSolve": _leading(2, 0, 1),
+    "TopKV2 NthElement RFFT IRFFT": _keep_leading(1),
+    "MatrixDeterminant Qr MatrixDiagPartV3 Svd SelfAdjointEigV2 Lu": _keep_leading(2),
+    "MatrixSolve MatrixTriangularSolve": _keep_leading(2, 0, 1),
     "GatherV2": _gather,
     "GatherNd": _gather_nd,
     "ResourceGather": lambda op, inputs: [
-        require(inputs[1].shape) + require(traced_shape(op, inputs))[len(require(inputs[1].shape)) :]
+        require(inputs[1].shape) + require(find_traced_shape(op, inputs))[len(require(inputs[1].shape)) :]
     ],
     "UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin": _segments,
     "ScatterNd": _from_value(2),

@@ -80,7 +80,7 @@ def _largest(size: Extent) -> float:
     return float(sum(max(factor, 0) * _MOST_SAMPLES ** len(term) for term, factor in terms))
 
 
-def _combined(fn: Callable[[float, float], float]) -> Callable[..., Interval]:
+def _combine_bounds(fn: Callable[[float, float], float]) -> Callable[..., Interval]:
     """A rule for an operation on two numbers whose extremes are those of the bounds."""
 
     def rule(op: tf.Operation, inputs: Sequence[Any]) -> Interval:
@@ -91,7 +91,7 @@ def _combined(fn: Callable[[float, float], float]) -> Callable[..., Interval]:
     return rule
 
 
-def _increasing(fn: Callable[[float], float]) -> Callable[..., Interval]:
+def _map_bounds(fn: Callable[[float], float]) -> Callable[..., Interval]:
     def rule(op: tf.Operation, inputs: Sequence[Any]) -> Interval:
         low, high = inputs[0].interval
         return fn(low), fn(high)
@@ -106,7 +106,7 @@ def _exp(x: float) -> float:
 def _quotient(op: tf.Operation, inputs: Sequence[Any]) -> Interval:
     if not is_not_zero(inputs[1]):
         return ANY
-    return _combined(lambda a, b: a / b)(op, inputs)
+    return _combine_bounds(lambda a, b: a / b)(op, inputs)
 
 
 def _square(op: tf.Operation, inputs: Sequence[Any]) -> Interval:
@@ -156,19 +156,19 @@ _RULES: dict[str, Callable[..., Interval]] = {
     "Sigmoid Softmax": _within(0, 1),
     "ZerosLike": _within(0, 0),
     "OnesLike": _within(1, 1),
-    "AddV2 Add": _combined(lambda a, b: a + b),
+    "AddV2 Add": _combine_bounds(lambda a, b: a + b),
     "Sub": lambda op, inputs: (
         inputs[0].interval[0] - inputs[1].interval[1],
         inputs[0].interval[1] - inputs[1].interval[0],
     ),
-    "Mul MulNoNan": _combined(lambda a, b: 0.0 if 0 in (a, b) and math.inf not in map(abs, (a, b)) else a * b),
+    "Mul MulNoNan": _combine_bounds(lambda a, b: 0.0 if 0 in (a, b) and math.inf not in map(abs, (a, b)) else a * b),
     "RealDiv": _quotient,
-    "Maximum": _combined(max),
-    "Minimum": _combined(min),
+    "Maximum": _combine_bounds(max),
+    "Minimum": _combine_bounds(min),
     "Neg": lambda op, inputs: (-inputs[0].interval[1], -inputs[0].interval[0]),
-    "Exp": _increasing(_exp),
-    "Relu": _increasing(lambda x: max(x, 0.0)),
-    "Sqrt": _increasing(lambda x: math.sqrt(max(x, 0.0))),
+    "Exp": _map_bounds(_exp),
+    "Relu": _map_bounds(lambda x: max(x, 0.0)),
+    "Sqrt": _map_bounds(lambda x: math.sqrt(max(x, 0.0))),
     "Square": _square,
     "Pow": _power,
     "Abs": lambda op, inputs: (

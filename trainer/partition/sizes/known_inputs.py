@@ -15,7 +15,7 @@ def shape_of(shape: Any) -> Shape:
     return None if shape.rank is None else shape.as_list()
 
 
-def traced_shape(op: tf.Operation, inputs: Sequence[Any], number: int = 0) -> Shape:
+def find_traced_shape(op: tf.Operation, inputs: Sequence[Any], number: int = 0) -> Shape:
     """TensorFlow's static shape of an output, without its extents where it took another one of an input for certain.
 
     TensorFlow's shape of `x[:9]` has 9 samples, also for a batch of 7.
@@ -39,7 +39,7 @@ def require(shape: Shape) -> list[Extent]:
     return shape
 
 
-def fixed_value(value: Any) -> np.ndarray:
+def require_fixed(value: Any) -> np.ndarray:
     """Return the integers of an input that does not depend on the batch."""
     found = plain(value.constant)
     if found is None:
@@ -47,6 +47,6 @@ def fixed_value(value: Any) -> np.ndarray:
     return found
 
 
-def fixed_axes(value: Any, rank: int) -> list[int]:
+def require_axes(value: Any, rank: int) -> list[int]:
     """Return the axes that an input names, counted from 0."""
-    return [int(axis) % max(rank, 1) for axis in np.ravel(fixed_value(value))]
+    return [int(axis) % max(rank, 1) for axis in np.ravel(require_fixed(value))]

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .known_inputs import fixed_axes, fixed_value, require, traced_shape
+from .known_inputs import find_traced_shape, require, require_axes, require_fixed
 from .size import Extent, Shape, at_most, divide, quotient, same_extent
 from .size_arrays import Unknown, plain, product
 
@@ -27,11 +27,11 @@ def _reshape(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
 
 def _expand(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
     shape = [*require(inputs[0].shape)]
-    shape.insert(int(fixed_value(inputs[1]).ravel()[0]) % (len(shape) + 1), 1)
+    shape.insert(int(require_fixed(inputs[1]).ravel()[0]) % (len(shape) + 1), 1)
     return [shape]
 
 
-def squeezed_axes(op: tf.Operation, shape: Sequence[Extent]) -> list[int]:
+def find_squeezed_axes(op: tf.Operation, shape: Sequence[Extent]) -> list[int]:
     """Return the axes that a `Squeeze` drops; without a list, an extent that may be 1 for some batch is not known."""
     dims = [dim % len(shape) for dim in op.get_attr("squeeze_dims")]
     if not dims and not all(isinstance(extent, int) or at_most(2, extent) for extent in shape):
@@ -41,13 +41,13 @@ def squeezed_axes(op: tf.Operation, shape: Sequence[Extent]) -> list[int]:
 
 def _squeeze(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
     shape = require(inputs[0].shape)
-    axes = squeezed_axes(op, shape)
+    axes = find_squeezed_axes(op, shape)
     return [[extent for axis, extent in enumerate(shape) if axis not in axes]]
 
 
 def _transpose(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
     shape = require(inputs[0].shape)
-    return [[shape[axis] for axis in fixed_axes(inputs[1], len(shape))]]
+    return [[shape[axis] for axis in require_axes(inputs[1], len(shape))]]
 
 
 def _sum(*extents: Extent) -> Extent:
@@ -73,7 +73,7 @@ def _tile(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
 
 def _concat(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
     shapes = [require(value.shape) for value in inputs[:-1]]
-    (axis,) = fixed_axes(inputs[-1], len(shapes[0]))
+    (axis,) = require_axes(inputs[-1], len(shapes[0]))
     return [
         [
             _sum(*each) if n == axis else functools.reduce(same_extent, each)
@@ -98,7 +98,7 @@ def _unpack(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
 def _split(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
     data, where = (1, 0) if op.type == "Split" else (0, 2)
     shape, count = require(inputs[data].shape), len(op.outputs)
-    (axis,) = fixed_axes(inputs[where], len(shape))
+    (axis,) = require_axes(inputs[where], len(shape))
     sizes = [quotient(shape[axis], count)] * count
     if op.type == "SplitV":
         given = inputs[1].constant
@@ -109,7 +109,7 @@ def _split(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
     return [[*shape[:axis], size, *shape[axis + 1 :]] for size in sizes]
 
 
-def named_axes(op: tf.Operation, count: int, rank: int) -> tuple[list[int | None], dict[int, int]]:
+def name_axes(op: tf.Operation, count: int, rank: int) -> tuple[list[int | None], dict[int, int]]:
     """Return the original axis for each axis of a strided slice (None: new), and the entry that names each original axis."""
     names = ("ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
     ellipsis, new, shrink = (op.get_attr(name) for name in names)
@@ -133,7 +133,7 @@ def named_axes(op: tf.Operation, count: int, rank: int) -> tuple[list[int | None
     return axes, named
 
 
-def _clamped(end: Extent, extent: Extent) -> Extent:
+def _clamp(end: Extent, extent: Extent) -> Extent:
     """Where a slice begins or ends in an axis; a negative end counts from the last entry."""
     if end is None or extent is None:
         return None
@@ -154,7 +154,7 @@ def slice_ends(
     for name, number in (("begin", 1), ("end", 2)):
         if entry is not None and not op.get_attr(f"{name}_mask") >> entry & 1:
             given = inputs[number].constant
-            found = None if given is None else _clamped(given[entry], extent)
+            found = None if given is None else _clamp(given[entry], extent)
             begin, end = (found, end) if name == "begin" else (begin, found)
     return begin, end
 
@@ -165,11 +165,11 @@ def _length(begin: Extent, end: Extent) -> Extent:
     return end - begin if at_most(begin, end) else 0 if at_most(end, begin) else None
 
 
-def _strided_slice(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
+def _slice_strided(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
     shape, (count,) = require(inputs[0].shape), require(inputs[1].shape)
     if not isinstance(count, int):
         raise Unknown
-    axes, named = named_axes(op, count, len(shape))
+    axes, named = name_axes(op, count, len(shape))
     steps = plain(inputs[3].constant)
 
     def length(axis: int) -> Extent:
@@ -202,9 +202,9 @@ def _range(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
 
 
 def _blocks_of_batch(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
-    first, times = require(inputs[0].shape)[0], int(fixed_value(inputs[1]).prod())
+    first, times = require(inputs[0].shape)[0], int(require_fixed(inputs[1]).prod())
     first = product([first, times]) if op.type == "SpaceToBatchND" else quotient(first, times)
-    return [[first, *require(traced_shape(op, inputs))[1:]]]
+    return [[first, *require(find_traced_shape(op, inputs))[1:]]]
 
 
 def _element(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
@@ -232,7 +232,7 @@ MOVED: dict[str, Callable[..., Shapes]] = {
     "Pack": _pack,
     "Unpack": _unpack,
     "Split SplitV": _split,
-    "StridedSlice": _strided_slice,
+    "StridedSlice": _slice_strided,
     "Slice": _slice,
     "Range": _range,
     "SpaceToBatchND BatchToSpaceND": _blocks_of_batch,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .known_inputs import fixed_value
+from .known_inputs import require_fixed
 from .size import Size, at_most, divide, equal, if_known, largest, never_negative, smallest
 from .size_arrays import Unknown, as_sizes, broadcast_axes, product
 
@@ -72,11 +72,11 @@ def _each(fn: Callable[..., Any]) -> Callable[..., np.ndarray]:
     return rule
 
 
-def _moved(fn: Callable[..., Any], data: int = 1) -> Callable[..., np.ndarray]:
+def _move_elements(fn: Callable[..., Any], data: int = 1) -> Callable[..., np.ndarray]:
     """A rule for an operation that moves elements of its first `data` inputs; the others are fixed."""
 
     def rule(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
-        return as_sizes(fn(op, *map(_value, inputs[:data]), *map(fixed_value, inputs[data:])))
+        return as_sizes(fn(op, *map(_value, inputs[:data]), *map(require_fixed, inputs[data:])))
 
     return rule
 
@@ -117,7 +117,7 @@ def _either(one: bool | None, other: bool | None) -> bool | None:
     return _not(_both(_not(one), _not(other)))
 
 
-def _truncated(part: int) -> Callable[[Any, Any], Any]:
+def _truncate(part: int) -> Callable[[Any, Any], Any]:
     """The quotient or the remainder of a division that rounds towards 0; the signs decide whether it rounds down."""
 
     def fn(one: Any, other: Any) -> Any:
@@ -134,7 +134,7 @@ def _select(condition: bool | None, one: Any, other: Any) -> Any:
     return one if condition else other
 
 
-def _strided_slice(op: tf.Operation, data: np.ndarray, *ends: np.ndarray) -> np.ndarray:
+def _slice_strided(op: tf.Operation, data: np.ndarray, *ends: np.ndarray) -> np.ndarray:
     begin, end, step = ends
     masks = [op.get_attr(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis", "begin", "end")]
     entries: list[Any] = []
@@ -156,7 +156,7 @@ def _gather(op: tf.Operation, data: np.ndarray, indices: np.ndarray, axis: np.nd
     return np.take(data, indices.astype(np.int64), int(axis))
 
 
-def _reduced(fn: Callable[[Any, Any], Any], start: Any) -> Callable[..., np.ndarray]:
+def _reduce(fn: Callable[[Any, Any], Any], start: Any) -> Callable[..., np.ndarray]:
     def rule(op: tf.Operation, data: np.ndarray, axes: np.ndarray) -> np.ndarray:
         if data.ndim > 1 and len(np.ravel(axes)) != data.ndim:
             raise Unknown
@@ -167,22 +167,22 @@ def _reduced(fn: Callable[[Any, Any], Any], start: Any) -> Callable[..., np.ndar
         found = functools.reduce(fn, data.ravel(), *([] if start is None else [start]))
         return as_sizes(np.full([1] * data.ndim, found) if op.get_attr("keep_dims") else found)
 
-    return _moved(rule)
+    return _move_elements(rule)
 
 
 def _range(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
-    return as_sizes(np.arange(*(int(fixed_value(value)) for value in inputs)).tolist())
+    return as_sizes(np.arange(*(int(require_fixed(value)) for value in inputs)).tolist())
 
 
 def _fill(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
-    extents = fixed_value(inputs[0])
+    extents = require_fixed(inputs[0])
     if np.prod(extents) > MOST_ELEMENTS:
         raise Unknown
     return as_sizes(np.full(extents, _value(inputs[1]).item()))
 
 
 def _concat_offset(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
-    axis, found = int(fixed_value(inputs[0])), as_sizes(np.zeros(_value(inputs[1]).shape, int).tolist())
+    axis, found = int(require_fixed(inputs[0])), as_sizes(np.zeros(_value(inputs[1]).shape, int).tolist())
     for value in inputs[1 : number + 1]:
         found[axis] = _add(found[axis], _value(value)[axis])
     return found
@@ -190,17 +190,17 @@ def _concat_offset(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.n
 
 def _split(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
     if op.type == "Split":
-        return as_sizes(np.split(_value(inputs[1]), len(op.outputs), int(fixed_value(inputs[0])))[number])
-    ends = np.cumsum(fixed_value(inputs[1]))
-    if np.any(fixed_value(inputs[1]) < 0):
+        return as_sizes(np.split(_value(inputs[1]), len(op.outputs), int(require_fixed(inputs[0])))[number])
+    ends = np.cumsum(require_fixed(inputs[1]))
+    if np.any(require_fixed(inputs[1]) < 0):
         raise Unknown
-    return as_sizes(np.split(_value(inputs[0]), ends[:-1], int(fixed_value(inputs[2])))[number])
+    return as_sizes(np.split(_value(inputs[0]), ends[:-1], int(require_fixed(inputs[2])))[number])
 
 
 def _stitch(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
     half = len(inputs) // 2
     parts = [(int(n), v) for at, values in zip(inputs[:half], inputs[half:])
-             for n, v in zip(fixed_value(at).ravel(), _value(values).ravel())]  # fmt: skip
+             for n, v in zip(require_fixed(at).ravel(), _value(values).ravel())]  # fmt: skip
     found = dict(parts)
     return as_sizes([found[n] for n in range(len(found))])
 
@@ -213,7 +213,7 @@ def _gradient_axes(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.n
 _add, _sub, _mul = (if_known(fn) for fn in (operator.add, operator.sub, operator.mul))
 _SAME = "Identity StopGradient PreventGradient Snapshot"
 _RULES: dict[str, Callable[..., Any]] = {
-    _SAME: _moved(lambda op, x: x),
+    _SAME: _move_elements(lambda op, x: x),
     "Const": _constant,
     "Shape ShapeN Size Rank": _shape,
     "Cast": _cast,
@@ -223,8 +223,8 @@ _RULES: dict[str, Callable[..., Any]] = {
     "Neg": _each(lambda x: _sub(0, x)),
     "FloorDiv": _each(lambda x, y: divide(x, y)[0]),
     "FloorMod": _each(lambda x, y: divide(x, y)[1]),
-    "TruncateDiv Div": _each(lambda x, y: _truncated(0)(x, y)),
-    "TruncateMod Mod": _each(lambda x, y: _truncated(1)(x, y)),
+    "TruncateDiv Div": _each(lambda x, y: _truncate(0)(x, y)),
+    "TruncateMod Mod": _each(lambda x, y: _truncate(1)(x, y)),
     "Maximum": _each(lambda x, y: largest(x, y)),
     "Minimum": _each(lambda x, y: smallest(x, y)),
     "Equal": _each(lambda x, y: equal(x, y)),
@@ -237,25 +237,25 @@ _RULES: dict[str, Callable[..., Any]] = {
     "LogicalAnd": _each(lambda x, y: _both(x, y)),
     "LogicalOr": _each(lambda x, y: _either(x, y)),
     "SelectV2": _each(lambda c, x, y: _select(c, x, y)),
-    "Reshape": _moved(lambda op, x, shape: x.reshape(shape)),
-    "ExpandDims": _moved(lambda op, x, axis: np.expand_dims(x, int(axis.ravel()[0]))),
-    "Squeeze": _moved(lambda op, x: np.squeeze(x, tuple(op.get_attr("squeeze_dims")) or None)),
-    "Transpose": _moved(lambda op, x, order: np.transpose(x, order)),
-    "ReverseV2": _moved(lambda op, x, axes: np.flip(x, tuple(axes.tolist()))),
-    "StridedSlice": _moved(_strided_slice),
-    "Slice": _moved(_slice),
-    "GatherV2": _moved(_gather),
-    "Sum": _reduced(_add, 0),
-    "Prod": _reduced(lambda x, y: product([x, y]), 1),
-    "Max": _reduced(largest, None),
-    "Min": _reduced(smallest, None),
-    "All": _reduced(_both, True),
-    "Any": _reduced(_either, False),
+    "Reshape": _move_elements(lambda op, x, shape: x.reshape(shape)),
+    "ExpandDims": _move_elements(lambda op, x, axis: np.expand_dims(x, int(axis.ravel()[0]))),
+    "Squeeze": _move_elements(lambda op, x: np.squeeze(x, tuple(op.get_attr("squeeze_dims")) or None)),
+    "Transpose": _move_elements(lambda op, x, order: np.transpose(x, order)),
+    "ReverseV2": _move_elements(lambda op, x, axes: np.flip(x, tuple(axes.tolist()))),
+    "StridedSlice": _move_elements(_slice_strided),
+    "Slice": _move_elements(_slice),
+    "GatherV2": _move_elements(_gather),
+    "Sum": _reduce(_add, 0),
+    "Prod": _reduce(lambda x, y: product([x, y]), 1),
+    "Max": _reduce(largest, None),
+    "Min": _reduce(smallest, None),
+    "All": _reduce(_both, True),
+    "Any": _reduce(_either, False),
     "Range": _range,
     "Fill": _fill,
     "Pack": lambda op, number, inputs: as_sizes(np.stack([*map(_value, inputs)], op.get_attr("axis"))),
     "ConcatV2": lambda op, number, inputs: as_sizes(
-        np.concatenate([*map(_value, inputs[:-1])], int(fixed_value(inputs[-1])))
+        np.concatenate([*map(_value, inputs[:-1])], int(require_fixed(inputs[-1])))
     ),
     "Unpack": lambda op, number, inputs: as_sizes(
         np.moveaxis(_value(inputs[0]), op.get_attr("axis"), 0)[number]
@@ -263,7 +263,7 @@ _RULES: dict[str, Callable[..., Any]] = {
     "Split SplitV": _split,
     "ConcatOffset": _concat_offset,
     "DynamicStitch": _stitch,
-    "InvertPermutation": _moved(lambda op, x: np.argsort(x), 0),
+    "InvertPermutation": _move_elements(lambda op, x: np.argsort(x), 0),
     "BroadcastGradientArgs": _gradient_axes,
 }
 VALUES = {name: rule for names, rule in _RULES.items() for name in names.split()}

@@ -98,7 +98,7 @@ class StepExplanation:
         return "\n".join(lines)
 
 
-def explained(
+def explain_program(
     program: Program, samples: int, mesh: Mesh, names: Sequence[str], variables: Sequence[int]
 ) -> StepExplanation:
     """Explain a program with outputs of these `names`; `variables` counts the variables of each optimizer call."""

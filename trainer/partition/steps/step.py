@@ -17,7 +17,7 @@ from ....distribute.step_context import this_step
 from ....optimizers.stages.aggregated_gradients import after_aggregation
 from ....optimizers.stages.call_options import CallOptions, call_options, current_options
 from ....optimizers.stages.user_code import apply_of
-from ..labels import LOGS, REPLICATED, Label, Labels, sharded, stored
+from ..labels import LOGS, REPLICATED, Label, Labels, label_sharded, label_stored
 from ..values import SLICES, WHOLE
 
 
@@ -75,7 +75,7 @@ class OptimizerCall:
         pairs = [(g if layout is None else _of_shape(g, v), v) for (g, v), layout in zip(pairs, found)]
         return cls(optimizer, pairs, found, written, step.weight_total, options)
 
-    def wanted(self) -> list[Labels | None]:
+    def find_wanted_labels(self) -> list[Labels | None]:
         """The labels of the gradients that are not None, and of what is written; None: parts of a sum."""
         found: list[Labels | None] = []
         for (gradient, _), layout in zip(self.pairs, self.layouts):
@@ -102,7 +102,7 @@ def _of_shape(gradient: Any, variable: Any) -> tf.Tensor:
 
 def labels_of_layout(layout: Layout) -> Labels:
     """The labels of a variable that is divided, along each axis of the mesh."""
-    kinds = [stored, *[sharded] * (len(layout.axes) - 1)]
+    kinds = [label_stored, *[label_sharded] * (len(layout.axes) - 1)]
     return tuple(REPLICATED if axis is None else kind(axis) for kind, axis in zip(kinds, layout.axes))
 
 

@@ -42,11 +42,11 @@ def _answers(requests: list[Request]) -> list[tf.Tensor]:
             continue
         for tensor, axis, _, parts in together:  # each gather waits for what it is to wait for alone
             gather = all_gather([tensor]) if parts else None
-            found += gather or [next(totals) if axis is None else _concatenated(tensor, axis)]
+            found += gather or [next(totals) if axis is None else _concatenate(tensor, axis)]
     return found
 
 
-def _concatenated(tensor: tf.Tensor, axis: int) -> tf.Tensor:
+def _concatenate(tensor: tf.Tensor, axis: int) -> tf.Tensor:
     order = [axis, *(n for n in range(tensor.shape.rank) if n != axis)]
     moved = tensor if axis == 0 else tf.transpose(tensor, order)
     whole = gather_outputs(moved, this_step())

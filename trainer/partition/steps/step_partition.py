@@ -15,7 +15,7 @@ import tensorflow as tf
 from ....compat.keras_private.layers import computes_again, layers_of
 from ....distribute.mesh import mesh_of
 from ....state.trained_model import TrainedModel, record_of
-from ...checks import checked_logs
+from ...checks import check_logs
 from ...inputs.batch import batch_spec
 from ...step.global_metrics import losses_count_samples, metrics_of
 from ...step.variable_placement import accumulates
@@ -62,10 +62,10 @@ class StepPartition:
                 self._traced[key] = None
         return self._traced[key]
 
-    def explained(self, spec: Any, samples: int) -> StepExplanation:
+    def explain(self, spec: Any, samples: int) -> StepExplanation:
         """The collectives of a step on a batch of so many samples. Context: cross-replica."""
         try:
-            return TracedStep(self._step, spec).explained(samples)
+            return TracedStep(self._step, spec).explain(samples)
         except NotPartitioned as error:
             return StepExplanation(self._step.strategy.num_replicas_in_sync, samples, whole=str(error))
 
@@ -144,22 +144,22 @@ class ModelPartition:
             return False
         return self._name == "train_step" and any(map(computes_again, layers_of(model)))
 
-    def explained(self, spec: Any, samples: int) -> StepExplanation:
+    def explain(self, spec: Any, samples: int) -> StepExplanation:
         """The collectives of a step on such a batch. Context: cross-replica, on several replicas."""
-        return self._partition.explained(spec, samples)
+        return self._partition.explain(spec, samples)
 
     def results(self, batch: Any) -> Any:
         """The single-device step: returns the outputs for a batch, or the logs that are not metrics."""
         with losses_count_samples(self._model):
-            return self.checked(self._step_fn(batch))
+            return self.check_results(self._step_fn(batch))
 
-    def checked(self, results: Any) -> Any:
+    def check_results(self, results: Any) -> Any:
         """The relevant part of the step's results: the outputs, or the logs that are not metrics."""
         if self._name == "predict_step":
             return results
         if not self._model._has_own_logs(self._name == "train_step"):
             return {}
-        logs = checked_logs(results, getattr(self._step_fn, "__name__", self._name))
+        logs = check_logs(results, getattr(self._step_fn, "__name__", self._name))
         return keras.tree.map_structure(tf.convert_to_tensor, logs)
 
 

@@ -9,14 +9,14 @@ import tensorflow as tf
 
 from ....compat.keras_private.variables import is_read_together, raw_value, sums_on_read
 from ....compat.tensorflow_graphs.made_operations import MadeOperations, stand_for
-from ....compat.tensorflow_graphs.one_device import distributed_variable, traced_on_one_device
-from ....compat.tensorflow_private.strategies import pretending_replicas
+from ....compat.tensorflow_graphs.one_device import find_distributed_variable, trace_on_one_device
+from ....compat.tensorflow_private.strategies import pretend_replicas
 from ....compat.tensorflow_private.valueless_variables import read_unrecorded
 from ....distribute.mesh import FLAT, Layout, mesh_of
 from ....distribute.rematerialized_calls import calls_in
 from ....distribute.replicas import bytes_of_packs, local_replica_index, shares_variables
 from ....distribute.sharding.sharded import SHARDABLE, level_of
-from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, layout_of, seen_through
+from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, layout_of, see_through
 from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
 from ....optimizers.building import ensure_built
 from ....optimizers.update_rules.parts import gradient_layouts
@@ -35,10 +35,10 @@ from ..labels import (
 )
 from ..memory import save_memory
 from ..operation_labels import WRITES
-from ..partition import partitioned, read_inputs
-from ..program import BATCH, Copy, MeshAxis, NotPartitioned, Program, received
+from ..partition import partition_graph, read_inputs
+from ..program import BATCH, Copy, MeshAxis, NotPartitioned, Program, find_received
 from ..rebuild import rebuilt
-from .explain import StepExplanation, explained
+from .explain import StepExplanation, explain_program
 from .step import OptimizerCall, Step, assign, hand_over, labels_of_layout, numbers_in, with_numbers
 from .step_collectives import run_with_collectives
 from .trace_errors import user_errors
@@ -62,27 +62,27 @@ class TracedStep:
             raise NotPartitioned("ragged and sparse inputs are not partitioned")
         specs = [tf.TensorSpec([None, *s.shape[1:]] if s.shape.rank else [], s.dtype) for s in leaves]
         self._statistics = MadeOperations()
-        graph = traced_on_one_device(self._trace, specs, for_xla=compiles)
+        graph = trace_on_one_device(self._trace, specs, for_xla=compiles)
         shares = shares_variables(step.strategy)
         self._wanted = [
             PARTIAL_SUM if sums_on_read(raw_value(v)) and not shares else _labels_written(v)
             for v in self._variables
         ]
         self._results = len(graph.outputs) - len(self._variables)
-        self.program: Program = partitioned(
+        self.program: Program = partition_graph(
             graph,
             len(leaves),
             [step.exits] * self._results + self._wanted,
             lambda handle: None if shares else _contents(handle, len(self._mesh.shape)),
-            [call.wanted() for call in self._calls],
+            [call.find_wanted_labels() for call in self._calls],
             self._statistics.__contains__,
             [BATCH, *map(MeshAxis, self._mesh.shape[1:])],
         )
         in_packs = isinstance(step.strategy, SHARDABLE) and not compiles
         save_memory(self.program, calls_in(graph), bytes_of_packs(step.strategy) if in_packs else 0)
         self._check_written()
-        self._received = received(self.program)
-        self._written = _written_by(self.program)
+        self._received = find_received(self.program)
+        self._written = _find_written(self.program)
         self._read_inputs = read_inputs(graph, len(leaves)) or range(len(leaves))
 
     def _trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -93,8 +93,8 @@ class TracedStep:
         step = StepContext(0, 1, size, size, totals=totals, in_xla=self._compiles, take_gradients=self._take)
         step.builds_under = self._step.strategy
         step.notes[NOT_AGGREGATED] = _aggregates_itself
-        seen = functools.partial(self._seen, tf.compat.v1.get_default_graph())
-        with step_scope(step), pretending_replicas(1), seen_through(seen), CollectedWrites() as writes:
+        seen = functools.partial(self._stand_in_for, tf.compat.v1.get_default_graph())
+        with step_scope(step), pretend_replicas(1), see_through(seen), CollectedWrites() as writes:
             step.writes = writes
             with self._statistics.of_calls([*filter(_has_own_statistics, self._step.layers)]):
                 with user_errors():
@@ -104,7 +104,7 @@ class TracedStep:
         self._variables = [variable for variable, _ in writes.items()]
         return [*numbers, *(value for _, value in writes.items())]
 
-    def _seen(self, graph: Any, weight: ShardedValue) -> TensorInPlace:
+    def _stand_in_for(self, graph: Any, weight: ShardedValue) -> TensorInPlace:
         """The stand-in for a sharded weight that the step reads, outside of branches and loops."""
         with graph.as_default(), tf.control_dependencies(None):
             return TensorInPlace(weight.key, read_unrecorded(weight.traced), weight.name)
@@ -133,12 +133,12 @@ class TracedStep:
             stand_for(tf.raw_ops.IdentityN(input=tensors)[0].op, APPLY, len(self._calls))
         self._calls.append(call)
 
-    def explained(self, samples: int) -> StepExplanation:
+    def explain(self, samples: int) -> StepExplanation:
         """The collectives of a step on a batch of so many samples."""
         results = ["/".join(map(str, path)) for path, _ in keras.tree.flatten_with_path(self._result)]
         names = [name or "result" for name in results][: self._results] + [v.path for v in self._variables]
         counts = [len(call.pairs) for call in self._calls]
-        return explained(self.program, samples, self._mesh, names, counts)
+        return explain_program(self.program, samples, self._mesh, names, counts)
 
     def check_samples(self, batch: Any) -> list[Any]:
         """Return checks that arrays whose samples the step combines one by one have the same number of them.
@@ -244,13 +244,13 @@ def _has_own_statistics(layer: keras.layers.Layer) -> bool:
     return isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
 
 
-def _written_by(program: Program) -> list[Any]:
+def _find_written(program: Program) -> list[Any]:
     """The distributed variables that a program writes with numbers that replicas may round differently."""
-    captured, equal = dict((number, outer) for outer, number in program.captures), received(program)
+    captured, equal = dict((number, outer) for outer, number in program.captures), find_received(program)
     found: dict[int, Any] = {}
     for node in program.nodes:
         if isinstance(node, Copy) and node.op.type in WRITES:
-            variable = distributed_variable(captured.get(node.inputs[0]))
+            variable = find_distributed_variable(captured.get(node.inputs[0]))
             if variable is None or shares_variables(variable.distribute_strategy):
                 raise NotPartitioned(
                     f"{node.op.name} writes a `tf.Variable` of which replicas have no copies"
@@ -269,7 +269,7 @@ def _aggregates_itself(optimizer: Any) -> NotPartitioned | None:
 
 def _contents(handle: Any, axes: int) -> Labels | None:
     """The labels of the value of a variable along the axes of the mesh; None where each replica has a copy."""
-    variable = distributed_variable(handle)
+    variable = find_distributed_variable(handle)
     if isinstance(variable, ShardedValue):
         return labels_of_layout(variable.layout)
     if variable is not None and is_read_together(variable) and not sums_on_read(variable):

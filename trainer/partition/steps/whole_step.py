@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from ....compat.keras_private.variables import raw_value, sums_on_read
 from ....compat.tensorflow_graphs.one_device import as_on_one_device
-from ....compat.tensorflow_graphs.variable_writes import noting_writes
-from ....compat.tensorflow_private.strategies import LoneReplica, pretending_replicas
+from ....compat.tensorflow_graphs.variable_writes import note_writes
+from ....compat.tensorflow_private.strategies import LoneReplica, pretend_replicas
 from ....distribute.replicas import (
     all_reduce_sum_packed,
     local_copy,
@@ -18,7 +18,7 @@ from ....distribute.replicas import (
     of_first_replica,
     shares_variables,
 )
-from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, seen_through
+from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, see_through
 from ....distribute.step_context import StepContext, WeightTotals, step_scope, this_step
 from ....distribute.workers.agreement import first_local_replica
 from ....optimizers.stages.user_code import apply_of
@@ -51,7 +51,7 @@ class WholeStep:
         step = this_step()
         state = _State(self._step)
         if local_replica_index() == 0:
-            with noting_writes() as written:
+            with note_writes() as written:
                 self._compute(data, step, state, written)
                 self._written = written()
             self._writes, self._ended = step.writes.items(), True
@@ -95,7 +95,7 @@ class WholeStep:
                 self._apply_inside(own, optimizer, list(pairs))
                 return
             self._calls.append((OptimizerCall.of(optimizer, pairs), written()))
-            with context, pretending_replicas(None), seen_through(None), step_scope(step):
+            with context, pretend_replicas(None), see_through(None), step_scope(step):
                 self._apply(*self._calls[-1], step, state)
             written()  # each replica has updated its own copies
 
@@ -104,7 +104,7 @@ class WholeStep:
         alone: Any = LoneReplica(strategy, first_local_replica(strategy))
         if shares_variables():  # replicas may not write such a variable without an `aggregation`
             alone = as_on_one_device()
-        with alone, pretending_replicas(1), seen_through(state.whole), step_scope(own):
+        with alone, pretend_replicas(1), see_through(state.whole), step_scope(own):
             self._result = self._step.fn(data)
 
     def _apply(self, call: OptimizerCall, written: list[Any], step: StepContext, state: _State) -> None:
@@ -112,7 +112,7 @@ class WholeStep:
         hand_over(written)  # the optimizer may read them
         first = step.replica_id == 0
         weight = None if call.weight is None else of_first_replica([call.weight])[0]
-        gradients = [g if first or g is None else _nothing_of(g) for g, _ in call.pairs]
+        gradients = [g if first or g is None else _make_zero(g) for g, _ in call.pairs]
         call.apply(gradients, [value for _, value in call.written], weight)
         state.read()
 
@@ -173,7 +173,7 @@ def _no_samples(output: Any) -> Any:
     return output if isinstance(output, tf.Tensor) and output.shape.rank == 0 else slice_samples(output, 0, 0)
 
 
-def _nothing_of(gradient: Any) -> Any:
+def _make_zero(gradient: Any) -> Any:
     """A zero gradient."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values[:0], gradient.indices[:0], gradient.dense_shape)

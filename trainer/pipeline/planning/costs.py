@@ -12,7 +12,7 @@ import tensorflow as tf
 from ....compat.tensorflow_graphs.graphs import scratch_graph
 from ...model_memory import bytes_of
 from ..stage_pass import Pass, flatten, run_stage, watch
-from .graph import Chain, Stage, taken_by
+from .graph import Chain, Stage, find_taken
 
 UNKNOWN_LENGTH = 64
 _NOT_KEPT = {"ReadVariableOp", "Const", "Placeholder", "Shape", "ShapeN", "VarHandleOp"}
@@ -61,7 +61,7 @@ def estimate(chain: Chain, samples: int) -> list[BlockCost]:
                 activations=inside + sum(_bytes(tensor, samples) for tensor in own),
                 weights=float(sum(bytes_of(v) for v in stage.weights if v.trainable)),
                 fixed=float(sum(bytes_of(v) for v in stage.weights if not v.trainable)),
-                sends=sum(_bytes(tensor, samples) for tensor in chain.crossing(edge)),
+                sends=sum(_bytes(tensor, samples) for tensor in chain.find_crossing(edge)),
                 unit="operations",
             )
         )
@@ -108,7 +108,7 @@ def _backward(stage: Stage, run: Pass) -> list[Any]:
 
 def _count(stage: Stage, samples: int) -> tuple[float, float, float, list[Any]]:
     """From the graph of one block: forward and backward operations, bytes kept inside, kept inputs and outputs."""
-    inputs = taken_by(stage.blocks)
+    inputs = find_taken(stage.blocks)
     specs = [_spec(tensor, samples) for tensor in inputs]
     try:
         with scratch_graph() as graph:
@@ -119,7 +119,7 @@ def _count(stage: Stage, samples: int) -> tuple[float, float, float, list[Any]]:
         used = {id(tensor) for op in added for tensor in op.inputs}
         ends = [*inputs, *(out for node in stage.nodes for out in node.outputs)]
         kept = [symbolic for symbolic in ends if id(run.made.get(id(symbolic))) in used]
-        inside = _kept_inside(made, used, {id(run.made.get(id(symbolic))) for symbolic in ends})
+        inside = _count_kept_inside(made, used, {id(run.made.get(id(symbolic))) for symbolic in ends})
         forward, backward = _operations(made), _operations(added)
     except Exception:
         # A layer that cannot run on such generated inputs can still be trained: it counts as a matrix product with
@@ -171,7 +171,7 @@ def _convolution(op: Any, shapes: list[Any], elements: float) -> float:
     return 2.0 * results * (kernel.num_elements() or 0) / (channels or 1)
 
 
-def _kept_inside(forward: list[Any], used: set[int], ends: set[int]) -> float:
+def _count_kept_inside(forward: list[Any], used: set[int], ends: set[int]) -> float:
     """Bytes of forward results that backward operations read, without the block's inputs and outputs."""
     made = [t for op in forward if op.type not in _NOT_KEPT for t in op.outputs if t.shape.rank is not None]
     kept = [t for t in made if id(t) in used and id(t) not in ends]
@@ -195,7 +195,7 @@ def _seconds(stage: Stage, samples: int, device: str, repeats: int) -> tuple[flo
         return best
 
     with tf.device(device):
-        values = [_random(_spec(tensor, samples)) for tensor in taken_by(stage.blocks)]
+        values = [_random(_spec(tensor, samples)) for tensor in find_taken(stage.blocks)]
         return shortest(False), shortest(True)
 
 

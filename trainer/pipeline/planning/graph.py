@@ -91,7 +91,7 @@ class Chain:
         self.blocks = _blocks(nodes_in_order(graph))
         if not self.blocks:
             raise ValueError(f"`model` {model.name!r} has no layers to cut into stages: add layers.")
-        self.shared = _shared(self.blocks)
+        self.shared = _find_shared(self.blocks)
 
     def sizes_of(self, partition: Sequence[Any]) -> list[int]:
         """The number of blocks in each of K stages, from a user's partition.
@@ -143,18 +143,18 @@ class Chain:
         stages, start = [], 0
         for index, size in enumerate(sizes):
             blocks = self.blocks[start : start + size]
-            stages.append(Stage(index, blocks, [id(t) for t in taken_by(blocks)], []))
+            stages.append(Stage(index, blocks, [id(t) for t in find_taken(blocks)], []))
             start += size
         wanted = [key for stage in stages for key in stage.inputs] + self.output_ids
         for stage in stages:
-            made = _made(stage.blocks)
+            made = _find_made(stage.blocks)
             stage.outputs = list(dict.fromkeys(key for key in wanted if key in made))
         return stages
 
-    def crossing(self, edge: int) -> list[Any]:
+    def find_crossing(self, edge: int) -> list[Any]:
         """The symbolic tensors that a cut before block `edge` would send."""
-        made = _made(self.blocks[:edge])
-        needed = {id(t) for t in taken_by(self.blocks[edge:])}.union(self.output_ids)
+        made = _find_made(self.blocks[:edge])
+        needed = {id(t) for t in find_taken(self.blocks[edge:])}.union(self.output_ids)
         return [tensor for key, tensor in made.items() if key in needed]
 
 
@@ -162,15 +162,15 @@ def _differences(edges: Sequence[int]) -> list[int]:
     return [stop - start for start, stop in itertools.pairwise(edges)]
 
 
-def _made(blocks: Sequence[Block]) -> dict[int, Any]:
+def _find_made(blocks: Sequence[Block]) -> dict[int, Any]:
     """The symbolic outputs of blocks, by their ids."""
     return {id(out): out for block in blocks for node in block.nodes for out in node.outputs}
 
 
-def taken_by(blocks: Sequence[Block]) -> list[Any]:
+def find_taken(blocks: Sequence[Block]) -> list[Any]:
     """The symbolic tensors that blocks read from outside, without duplicates."""
     needed = {id(t): t for block in blocks for node in block.nodes for t in node.input_tensors}
-    made = _made(blocks)
+    made = _find_made(blocks)
     return [tensor for key, tensor in needed.items() if key not in made]
 
 
@@ -192,7 +192,7 @@ def _blocks(nodes: list[Any]) -> list[Block]:
     return blocks
 
 
-def _shared(blocks: list[Block]) -> dict[int, str]:
+def _find_shared(blocks: list[Block]) -> dict[int, str]:
     """For each edge (before block i) that must not be cut: a description of the objects used on both sides."""
     users: dict[int, list[tuple[int, str]]] = {}
     what: dict[int, str] = {}

@@ -33,7 +33,7 @@ class ArgumentError(ValueError, KeyError):
 
 
 @contextlib.contextmanager
-def explained(
+def explain_errors(
     model: TrainedModel,
     spec: Any,
     batch_size: int | None = None,

@@ -6,15 +6,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ....compat.keras_private.functional import first_error, paired_inputs, rejected_shapes
+from ....compat.keras_private.functional import find_rejected_shapes, first_error, pair_inputs
 from ....compat.keras_private.training import (
     compute_loss,
     compute_output_spec,
-    given_loss_weights,
-    given_metrics,
+    find_compiled_metrics,
+    find_loss_weights,
     overrides_compute_loss,
 )
-from ....distribute.arguments import shown, takes_arguments
+from ....distribute.arguments import show, takes_arguments
 from ....state.trained_model import TrainedModel
 from ...compile_checks import output_names
 from ...inputs.batch import is_standard, unpack
@@ -34,7 +34,7 @@ def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) 
     own_loss = overrides_compute_loss(model)
     if step != "predict_step" and y is None and model.loss is not None and not own_loss:
         return (
-            f"`y` is None, but the model was compiled with loss={shown(model.loss)}: give the targets as `y`, or as the "
+            f"`y` is None, but the model was compiled with loss={show(model.loss)}: give the targets as `y`, or as the "
             "second part of each batch of the dataset."
         )
     reached = ["x"]
@@ -73,7 +73,7 @@ def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) 
             return sentence
         if reached[-1] == "metrics":
             line = _line_of_users(error)
-            given = [f"`{name}` {shown(value)}" for name, value in given_metrics(model).items()]
+            given = [f"`{name}` {show(value)}" for name, value in find_compiled_metrics(model).items()]
             return f"Invalid {' or '.join(given)} for {made}: {reason}{line}."
         flat = not tf.nest.is_nested(sample_weight) and sample_weight.shape.rank == 1
         fix = "one weight for each sample" + (", for each loss, or of shape (samples, 1)" if flat else "")
@@ -83,9 +83,9 @@ def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) 
 
 def _about_x(model: TrainedModel, x: Any, error: Exception, reason: str) -> str | None:
     inputs = getattr(model, "inputs", None)
-    pairs = paired_inputs(model, x) if inputs else []
+    pairs = pair_inputs(model, x) if inputs else []
     if not inputs:
-        rejected = rejected_shapes(error)
+        rejected = find_rejected_shapes(error)
         shapes = [list(part.shape[1:]) for part in tf.nest.flatten(x)]
         disagrees = (
             holds_text(x) or not takes_arguments(model.call, 1) or any(each in shapes for each in rejected)
@@ -107,8 +107,8 @@ def _is_optional(model: TrainedModel, tensor: Any) -> bool:
 
 
 def _about_y(model: TrainedModel, y: Any, outputs: Any, made: str, error: Exception, reason: str) -> str:
-    loss = f"loss={shown(model.loss)}"
-    weights = given_loss_weights(model)
+    loss = f"loss={show(model.loss)}"
+    weights = find_loss_weights(model)
     if tf.nest.is_nested(weights) and len(tf.nest.flatten(weights)) != len(tf.nest.flatten(model.loss)):
         count = f"{len(tf.nest.flatten(model.loss))} losses and {len(tf.nest.flatten(weights))} weights"
         return f"Invalid `loss_weights` for {loss}: {count}."
@@ -137,7 +137,7 @@ def _about_missing(model: TrainedModel, y: Any, made: str) -> str | None:
         one = argument.get(names[number]) if isinstance(argument, dict) else argument
         return bool(argument[number] if several else one)
 
-    needs = [model.loss, *given_metrics(model).values()]
+    needs = [model.loss, *find_compiled_metrics(model).values()]
     for number, name in enumerate(names):
         used = any(concerns(argument, number) for argument in needs)
         if name not in targets or (targets[name] is None and used):

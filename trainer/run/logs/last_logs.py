@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from ....compat.keras_private.variables import plain_variable
-from ....distribute.replicas import all_reduce_sum_packed, carried_as, local_replica_index
+from ....distribute.replicas import all_reduce_sum_packed, find_carrier, local_replica_index
 
 
 @dataclasses.dataclass
@@ -45,7 +45,7 @@ def whole(logs: dict[str, Any] | Shares) -> dict[str, Any]:
     def totals() -> list[tf.Tensor]:
         own = keras.tree.flatten(each[local_replica_index()])
         parts = [leaf for leaf, is_sum in zip(own, sums) if is_sum]
-        found = all_reduce_sum_packed([tf.cast(part, carried_as(part.dtype)) for part in parts])
+        found = all_reduce_sum_packed([tf.cast(part, find_carrier(part.dtype)) for part in parts])
         return [tf.cast(total, part.dtype) for total, part in zip(found, parts)]
 
     found = iter(strategy.experimental_local_results(total)[0] for total in strategy.run(totals))

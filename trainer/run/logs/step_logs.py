@@ -52,7 +52,7 @@ class StepLogs:
         self._takes = any(map(takes_step_logs, callbacks))
 
     @contextlib.contextmanager
-    def compiled_call(self) -> Iterator[None]:
+    def report_failed_call(self) -> Iterator[None]:
         """Entered around a compiled call. If it fails, the callbacks get the steps that were completed before."""
         if self._recorder is not None:
             self._recorder.begin()
@@ -64,7 +64,7 @@ class StepLogs:
                 self._pass_on(rows, numbers, all_done=True)
             raise
 
-    def ended(self, done: int, logs: Mapping[str, Any]) -> None:
+    def end_call(self, done: int, logs: Mapping[str, Any]) -> None:
         """The compiled call has run `done` steps, with `logs` after the last. The fit's step is the next one."""
         if not (self._replays or self._takes):
             self._state.step += done

@@ -72,7 +72,7 @@ class StepRecorder(StepHook):
         """Whether there is `more` to do and the loss is finite; bool tensor."""
         return tf.logical_and(more, tf.logical_not(self._halted)) if self.halts else more
 
-    def halted(self) -> bool:
+    def is_halted(self) -> bool:
         """Whether the last step's loss was not finite. Context: host."""
         return self.halts and bool(self._halted.numpy())
 
@@ -94,7 +94,7 @@ class StepRecorder(StepHook):
         return logs, {id(variable): logs.pop(name) for name, variable in self._scalars.items()}
 
     def _can_keep(self, logs: Mapping[str, Any]) -> bool:
-        layout = [_described(name, value) for name, value in logs.items()]
+        layout = [_describe(name, value) for name, value in logs.items()]
         known = [log for log in layout if log is not None]
         if not known or len(known) < len(layout) or self._layout not in (None, known):
             self._rejected = True
@@ -129,7 +129,7 @@ def _row(logs: Mapping[str, Any], layout: list[tf.TensorSpec]) -> tf.Tensor:
     return tf.concat([tf.reshape(tf.cast(logs[log.name], tf.float64), [-1]) for log in layout], 0)
 
 
-def _described(name: str, value: Any) -> tf.TensorSpec | None:
+def _describe(name: str, value: Any) -> tf.TensorSpec | None:
     """The stored form of a log; None if it cannot be stored: it is not a number, or its shape is not known."""
     try:
         tensor = tf.convert_to_tensor(value)

@@ -28,7 +28,7 @@ def inputs_and_steps(chunk: Chunk) -> tuple[Any, int]:
     return chunk.inputs, chunk.steps
 
 
-def signed(body: Callable[..., Any], signature: Any, first: bool = False, **options: Any) -> Compiled:
+def compile_for(body: Callable[..., Any], signature: Any, first: bool = False, **options: Any) -> Compiled:
     """`body(inputs, steps)`, compiled for inputs of `signature`, with `options` of `tf.function`; None: for any inputs.
 
     With `first` it is `body(inputs, steps, first)`, which begins with batch `first`, by default 0.

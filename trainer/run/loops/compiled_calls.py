@@ -85,7 +85,7 @@ class CallLength:
         """
         return self.step - 1 if self._fixed is None or self._workers else self.step - done + self._fixed - 1
 
-    def done(self, steps: int) -> None:
+    def note_call(self, steps: int) -> None:
         """Lets the next compiled call grow or shrink: this one ended after `steps` steps, and its results are ready."""
         now, function, workers = self._clock(), self._function, self._workers
         seconds = now - self._began
@@ -104,7 +104,7 @@ class CallLength:
 
 
 @contextlib.contextmanager
-def noted(reached: Callable[[], int | None], step: int) -> Iterator[None]:
+def note_step(reached: Callable[[], int | None], step: int) -> Iterator[None]:
     """Adds a note with the step to an error of a compiled function.
 
     `reached()` is the number of steps of the last call that ran, if known; `step` that of the epoch before this call.

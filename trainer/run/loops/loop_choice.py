@@ -12,7 +12,7 @@ from ...inputs.sources.readers import ITERATORS
 from ...inputs.sources.source import Chunk
 from ..xla import xla_loops
 from ..xla.xla_rule import decides, reason_in_layout, reason_in_step
-from .compiled import GRAPH, XLA, Compiled, inputs_and_steps, signed
+from .compiled import GRAPH, XLA, Compiled, compile_for, inputs_and_steps
 from .predictions import Predictions, run_one_by_one
 from .step_function import StepFunction
 
@@ -36,7 +36,7 @@ class LoopedSteps(StepFunction):
         if compiled is None:
             loop = self.loop(xla_loops.step_in_graph(self, chunk), chunk)
             first = not (self.alone or chunk.open_ended)
-            compiled = signed(loop, None if chunk.open_ended else chunk.signature, first)
+            compiled = compile_for(loop, None if chunk.open_ended else chunk.signature, first)
             if not self.alone and self._collectives_vary(compiled, chunk):
                 each = functools.partial(self._single_steps, compiled, first)
                 compiled = compiled._replace(function=functools.partial(run_one_by_one, self, each))
@@ -87,7 +87,7 @@ class LoopedSteps(StepFunction):
                     return loop.function(*arguments)
                 loop.function(*loop.arguments(dataclasses.replace(this, steps=0)))
             except (tf.errors.OpError, ValueError) as error:
-                if not whole and (self.reached() != 0 or isinstance(this.inputs, ITERATORS)):
+                if not whole and (self.count_reached() != 0 or isinstance(this.inputs, ITERATORS)):
                     error.add_note(
                         "If XLA does not support this step: pass `jit_compile=False` to `compile`."
                     )
@@ -96,7 +96,7 @@ class LoopedSteps(StepFunction):
             else:
                 return chosen[0](*arguments)
             self.refuse("XLA does not support the step")
-            chosen[0] = self.compiled_for(this)[0].function
+            chosen[0] = self.find_compiled(this)[0].function
             result = chosen[0](*arguments)  # an error of the step itself is raised again
             warnings.warn(
                 f"XLA does not support this step, which runs in the plain graph: {cause}", stacklevel=2

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ....compat.tensorflow_graphs.graphs import graph_for, graph_function, only_graph
 from ...inputs.sources.source import Chunk
 from ..outputs import ShapesVary, loop_spec
-from .compiled import signed
+from .compiled import compile_for
 from .drawn_batches import batches_of
 from .step_function import StepFunction
 
@@ -44,7 +44,7 @@ class Predictions:
             function, chunk = self._function, self._chunk
             if self._loop is None:
                 loop = function.loop(function.global_step, chunk, like=self._like)
-                self._loop, function.fresh = signed(loop, chunk.signature).function, True
+                self._loop, function.fresh = compile_for(loop, chunk.signature).function, True
             try:
                 return only_graph(self._loop)(inputs, tf.constant(steps, tf.int32))
             except ShapesVary:
@@ -93,6 +93,6 @@ def run_one_by_one(
         if not int(ran):
             break
         done, results = done + 1, function.results(results, new)
-        if function.halted():
+        if function.is_halted():
             break
     return done, results

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ....compat.keras_private.random_state import thread_state
 from ....compat.keras_private.variables import plain_variable
-from ....compat.tensorflow_graphs.graph_optimizer import optimized_briefly
+from ....compat.tensorflow_graphs.graph_optimizer import optimize_briefly
 from ....compat.tensorflow_graphs.graphs import effects, first_graph, graph_for, only_graph
 from ....distribute.replicas import copies_of, runs_in_threads
 from ....distribute.workers.peer_monitor import monitored_collective
@@ -30,9 +30,9 @@ from ...step.train_step import Tracing, replica_function
 from ...step.variable_placement import accumulates
 from ..logs.last_logs import LastLogs, Shares, whole
 from ..logs.step_recorder import StepRecorder
-from ..outputs import checked_outputs, output_array, outputs_of_replicas, write_outputs
+from ..outputs import check_outputs, output_array, outputs_of_replicas, write_outputs
 from .compiled import GRAPH, XLA, Compiled
-from .compiled_calls import UNKNOWN, CompiledCall, noted
+from .compiled_calls import UNKNOWN, CompiledCall, note_step
 from .drawn_batches import batches_of, run_until_the_end
 
 LARGE = 100  # copies of variables: saved inputs slow down an MLP's step by 4 %, but not the steps of larger models
@@ -80,15 +80,19 @@ class StepFunction:
         """
         done, results, self.fresh = 0, self.results(), False
         for chunk in call.chunks:
-            (function, arguments, _), familiar = self.compiled_for(chunk)
+            (function, arguments, _), familiar = self.find_compiled(chunk)
             self.reached_steps.assign(0, read_value=False)
-            with monitored_collective(familiar), noted(self.reached, call.first + done), self._optimization():
+            with (
+                monitored_collective(familiar),
+                note_step(self.count_reached, call.first + done),
+                self._optimization(),
+            ):
                 given = arguments(chunk)
                 run = graph_for(function, given) if chunk.signature is None else only_graph(function)
                 ran, new = run(*given)
             ran = int(ran)
             done, results = done + ran, self.results(results, new) if ran else results
-            if ran < chunk.steps or self.halted():
+            if ran < chunk.steps or self.is_halted():
                 break
         return done, results
 
@@ -105,9 +109,9 @@ class StepFunction:
             self._is_large = variables * replicas >= LARGE
             if not self.model.run_eagerly:
                 self.call_seconds = _EACH_INPUT * (variables + state) * replicas
-        return optimized_briefly() if self._is_large else contextlib.nullcontext()
+        return optimize_briefly() if self._is_large else contextlib.nullcontext()
 
-    def reached(self) -> int | None:
+    def count_reached(self) -> int | None:
         """After an error: the steps of the last call that ran before; None where that is not known."""
         steps = int(self.reached_steps)
         return None if steps == UNKNOWN else steps
@@ -149,7 +153,7 @@ class StepFunction:
         """Compile the loop for chunks with the layout of `chunk`; may change the backend."""
         raise NotImplementedError
 
-    def compiled_for(self, chunk: Chunk) -> tuple[Compiled, bool]:
+    def find_compiled(self, chunk: Chunk) -> tuple[Compiled, bool]:
         """The compiled function for chunks of this layout, and whether it existed already."""
         familiar = self._key(chunk) in self._compiled
         if not familiar:
@@ -258,14 +262,14 @@ class StepFunction:
         ):  # the first replica of each worker gathers the samples of all
             self.open_collectives[:] = [tf.TensorShape([None])]
         tracing.calls = {} if in_xla else self._calls.next()
-        step_fn = checked_outputs(own or self._step_fn, strategy) if self.predicts else own or self._step_fn
+        step_fn = check_outputs(own or self._step_fn, strategy) if self.predicts else own or self._step_fn
         run = replica_function(strategy, step_fn, slices.of_this_replica, tracing)
         with effects() as made, losses_count_samples(model):
             logs: Any = strategy.run(run)
         if self.predicts:
             return outputs_of_replicas(logs, strategy)
         own = None if self.alone else own
-        logs = self._partition.checked(logs) if own is None else Shares.of(logs, own.sums, strategy)
+        logs = self._partition.check_results(logs) if own is None else Shares.of(logs, own.sums, strategy)
         takers = [hook for hook in (*inside, self.recorder) if hook is not None and hook.takes_logs]
         if takers:
             logs = whole(logs)
@@ -282,9 +286,9 @@ class StepFunction:
         """Whether a loop that has `more` to do continues after this step; bool tensor."""
         return more if self.recorder is None else self.recorder.goes_on(more)
 
-    def halted(self) -> bool:
+    def is_halted(self) -> bool:
         """Whether the completed step is the last, regardless of remaining ones. Context: host."""
-        return self.recorder is not None and self.recorder.halted()
+        return self.recorder is not None and self.recorder.is_halted()
 
     def begin(self, i: Any) -> None:
         """Records that step `i` of the call begins."""

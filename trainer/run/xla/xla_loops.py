@@ -11,7 +11,7 @@ from ....compat.tensorflow_graphs.graphs import first_graph, graph_function, onl
 from ....distribute.hardware.devices import is_gpu
 from ...inputs.sources.readers import for_xla
 from ...inputs.sources.source import Chunk
-from ..loops.compiled import XLA, Compiled, inputs_and_steps, signed
+from ..loops.compiled import XLA, Compiled, compile_for, inputs_and_steps
 from ..loops.compiled_calls import UNKNOWN
 from ..loops.step_function import StepFunction
 from .batch_stacks import Stacks
@@ -66,7 +66,7 @@ def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
         worth_it = function.model.jit_compile or chunk.batch_size == function.full_size
         if not has_one_size(chunk) or not worth_it:
             return None
-        compiled = signed(_loop_in_xla(function, chunk), chunk.signature, jit_compile=True)
+        compiled = compile_for(_loop_in_xla(function, chunk), chunk.signature, jit_compile=True)
         compiled = compiled._replace(function=functools.partial(_on_device, function, compiled.function))
     slow = function.model.jit_compile and slow_loop(operations(compiled.graphs[0]))
     return None if slow else compiled
