@@ -58,7 +58,7 @@ def steps_until_call(
 
 
 def batch_hook_of(callback: Any) -> tuple[str, bool]:
-    """The per-batch hook of training that a callback overrides, as "Class.hook", and whether a user wrote it.
+    """Return the per-batch hook of training that a callback overrides, as "Class.hook", and whether a user wrote it.
 
     The class is the one that defines the hook: Keras', where a subclass of its `TensorBoard` leaves the hook as it is.
     """
@@ -70,13 +70,13 @@ def batch_hook_of(callback: Any) -> tuple[str, bool]:
 
 
 def own_schedule(callback: Any) -> Any:
-    """The method `steps_until_call` of a callback that has one; else None."""
+    """Return the method `steps_until_call` of a callback that has one; else None."""
     schedule = getattr(callback, "steps_until_call", None)
     return schedule or _read_old_name(callback, "steps_to_wake", "steps_until_call")
 
 
 def takes_step_logs(callback: Any) -> bool:
-    """Whether a callback has the hook `on_train_steps_end(first, logs)`.
+    """Return whether a callback has the hook `on_train_steps_end(first, logs)`.
 
     The loop calls it at the end of each compiled call, before the `on_train_batch_end` of its last step, with the number of
     its first step in the epoch, and the values of each log after each step: arrays `(steps, ...)`, scalars in float64.
@@ -85,7 +85,7 @@ def takes_step_logs(callback: Any) -> bool:
 
 
 def only_reads_logs(callback: Any) -> bool:
-    """Whether the per-batch hooks of training only read logs; calls in threads (`async_safe`) have no order.
+    """Return whether the per-batch hooks of training only read logs; calls in threads (`async_safe`) have no order.
 
     A class declares it. Metric loggers of known packages, and Keras' `TensorBoard` that measures no time, only read as well.
     """
@@ -102,12 +102,12 @@ def reads_optimizer(callback: Any) -> bool:
 
 
 def ends_at_bad_loss(callback: Any) -> bool:
-    """Whether all that a callback does in a step is to end the training run where the loss is NaN or infinite."""
+    """Return whether all that a callback does in a step is to end the training run where the loss is NaN or infinite."""
     return type(callback) is keras.callbacks.TerminateOnNaN
 
 
 def logs_of_one_step(logs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The logs of a single step as vectors of one value."""
+    """Return the logs of a single step as vectors of one value."""
     return {name: np.asarray(value)[None] for name, value in logs.items()}
 
 
@@ -119,7 +119,7 @@ class NumbersOfSteps(keras.StatelessScope):
         self._columns, self._tensors, self.row = columns, dict[int, list[tf.Tensor]](), 0
 
     def get_current_value(self, variable: Any) -> tf.Tensor | None:
-        """The value of a variable after the step, None for that of now."""
+        """Return the value of a variable after the step, None for that of now."""
         if id(variable) not in self._columns:
             return None
         if id(variable) not in self._tensors:  # all at once: a tensor for each read costs more than the read
@@ -142,7 +142,7 @@ def replay_steps(
     replayed: bool,
     all_done: bool = False,
 ) -> None:
-    """Passes the logs after each step of a compiled call, arrays `(steps, ...)`, to callbacks that only read or take them.
+    """Pass the logs after each step of a compiled call, arrays `(steps, ...)`, to callbacks that only read or take them.
 
     While a hook is called, `state` has the step and the logs of that step, and an optimizer that a metric logger reads has
     its `numbers`. `on_train_batch_begin` of the `first` step has been called before. `replayed`: per-batch hooks are called
@@ -182,14 +182,14 @@ def replay_steps(
 
 
 def _batch_hooks(callback: Any, phase: str = "train") -> list[str]:
-    """The per-batch hooks of a phase that a callback overrides."""
+    """Return the per-batch hooks of a phase that a callback overrides."""
     hooks = [(hook, vars(callback).get(hook, getattr(type(callback), hook))) for hook in _BATCH_HOOKS[phase]]
     base = keras.callbacks.Callback
     return [hook for hook, own in hooks if own is not getattr(base, hook) and not is_default_hook(own)]
 
 
 def _read_old_name(callback: Any, old: str, new: str) -> Any:
-    """An attribute under its name of version 0.2."""
+    """Return an attribute under its name of version 0.2."""
     if (found := getattr(callback, old, None)) is not None:
         text = f"`{old}` of {type(callback).__name__} is deprecated: rename it to `{new}`."
         warnings.warn(text, DeprecationWarning, stacklevel=2)

@@ -38,7 +38,7 @@ class CustomLoopSupport:
             weakref.finalize(fit(), self._plain_fit_ended, fit).atexit = False
 
     def _reject_store(self) -> None:
-        """Raises where it would write to a store, and no `Spool` uploads what it writes."""
+        """Raise where it would write to a store, and no `Spool` uploads what it writes."""
         place = getattr(self, "path", None) or getattr(self, "log_dir", None)
         if place is not None and is_store_url(place):
             raise ValueError(
@@ -52,13 +52,13 @@ class CustomLoopSupport:
             self.on_fit_exit()
 
     def _runs(self) -> bool:
-        """Whether the `fit` of plain Keras that has begun still runs; True in other loops, of which nothing tells."""
+        """Return whether the `fit` of plain Keras that has begun still runs; True in other loops, of which nothing tells."""
         return self._plain_fit is None or still_runs(self._plain_fit)
 
     def _fit_state(
         self, epoch: int | None = None, batch: int | None = None, lap: str | None = None
     ) -> FitState:
-        """The state of the running `fit`; in another loop a state that follows the arguments of the hooks.
+        """Return the state of the running `fit`; in another loop a state that follows the arguments of the hooks.
 
         `epoch` begins, `batch` (counted from 0 in its epoch) has ended, and so has the part `lap` of the loop's work.
         """
@@ -86,7 +86,7 @@ class CustomLoopSupport:
         return getattr(self.model, "optimizer", None)
 
     def _watch_gradients(self) -> GradientWatch | None:
-        """What measures the gradients in the steps, which are compiled anew with it; None where nothing can."""
+        """Return what measures the gradients in the steps, which are compiled anew with it; None where nothing can."""
         optimizer = self._optimizer
         if not (hasattr(optimizer, "gradient_transformers") and getattr(optimizer, "built", False)):
             return None
@@ -97,6 +97,6 @@ class CustomLoopSupport:
         return watch
 
     def _scope(self) -> Any:
-        """The scope of the model's strategy; a null context where it is entered already."""
+        """Return the scope of the model's strategy; a null context where it is entered already."""
         strategy = self.model.distribute_strategy
         return contextlib.nullcontext() if strategy is tf.distribute.get_strategy() else strategy.scope()

@@ -15,20 +15,20 @@ class OneBatch(keras.callbacks.Callback):
     model: TrainedModel
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Runs one step per compiled call, whatever `compile` was given."""
+        """Run one step per compiled call, whatever `compile` was given."""
         self._steps_per_execution = self.model.steps_per_execution
         self.model.steps_per_execution = 1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Ends the epoch, and with it the training."""
+        """End the epoch, and with it the training."""
         self.model.stop_training = True
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Ends the validation."""
+        """End the validation."""
         self.model.stop_evaluating = True
 
     def on_fit_exit(self) -> None:
-        """Restores `steps_per_execution`, also after an error."""
+        """Restore `steps_per_execution`, also after an error."""
         if hasattr(self, "_steps_per_execution"):
             self.model.steps_per_execution = self._steps_per_execution
 

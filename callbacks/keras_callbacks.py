@@ -29,7 +29,7 @@ _MONITORING = (_CALLBACKS.EarlyStopping, _CALLBACKS.ReduceLROnPlateau, _CALLBACK
 
 
 def check_keras_callbacks(callbacks: Iterable[Any]) -> None:
-    """Raises a ValueError or TypeError for an argument of a wrong kind or out of range."""
+    """Raise a ValueError or TypeError for an argument of a wrong kind or out of range."""
     for callback in callbacks:
         for kind, ranges in _NUMBERS.items():
             if isinstance(callback, kind):

@@ -30,7 +30,7 @@ _READERS: dict[type, str] = {
 
 
 def is_metric_logger(callback: Any, hooks: Sequence[str]) -> bool:
-    """Whether a metric logger of a known package defines each of these hooks of a callback that does not save."""
+    """Return whether a metric logger of a known package defines each of these hooks of a callback that does not save."""
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         return False
     owners = [_class_defining(callback, hook) for hook in hooks if hook not in vars(callback)]
@@ -39,7 +39,7 @@ def is_metric_logger(callback: Any, hooks: Sequence[str]) -> bool:
 
 
 def may_add_logs(callback: Any) -> bool:
-    """Whether user code in `on_epoch_end` of a callback may add logs for the callbacks after it."""
+    """Return whether user code in `on_epoch_end` of a callback may add logs for the callbacks after it."""
     if "on_epoch_end" in vars(callback):  # of `LambdaCallback`, or assigned
         return True
     return _package_of(_class_defining(callback, "on_epoch_end")) not in _KNOWN
@@ -75,7 +75,7 @@ def _reads(callback: Any, kind: type) -> bool:
 
 
 def _class_defining(callback: Any, method: str) -> type:
-    """The class that defines a method of a callback."""
+    """Return the class that defines a method of a callback."""
     return next((cls for cls in type(callback).__mro__ if method in vars(cls)), object)
 
 

@@ -48,9 +48,9 @@ _ON_ALL_WORKERS = (keras.callbacks.CSVLogger, keras.callbacks.ModelCheckpoint, k
 
 
 def check_output_paths(callbacks: Sequence[Any], logs: Callable[[], set[str]] | None) -> None:
-    """Checks that callbacks of a fit can write to their paths. `logs` returns the names of its logs, if they are known.
+    """Check that callbacks of a fit can write to their paths. `logs` returns the names of its logs, if they are known.
 
-    Raises a SaveError for a path that cannot be created, a ValueError for no path or a placeholder for an unknown log.
+    Raise a SaveError for a path that cannot be created, a ValueError for no path or a placeholder for an unknown log.
     """
     backed_up = any(isinstance(each, BackupAndRestore) for each in callbacks)
     for callback in callbacks:
@@ -71,16 +71,16 @@ def check_output_paths(callbacks: Sequence[Any], logs: Callable[[], set[str]] | 
 
 
 def _outputs_of(callback: Any) -> list[tuple[type, str, bool, Any]]:
-    """The class, the attribute, whether it is a folder, and its value, of each path that a callback writes to."""
+    """Return the class, the attribute, whether it is a folder, and its value, of each path that a callback writes to."""
     known = [(kind, *output) for kind, output in _OUTPUTS.items() if isinstance(callback, kind)]
     found = [(*each, getattr(callback, each[1], None)) for each in known]
     return [each for each in found if each[-1] is not None]
 
 
 def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
-    """Warns where a launcher started several processes, or TF_CONFIG names them, and each trains a separate model.
+    """Warn where a launcher started several processes, or TF_CONFIG names them, and each trains a separate model.
 
-    Raises a ClusterError where callbacks would save, and the processes cannot be joined.
+    Raise a ClusterError where callbacks would save, and the processes cannot be joined.
     """
     if spans_workers(strategy):
         return
@@ -119,7 +119,7 @@ def _check_logs(argument: str, pattern: str, logs: Callable[[], set[str]]) -> No
 
 
 def check_output_path(argument: str, place: str, folder: bool) -> None:
-    """Rejects a path that cannot be created or is a URL of an unknown kind; raises as `check_output_paths`."""
+    """Reject a path that cannot be created or is a URL of an unknown kind; raise as `check_output_paths`."""
     if is_url(place):  # only writing tells the rest
         tensorflow_path(argument.strip("`"), place)
         return
@@ -141,7 +141,7 @@ def check_output_path(argument: str, place: str, folder: bool) -> None:
 
 
 def check_template(argument: str, place: Any) -> None:
-    """Raises a ValueError unless a value is a path whose placeholders can be filled."""
+    """Raise a ValueError unless a value is a path whose placeholders can be filled."""
     text = path_text(argument.strip("`"), str(place) if is_remote(place) else place)
     try:
         for field, form in fields(text):
@@ -157,7 +157,7 @@ def check_template(argument: str, place: Any) -> None:
 
 
 def fields(text: str) -> list[tuple[str, str]]:
-    """The name and the format of each placeholder."""
+    """Return the name and the format of each placeholder."""
     parts = string.Formatter().parse(text)
     return [(field, form or "") for _, field, form, _ in parts if field is not None]
 
@@ -233,7 +233,7 @@ def _discard_writes(callbacks: Iterable[Any], spool: Spool, stack: contextlib.Ex
 
 
 def _keep_profiles(written: str, log_dir: str) -> None:
-    """Copies a worker's profiles to its `log_dir`, under its own names: workers may share the folder and the host."""
+    """Copy a worker's profiles to its `log_dir`, under its own names: workers may share the folder and the host."""
     for path in tf.io.gfile.glob(f"{written}/*/plugins/profile/*/*"):
         folder, _, file = f"{log_dir}{path.removeprefix(written)}".rpartition("/")
         tf.io.gfile.makedirs(folder)

@@ -30,12 +30,12 @@ class ProcessIdentity:
 
     @classmethod
     def parse(cls, text: str) -> ProcessIdentity | None:
-        """The reverse of `str`; None where the text is no such name."""
+        """Return the reverse of `str`; None where the text is no such name."""
         match = _TEXT.fullmatch(text)
         return cls(match[1], int(match[2]), int(match[3])) if match else None
 
     def runs(self) -> bool | None:
-        """Whether the process runs; None where this machine or container cannot know."""
+        """Return whether the process runs; None where this machine or container cannot know."""
         if self.place != _place():
             return None
         if self.pid == os.getpid():
@@ -45,14 +45,14 @@ class ProcessIdentity:
 
 
 def this_process() -> ProcessIdentity:
-    """The name of the process that calls."""
+    """Return the name of the process that calls."""
     pid = os.getpid()
     return ProcessIdentity(_place(), pid, _find_start_time(pid) or 0)
 
 
 @functools.cache
 def _place() -> str:
-    """The machine since it was started, and the namespace of its process numbers (a container has one of its own)."""
+    """Return the machine since it was started, and the namespace of its process numbers (a container has one of its own)."""
     boot = space = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()

@@ -36,7 +36,7 @@ def write_safely(
     check: Callable[[], object] = lambda: None,
     new: bool = False,
 ) -> None:
-    """Writes the file `path` with `write(stream)`; after a failure or crash the old file is unchanged.
+    """Write the file `path` with `write(stream)`; after a failure or crash the old file is unchanged.
 
     Order: a new file next to it, `write`, flush and fsync of the file, `check`, rename to `path`, fsync of the directory.
     The `errno` of a SaveError says whether the directory is gone, read-only or full, or the disk failed.
@@ -111,7 +111,7 @@ def _rename(temporary: Path, path: Path, new: bool) -> None:
 
 
 def save_error(directory: Any, error: OSError) -> SaveError:
-    """The sentence for a failed save in `directory`."""
+    """Return the sentence for a failed save in `directory`."""
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         with contextlib.suppress(OSError):
@@ -156,25 +156,25 @@ def is_own(path: Any, mark: re.Pattern[bytes]) -> bool:
 
 
 def begins_with_json(*keys: str, lines: bool = True) -> re.Pattern[bytes]:
-    """The mark of files whose first line, or all of it, is a JSON object with these keys in this order."""
+    """Return the mark of files whose first line, or all of it, is a JSON object with these keys in this order."""
     inside = ("[^\n]*?" if lines else "[^\0]*?").join(f'"{key}": ' for key in keys)
     return re.compile(rf"\A{{\s*{inside}".encode())
 
 
 def read_plain(path: Any, most: int) -> bytes:
-    """The bytes of a plain file, at `most` so many; an OSError for anything else."""
+    """Return the bytes of a plain file, at `most` so many; an OSError for anything else."""
     with open_plain(path) as stream:
         return stream.read(most)
 
 
 def temporary_path(path: Path) -> Path:
-    """The name under which `path` is written; it keeps the suffixes, which some writers look at."""
+    """Return the name under which `path` is written; it keeps the suffixes, which some writers look at."""
     stem, dot, suffixes = path.name.partition(".")
     return path.with_name(f".{stem}.{this_process()}.tmp{dot}{suffixes}")
 
 
 def remove_leftovers(directory: Any, begin: str = "") -> None:
-    """Removes incomplete files named `begin...` whose writers no longer exist; those of other machines when a day old."""
+    """Remove incomplete files named `begin...` whose writers no longer exist; those of other machines when a day old."""
     for name in () if is_remote(directory) else names_in(directory):
         match = _TEMPORARY.match(name)
         process = ProcessIdentity.parse(match[2]) if match and match[1].startswith(begin) else None
@@ -187,7 +187,7 @@ def remove_leftovers(directory: Any, begin: str = "") -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, or a folder with what it holds."""
+    """Remove a file, or a folder with what it holds."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -195,7 +195,7 @@ def remove(path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Flushes a directory, so that a rename in it survives a power failure, where the file system can do that."""
+    """Flush a directory, so that a rename in it survives a power failure, where the file system can do that."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:

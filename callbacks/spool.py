@@ -38,7 +38,7 @@ class Spool:
         self._has_warned = False
 
     def place(self, argument: str, url: Any, folder: bool) -> str:
-        """The local path to write to instead of `url`: a `folder`, or a file, whose name may have placeholders.
+        """Return the local path to write to instead of `url`: a `folder`, or a file, whose name may have placeholders.
 
         Files of that name which exist already, with any suffix, are downloaded: a resumed run continues them.
         """
@@ -61,11 +61,11 @@ class Spool:
         return str(local) if folder else f"{local}/{name_below(base, remote)}"
 
     def holds(self, place: Any) -> bool:
-        """Whether a local path is in the folder."""
+        """Return whether a local path is in the folder."""
         return any(local == Path(place) for local, _ in self._roots)
 
     def upload(self) -> None:
-        """Uploads what has changed, and removes what was removed. Context: any thread."""
+        """Upload what has changed, and remove what was removed. Context: any thread."""
         with self._lock:
             for local, remote in self._roots:
                 found = {f for f in local.rglob("*") if f.is_file() and not f.name.startswith(".")}
@@ -107,7 +107,7 @@ class Spool:
 
 
 def after_uploads(fit_state: FitState, job: Callable[[], None]) -> Callable[[], None]:
-    """Returns `job` of a backup, delayed until the store has what the backup refers to: logs and checkpoints."""
+    """Return `job` of a backup, delayed until the store has what the backup refers to: logs and checkpoints."""
     pending = [each.pending_upload() for each in fit_state.callbacks if hasattr(each, "pending_upload")]
 
     def run() -> None:
@@ -121,7 +121,7 @@ def after_uploads(fit_state: FitState, job: Callable[[], None]) -> Callable[[], 
 
 
 def find_fixed_folder(path: Any) -> Any:
-    """The folder of a path such as `runs/{epoch:03d}.keras`, up to its first placeholder."""
+    """Return the folder of a path such as `runs/{epoch:03d}.keras`, up to its first placeholder."""
     folder = path.parent
     while "{" in str(folder):
         folder = folder.parent
@@ -129,7 +129,7 @@ def find_fixed_folder(path: Any) -> Any:
 
 
 def name_below(folder: Any, path: Any) -> str:
-    """The name of a path relative to a folder, with "/"."""
+    """Return the name of a path relative to a folder, with "/"."""
     if is_remote(path):
         return path.path.removeprefix(folder.path).lstrip("/")
     return path.relative_to(folder).as_posix()

@@ -71,7 +71,7 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
         self._sums = [np.array(each) for each in state["sums"]]
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begins anew, and rejects a model that cannot be averaged."""
+        """Begin anew, and reject a model that cannot be averaged."""
         if getattr(self.model, "fit_state", None) is None:
             raise ValueError(
                 "`StochasticWeightAveraging` needs the `fit` of a Unisono model: call `unisono.adopt(model)` first."
@@ -90,7 +90,7 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
         self._forget()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Counts the weights where that is due."""
+        """Count the weights where that is due."""
         if self.model.fit_state.epoch >= self.start_from_epoch:
             due = self._schedule.due(self._steps + batch + 1, self._steps + self._seen)
             self._seen = batch + 1
@@ -98,7 +98,7 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
                 self._add()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Counts the weights after an epoch."""
+        """Count the weights after an epoch."""
         if epoch < self.start_from_epoch:
             return
         self._steps, self._seen = self._steps + self.model.fit_state.step, 0
@@ -106,7 +106,7 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
             self._add()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Sets the average, and the statistics that belong to it."""
+        """Set the average, and the statistics that belong to it."""
         if not self.count:
             warnings.warn(
                 "`StochasticWeightAveraging` averaged nothing, because training ended before its `start_from_epoch` "

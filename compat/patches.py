@@ -53,7 +53,7 @@ class Changed:
         return f"{self.owner.__name__.rpartition('.')[2]}.{self.name}"
 
     def install(self) -> None:
-        """Puts the replacement in the place of the original."""
+        """Put the replacement in the place of the original."""
         assert self.make is not None  # narrows the type
         found = vars(self.owner)[self.name]
         # A patch that begins inside of a step and ends outside restores our replacement.
@@ -66,7 +66,7 @@ class Changed:
         setattr(self.owner, self.name, self.made[1])
 
     def restore(self) -> None:
-        """Puts the original back, unless other code has wrapped the replacement."""
+        """Put the original back, unless other code has wrapped the replacement."""
         if vars(self.owner)[self.name] is self.made[1]:
             setattr(self.owner, self.name, self.made[0])
 
@@ -193,7 +193,7 @@ _FILES: set[str] = set()  # of the replacements
 
 
 def provide(key: str, make: Callable[[Any], Any], *within: Callable[..., Any]) -> None:
-    """Sets the replacement of a function of `REPLACED`: `make(original)`; for a property, its getter.
+    """Set the replacement of a function of `REPLACED`: `make(original)`; for a property, its getter.
 
     At any other time, and in a thread that computes no step, a replacement behaves like the original.
 
@@ -232,7 +232,7 @@ class _LeftOut(tf_stack.StackTraceFilter):
 
 
 def _replace(only_for: tuple[str, ...]) -> Callable[[], object]:
-    """Makes the replacements that are provided for these circumstances; returns the function that undoes it."""
+    """Make the replacements that are provided for these circumstances; return the function that undoes it."""
     changes = [each for each in REPLACED if each.only_for == only_for and each.make is not None]
     for each in changes:
         each.install()
@@ -240,7 +240,7 @@ def _replace(only_for: tuple[str, ...]) -> Callable[[], object]:
 
 
 def wrap(name: str, around: Callable[..., Any]) -> None:
-    """Calls `around(original, *arguments)` for a method of `WRAPPED`, permanently; a second call does nothing."""
+    """Call `around(original, *arguments)` for a method of `WRAPPED`, permanently; a second call does nothing."""
     (owner,) = (each.owner for each in WRAPPED if each.name == name)
     original = getattr(owner, name)
     if not hasattr(original, "__unisono_original__"):
@@ -271,7 +271,7 @@ def _wrap_call(around: Callable[..., Any], original: Callable[..., Any]) -> Call
 
 
 def add(name: str, method: Callable[..., Any]) -> None:
-    """Adds a method of `ADDED` that TensorFlow lacks, permanently."""
+    """Add a method of `ADDED` that TensorFlow lacks, permanently."""
     (owner,) = (each.owner for each in ADDED if each.name == name)
     if not hasattr(owner, name):
         setattr(owner, name, method)

@@ -133,7 +133,7 @@ OVERRIDDEN = {
 
 
 def find_missing_attributes() -> list[str]:
-    """The names of the tables, and those that are replaced, that the installed versions lack, as `Owner.name`."""
+    """Return the names of the tables, and those that are replaced, that the installed versions lack, as `Owner.name`."""
     from .patches import REPLACED, WRAPPED
 
     tables = [(pkgutil.resolve_name(owner), names.split()) for owner, names in ATTRIBUTES.items()]
@@ -148,7 +148,7 @@ def find_missing_attributes() -> list[str]:
 
 
 def _set_by_methods(cls: Any, names: set[str]) -> Iterator[str]:
-    """The names that a method of the class, or of a base class, sets on its objects."""
+    """Yield the names that a method of the class, or of a base class, sets on its objects."""
     for base in getattr(cls, "__mro__", ()):
         for member in vars(base).values():
             member = inspect.unwrap(getattr(member, "fget", None) or getattr(member, "__func__", member))
@@ -158,14 +158,14 @@ def _set_by_methods(cls: Any, names: set[str]) -> Iterator[str]:
 
 
 def describe_unsupported(lacking: str) -> str:
-    """The error for versions that lack a name."""
+    """Return the error for versions that lack a name."""
     wanted = " and ".join(f"{name}{bounds}" for name, bounds in SUPPORTED.items())
     found = " and ".join(f"{name} {find_version(name)}" for name in SUPPORTED)
     return f"Unisono needs {wanted}, but found {found}, which lack {lacking}: install supported versions."
 
 
 def find_version(name: str) -> str:
-    """The installed version of a package."""
+    """Return the installed version of a package."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -67,7 +67,7 @@ def whole_number(
 ) -> Any:
     """`value`, if it is an int of at least `least`; bool is rejected. NumPy's integers become int.
 
-    None is allowed too if `optional`, and the strings `words`. Raises a ValueError for anything else.
+    None is allowed too if `optional`, and the strings `words`. Raise a ValueError for anything else.
     """
     if (value is None and optional) or (isinstance(value, str) and value in words):
         return value
@@ -140,7 +140,7 @@ def function(name: str, value: Any, optional: bool = False) -> Any:
 
 
 def takes_arguments(value: Any, count: int) -> bool:
-    """Whether a function can be called with `count` arguments; True where that is not known."""
+    """Return whether a function can be called with `count` arguments; True where that is not known."""
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):  # some C functions have no signature

@@ -18,7 +18,7 @@ cluster_resolver = tf.distribute.cluster_resolver
 
 
 def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
-    """Picks the strategy for the machine and the cluster that this process belongs to.
+    """Pick the strategy for the machine and the cluster that this process belongs to.
 
     | found | strategy |
     |---|---|

@@ -41,7 +41,7 @@ class ClusterError(ValueError):
 
 
 def peer_timeout() -> float:
-    """Seconds after which a peer that died, hangs or never came is an error: UNISONO_TIMEOUT, or 60; checked."""
+    """Return seconds after which a peer that died, hangs or never came is an error: UNISONO_TIMEOUT, or 60; checked."""
     text = os.environ.get(TIMEOUT) or str(DEFAULT_TIMEOUT)
     try:
         seconds = float(text)
@@ -64,12 +64,12 @@ def replicas_per_worker() -> int:
 
 
 def stage_addresses() -> list[str]:
-    """Addresses of the processes with a pipeline's later stages; empty if the launcher started none."""
+    """Return addresses of the processes with a pipeline's later stages; empty if the launcher started none."""
     return [address for address in os.environ.get(STAGES, "").split(",") if address]
 
 
 def show_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that pages and commands show, without passwords in their values."""
+    """Return the variables that pages and commands show, without passwords in their values."""
     return {name: without_password(environ[name]) for name in sorted(_SHOWN & environ.keys())}
 
 

@@ -63,7 +63,7 @@ def gather(values: Any) -> Any:
 
 
 def gather_for_step(structure: Any) -> Any:
-    """Gathers every tensor of a batch, which needs no gradient, over the replicas: `(samples of the global batch, ...)`.
+    """Gather every tensor of a batch, which needs no gradient, over the replicas: `(samples of the global batch, ...)`.
 
     The samples are in the order of the replicas. None and scalars stay unchanged; Keras masks are gathered as well.
 
@@ -96,7 +96,7 @@ def _gather(value: Any, step: StepContext, is_data: bool) -> Any:
 
 
 def _drop_borrowed(value: Any, step: StepContext) -> Any:
-    """The tensor without the borrowed sample of a replica that has no samples."""
+    """Return the tensor without the borrowed sample of a replica that has no samples."""
     if step.alive is True:
         return value
     if isinstance(value, tf.SparseTensor):
@@ -107,7 +107,7 @@ def _drop_borrowed(value: Any, step: StepContext) -> Any:
 
 @tf.custom_gradient
 def _with_gradient_of_all(own: tf.Tensor, first: tf.Tensor) -> Any:
-    """The samples of all replicas; the gradient of a sample is the sum of the replicas' gradients."""
+    """Return the samples of all replicas; the gradient of a sample is the sum of the replicas' gradients."""
 
     def gradient(upstream: Any) -> Any:
         wide = tf.cast(tf.convert_to_tensor(upstream), tf.float64 if own.dtype == tf.float64 else tf.float32)
@@ -155,7 +155,7 @@ def _all_gather(value: tf.Tensor) -> tf.Tensor:
 
 
 def _gather_strings(value: tf.Tensor) -> tf.Tensor:
-    """Strings are sent as their lengths and their bytes."""
+    """Return strings are sent as their lengths and their bytes."""
     lengths = _all_gather(tf.strings.length(value))
     raw = tf.io.decode_raw(tf.strings.reduce_join(tf.reshape(value, [-1])), tf.uint8)
     alphabet = tf.constant([bytes([code]) for code in range(256)])

@@ -21,7 +21,7 @@ _strategies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def strategy_of(distribution: Any) -> tf.distribute.Strategy:
-    """Returns the strategy that carries out a distribution of Keras, which Keras itself carries out on JAX alone.
+    """Return the strategy that carries out a distribution of Keras, which Keras itself carries out on JAX alone.
 
     Args:
         distribution: `keras.distribution.DataParallel` or `keras.distribution.ModelParallel`, over CPUs or GPUs of this
@@ -54,13 +54,13 @@ def strategy_of(distribution: Any) -> tf.distribute.Strategy:
 
 
 def strategy_of_scope() -> tf.distribute.Strategy | None:
-    """The strategy of the distribution that `keras.distribution.set_distribution` or its scope has set, or None."""
+    """Return the strategy of the distribution that `keras.distribution.set_distribution` or its scope has set, or None."""
     distribution: Any = keras.distribution.distribution()
     return None if distribution is None else strategy_of(distribution)
 
 
 def accept_layouts_of_outputs() -> None:
-    """Lets layers whose outputs have a layout ask for it, which Keras lacks on TensorFlow."""
+    """Let layers whose outputs have a layout ask for it, which Keras lacks on TensorFlow."""
     add("distribute_tensor", ignore_layout)
 
 
@@ -97,7 +97,7 @@ def _make_strategy(distribution: Any) -> tf.distribute.Strategy:
 def _make_strategy_of_workers(
     kind: str, cluster: Cluster, devices: list[str], mesh: Mesh, layouts: Any
 ) -> WorkerMeshStrategy:
-    """A strategy of all devices of a cluster, which Keras numbers over all workers."""
+    """Return a strategy of all devices of a cluster, which Keras numbers over all workers."""
     if cluster.has_parameter_servers:
         raise ClusterError(
             f"A {kind} is carried out by workers that train together, but TF_CONFIG names parameter servers: start workers "

@@ -16,7 +16,7 @@ from .workers.places import Place
 def initialize(
     job_addresses: str | None = None, num_processes: int | None = None, process_id: int | None = None
 ) -> None:
-    """Joins the cluster of the arguments, of a launcher's variables or of TF_CONFIG: `keras.distribution.initialize`.
+    """Join the cluster of the arguments, of a launcher's variables or of TF_CONFIG: `keras.distribution.initialize`.
 
     Keras has read its own variables. `job_addresses` are those of all processes, or of process 0 alone. From then on
     `keras.distribution.list_devices` names the devices of all workers. Context: host, before devices are used.
@@ -60,12 +60,12 @@ def _read_arguments(addresses: Any, size: Any, rank: Any) -> Place:
 
 
 def count_local_devices() -> int:
-    """The replicas of this worker; all workers have as many. It does not create the devices."""
+    """Return the replicas of this worker; all workers have as many. It does not create the devices."""
     return len(tf.config.get_visible_devices("GPU")) or replicas_per_worker()
 
 
 def cluster_devices(workers: int, kind: str | None = None) -> list[str]:
-    """The names of all devices of a cluster, numbered over all workers."""
+    """Return the names of all devices of a cluster, numbered over all workers."""
     gpus = len(tf.config.get_visible_devices("GPU"))
     kind = (kind or ("gpu" if gpus else "cpu")).lower()
     each = gpus if kind == "gpu" else replicas_per_worker() if kind == "cpu" else 0

@@ -43,11 +43,11 @@ class Mesh:
         return [*range(math.prod(self.shape))] if self.order is None else [*self.order]
 
     def place(self, replica: int) -> tuple[int, ...]:
-        """A replica's number along each axis."""
+        """Return a replica's number along each axis."""
         return [*itertools.product(*map(range, self.shape))][self.replicas.index(replica)]
 
     def group(self, replica: int, axis: int) -> list[int]:
-        """The replicas that differ from one along an axis alone, itself included, in order."""
+        """Return the replicas that differ from one along an axis alone, itself included, in order."""
         after = math.prod(self.shape[axis + 1 :])
         first = self.replicas.index(replica) - self.place(replica)[axis] * after
         return [self.replicas[first + number * after] for number in range(self.shape[axis])]
@@ -63,7 +63,7 @@ FLAT = -1
 
 
 def to_rows(value: Any, axis: int, count: int) -> tf.Tensor:
-    """The `count` equal parts of a tensor of a known shape along an axis, or FLAT, as the rows of a matrix."""
+    """Return the `count` equal parts of a tensor of a known shape along an axis, or FLAT, as the rows of a matrix."""
     shape = value.shape.as_list()
     if axis == FLAT:
         numbers = math.prod(shape)
@@ -76,7 +76,7 @@ def to_rows(value: Any, axis: int, count: int) -> tf.Tensor:
 
 
 def from_rows(rows: tf.Tensor, axis: int, count: int, shape: Sequence[int]) -> tf.Tensor:
-    """The tensor of a shape from its `count` parts, the rows of a matrix or one behind the other."""
+    """Return the tensor of a shape from its `count` parts, the rows of a matrix or one behind the other."""
     if axis == FLAT:
         return tf.reshape(tf.reshape(rows, [-1])[: math.prod(shape)], shape)
     parted = tf.reshape(rows, [count, *shape[:axis], shape[axis] // count, *shape[axis + 1 :]])
@@ -102,7 +102,7 @@ class Layout:
         return math.prod(size for size, axis in zip(self.mesh.shape, self.axes) if axis is None)
 
     def part_shape(self, shape: Sequence[int]) -> list[int]:
-        """The shape of a replica's part."""
+        """Return the shape of a replica's part."""
         found = list(shape)
         if self.axes[0] == FLAT:
             return [-(-math.prod(found) // self.mesh.shape[0])]
@@ -112,7 +112,7 @@ class Layout:
         return found
 
     def part(self, value: Any, replica: int) -> Any:
-        """A replica's part of an array or a tensor."""
+        """Return a replica's part of an array or a tensor."""
         if self.axes[0] == FLAT:
             return to_rows(tf.convert_to_tensor(value), FLAT, self.mesh.shape[0])[self.mesh.place(replica)[0]]
         shape, where = self.part_shape(value.shape), [slice(None)] * len(value.shape)
@@ -122,7 +122,7 @@ class Layout:
         return value[tuple(where)]
 
     def whole(self, parts: Sequence[tf.Tensor], shape: Sequence[int]) -> tf.Tensor:
-        """The whole tensor of a shape, from the parts of all replicas."""
+        """Return the whole tensor of a shape, from the parts of all replicas."""
         found = [parts[replica] for replica in self.mesh.replicas]
         for size, axis in reversed([*zip(self.mesh.shape, self.axes)]):
             groups = [found[n : n + size] for n in range(0, len(found), size)]
@@ -130,7 +130,7 @@ class Layout:
         return found[0] if self.axes[0] != FLAT else from_rows(found[0], FLAT, self.mesh.shape[0], shape)
 
     def gather(self, part: Any) -> tf.Tensor:
-        """The whole tensor, of which each replica has a part. Context: replica."""
+        """Return the whole tensor, of which each replica has a part. Context: replica."""
         whole = tf.convert_to_tensor(part)
         for number, axis in enumerate(self.axes):
             if axis is not None:
@@ -157,13 +157,13 @@ class OnMesh:
     _names: tuple[str, ...]
 
     def arrange(self, mesh: Mesh, layouts: Any) -> None:
-        """Sets the arrangement and the layouts."""
+        """Set the arrangement and the layouts."""
         kept = [axis for axis, size in enumerate(mesh.shape) if axis == 0 or size > 1]
         self.mesh = Mesh(tuple(mesh.names[n] for n in kept), tuple(mesh.shape[n] for n in kept), mesh.order)
         self._names, self.layouts, self.unmatched = mesh.names, layouts, set()
 
     def layout_of(self, path: str, shape: Sequence[int]) -> Layout | None:
-        """How a weight is divided; None for one that each replica has whole."""
+        """Return how a weight is divided; None for one that each replica has whole."""
         layout = None if self.layouts is None else self.layouts[path]
         if layout is None:
             return None
@@ -210,7 +210,7 @@ class WorkerMeshStrategy(OnMesh, tf.distribute.MultiWorkerMirroredStrategy):
 
 
 def mesh_of(strategy: Any = None) -> Mesh:
-    """The mesh of a strategy (None: the current one): without one, all replicas divide the batch."""
+    """Return the mesh of a strategy (None: the current one): without one, all replicas divide the batch."""
     strategy = strategy or tf.distribute.get_strategy()
     if isinstance(strategy, OnMesh):
         return strategy.mesh
@@ -223,7 +223,7 @@ def this_replica() -> int:
 
 
 def of_first_copy(layout: Layout, part: tf.Tensor) -> tf.Tensor:
-    """The first replica's bits of a part, on all replicas that have the same part. Context: replica."""
+    """Return the first replica's bits of a part, on all replicas that have the same part. Context: replica."""
     for number, (size, axis) in enumerate(zip(layout.mesh.shape, layout.axes)):
         if axis is None and size > 1:
             first = layout.mesh.place(this_replica())[number] == 0
@@ -279,7 +279,7 @@ def combine_in_groups(
 
 
 def _launch(launcher: Any, tensor: tf.Tensor, concat: int | None, equal: bool) -> tf.Tensor:
-    """A replica's collective with its group, over workers; `equal`: the shapes of the group are."""
+    """Return a replica's collective with its group, over workers; `equal`: the shapes of the group are."""
     sent = tf.cast(tensor, find_carrier(tensor.dtype))
     if concat is None:
         return tf.cast(sum_in_group(launcher, sent), tensor.dtype)

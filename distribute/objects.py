@@ -25,12 +25,12 @@ _BUFFER_BYTES = 1 << 20
 
 
 def is_remote(path: Any) -> bool:
-    """Whether a path is a `upath.UPath` in a store, rather than a local one."""
+    """Return whether a path is a `upath.UPath` in a store, rather than a local one."""
     return hasattr(path, "storage_options") and not isinstance(path, str)
 
 
 def open_plain(path: Any) -> io.BufferedReader:
-    """Opens a plain file or an object for reading; an OSError for FIFOs, devices and folders, without waiting for them."""
+    """Open a plain file or an object for reading; an OSError for FIFOs, devices and folders, without waiting for them."""
     if is_remote(path):
         return io.BufferedReader(_Object(path), _BUFFER_BYTES)
     _reject_unless_plain(os.stat(path), path)  # opening a device can have effects
@@ -49,7 +49,7 @@ def _reject_unless_plain(status: os.stat_result, path: str | Path) -> None:
 
 
 def names_in(directory: Any) -> list[str]:
-    """The names in a folder, in any order; none where there is no such folder."""
+    """Return the names in a folder, in any order; none where there is no such folder."""
     try:
         if not is_remote(directory):
             return os.listdir(directory)
@@ -72,7 +72,7 @@ def names_below(path: Any, suffix: str) -> list[str]:
 
 
 def size_of(path: Any) -> int:
-    """The bytes of a file or an object; a FileNotFoundError without one."""
+    """Return the bytes of a file or an object; a FileNotFoundError without one."""
     if not is_remote(path):
         return path.lstat().st_size
     path.fs.invalidate_cache()
@@ -80,7 +80,7 @@ def size_of(path: Any) -> int:
 
 
 def remove_file(path: Any) -> None:
-    """Removes a file or an object; a FileNotFoundError without one."""
+    """Remove a file or an object; a FileNotFoundError without one."""
     if is_remote(path):
         ask_store(path, lambda: path.fs.rm_file(path.path))
     else:
@@ -88,7 +88,7 @@ def remove_file(path: Any) -> None:
 
 
 def upload(source: Path, path: Any, new: bool = False) -> None:
-    """Writes a local file as an object, whole. If it must be `new`, a FileExistsError where another object has its name.
+    """Write a local file as an object, whole. If it must be `new`, a FileExistsError where another object has its name.
 
     An attempt whose answer was lost may have written it: an object with the same bytes is this one.
     """
@@ -118,7 +118,7 @@ def upload(source: Path, path: Any, new: bool = False) -> None:
 
 
 def download(path: Any, folder: Any) -> Path:
-    """Writes an object to a local folder; returns the file, which has its name."""
+    """Write an object to a local folder; return the file, which has its name."""
     local = Path(folder, path.name)
     with open_plain(path) as source, open(local, "wb") as target:
         shutil.copyfileobj(source, target, _BUFFER_BYTES)
@@ -126,7 +126,7 @@ def download(path: Any, folder: Any) -> Path:
 
 
 def ask_store(path: Any, call: Callable[[], Any]) -> Any:
-    """Calls `call` until it succeeds, at most five times, with pauses that vary; returns what it returns.
+    """Call `call` until it succeeds, at most five times, with pauses that vary; return what it returns.
 
     A missing or existing object and missing rights are not tried again.
 
@@ -149,7 +149,7 @@ def ask_store(path: Any, call: Callable[[], Any]) -> Any:
 
 
 def without_secrets(text: str, path: Any) -> str:
-    """An error of a store in one line, without what its options and the environment hold of credentials."""
+    """Return an error of a store in one line, without what its options and the environment hold of credentials."""
     given = [
         path.storage_options,
         *(v for v in path.storage_options.values() if isinstance(v, dict)),

@@ -30,11 +30,11 @@ class _Call:
     of_model: bool
 
     def is_around(self, other: _Call) -> bool:
-        """Whether `other` was made inside of it."""
+        """Return whether `other` was made inside of it."""
         return other is not self and self.first <= other.first and other.last <= self.last
 
     def operations(self) -> set[str]:
-        """The names of the operations that lead to its results, without those that make them."""
+        """Return the names of the operations that lead to its results, without those that make them."""
         kept = {tensor.op.name for tensor in self.results}
         found, todo = set[str](), [tensor.op for tensor in self.results]
         while todo:
@@ -69,7 +69,7 @@ wrap("remat", _remat)
 
 
 def calls_in(graph: Any) -> list[set[str]]:
-    """The names of the operations of each call in a graph, which are to be rematerialized.
+    """Return the names of the operations of each call in a graph, which are to be rematerialized.
 
     Of nested calls the outermost counts, unless it is that of a whole model with such calls inside.
     """

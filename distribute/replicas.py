@@ -37,12 +37,12 @@ def num_replicas() -> int:
 
 
 def runs_in_threads(strategy: Any) -> bool:
-    """Whether `strategy.run` runs each replica in a separate thread, even a single one."""
+    """Return whether `strategy.run` runs each replica in a separate thread, even a single one."""
     return strategy.num_replicas_in_sync > 1 or isinstance(strategy, _THREADED)
 
 
 def in_replica_context() -> bool:
-    """Whether this code runs once per replica (inside `strategy.run`, or with no strategy at all)."""
+    """Return whether this code runs once per replica (inside `strategy.run`, or with no strategy at all)."""
     return tf.distribute.get_replica_context() is not None
 
 
@@ -52,7 +52,7 @@ def replica_id() -> Any:
 
 
 def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
-    """Sums each tensor or `tf.IndexedSlices` over all replicas; every replica gets the same bits.
+    """Sum each tensor or `tf.IndexedSlices` over all replicas; every replica gets the same bits.
 
     The dtypes and the dense shapes are the same on every replica; each sum has the kind, dtype and shape of its input.
 
@@ -76,7 +76,7 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
 
 
 def _packs(tensors: Sequence[Any]) -> Any:
-    """Options for several workers or GPUs: collectives small enough to overlap with the backward pass.
+    """Return options for several workers or GPUs: collectives small enough to overlap with the backward pass.
 
     By default TensorFlow packs everything into one collective, which begins when the last gradient is ready. Packs are
     launched from the last tensor to the first, one after the other, because the gradients of the last layers are ready
@@ -104,7 +104,7 @@ def _on_gpus(strategy: Any) -> bool:
 
 
 def _by_dtype(tensors: Sequence[Any]) -> list[list[int]]:
-    """The indices of the tensors of each dtype."""
+    """Return the indices of the tensors of each dtype."""
     groups: dict[Any, list[int]] = {}
     for index, tensor in enumerate(tensors):
         groups.setdefault(tensor.dtype, []).append(index)
@@ -121,7 +121,7 @@ def _on_this_device(tensor: Any) -> Any:
 def all_reduce_sum_packed(
     tensors: Sequence[Any], below: int | None = None, send: Callable[[list[Any]], list[Any]] = all_reduce_sum
 ) -> list[Any]:
-    """Sums over replicas, in which small dense tensors share one collective for each dtype.
+    """Sum over replicas, in which small dense tensors share one collective for each dtype.
 
     `below`: only those that certainly have fewer elements. `send` sums them, one flat tensor for each dtype, and all others
     as they are. Context: replica.
@@ -165,7 +165,7 @@ def local_copy(variable: Any) -> tf.Variable:
 
 
 def copies_of(variable: Any) -> tuple[Any, ...]:
-    """The copies of `variable` in this process; for a plain variable itself. Context: any."""
+    """Return the copies of `variable` in this process; for a plain variable itself. Context: any."""
     value = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
     values = getattr(value, "values", None)
     return tuple(values) if isinstance(values, list | tuple) else (value,)
@@ -223,7 +223,7 @@ def function_of_its_own(fn: Callable[..., None]) -> Callable[..., None]:
 
 
 def of_first_replica(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The first replica's tensors, on every replica; the shapes are equal on all. Context: replica."""
+    """Return the first replica's tensors, on every replica; the shapes are equal on all. Context: replica."""
     if num_replicas() == 1:
         return list(tensors)
     first = tf.equal(replica_id(), 0)
@@ -237,7 +237,7 @@ def of_first_replica(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def find_carrier(dtype: tf.DType) -> tf.DType:
-    """The dtype in which collectives carry numbers of `dtype`: one that they know and that holds all of them."""
+    """Return the dtype in which collectives carry numbers of `dtype`: one that they know and that holds all of them."""
     if dtype in _CARRIED:
         return dtype
     if dtype.is_floating:

@@ -10,7 +10,7 @@ from .workers.cluster import ClusterError, read_cluster
 
 
 def main() -> int:
-    """Serves until a signal ends the process; returns 2 if TF_CONFIG is missing or wrong, or the port is in use."""
+    """Serve until a signal ends the process; return 2 if TF_CONFIG is missing or wrong, or the port is in use."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would wait for the server to return
     try:
         if (cluster := read_cluster()) is None:

@@ -79,7 +79,7 @@ class WeightTotals:
     known: Sequence[Any] | None = None
 
     def divisor(self, total: Any) -> Any:
-        """Records the total sample weight of the next loss; returns that of the whole batch."""
+        """Record the total sample weight of the next loss; return that of the whole batch."""
         if self.known is not None:
             total = self.known[len(self.noted)]
         self.noted.append(total)
@@ -139,7 +139,7 @@ here = _Here()
 
 
 def current_step() -> StepContext | None:
-    """The step that this thread computes, or None outside of the trainer's steps (such as in a custom loop)."""
+    """Return the step that this thread computes, or None outside of the trainer's steps (such as in a custom loop)."""
     return here.step
 
 
@@ -150,7 +150,7 @@ def note_collective(tensors: Iterable[Any]) -> None:
 
 
 def find_drawing_step() -> StepContext | None:
-    """The step whose replica draws random numbers: `current_step()`, or one around a model in a custom loop."""
+    """Return the step whose replica draws random numbers: `current_step()`, or one around a model in a custom loop."""
     return here.step or here.draws_of
 
 
@@ -162,7 +162,7 @@ def draws_of(replica: StepContext) -> Iterator[None]:
 
 
 def this_step() -> StepContext:
-    """The step that this thread computes, for code that is only ever called inside one."""
+    """Return the step that this thread computes, for code that is only ever called inside one."""
     if here.step is None:
         raise RuntimeError("This function works only in a step of `fit`, `evaluate` or `predict`.")
     return here.step
@@ -170,7 +170,7 @@ def this_step() -> StepContext:
 
 @contextlib.contextmanager
 def step_scope(context: StepContext | None) -> Iterator[StepContext | None]:
-    """Makes `context` the current step of this thread, and replaces functions of Keras; `None` hides an outer one."""
+    """Make `context` the current step of this thread, and replace functions of Keras; `None` hides an outer one."""
     with here.set_to(step=context), contextlib.ExitStack() as stack:
         if context is not None:
             stack.enter_context(replace_functions(*[ACCUMULATING] * (context.totals is not None)))

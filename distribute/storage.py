@@ -21,7 +21,7 @@ def local_path(name: str, value: Any, optional: bool = False) -> Any:
     """`value` as a `pathlib.Path`, if it is a str or a path object, not empty, of a local or mounted file system.
 
     `file:///folder/file` is the local path `/folder/file`. None is returned if `optional`.
-    Raises a ValueError for anything else.
+    Raise a ValueError for anything else.
     """
     if value is None and optional:
         return None
@@ -55,7 +55,7 @@ def storage_path(name: str, value: Any, optional: bool = False) -> Any:
 
 
 def _store_path(name: str, text: str, scheme: str, slash: str) -> Any:
-    """The UPath of a URL."""
+    """Return the UPath of a URL."""
     if not slash:
         raise ValueError(_report_lost_slash(name, text, scheme))
     if without_password(text) != text:
@@ -80,7 +80,7 @@ def _store_path(name: str, text: str, scheme: str, slash: str) -> Any:
 
 
 def is_store_url(value: Any) -> bool:
-    """Whether a path is in a store that TensorFlow does not write to itself."""
+    """Return whether a path is in a store that TensorFlow does not write to itself."""
     if is_remote(value):
         return True
     found = _URL.match(os.fspath(value)) if isinstance(value, str | os.PathLike) else None
@@ -92,7 +92,7 @@ def is_store_url(value: Any) -> bool:
 def tensorflow_path(name: str, value: Any) -> str:
     """`value` as text, if TensorFlow can write there: a local path, or a URL whose scheme has a TensorFlow file system.
 
-    Raises a ValueError for anything else.
+    Raise a ValueError for anything else.
     """
     text = path_text(name, value)
     if (found := _URL.match(text)) is None:
@@ -121,12 +121,12 @@ def _report_lost_slash(name: str, text: str, scheme: str) -> str:
 
 
 def is_url(value: Any) -> bool:
-    """Whether a path is a URL with a scheme, and thus no local path."""
+    """Return whether a path is a URL with a scheme, and thus no local path."""
     return _URL.match(os.fspath(value)) is not None
 
 
 def path_text(name: str, value: Any) -> str:
-    """`value` as text, if it is a path: a str or a path object, not empty. Raises as `local_path`."""
+    """`value` as text, if it is a path: a str or a path object, not empty. Raise as `local_path`."""
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not text or not isinstance(text, str) or "\0" in text:
         raise ValueError(f"`{name}` must be a path, as a str or a pathlib.Path. Received: {show(value)}")

@@ -20,9 +20,9 @@ from .replicas import in_replica_context, shares_variables
 
 
 def move_variables(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> bool:
-    """Recreates the TensorFlow variable inside each Keras variable under `strategy`, unless it belongs to it already.
+    """Recreate the TensorFlow variable inside each Keras variable under `strategy`, unless it belongs to it already.
 
-    The Keras variables stay the same objects and keep their values. Other objects are ignored. Returns whether one was
+    The Keras variables stay the same objects and keep their values. Other objects are ignored. Return whether one was
     recreated. Context: eager; cross-replica.
     """
     moved = False
@@ -36,7 +36,7 @@ def move_variables(variables: Iterable[Any], strategy: tf.distribute.Strategy) -
 
 
 def move_to_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
-    """Moves the counters and the state of an optimizer into `strategy.scope()`. Context: in that scope."""
+    """Move the counters and the state of an optimizer into `strategy.scope()`. Context: in that scope."""
     if optimizer_strategy(optimizer) is not strategy:
         set_strategy(optimizer, strategy)
         if tf.distribute.has_strategy():
@@ -45,13 +45,13 @@ def move_to_strategy(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
 
 
 def move_into_scope(optimizer: Any) -> None:
-    """Moves an optimizer into the scope of a strategy in which it is built, if it is."""
+    """Move an optimizer into the scope of a strategy in which it is built, if it is."""
     if tf.distribute.has_strategy():
         move_to_strategy(optimizer, tf.distribute.get_strategy())
 
 
 def prepare_variables() -> None:
-    """Lets replicas that share variables, and asynchronous workers, add to variables that are declared to be sums.
+    """Let replicas that share variables, and asynchronous workers, add to variables that are declared to be sums.
 
     Metrics count with such variables. Keras assigns the old value plus a number: several replicas would add the old value
     several times, and a worker would overwrite another one's addition. In a step of ours writes are collected before this.

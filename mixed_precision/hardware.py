@@ -79,7 +79,7 @@ def gpu_capabilities() -> list[tuple[int, int] | None]:
 
 
 def enable_tensor_float_32(enabled: bool) -> None:
-    """Allows or forbids TensorFloat-32 inside float32 matrix products and convolutions.
+    """Allow or forbids TensorFloat-32 inside float32 matrix products and convolutions.
 
     On NVIDIA GPUs of compute capability 8.0 or more, TensorFlow allows it by default: inputs of such products are rounded
     to 10 bits of mantissa (about three digits), sums are in float32, and the product is several times faster. Forbid it

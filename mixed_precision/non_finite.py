@@ -87,7 +87,7 @@ class Diagnosis:
 def diagnose(
     model: keras.Model, batch: Any, loss: Callable[..., Any] | None = None, loss_scale: float = 1.0
 ) -> Diagnosis:
-    """Finds the first layer whose output or gradient is not finite, by repeating one step eagerly.
+    """Find the first layer whose output or gradient is not finite, by repeating one step eagerly.
 
     It changes no weight, no average and no random generator. Dropout draws the numbers of the next step.
 
@@ -137,7 +137,7 @@ def diagnose(
 
 
 def batch_statistics(batch: Any) -> list[dict[str, Any]]:
-    """A list of one dict for each tensor of a batch (as in `diagnose`); min, max and mean are those of finite values.
+    """Return a list of one dict for each tensor of a batch (as in `diagnose`); min, max and mean are those of finite values.
 
     Examples:
         >>> unisono.mixed_precision.batch_statistics(np.array([1.0, np.nan]))
@@ -168,7 +168,7 @@ def _statistics(tensor: Any) -> dict[str, Any]:
 
 
 def _first_gradient(tape: tf.GradientTape, scaled: tf.Tensor, events: list[Event]) -> NonFinite | None:
-    """The first in backward order: of a layer first its outputs, then its weights, then its inputs."""
+    """Return the first in backward order: of a layer first its outputs, then its weights, then its inputs."""
     for event, layer, tensors in reversed(events):
         kinds: dict[str, list[Any]] = {"input gradient": _floats(tensors)}
         if event == "end":
@@ -182,7 +182,7 @@ def _first_gradient(tape: tf.GradientTape, scaled: tf.Tensor, events: list[Event
 
 
 def _check(kind: str, name: str, tensors: list[Any], layer: str | None = None) -> NonFinite | None:
-    """The values that are not finite in `tensors`, counted together; None if there are none."""
+    """Return the values that are not finite in `tensors`, counted together; None if there are none."""
     tensors = _floats([t.values if isinstance(t, tf.IndexedSlices | tf.SparseTensor) else t for t in tensors])
     nan = sum(int(tf.math.count_nonzero(tf.math.is_nan(t))) for t in tensors)
     infinite = sum(int(tf.math.count_nonzero(tf.math.is_inf(t))) for t in tensors)
@@ -197,7 +197,7 @@ def _floats(tensors: Any) -> list[Any]:
 
 
 def _tensors(batch: Any) -> Any:
-    """The batch in tensors, of which one has an axis for samples at least."""
+    """Return the batch in tensors, of which one has an axis for samples at least."""
     try:
         tensors = tf.nest.map_structure(
             lambda value: value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value),

@@ -29,7 +29,7 @@ _replaced: list[weakref.ref[Any]] = []
 
 
 def set_global_policy(name: str | Policy, loss_scale: LossScale = "dynamic") -> None:
-    """Sets the policy that layers built from now on follow.
+    """Set the policy that layers built from now on follow.
 
     | policy | layers compute in | variables | loss |
     |---|---|---|---|
@@ -62,7 +62,7 @@ def set_global_policy(name: str | Policy, loss_scale: LossScale = "dynamic") -> 
 
 
 def global_policy() -> Policy:
-    """The policy that layers built now follow: Keras' global dtype policy.
+    """Return the policy that layers built now follow: Keras' global dtype policy.
 
     Examples:
         >>> unisono.mixed_precision.global_policy().name
@@ -73,7 +73,7 @@ def global_policy() -> Policy:
 
 @contextlib.contextmanager
 def policy_scope(name: str | Policy, loss_scale: LossScale = "dynamic") -> Iterator[Policy]:
-    """Makes `name` the global policy for a block, for instance to build one part of a model in float32.
+    """Make `name` the global policy for a block, for instance to build one part of a model in float32.
 
     Its arguments are those of `set_global_policy`. The previous policy is restored after the block, also after an error.
 
@@ -96,7 +96,7 @@ def policy_scope(name: str | Policy, loss_scale: LossScale = "dynamic") -> Itera
 
 
 def loss_scale_of(policy: Policy) -> LossScale:
-    """The loss scale that goes with `policy`: `"dynamic"`, a float, or None for no scaling.
+    """Return the loss scale that goes with `policy`: `"dynamic"`, a float, or None for no scaling.
 
     A policy that did not come from `set_global_policy` or `policy_scope` (set through Keras, or read from a file) follows
     the global policy of the same name; if there is none, it is dynamic where it computes in float16.
@@ -110,7 +110,7 @@ def loss_scale_of(policy: Policy) -> LossScale:
 
 
 def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None:
-    """Raises `ValueError` if no layer of the model follows the mixed policy that was set after it was built.
+    """Raise `ValueError` if no layer of the model follows the mixed policy that was set after it was built.
 
     A model that was built in a `policy_scope` or with `dtype="float32"`, or read from a file, is valid; so is a trained one
     with `unless_trained`, as `fit` and `train_on_batch` call it.
@@ -152,7 +152,7 @@ def wrap_optimizer(optimizer: Any, model: keras.Model, auto_scale_loss: bool = T
 
 
 def _make_policy(name: Any, loss_scale: Any) -> Policy:
-    """The policy object, not yet set, with its loss scale."""
+    """Return the policy object, not yet set, with its loss scale."""
     if isinstance(loss_scale, str) and loss_scale != "dynamic":
         raise ValueError(
             f"`loss_scale` must be 'dynamic', a positive number or None. Received: {show(loss_scale)}"
@@ -189,7 +189,7 @@ def _make_policy(name: Any, loss_scale: Any) -> Policy:
 
 
 def _explain(policy: Policy, stacklevel: int) -> None:
-    """Warns about the limits of the policy; after it is set, so that a warning that is an error changes no state."""
+    """Warn about the limits of the policy; after it is set, so that a warning that is an error changes no state."""
     if policy.name == "bfloat16":
         warnings.warn(
             "Policy 'bfloat16' keeps the variables in bfloat16 too, with three significant digits, so small "

@@ -17,7 +17,7 @@ class LossScaleError(RuntimeError):
 
 
 def step_logs(optimizer: Any) -> dict[str, float | int]:
-    """The `step_values` as Python numbers, for the logs."""
+    """Return the `step_values` as Python numbers, for the logs."""
     return {name: value.numpy().item() for name, value in step_values(optimizer).items()}
 
 
@@ -37,7 +37,7 @@ def step_values(optimizer: Any) -> dict[str, tf.Tensor]:
 
 
 def check_progress(optimizer: Any, diagnose: Callable[[float], Any] | None = None) -> None:
-    """Stops training that only skips steps.
+    """Stop training that only skips steps.
 
     Args:
         optimizer: any optimizer, several, or None.

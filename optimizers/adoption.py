@@ -27,7 +27,7 @@ _ARGUMENTS = """\
 
 
 def class_for(cls: type) -> type:
-    """The class with our stages for any class of Keras optimizers; made once.
+    """Return the class with our stages for any class of Keras optimizers; made once.
 
     It is between `cls` and Keras' base class in the method resolution order: what `cls` overrides keeps working, what
     it inherits is ours, and its `update_step`, `apply` or `_backend_update_step` reaches our methods with `super()`.
@@ -49,7 +49,7 @@ def class_for(cls: type) -> type:
 
 
 def register_class(cls: type, own: type) -> None:
-    """Makes `own` the class that `class_for` and `adopt` give for `cls`; it is saved as `cls` is."""
+    """Make `own` the class that `class_for` and `adopt` give for `cls`; it is saved as `cls` is."""
     save_as(own, cls)
     _classes[cls] = own
 
@@ -70,7 +70,7 @@ def publish(cls: type, module: str) -> type:
 
 
 def adopt(optimizer: Any) -> Any:
-    """Converts any Keras optimizer in place into a `unisono.optimizers.Optimizer`, and so those that it holds.
+    """Convert any Keras optimizer in place into a `unisono.optimizers.Optimizer`, and so those that it holds.
 
     Their state and settings are kept.
 
@@ -103,13 +103,13 @@ def adopt(optimizer: Any) -> Any:
 
 
 def rebuild(content: Any, read: Any = None) -> Any:
-    """Makes a copied or unpickled optimizer of what `pickled` returned."""
+    """Make a copied or unpickled optimizer of what `pickled` returned."""
     with our_classes():
         return adopt(unpickle(content, read))
 
 
 def _public_docstring(cls: type) -> str:
-    """Keras' docstring with our arguments, and an example that runs instead of Keras'."""
+    """Return Keras' docstring with our arguments, and an example that runs instead of Keras'."""
     doc = re.sub(r"\n    Example:\n(\n?(    >>>|     ).*\n(    .+\n)*)+", "", cls.__doc__ or "")
     argument = "lambda variable: unisono.optimizers.SGD()" if cls.__name__ == "MultiOptimizer" else "0.01"
     return f"""{doc.replace(_ARGS, _ARGS + _ARGUMENTS).rstrip()}

@@ -20,7 +20,7 @@ _lock = threading.RLock()
 
 
 def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Builds `optimizer` for the trainable `variables`, in the order of its state, unless it is built.
+    """Build `optimizer` for the trainable `variables`, in the order of its state, unless it is built.
 
     It can be called where variables cannot be created: while a `tf.function`, a branch or a loop body is traced, inside
     `strategy.run`, inside a `keras.StatelessScope`. All of these belong to a thread, so the variables are then created
@@ -48,7 +48,7 @@ def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def build_outside(build: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """The `build` of an optimizer's class, which a step can call: `ensure_built` then does."""
+    """Return the `build` of an optimizer's class, which a step can call: `ensure_built` then does."""
 
     @functools.wraps(build)
     def build_or_ensure(self: Any, variables: Any) -> None:
@@ -61,7 +61,7 @@ def build_outside(build: Callable[[Any, Any], None]) -> Callable[[Any, Any], Non
 
 
 def inner_optimizers(optimizer: Any) -> list[Any]:
-    """The optimizers that `optimizer` holds, at any depth; it builds and calls them."""
+    """Return the optimizers that `optimizer` holds, at any depth; it builds and calls them."""
     found = {id(optimizer): optimizer}
     ahead = [optimizer]
     for each in ahead:
@@ -74,7 +74,7 @@ def inner_optimizers(optimizer: Any) -> list[Any]:
 
 
 def attributes_of(holder: Any) -> list[Any]:
-    """The optimizers among an object's attributes, or in its lists, tuples and dicts with public names."""
+    """Return the optimizers among an object's attributes, or in its lists, tuples and dicts with public names."""
     found: list[Any] = []
     for name, value in getattr(holder, "__dict__", {}).items():
         if not isinstance(value, _HOLDING):

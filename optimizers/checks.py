@@ -16,7 +16,7 @@ GradsAndVars = Iterable[tuple[Any, Any]]
 
 
 def require_built(optimizer: Any, count: int) -> list[Any]:
-    """The variables that an optimizer was built with; a ValueError if it is not built, or they are not `count`."""
+    """Return the variables that an optimizer was built with; a ValueError if it is not built, or they are not `count`."""
     if not optimizer.built:
         raise ValueError(
             "`trainable_variables` is missing and the optimizer is not built: give the variables, "
@@ -35,7 +35,7 @@ _RULE = "`grads_and_vars` must be (gradient, variable) pairs, as in `zip(gradien
 
 
 def as_pairs(grads_and_vars: Any) -> Pairs:
-    """The argument as a list of pairs; a ValueError if it is anything else."""
+    """Return the argument as a list of pairs; a ValueError if it is anything else."""
     try:
         pairs = list(grads_and_vars)
     except TypeError as error:
@@ -53,9 +53,9 @@ def _fits(variable: Any, shape: Any) -> bool:
 
 
 def check_pairs(grads_and_vars: Any) -> Pairs:
-    """The argument as a list of pairs.
+    """Return the argument as a list of pairs.
 
-    Raises a ValueError if it is anything else, has a variable twice, or a gradient of another shape than its variable's.
+    Raise a ValueError if it is anything else, has a variable twice, or a gradient of another shape than its variable's.
     """
     pairs, seen = as_pairs(grads_and_vars), set()
     for gradient, variable in pairs:
@@ -78,7 +78,7 @@ def check_pairs(grads_and_vars: Any) -> Pairs:
 def skips_aggregation(
     skip_gradients_aggregation: bool, experimental_aggregate_gradients: bool | None
 ) -> bool:
-    """The meaning of the two arguments of `apply_gradients`; a ValueError if they contradict each other."""
+    """Return the meaning of the two arguments of `apply_gradients`; a ValueError if they contradict each other."""
     if experimental_aggregate_gradients is None:
         return bool(skip_gradients_aggregation)
     if skip_gradients_aggregation and experimental_aggregate_gradients:
@@ -90,7 +90,7 @@ def skips_aggregation(
 
 
 def check_stage(stage: Any, argument: str) -> None:
-    """Raises a ValueError if `stage` cannot be a stage."""
+    """Raise a ValueError if `stage` cannot be a stage."""
     if isinstance(stage, type):
         raise ValueError(
             f"`{argument}` takes an instance: give {stage.__name__}(...). Received: {show(stage)}"
@@ -102,7 +102,7 @@ def check_stage(stage: Any, argument: str) -> None:
 
 
 def check_stages(stages: Any, argument: str) -> list[Any]:
-    """The stages as a list: of several, of one alone, or of None; a ValueError if one cannot be a stage."""
+    """Return the stages as a list: of several, of one alone, or of None; a ValueError if one cannot be a stage."""
     if stages is None:
         return []
     several = (
@@ -114,7 +114,7 @@ def check_stages(stages: Any, argument: str) -> list[Any]:
 
 
 def with_gradients(optimizer: Any, pairs: Pairs) -> Pairs:
-    """The pairs that have a gradient; the others are listed in one warning. Raises a ValueError if no pair has one."""
+    """Return the pairs that have a gradient; the others are listed in one warning. Raise a ValueError if no pair has one."""
     missing = [name_of(v) for g, v in pairs if g is None]
     if len(missing) == len(pairs):
         raise ValueError(
@@ -132,7 +132,7 @@ def with_gradients(optimizer: Any, pairs: Pairs) -> Pairs:
 
 
 def as_gradient(gradient: Any) -> Any:
-    """The gradient as a tensor, `tf.IndexedSlices` or a distributed value."""
+    """Return the gradient as a tensor, `tf.IndexedSlices` or a distributed value."""
     if isinstance(gradient, tf.IndexedSlices | tf.distribute.DistributedValues):
         return gradient
     return tf.convert_to_tensor(gradient)
@@ -169,5 +169,5 @@ def same_variables(stage: Any, argument: str, before: Pairs, after: Any) -> Pair
 
 
 def name_of(variable: Any) -> str:
-    """The variable's path, or its name where it has none."""
+    """Return the variable's path, or its name where it has none."""
     return getattr(variable, "path", None) or variable.name

@@ -7,7 +7,7 @@ from .building import attributes_of
 
 
 def optimizers_of(model: Any, of_layers: bool = False) -> list[Any]:
-    """The optimizers among the attributes of any model, each once, that of `compile` first.
+    """Return the optimizers among the attributes of any model, each once, that of `compile` first.
 
     Attributes may be lists, tuples and dicts of them, if their names are public. Where a custom step trains the model,
     those of its layers and of models within it count too, since such a step may use them; in any case with `of_layers`.

@@ -41,7 +41,7 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
         adopt(self)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Builds each optimizer for its variables; a ValueError if one of them has an aggregator of its own."""
+        """Build each optimizer for its variables; a ValueError if one of them has an aggregator of its own."""
         with change_chosen_optimizer(self, adopt):
             super().build(variables)
         for inner in find_wrapped_optimizers(self):
@@ -52,7 +52,7 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
                 )
 
     def split(self, pairs: Pairs) -> list[tuple[Any, Pairs]]:
-        """The pairs of each optimizer, without those that have none."""
+        """Return the pairs of each optimizer, without those that have none."""
         parts: list[tuple[Any, Pairs]] = [(inner, []) for inner in find_wrapped_optimizers(self)]
         for gradient, variable in pairs:
             parts[index_of_optimizer(self, variable)][1].append((gradient, variable))
@@ -75,12 +75,12 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
     set_weights = keras.optimizers.MultiOptimizer.set_weights
 
     def get_config(self) -> dict[str, Any]:
-        """Keras' configuration, and the aggregator if there is one."""
+        """Return Keras' configuration, and the aggregator if there is one."""
         return super().get_config() | config_of_stages(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """The reverse of `get_config`."""
+        """Return the reverse of `get_config`."""
         return super().from_config(with_stages(config, custom_objects), custom_objects)
 
 

@@ -168,7 +168,7 @@ class Optimizer(SavedState, ReplicaRule):
 
     @tf.autograph.experimental.do_not_convert
     def aggregate_gradients(self, grads_and_vars: GradsAndVars) -> Pairs:
-        """The gradients of the global batch, the same on every replica: aggregated and unscaled, not yet applied.
+        """Return the gradients of the global batch, the same on every replica: aggregated and unscaled, not yet applied.
 
             pairs = optimizer.aggregate_gradients(zip(gradients, variables))
             clipped, norm = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 1.0)
@@ -198,7 +198,7 @@ class Optimizer(SavedState, ReplicaRule):
         *,
         weight_total: Any = None,
     ) -> Any:
-        """Computes the gradients of `loss` and applies them.
+        """Compute the gradients of `loss` and apply them.
 
         Args:
             loss: tensor that was computed inside `tape`, or a callable without arguments that returns one. It is scaled
@@ -221,7 +221,7 @@ class Optimizer(SavedState, ReplicaRule):
     def compute_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: tf.GradientTape | None = None
     ) -> Pairs:
-        """The gradients of the scaled loss: what `apply_gradients` takes, and unscales. Arguments as `minimize`."""
+        """Return the gradients of the scaled loss: what `apply_gradients` takes, and unscales. Arguments as `minimize`."""
         if tape is None and not callable(loss):
             raise ValueError(
                 "`tape` is missing: if `loss` is a tensor, pass the tf.GradientTape that recorded it, "
@@ -257,11 +257,11 @@ class Optimizer(SavedState, ReplicaRule):
     # What the stages ask for.
 
     def split(self, pairs: Pairs) -> list[tuple[Any, Pairs]]:
-        """Which optimizer updates which pairs: this one all of them."""
+        """Return which optimizer updates which pairs: this one all of them."""
         return [(self, pairs)]
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates the optimizer state, as in Keras, in the scope of the current strategy."""
+        """Create the optimizer state, as in Keras, in the scope of the current strategy."""
         move_into_scope(self)
         super().build(variables)
         register_shards(self, variables)

@@ -14,14 +14,14 @@ _STAGES = ("gradient_transformers", "gradient_aggregator")
 
 
 def config_of_stages(optimizer: Any) -> dict[str, Any]:
-    """The configuration of the two arguments, if they are given."""
+    """Return the configuration of the two arguments, if they are given."""
     transformers, aggregator = optimizer.gradient_transformers or None, optimizer.gradient_aggregator
     given = zip(_STAGES, (transformers, aggregator))
     return {name: keras.saving.serialize_keras_object(stage) for name, stage in given if stage is not None}
 
 
 def with_stages(config: dict[str, Any], custom_objects: dict[str, Any] | None) -> dict[str, Any]:
-    """A configuration with the two arguments as objects."""
+    """Return a configuration with the two arguments as objects."""
     given = {name: config[name] for name in _STAGES if config.get(name) is not None}
     return config | {
         name: keras.saving.deserialize_keras_object(stage, custom_objects=custom_objects)
@@ -33,7 +33,7 @@ class SavedState(keras.optimizers.Optimizer):
     """The state and the configuration of an optimizer. Context: its methods run on the host."""
 
     def get_weights(self) -> list[Any]:
-        """The values of all `variables`, as NumPy arrays."""
+        """Return the values of all `variables`, as NumPy arrays."""
         return [variable.numpy() for variable in self.variables]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
@@ -45,7 +45,7 @@ class SavedState(keras.optimizers.Optimizer):
             extra.assign(weights[len(own_variables(self))] if given else 0.0)
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves the state; between updates in Keras' own layout."""
+        """Save the state; between updates in Keras' own layout."""
         extra = self.__dict__.get("accumulated_weight")
         for index, variable in enumerate(self.variables):
             value = variable.numpy()
@@ -53,7 +53,7 @@ class SavedState(keras.optimizers.Optimizer):
                 store[str(index)] = value
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads what `save_own_variables` or plain Keras saved; of an optimizer behind a loss scale its part."""
+        """Load what `save_own_variables` or plain Keras saved; of an optimizer behind a loss scale its part."""
         extra = self.__dict__.get("accumulated_weight")
         if self.is_inner and not set(store.keys()):
             return  # the file has one optimizer, and the one around this one has loaded it
@@ -63,21 +63,21 @@ class SavedState(keras.optimizers.Optimizer):
         super().load_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:
-        """Keras' configuration, and the two arguments if they are given."""
+        """Return Keras' configuration, and the two arguments if they are given."""
         return super().get_config() | config_of_stages(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """The reverse of `get_config`."""
+        """Return the reverse of `get_config`."""
         return super().from_config(with_stages(config, custom_objects), custom_objects=custom_objects)
 
     def __reduce__(self) -> Any:
-        """Copies keep our stages: what is saved as a Keras optimizer is adopted again."""
+        """Copy keep our stages: what is saved as a Keras optimizer is adopted again."""
         return rebuild, make_unpickle_arguments(super().__reduce__())
 
 
 def _without_loss_scale(store: Any, count: int) -> Any:
-    """The part of the inner optimizer in what a `LossScaleOptimizer` saved: all but its first four variables.
+    """Return the part of the inner optimizer in what a `LossScaleOptimizer` saved: all but its first four variables.
 
     `store` maps "0", "1", ... to arrays; `count` is the number of this optimizer's variables without `accumulated_weight`.
     """

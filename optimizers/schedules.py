@@ -28,7 +28,7 @@ def scaled(
     rule: Literal["linear", "sqrt"] = "linear",
     warmup_steps: int = 0,
 ) -> float | LearningRateSchedule:
-    """The learning rate for a larger (or smaller) global batch than the one it was tuned for.
+    """Return the learning rate for a larger (or smaller) global batch than the one it was tuned for.
 
         k = global_batch_size / reference_batch_size
         rate = k * learning_rate           rule "linear": k times larger steps, k times fewer of them
@@ -92,7 +92,7 @@ class ScaledSchedule(LearningRateSchedule):
         self.base, self.factor, self.warmup_steps = learning_rate, factor, warmup_steps
 
     def __call__(self, step: Any) -> tf.Tensor:
-        """The rate of update `step`, counted from 0; float32 scalar."""
+        """Return the rate of update `step`, counted from 0; float32 scalar."""
         base = self.base(step) if callable(self.base) else tf.constant(self.base, tf.float32)  # type: ignore[operator]
         if not self.warmup_steps:
             return base * self.factor
@@ -100,7 +100,7 @@ class ScaledSchedule(LearningRateSchedule):
         return base * (1.0 + (self.factor - 1.0) * part)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, for saving."""
+        """Return the arguments, for saving."""
         base = self.base
         if isinstance(base, LearningRateSchedule):
             base = keras.saving.serialize_keras_object(base)
@@ -108,7 +108,7 @@ class ScaledSchedule(LearningRateSchedule):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ScaledSchedule:
-        """The reverse of `get_config`."""
+        """Return the reverse of `get_config`."""
         base = config["learning_rate"]
         base = keras.saving.deserialize_keras_object(base) if isinstance(base, dict) else base
         return cls(base, config["factor"], config["warmup_steps"])

@@ -43,7 +43,7 @@ _OURS = ("gradient_transformers", "gradient_aggregator")
 
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raises a ValueError for wrong settings of an optimizer that was created as Keras' own, or by a user's class."""
+    """Raise a ValueError for wrong settings of an optimizer that was created as Keras' own, or by a user's class."""
     settings = dict(vars(optimizer))
     if not type(optimizer).__module__.startswith("keras."):  # the meaning of the user's settings is unknown
         settings = {name: settings[name] for name in _OF_EVERY_OPTIMIZER if name in settings}
@@ -85,7 +85,7 @@ def with_checked_arguments(cls: type) -> Callable[..., None]:
 
 
 def _as_keras_says(error: ValueError, init: Any, optimizer: Any, *args: Any, **kwargs: Any) -> ValueError:
-    """The message of Keras' `__init__` for the argument that `error` is about, if it has one, with the value."""
+    """Return the message of Keras' `__init__` for the argument that `error` is about, if it has one, with the value."""
     _, name, rest = str(error).split("`", 2)
     if name == "learning_rate":  # Keras says that a function takes the step, and calls it without
         return error
@@ -101,7 +101,7 @@ def _as_keras_says(error: ValueError, init: Any, optimizer: Any, *args: Any, **k
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Rejects settings of Keras' optimizers that are of a wrong kind or out of range; tensors are not checked.
+    """Reject settings of Keras' optimizers that are of a wrong kind or out of range; tensors are not checked.
 
     The ValueError is one sentence with the setting, its value and the range.
     """
@@ -112,7 +112,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def check_learning_rate(rate: Any) -> None:
-    """Raises a ValueError for a rate that is negative, not finite or no rate; for a schedule, the first rate."""
+    """Raise a ValueError for a rate that is negative, not finite or no rate; for a schedule, the first rate."""
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         if type(rate).__module__.startswith(("keras.", "unisono.")) and tf.executing_eagerly():
             _check_schedule(rate)

@@ -59,13 +59,13 @@ def capture(held: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_state_of_python(state: dict[str, Any]) -> bool:
-    """Whether a saved state is one of Python's generators; errors of many kinds where it has another form."""
+    """Return whether a saved state is one of Python's generators; errors of many kinds where it has another form."""
     random.Random().setstate(_python_tuple(state))
     return isinstance(state["gauss"], float | None)
 
 
 def restore(state: dict[str, Any], held: Mapping[str, Any], owned: Sequence[Any] = ()) -> None:
-    """Restores each generator that has a saved state and still exists, but not those that the input restores (`owned`)."""
+    """Restore each generator that has a saved state and still exists, but not those that the input restores (`owned`)."""
     kept = {id(raw_value(each)) for each in owned}
     if "keras" in state:
         # Making Keras' generator draws from Python's: Python's is therefore set after it.
@@ -101,7 +101,7 @@ def _python_tuple(state: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def text_of(generator: Any) -> str:
-    """The state of a generator of NumPy or Python."""
+    """Return the state of a generator of NumPy or Python."""
     if isinstance(generator, random.Random):
         return json.dumps(generator.getstate())
     legacy = isinstance(generator, np.random.RandomState)
@@ -110,7 +110,7 @@ def text_of(generator: Any) -> str:
 
 
 def set_from_text(generator: Any, text: str) -> None:
-    """Restores what `text_of` gave; a ValueError where it is the state of another kind of generator."""
+    """Restore what `text_of` gave; a ValueError where it is the state of another kind of generator."""
     state = json.loads(text)
     try:
         if isinstance(generator, random.Random):
@@ -145,7 +145,7 @@ def find_generators(roots: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_reached(roots: Mapping[str, Any], kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
-    """The objects of these kinds that are reached from `roots`, each once, with the way to it, in a fixed order."""
+    """Yield the objects of these kinds that are reached from `roots`, each once, with the way to it, in a fixed order."""
     waiting = list(roots.items())[::-1]
     seen: dict[int, Any] = {}  # with the objects, so that no new one gets the number of one that is gone
     while waiting and len(seen) < _MOST_VISITS:
@@ -163,7 +163,7 @@ def find_reached(roots: Mapping[str, Any], kinds: tuple[type, ...]) -> Iterator[
 
 
 def _parts(value: Any) -> Iterable[tuple[str, Any]]:
-    """What a value is made of, with the words that lead there."""
+    """Return what a value is made of, with the words that lead there."""
     # Another mapping may open files where it is asked for items.
     keyed = isinstance(value, dict | types.MappingProxyType)
     if keyed or isinstance(value, list | tuple | collections.deque):
@@ -196,7 +196,7 @@ def _methods(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def find_closed_over(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The variables of outer functions that a function uses, as far as they are assigned."""
+    """Yield the variables of outer functions that a function uses, as far as they are assigned."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         with contextlib.suppress(ValueError):
             yield name, cell.cell_contents
@@ -224,7 +224,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
 
 
 def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """Names with the attributes that follow them, such as `("np", "random", "rand")`."""
+    """Name with the attributes that follow them, such as `("np", "random", "rand")`."""
     chain: tuple[str, ...] = ()
     for each in dis.get_instructions(code):
         if each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -241,5 +241,5 @@ def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
 
 
 def _is_of_user(module: str | None) -> bool:
-    """Whether neither Python nor one of the libraries that are known defines it."""
+    """Return whether neither Python nor one of the libraries that are known defines it."""
     return (module or "").partition(".")[0] not in _LIBRARIES

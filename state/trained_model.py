@@ -31,7 +31,7 @@ class Times:
         self.seconds: dict[str, float] = {}
 
     def lap(self, part: str) -> None:
-        """Counts the time since the last lap as `part`."""
+        """Count the time since the last lap as `part`."""
         now = self._clock()
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
         self._last = now
@@ -146,7 +146,7 @@ class TrainedModel(Protocol):
     _explain_batch: Callable[[Any], tuple[str, list[dict[str, Any]]]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The outputs."""
+        """Return the outputs."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """The forward pass."""
+        """Return the forward pass."""

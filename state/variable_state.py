@@ -30,7 +30,7 @@ def copy_into_buffer(buffers: dict[Any, np.ndarray], key: Any, array: np.ndarray
 
 
 def variables_of(model: TrainedModel, metrics: bool = True) -> dict[str, list[Any]]:
-    """Every variable that training can change, each once, in the order in which the script creates them.
+    """Return every variable that training can change, each once, in the order in which the script creates them.
 
     The groups are "model" (weights, other layer state, seed generators), "optimizer" (its state, loss scale, accumulators,
     averages, iterations, learning rate; of each that the model holds), "metrics" (empty unless wanted), and "other"
@@ -63,7 +63,7 @@ def capture(
     keep: Callable[[int, np.ndarray], np.ndarray],
     equal: bool = False,
 ) -> Any:
-    """The bits of one variable: an array, or `{"copies": [array per local replica]}` where they differ.
+    """Return the bits of one variable: an array, or `{"copies": [array per local replica]}` where they differ.
 
     | kind | copies | saved | restored on another number of replicas |
     |---|---|---|---|
@@ -73,7 +73,7 @@ def capture(
     | others whose copies differ | as written | every copy | the mean if that is the aggregation, else the first |
 
     A sharded variable gives `{"shards": [flat array per local replica]}`, one that is divided over a mesh the whole array.
-    `keep(copy number, array)` returns an array that does not change while training goes on. Copies are compared, unless they
+    `keep(copy number, array)` returns an array that does not change while training goes on. Copy are compared, unless they
     are known to be `equal`, as of weights and optimizer state. With several workers, even a single part of a sum is kept as
     a copy.
     """
@@ -92,7 +92,7 @@ def capture(
 
 
 def restore(variable: Any, saved: Any, place: tuple[int, int] = (0, 1)) -> None:
-    """Writes what `capture` returned; the number of replicas may differ, see the table above.
+    """Write what `capture` returned; the number of replicas may differ, see the table above.
 
     With several workers `saved` has the copies of all of them, in order; `place` is (this worker's number, how many).
     """
@@ -115,7 +115,7 @@ def restore(variable: Any, saved: Any, place: tuple[int, int] = (0, 1)) -> None:
 
 
 def spread(saved: Any, num_copies: int, value: Any, variable: Any = None) -> Sequence[np.ndarray]:
-    """The array for each of `num_copies` copies, from what `capture` returned for any number of them."""
+    """Return the array for each of `num_copies` copies, from what `capture` returned for any number of them."""
     arrays = saved["copies"] if isinstance(saved, dict) else [saved]
     if len(arrays) == num_copies:
         return arrays
@@ -132,13 +132,13 @@ _GENERATORS = (tf.random.Generator, keras.random.SeedGenerator)
 
 
 def find_held(model: TrainedModel) -> dict[str, Any]:
-    """What the layers of a model hold, and its loss, for `reached`."""
+    """Return what the layers of a model hold, and its loss, for `reached`."""
     layers = {f"layer {i}": (dict(vars(layer)), layer) for i, layer in enumerate(layers_of(model))}
     return {**layers, "loss": getattr(model, "loss", None)}
 
 
 def _read(copy: Any) -> np.ndarray:
-    """The value, without a copy where the device is the host."""
+    """Return the value, without a copy where the device is the host."""
     return np.asarray(copy.read_value() if hasattr(copy, "read_value") else tf.convert_to_tensor(copy))
 
 

@@ -43,7 +43,7 @@ _ON_THIS_MACHINE = (_SUPPORTED[0], _SUPPORTED[1], _SUPPORTED[3])
 
 
 def check_strategy(strategy: Any) -> None:
-    """Rejects a strategy whose variables and collectives are unknown (such as those of TensorFlow 1)."""
+    """Reject a strategy whose variables and collectives are unknown (such as those of TensorFlow 1)."""
     if isinstance(strategy, _ON_THIS_MACHINE):
         check_exist(f"{type(strategy).__name__}", strategy.extended.worker_devices)
         give_collectives_a_group(strategy)
@@ -58,7 +58,7 @@ def check_strategy(strategy: Any) -> None:
 def global_batch_size(
     model: TrainedModel, x: Any, batch_size: Any, per_replica_batch_size: Any
 ) -> int | None:
-    """The global batch size of `x` from one of two arguments; None where neither is given."""
+    """Return the global batch size of `x` from one of two arguments; None where neither is given."""
     if per_replica_batch_size is None:
         return batch_size
     if batch_size is not None:
@@ -78,7 +78,7 @@ def global_batch_size(
 
 
 def check_home(model: TrainedModel, method: str) -> None:
-    """Rejects a model whose variables belong to another strategy than the current one."""
+    """Reject a model whose variables belong to another strategy than the current one."""
     if tf.distribute.has_strategy() and strategy_of(model) is not tf.distribute.get_strategy():
         raise ValueError(
             f"`{method}()` was called under the scope of {_name(tf.distribute.get_strategy())}, but the model was built "
@@ -104,7 +104,7 @@ def check_home(model: TrainedModel, method: str) -> None:
 
 
 def check_traced_functions(model: TrainedModel, method: str) -> None:
-    """Rejects layers with functions, such as those of a SavedModel, that read variables which are trained elsewhere.
+    """Reject layers with functions, such as those of a SavedModel, that read variables which are trained elsewhere.
 
     A pipeline does not train variables that a function reads by itself.
     """
@@ -123,7 +123,7 @@ def check_traced_functions(model: TrainedModel, method: str) -> None:
 
 
 def check_stateful(model: TrainedModel, method: str) -> None:
-    """Rejects recurrent layers that keep a state for each sample, where replicas split the samples."""
+    """Reject recurrent layers that keep a state for each sample, where replicas split the samples."""
     replicas = model.distribute_strategy.num_replicas_in_sync
     if replicas == 1:
         return
@@ -136,7 +136,7 @@ def check_stateful(model: TrainedModel, method: str) -> None:
 
 
 def check_compiles(model: TrainedModel, method: str) -> None:
-    """Rejects XLA where replicas share variables, or weights are sharded: it compiles for one device, without gathering."""
+    """Reject XLA where replicas share variables, or weights are sharded: it compiles for one device, without gathering."""
     home: Any = strategy_of(model)
     if not model.jit_compile or model.run_eagerly or home is None or home.num_replicas_in_sync == 1:
         return
@@ -174,7 +174,7 @@ _FROM_1_OR_NONE = (
 
 
 def check_fit(arguments: Any) -> None:
-    """Rejects invalid arguments of `fit`, and converts the others to the form that the loop needs."""
+    """Reject invalid arguments of `fit`, and convert the others to the form that the loop needs."""
     for name in (*_FROM_0, *_FROM_1_OR_NONE):
         least, optional = int(name not in _FROM_0), name not in _FROM_0
         setattr(arguments, name, whole_number(name, getattr(arguments, name), least, optional))
@@ -199,7 +199,7 @@ def check_fit(arguments: Any) -> None:
 
 
 def _validation_freq(freq: Any) -> int | list[int]:
-    """An int of at least 1, or a list of ints of at least 1, the form that Keras' own loop needs."""
+    """Return an int of at least 1, or a list of ints of at least 1, the form that Keras' own loop needs."""
     several = isinstance(freq, list | tuple | set | range) or getattr(freq, "ndim", 0) == 1
     try:
         found = [whole_number("validation_freq", epoch) for epoch in (freq if several else [freq])]
@@ -212,7 +212,7 @@ def _validation_freq(freq: Any) -> int | list[int]:
 
 
 def check_loop(verbose: Any, callbacks: Any) -> None:
-    """Rejects invalid `verbose` and `callbacks` of `fit`, `evaluate` and `predict`."""
+    """Reject invalid `verbose` and `callbacks` of `fit`, `evaluate` and `predict`."""
     if not isinstance(verbose, str | numbers.Integral | np.bool_) or verbose not in (0, 1, 2, 3, "auto"):
         raise ValueError(f'`verbose` must be "auto", 0, 1, 2 or 3. Received: {show(verbose)}')
     if callbacks is None or isinstance(callbacks, keras.callbacks.CallbackList):
@@ -241,7 +241,7 @@ def check_logs(logs: Any, step: str, text: bool = True) -> Any:
 
 
 def _is_log(value: Any, text: bool) -> bool:
-    """Whether TensorFlow accepts it as numbers, or as `text`. An empty list has none."""
+    """Return whether TensorFlow accepts it as numbers, or as `text`. An empty list has none."""
     try:
         is_text = tf.convert_to_tensor(value).dtype == tf.string
     except (TypeError, ValueError):
@@ -250,7 +250,7 @@ def _is_log(value: Any, text: bool) -> bool:
 
 
 def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
-    """Rejects batches that "train_step", "test_step" or "predict_step" cannot take.
+    """Reject batches that "train_step", "test_step" or "predict_step" cannot take.
 
     Keras' own step must be able to unpack them; a custom step accepts any. Strings are rejected where a model with declared
     inputs, a loss of Keras or `sample_weight` needs numbers.

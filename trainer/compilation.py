@@ -26,7 +26,7 @@ from .step.variable_placement import bring_along
 
 
 def runner_of(model: TrainedModel) -> Runner:
-    """The runner of the steps: on workers of parameter servers, in the stages of a pipeline, or in this process."""
+    """Return the runner of the steps: on workers of parameter servers, in the stages of a pipeline, or in this process."""
     if on_parameter_servers(model.distribute_strategy):
         return ParameterServerRunner()
     return Runner() if model._pipeline is None else pipeline_step.PipelineRunner()
@@ -62,7 +62,7 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
         jit_compile: bool | str = "auto",
         auto_scale_loss: bool = True,
     ) -> None:
-        """Configures the model for training, as `keras.Model.compile` does.
+        """Configure the model for training, as `keras.Model.compile` does.
 
         Args:
             optimizer: the name or an instance of any Keras optimizer, converted in place (`optimizers.adopt`).
@@ -113,7 +113,7 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
         self._forget_compiled()
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles the model with the result of `get_compile_config`. Keras calls this when it loads a model."""
+        """Compile the model with the result of `get_compile_config`. Keras calls this when it loads a model."""
         with our_classes():
             if type(self).compile is not Compilation.compile:
                 KerasTrainer.compile_from_config(self, config)
@@ -124,7 +124,7 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
                 self.optimizer.build(self.trainable_variables)
 
     def _strategy_scope(self) -> Any:
-        """The scope of the strategy that the model was built under; a null context if there is none to enter."""
+        """Return the scope of the strategy that the model was built under; a null context if there is none to enter."""
         strategy = strategy_of(self)
         if strategy is None or tf.distribute.get_strategy() is strategy:
             return contextlib.nullcontext()
@@ -134,19 +134,19 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
         self.train_function = self.test_function = self.predict_function = None
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Makes the function that runs training steps; kept until `compile` is called again."""
+        """Make the function that runs training steps; kept until `compile` is called again."""
         if self.train_function is None or force:
             self.train_function = runner_of(self).function(self, "train")
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
-        """Makes the function that runs evaluation steps."""
+        """Make the function that runs evaluation steps."""
         if self.test_function is None or force:
             self.test_function = runner_of(self).function(self, "test")
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """Makes the function that runs prediction steps."""
+        """Make the function that runs prediction steps."""
         if self.predict_function is None or force:
             self.predict_function = runner_of(self).function(self, "predict")
         return self.predict_function

@@ -26,7 +26,7 @@ _SHORT_NAMES = ("accuracy", "mae", "mape", "mse", "msle")
 
 
 def check_compile(model: TrainedModel, arguments: dict[str, Any]) -> None:
-    """Rejects invalid arguments of `compile`, with the model and its compiled state unchanged."""
+    """Reject invalid arguments of `compile`, with the model and its compiled state unchanged."""
     whole_number("steps_per_execution", arguments["steps_per_execution"], words=("auto",))
     jit_compile = arguments["jit_compile"]
     if not isinstance(jit_compile, Hashable) or jit_compile not in ("auto", True, False, None):
@@ -46,7 +46,7 @@ def check_compile(model: TrainedModel, arguments: dict[str, Any]) -> None:
 
 
 def interpret(name: str, value: Any, kind: str, others: tuple[type, ...] = ()) -> Any:
-    """The object of Keras that `value` stands for; the ValueError says what to give instead of it, or of `others`."""
+    """Return the object of Keras that `value` stands for; the ValueError says what to give instead of it, or of `others`."""
     module, noun, examples = _KINDS[kind]
     try:
         if isinstance(value, others):
@@ -66,7 +66,7 @@ def interpret(name: str, value: Any, kind: str, others: tuple[type, ...] = ()) -
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The entries of a list or dict with their paths; the value itself for other types, nothing for None."""
+    """Yield the entries of a list or dict with their paths; the value itself for other types, nothing for None."""
     if isinstance(value, dict) and "class_name" not in value:
         for key, item in value.items():
             yield from _leaves(f"{name}[{key!r}]", item)
@@ -78,7 +78,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_function(name: str, value: Any, kind: str) -> None:
-    """Rejects invalid losses and metrics: an unknown name, an object of another kind, a function of one argument."""
+    """Reject invalid losses and metrics: an unknown name, an object of another kind, a function of one argument."""
     others = (keras.layers.Layer, *([keras.metrics.Metric] if kind == "loss" else []))
     if isinstance(value, others) or not (callable(value) or isinstance(value, dict)):
         if kind == "loss" or value not in ("accuracy", "acc", "crossentropy", "ce"):
@@ -91,7 +91,7 @@ def _check_function(name: str, value: Any, kind: str) -> None:
 
 
 def takes_numbers(loss: Any) -> bool:
-    """Whether every output has a loss that gets its targets as numbers: all except those with a custom `__call__`."""
+    """Return whether every output has a loss that gets its targets as numbers: all except those with a custom `__call__`."""
     plain = keras.losses.Loss
     parts = tf.nest.flatten(loss)
     return None not in parts and all(
@@ -100,7 +100,7 @@ def takes_numbers(loss: Any) -> bool:
 
 
 def _similar(name: str, known: Iterable[str]) -> str:
-    """The most similar names: names in small letters before those of classes."""
+    """Return the most similar names: names in small letters before those of classes."""
     for names in ([each for each in known if each.islower()], list(known)):
         close = difflib.get_close_matches(name.lower(), names, 1, 0.6)
         if close:
@@ -109,7 +109,7 @@ def _similar(name: str, known: Iterable[str]) -> str:
 
 
 def _check_outputs(model: TrainedModel, arguments: dict[str, Any]) -> None:
-    """Rejects entries that Keras would ignore: for unknown outputs, and lists with too few or too many entries.
+    """Reject entries that Keras would ignore: for unknown outputs, and lists with too few or too many entries.
 
     For metrics of a single output another name only causes a warning, because Keras accepts any.
     """
@@ -147,7 +147,7 @@ def _check_outputs(model: TrainedModel, arguments: dict[str, Any]) -> None:
 
 
 def _check_names_of_logs(model: TrainedModel, arguments: dict[str, Any]) -> None:
-    """Rejects a metric with the name of another log."""
+    """Reject a metric with the name of another log."""
     if model._overrides_step("train_step"):
         return
     named = {
@@ -164,7 +164,7 @@ def _check_names_of_logs(model: TrainedModel, arguments: dict[str, Any]) -> None
 
 
 def output_names(model: TrainedModel) -> list[str]:
-    """The names of a functional model's outputs; none where they are not known yet, or are nested."""
+    """Return the names of a functional model's outputs; none where they are not known yet, or are nested."""
     if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call:
         return [model.layers[-1].name] if model.layers else []
     output = getattr(model, "output", None) if isinstance(model, KerasFunctional) else None
@@ -177,7 +177,7 @@ def output_names(model: TrainedModel) -> list[str]:
 
 
 def check_optimizer(model: TrainedModel, method: str) -> None:
-    """Rejects training without an optimizer; a custom step may have other optimizers."""
+    """Reject training without an optimizer; a custom step may have other optimizers."""
     if model.optimizer is None and not model._overrides_step("train_step"):
         raise ValueError(
             f"`{method}()` needs an optimizer, but the model was compiled with optimizer=None: compile it with "
@@ -186,7 +186,7 @@ def check_optimizer(model: TrainedModel, method: str) -> None:
 
 
 def check_outside(method: str) -> None:
-    """Rejects training inside of a `tf.function` or of `strategy.run`."""
+    """Reject training inside of a `tf.function` or of `strategy.run`."""
     if not tf.executing_eagerly():
         raise ValueError(
             f"`{method}()` was called inside of a tf.function: call it outside, it compiles its steps itself."

@@ -44,7 +44,7 @@ class Model(keras.Model, Trainer):  # pyright: ignore[reportGeneralTypeIssues]  
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """A Functional model for `Model(inputs, outputs)`."""
+        """Return a Functional model for `Model(inputs, outputs)`."""
         if cls is Model and _is_functional(args, kwargs):
             return Functional.__new__(Functional, *args, **kwargs)
         instance = super().__new__(cls)
@@ -62,11 +62,11 @@ class Model(keras.Model, Trainer):  # pyright: ignore[reportGeneralTypeIssues]  
             super().__init__(*args, **kwargs)
 
     def __reduce__(self) -> Any:
-        """Copies by `copy`, `pickle` and `joblib` train with Unisono, too; the bytes are those of a `.keras` file."""
+        """Copy by `copy`, `pickle` and `joblib` train with Unisono, too; the bytes are those of a `.keras` file."""
         return rebuild, make_unpickle_arguments(super().__reduce__())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy as by `pickle`, even where a tool has changed how `keras.Model` is copied."""
+        """Return a copy as by `pickle`, even where a tool has changed how `keras.Model` is copied."""
         make, arguments = self.__reduce__()
         return memo.setdefault(id(self), make(*arguments))
 
@@ -103,7 +103,7 @@ def _is_functional(args: Any, kwargs: Any) -> bool:
 
 
 def _put_functional_below(cls: type) -> type:
-    """Replaces `Model` with `Functional` among the bases of a user's class (Keras does the same with its own)."""
+    """Replace `Model` with `Functional` among the bases of a user's class (Keras does the same with its own)."""
     if cls is Model:
         return Functional
     if not issubclass(cls, Model):
@@ -113,7 +113,7 @@ def _put_functional_below(cls: type) -> type:
 
 
 def adopt(model: keras.Model) -> Model:
-    """Converts a Keras model in place into one that trains with Unisono.
+    """Convert a Keras model in place into one that trains with Unisono.
 
     In the scope of a strategy, a model that was built outside of any scope is moved into this strategy.
 
@@ -161,7 +161,7 @@ def _adopt(model: keras.Model, arguments: dict[str, Any]) -> Model:
 
 
 def _leaves_jit_to_us(model: keras.Model, arguments: dict[str, Any]) -> bool:
-    """Whether `jit_compile` was left at "auto".
+    """Return whether `jit_compile` was left at "auto".
 
     Unisono's files leave out "auto". Keras keeps and writes the resulting value, so its True may be the default on a GPU.
     """
@@ -223,7 +223,7 @@ def load_model(
 
 
 def rebuild(content: Any, read: Any = None) -> Model:
-    """Makes a copied or unpickled model from the result of `pickled`."""
+    """Make a copied or unpickled model from the result of `pickled`."""
     with our_classes():
         model = unpickle(content, read)
     return _adopt(model, _compile_arguments(content) if isinstance(content, io.BytesIO) else {})
@@ -241,7 +241,7 @@ def model_from_json(json_string: str, custom_objects: Any = None) -> Model:
 
 
 def _compile_arguments(filepath: Any) -> dict[str, Any]:
-    """The arguments of `compile` in a `.keras` file; empty for any other file."""
+    """Return the arguments of `compile` in a `.keras` file; empty for any other file."""
     with contextlib.suppress(OSError, KeyError, TypeError, zipfile.BadZipFile):
         with zipfile.ZipFile(filepath) as archive:
             return json.loads(archive.read("config.json"))["compile_config"] or {}
@@ -262,7 +262,7 @@ def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Model:
 
 
 def _clone_sequential_model(original: Any, model: keras.Sequential, *args: Any, **kwargs: Any) -> keras.Model:
-    """Lets `keras.models.clone_model` make our class of our `Sequential`; for other models nothing changes."""
+    """Let `keras.models.clone_model` make our class of our `Sequential`; for other models nothing changes."""
     if not isinstance(model, Model):
         return original(model, *args, **kwargs)
     with our_classes():

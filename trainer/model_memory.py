@@ -45,7 +45,7 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
 
 
 def memory_of(model: Any, optimizer_state: int, activations: float) -> ModelMemory:
-    """The bytes of a model's weights, with those of its optimizer and of a sample's activations."""
+    """Return the bytes of a model's weights, with those of its optimizer and of a sample's activations."""
     layers = layers_of(model)
     largest = max(bytes_of(*each.trainable_variables) for each in layers if not layers_of(each)[1:])
     half = any(layer.compute_dtype in ("float16", "bfloat16") for layer in layers)
@@ -54,7 +54,7 @@ def memory_of(model: Any, optimizer_state: int, activations: float) -> ModelMemo
 
 
 def bytes_of(*variables: Any) -> int:
-    """The bytes of variables, in the dtype in which they are stored."""
+    """Return the bytes of variables, in the dtype in which they are stored."""
     return sum(math.prod(each.shape) * tf.as_dtype(find_stored_dtype(each)).size for each in variables)
 
 

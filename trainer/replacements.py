@@ -27,7 +27,7 @@ _SEED_STRIDE = 0x9E3779B1  # 2**32 / golden ratio: neighbouring replicas get dis
 
 
 def _replaces(key: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Lets `function(original, *arguments)` replace a function of `REPLACED`."""
+    """Let `function(original, *arguments)` replace a function of `REPLACED`."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         def replacement(original: Any) -> Any:
@@ -94,7 +94,7 @@ def _handle(original: Any, self: Any) -> Any:
 
 @_replaces("nn._compute_moments_sync")
 def _synchronize_moments(original: Any, x: Any, axes: Any, keepdims: Any) -> Any:
-    """The statistics of the global batch, by TensorFlow's two passes: Keras' difference of squares loses digits."""
+    """Return the statistics of the global batch, by TensorFlow's two passes: Keras' difference of squares loses digits."""
     if current_step() is None:
         return original(x, axes, keepdims)
     return tf.nn.moments(x, axes, keepdims=keepdims)
@@ -109,7 +109,7 @@ def _add_loss(original: Any, self: Any, loss: Any) -> None:
 
 @_replaces("random_ops_util._get_key_counter")
 def _key_counter(original: Any, seed: Any, alg: Any) -> Any:
-    """The same key and counter; TensorFlow's operation for "auto_select" takes the seed from the host's memory."""
+    """Return the same key and counter; TensorFlow's operation for "auto_select" takes the seed from the host's memory."""
     step = current_step()
     if step is None or step.in_xla or tf.executing_eagerly() or not computes_on_gpu():
         return original(seed, alg)

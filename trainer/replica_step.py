@@ -45,7 +45,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def replica_step(fn: Function) -> Function:
-    """Makes a step of a custom training loop exact: wraps the function that you pass to `strategy.run`.
+    """Make a step of a custom training loop exact: wraps the function that you pass to `strategy.run`.
 
     The function is a single-device program: traced once, for the samples of all replicas, and partitioned. On any number of
     replicas with any numbers of samples:
@@ -116,7 +116,7 @@ def replica_step(fn: Function) -> Function:
 
 
 def _alone(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The step on the only replica; on a worker of parameter servers, which has only one replica."""
+    """Return the step on the only replica; on a worker of parameter servers, which has only one replica."""
     samples = _samples_in([_tensor(leaf) for leaf in tf.nest.flatten((args, kwargs)) if _is_tensor(leaf)])
     strategy = tf.distribute.get_strategy()
     step = StepContext(
@@ -170,7 +170,7 @@ def _for_arguments(
     autograph: Any = None
 
     def call(tensors: list[Any]) -> Any:
-        """Calls the user's function with these tensors."""
+        """Call the user's function with these tensors."""
         rest = iter(tensors)
         leaves = [next(rest) if is_tensor else leaf for is_tensor, leaf in zip(varies, static)]
         args, kwargs = tf.nest.pack_sequence_as(structure, leaves)
@@ -206,7 +206,7 @@ def _for_arguments(
 
 
 def _is_tensor(leaf: Any) -> bool:
-    """Whether an argument is a tensor, or an array that becomes one."""
+    """Return whether an argument is a tensor, or an array that becomes one."""
     if isinstance(leaf, tf.Variable | keras.Variable):
         return False
     return tf.is_tensor(leaf) or isinstance(leaf, np.ndarray | np.generic)
@@ -217,24 +217,24 @@ def _tensor(leaf: Any) -> Any:
 
 
 def _identity(leaf: Any) -> Any:
-    """The hashable identity of an argument that is not a tensor."""
+    """Return the hashable identity of an argument that is not a tensor."""
     return (type(leaf), leaf) if isinstance(leaf, bool | int | float | str | bytes | None) else id(leaf)
 
 
 def _samples_in(tensors: list[Any]) -> Any:
-    """The number of samples of one replica: an int where it is known while tracing."""
+    """Return the number of samples of one replica: an int where it is known while tracing."""
     with_samples = [tensor for tensor in tensors if tensor.shape.rank != 0]
     return sample_count(with_samples) if with_samples else 1
 
 
 def _spec(of_replicas: list[list[Any]]) -> list[Any]:
-    """The specs of tensors, for any number of samples."""
+    """Return the specs of tensors, for any number of samples."""
     specs = [batch_spec(tensors) for tensors in of_replicas]
     return [functools.reduce(lambda a, b: a.most_specific_common_supertype([b]) or a, s) for s in zip(*specs)]
 
 
 def _with_a_sample(tensor: tf.Tensor, samples: Any) -> tf.Tensor:
-    """The tensor, or for a replica without samples one sample of zeros, which does not count."""
+    """Return the tensor, or for a replica without samples one sample of zeros, which does not count."""
     if tensor.shape.rank == 0 or (isinstance(samples, int) and samples > 0):
         return tensor
     shape = tf.concat([[tf.where(samples > 0, 0, 1)], tf.shape(tensor)[1:]], 0)
@@ -254,7 +254,7 @@ def _gather_samples(strategy: tf.distribute.Strategy, tensors: list[Any]) -> lis
 
 
 def _samples_of_replica(strategy: tf.distribute.Strategy, samples: list[Any]) -> ReplicaSamples:
-    """The range of this replica's samples in the global batch: on a mesh those of all with parts of the same model.
+    """Return the range of this replica's samples in the global batch: on a mesh those of all with parts of the same model.
 
     Context: replica.
     """

@@ -33,7 +33,7 @@ class SingleBatches:
         class_weight: Any = None,
         return_dict: bool = False,
     ) -> Any:
-        """Runs one training step on one global batch, as `keras.Model.train_on_batch`.
+        """Run one training step on one global batch, as `keras.Model.train_on_batch`.
 
         Args:
             x: inputs of the batch: an array `(batch, ...)` or a nest of them.
@@ -51,7 +51,7 @@ class SingleBatches:
     def test_on_batch(
         self: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
-        """Computes the loss and the metrics of one global batch, as `keras.Model.test_on_batch`.
+        """Compute the loss and the metrics of one global batch, as `keras.Model.test_on_batch`.
 
         Args:
             x: inputs of the batch: an array `(batch, ...)` or a nest of them.
@@ -66,7 +66,7 @@ class SingleBatches:
         return _on_batch(self, "test", x, y, sample_weight, None, return_dict)
 
     def explain_step(self: Any, x: Any, y: Any = None, sample_weight: Any = None) -> StepExplanation:
-        """Explains the collectives of one training step, their sizes, and the lines of user code that cause them.
+        """Explain the collectives of one training step, their sizes, and the lines of user code that cause them.
 
             print(model.explain_step(x[:64], y[:64]))
 
@@ -100,7 +100,7 @@ class SingleBatches:
                 return partition.explain(spec, int(sample_count(chunk.inputs)))
 
     def predict_on_batch(self: Any, x: Any) -> Any:
-        """Computes the outputs for one global batch, as `keras.Model.predict_on_batch`.
+        """Compute the outputs for one global batch, as `keras.Model.predict_on_batch`.
 
         Args:
             x: inputs of the batch: an array `(batch, ...)` or a nest of them.
@@ -125,7 +125,7 @@ class SingleBatches:
 def _on_batch(
     model: Any, phase: str, x: Any, y: Any, sample_weight: Any, class_weight: Any, return_dict: bool
 ) -> Any:
-    """One step of "train" or "test", which gets `(x, y, sample_weight)`, as in Keras."""
+    """Return one step of "train" or "test", which gets `(x, y, sample_weight)`, as in Keras."""
     chunk = _whole_batch(model, x, y, sample_weight, class_weight)
     runner, step = runner_of(model), f"{phase}_step"
     with runner.watch(model):

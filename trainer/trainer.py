@@ -67,20 +67,20 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
     test_step = default_test_step
 
     def predict_step(self, data: Any) -> Any:
-        """One step of prediction: the outputs for a batch."""
+        """Return one step of prediction: the outputs for a batch."""
         return TensorFlowTrainer.predict_step(self, data)
 
     def _overrides_step(self, name: str) -> bool:
-        """Whether a subclass overrides "train_step", "test_step" or "predict_step"."""
+        """Return whether a subclass overrides "train_step", "test_step" or "predict_step"."""
         return _overridden(self, name, Trainer)
 
     def _has_own_logs(self, training: bool) -> bool:
-        """Whether a step may return logs that are not the results of `self.metrics`."""
+        """Return whether a step may return logs that are not the results of `self.metrics`."""
         custom_step = self._overrides_step("train_step" if training else "test_step")
         return custom_step or _overridden(self, "compute_metrics", KerasTrainer)
 
     def reset_metrics(self) -> None:
-        """Sets every metric to its initial state, on all replicas."""
+        """Set every metric to its initial state, on all replicas."""
         for metric in self.metrics:
             reset(metric)
 
@@ -114,7 +114,7 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         overfit_batches: int | None = None,
         validation_sanity_steps: int = 0,
     ) -> keras.callbacks.History:
-        """Trains the model, as `keras.Model.fit` does, under the strategy that it was built under.
+        """Train the model, as `keras.Model.fit` does, under the strategy that it was built under.
 
         Args:
             x: inputs: an array `(batch, ...)` or a nest of them, a dataset, a generator, ...; the guide "Input" lists
@@ -168,7 +168,7 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         return_dict: bool = False,
         per_replica_batch_size: int | None = None,
     ) -> Any:
-        """Computes the loss and the metrics on `x`, `y`, as `keras.Model.evaluate`. Every sample counts once.
+        """Compute the loss and the metrics on `x`, `y`, as `keras.Model.evaluate`. Every sample counts once.
 
         Args:
             x: inputs of any kind that `fit` takes.
@@ -202,7 +202,7 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         callbacks: Any = None,
         per_replica_batch_size: int | None = None,
     ) -> Any:
-        """Computes the model's outputs for every sample of `x`, in order, as `keras.Model.predict`.
+        """Compute the model's outputs for every sample of `x`, in order, as `keras.Model.predict`.
 
         Args:
             x: inputs of any kind that `fit` takes.
@@ -223,7 +223,7 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
             return predict(self, source, verbose, callbacks, runner_of(self))
 
     def _ready(self, method: str) -> None:
-        """Rejects unsupported setups, and moves optimizers and metrics into the strategy of the model's variables."""
+        """Reject unsupported setups, and move optimizers and metrics into the strategy of the model's variables."""
         bring_along(self, method)
         check_compiled(self, method)
         compile_checks.check_outside(method)

@@ -52,7 +52,7 @@ class BackupAndReport(BackupAndRestore):
         super().__init__(shared if cluster else tempfile.mkdtemp(prefix="unisono-"), **options)
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        """Resumes from the checkpoint that Ray gives to this run or trial, if there is one."""
+        """Resume from the checkpoint that Ray gives to this run or trial, if there is one."""
         checkpoint = _session().get_checkpoint()
         first = _session() is ray.tune or ray.train.get_context().get_local_rank() == 0
         if checkpoint is not None and first:

@@ -120,11 +120,11 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self._steps_before_epoch = 0
 
     def steps_until_call(self, step: int) -> int | None:
-        """The number of steps after which the loop must call `on_train_batch_end`; None: at any time."""
+        """Return the number of steps after which the loop must call `on_train_batch_end`; None: at any time."""
         return self.schedule.steps_until_call(self._steps_before_epoch + step)
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        """Resumes from the newest good backup, if there is one."""
+        """Resume from the newest good backup, if there is one."""
         fit_state = self._fit_state()
         self._watch_plain_fit()
         if fit_state.custom_loop:
@@ -152,14 +152,14 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
             fit_state.after_epoch_begin = None
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Saves if a backup is due, and stops training if that was requested."""
+        """Save if a backup is due, and stop training if that was requested."""
         self._writer.raise_error()
         fit_state = self._fit_state(batch=batch)
         due = self._is_due(fit_state.step)
         self._save_at(fit_state.epoch, fit_state.step, due, ask=due)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Saves the beginning of the next epoch, if a backup is due."""
+        """Save the beginning of the next epoch, if a backup is due."""
         self._writer.raise_error()
         fit_state = self._fit_state()
         self._steps_before_epoch += fit_state.step
@@ -169,22 +169,22 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self._save_at(epoch + 1, 0, due, ask=not last)
 
     def on_test_begin(self, logs: dict | None = None) -> None:
-        """Captures what a repeated validation must begin with."""
+        """Capture what a repeated validation must begin with."""
         if self._running:
             self._before_validation = fit_snapshot.validation_start(self.model, self._fit_state())
 
     def on_test_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        """Stops a validation if that was requested."""
+        """Stop a validation if that was requested."""
         fit_state = self._fit_state()
         if self._running and fit_state.save_and_exit:
             self._save_and_stop(fit_state.epoch, fit_state.step)
 
     def on_test_end(self, logs: dict | None = None) -> None:
-        """Discards what `on_test_begin` captured."""
+        """Discard what `on_test_begin` captured."""
         self._before_validation = None
 
     def on_train_end(self, logs: dict | None = None) -> None:
-        """Waits for the last write, and removes the backups if training is done."""
+        """Wait for the last write, and remove the backups if training is done."""
         self._writer.wait()
         if self.delete_when_done and self._fit_state().chief:
             self._store.delete_all()
@@ -194,7 +194,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self.on_fit_exit()
 
     def on_fit_exit(self) -> None:
-        """Releases signals, memory, the thread and the directory. The loop calls it however `fit` ends."""
+        """Release signals, memory, the thread and the directory. The loop calls it however `fit` ends."""
         self._running = False
         fit_state = self._fit_state()
         trained = bool(fit_state.steps_per_epoch) and fit_state.step >= fit_state.steps_per_epoch
@@ -209,7 +209,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
             self._owner.release()
 
     def _open(self, read: Callable[[Path], Any]) -> Found:
-        """Takes the directory and looks for a backup. Context: the chief."""
+        """Take the directory and look for a backup. Context: the chief."""
         self._store.prepare()
         self._owner.acquire()
         self._store.remove_leftovers()
@@ -259,7 +259,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         return self.schedule.due(steps, self._saved_at_step, waited, strategy)
 
     def _save_at(self, epoch: int, step: int, due: bool, ask: bool) -> None:
-        """Saves if that is `due`, or if training stops here; `ask`: also because a machine waits to join."""
+        """Save if that is `due`, or if training stops here; `ask`: also because a machine waits to join."""
         if ask and newcomer_waits(self.model.distribute_strategy):
             self._fit_state().save_and_exit = NEWCOMER
         if self._fit_state().save_and_exit:

@@ -42,7 +42,7 @@ def capture(callbacks: list[Any]) -> list[dict[str, Any]]:
 
 
 def restore(callbacks: list[Any], saved: list[dict[str, Any]]) -> list[str]:
-    """Restores the state of every callback. Returns the names of saved states for which there is none, or no certain one.
+    """Restore the state of every callback. Return the names of saved states for which there is none, or no certain one.
 
     `set_state` is called after `on_train_begin` and, within an epoch, again after `on_epoch_begin`, which may reset it.
     """
@@ -59,13 +59,13 @@ def restore(callbacks: list[Any], saved: list[dict[str, Any]]) -> list[str]:
 
 
 def purpose_of(callback: Any) -> dict[str, str]:
-    """What distinguishes a callback from others of its class: what it monitors, and where it writes."""
+    """Return what distinguishes a callback from others of its class: what it monitors, and where it writes."""
     found = {name: getattr(callback, name, None) for name in (*_PURPOSE, *_PATHS)}
     return {name: os.fspath(value) for name, value in found.items() if isinstance(value, str | os.PathLike)}
 
 
 def name_callbacks(callbacks: Iterable[Any]) -> list[tuple[str, Any]]:
-    """Each callback with a unique name: `EarlyStopping(val_loss, min)`; a second one of the same gets a number."""
+    """Return each callback with a unique name: `EarlyStopping(val_loss, min)`; a second one of the same gets a number."""
     seen: collections.Counter[str] = collections.Counter()
     result = []
     for callback in callbacks:
@@ -76,7 +76,7 @@ def name_callbacks(callbacks: Iterable[Any]) -> list[tuple[str, Any]]:
 
 
 def title(name: str, purpose: dict[str, str]) -> str:
-    """A class with its purpose, for messages."""
+    """Return a class with its purpose, for messages."""
     words = ", ".join(value for value in purpose.values() if value != "auto")
     return f"{name}({words})" if words else name
 
@@ -90,7 +90,7 @@ _SAME_PURPOSE: tuple[Callable[[dict[str, str]], dict[str, str]], ...] = (
 
 
 def match_callbacks(saved: Sequence[dict[str, Any]], callbacks: Sequence[Any]) -> dict[int, Any]:
-    """The callback for each saved state that has one, by the number of the state.
+    """Return the callback for each saved state that has one, by the number of the state.
 
     A state goes to a callback of the same class that monitors the same. Among several of them those with the same paths
     belong together, then those whose files have the same names; the others go in order, if there are as many as before.
@@ -112,7 +112,7 @@ def match_callbacks(saved: Sequence[dict[str, Any]], callbacks: Sequence[Any]) -
 
 
 def _check(state: Any, where: str, model: Any) -> None:
-    """Raises a TypeError for a state that Keras' callbacks and ours would fail with in a later hook."""
+    """Raise a TypeError for a state that Keras' callbacks and ours would fail with in a later hook."""
     for name, value in dict(state).items():
         match(value, _FORMS.get(name, lambda value: is_number(value) and value >= 0), f"{name} of {where}")
     for name, group in (("best_weights", "weights"), ("sums", "trainable_weights")):
@@ -122,7 +122,7 @@ def _check(state: Any, where: str, model: Any) -> None:
 
 
 def _state_methods(callback: Any) -> tuple[Callable[[], Any], Callable[[Any], None] | None]:
-    """The functions that return the state of a callback, or None, and restore it; None where it has no such state."""
+    """Return the functions that return the state of a callback, or None, and restore it; None where it has no such state."""
     get, set_ = getattr(callback, "get_state", None), getattr(callback, "set_state", None)
     if get is not None or set_ is not None:  # the user's methods may change what they get and give
         restore_copy = set_ and (lambda state: set_(copy.deepcopy(state)))
@@ -152,7 +152,7 @@ def _copy_containers(value: Any) -> Any:
 
 
 def _csv_state(callback: Any) -> dict[str, Any] | None:
-    """A `CSVLogger` that overwrites its file is saved with its text, one that appends with its length."""
+    """Return a `CSVLogger` that overwrites its file is saved with its text, one that appends with its length."""
     if callback.csv_file is None or callback.csv_file.closed:
         return None
     callback.csv_file.flush()
@@ -164,7 +164,7 @@ def _csv_state(callback: Any) -> dict[str, Any] | None:
 
 
 def _set_csv_state(callback: Any, state: dict[str, Any]) -> None:
-    """Restores the lines that the file had when the backup was made: none is lost and none appears twice."""
+    """Restore the lines that the file had when the backup was made: none is lost and none appears twice."""
     path = Path(callback.filename)
     if callback.csv_file is None:
         return

@@ -51,7 +51,7 @@ def on_all_workers(
 
 
 def content_for(model: TrainedModel, path: Path) -> Any:
-    """The content of a backup, as far as this worker restores it: only its own shards where they are enough."""
+    """Return the content of a backup, as far as this worker restores it: only its own shards where they are enough."""
     place = place_among_workers(model.distribute_strategy)
     content = read_checked(path, only=place[0])[1]
     if "parts" in content and not own_are_enough(content, variables_of(model), place):
@@ -60,7 +60,7 @@ def content_for(model: TrainedModel, path: Path) -> Any:
 
 
 def build_optimizer(model: TrainedModel, scope: Any) -> None:
-    """Makes the optimizer state that a backup is restored into. Our `fit` makes it before it begins."""
+    """Make the optimizer state that a backup is restored into. Our `fit` makes it before it begins."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not model.built:
         raise RuntimeError(
@@ -93,7 +93,7 @@ def announce(path: Path, content: dict[str, Any], fit_state: FitState, left_over
 
 
 def warn_if_inexact(model: TrainedModel, fit_state: FitState) -> None:
-    """Warns of the first reason for which this training cannot be resumed exactly, if there is one."""
+    """Warn of the first reason for which this training cannot be resumed exactly, if there is one."""
     validation = _why_inexact(fit_state.validation) or ""
     reasons = (
         _why_inexact(fit_state.source),
@@ -107,7 +107,7 @@ def warn_if_inexact(model: TrainedModel, fit_state: FitState) -> None:
 
 
 def warn_of_own_states(model: TrainedModel) -> None:
-    """Warns where the steps, which have been compiled, draw from random operations that nothing can save."""
+    """Warn where the steps, which have been compiled, draw from random operations that nothing can save."""
     graph = getattr(model.train_function, "graph", lambda: None)()
     names = [] if graph is None else find_drawing_operations(graph)
     if names:
@@ -119,7 +119,7 @@ def warn_of_own_states(model: TrainedModel) -> None:
 
 
 def _adds_in_any_order(model: TrainedModel) -> str | None:
-    """The sentence where the model is on a GPU, whose kernels add in an order of their own."""
+    """Return the sentence where the model is on a GPU, whose kernels add in an order of their own."""
     on_gpu = any(is_gpu(getattr(copies_of(v)[0], "device", "")) for v in model.weights[:1])
     if operations_are_deterministic() or not on_gpu:
         return None
@@ -136,7 +136,7 @@ def _why_inexact(source: Any) -> str | None:
 
 
 def _cut(validation: Any) -> str | None:
-    """The sentence where every pass of the validation leaves a pipeline that has drawn further than it is read."""
+    """Return the sentence where every pass of the validation leaves a pipeline that has drawn further than it is read."""
     steps = validation.position.given_steps if getattr(validation, "owned", ()) else None
     if steps is None:
         return None
@@ -147,7 +147,7 @@ def _cut(validation: Any) -> str | None:
 
 
 def _explain_shared_generator(model: TrainedModel, fit_state: FitState) -> str | None:
-    """The sentence where an input and something else draw from one generator."""
+    """Return the sentence where an input and something else draw from one generator."""
     inputs = [("x", fit_state.source), ("validation_data", fit_state.validation)]
     owners = [(n, {id(raw_value(each)) for each in getattr(source, "owned", ())}) for n, source in inputs]
     if not any(owned for _, owned in owners):

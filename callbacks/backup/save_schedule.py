@@ -34,7 +34,7 @@ class SaveSchedule:
 
     @classmethod
     def parse(cls, save_freq: Any, or_never: bool = True) -> SaveSchedule:
-        """Reads "epoch", an int (steps), seconds as a float, str or timedelta, or False if `or_never`."""
+        """Read "epoch", an int (steps), seconds as a float, str or timedelta, or False if `or_never`."""
         if isinstance(save_freq, str) and save_freq == "epoch":
             return cls("epoch")
         if or_never and save_freq is False:
@@ -57,7 +57,7 @@ class SaveSchedule:
         seconds_since_save: float = 0.0,
         strategy: tf.distribute.Strategy | None = None,
     ) -> bool:
-        """Whether to save now, after `steps` steps since the beginning of training.
+        """Return whether to save now, after `steps` steps since the beginning of training.
 
         Seconds are those of whichever worker of the `strategy` is ahead. All workers ask, at the same steps.
         """
@@ -95,7 +95,7 @@ class InterruptionHandlers:
         self._fit_state: FitState | None = None
 
     def install(self, fit_state: FitState) -> None:
-        """Handles these signals, unless the program ignores them, or has its own handler for SIGUSR1."""
+        """Handle these signals, unless the program ignores them, or has its own handler for SIGUSR1."""
         if threading.current_thread() is not threading.main_thread():
             return
         self.remove()
@@ -107,7 +107,7 @@ class InterruptionHandlers:
                 self._previous[number] = signal.signal(number, self._handle)
 
     def remove(self) -> None:
-        """Restores the previous handlers."""
+        """Restore the previous handlers."""
         if threading.current_thread() is not threading.main_thread():
             return
         self._fit_state = None
@@ -131,7 +131,7 @@ class InterruptionHandlers:
 
 
 def stop(reason: str) -> None:
-    """Ends training for `reason`: `KeyboardInterrupt` for SIGINT, else `SystemExit`, with 143 for another signal."""
+    """End training for `reason`: `KeyboardInterrupt` for SIGINT, else `SystemExit`, with 143 for another signal."""
     if reason == "SIGINT":
         raise KeyboardInterrupt
     # 143 is what a shell reports for a process that SIGTERM ended: 128 + 15.

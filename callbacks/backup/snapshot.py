@@ -82,7 +82,7 @@ def capture(
 
 
 def validation_start(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
-    """The few things that a validation can change and that a repeated one must begin with."""
+    """Return the few things that a validation can change and that a repeated one must begin with."""
     drawn = {id(variable) for variable in random_states_of(model)}
     seeds = {
         i: variable_state.capture(variable, model.distribute_strategy, lambda _, array: np.array(array))
@@ -104,7 +104,7 @@ def _find_random_state(model: TrainedModel, fit_state: FitState) -> dict[str, An
 
 
 def find_held_generators(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
-    """The generators of NumPy and Python that layers, the loss and callbacks hold or draw from."""
+    """Return the generators of NumPy and Python that layers, the loss and callbacks hold or draw from."""
     callbacks = {
         f"callback {name}": each for name, each in callback_state.name_callbacks(fit_state.callbacks)
     }
@@ -114,7 +114,7 @@ def find_held_generators(model: TrainedModel, fit_state: FitState) -> dict[str, 
 def check(
     content: dict[str, Any], model: TrainedModel, fit_state: FitState, who: dict[str, Any], path: Any
 ) -> None:
-    """Raises BackupMismatchError for a backup of something else, on all workers, with a list of the differences."""
+    """Raise BackupMismatchError for a backup of something else, on all workers, with a list of the differences."""
     # Only sources that resume by index can be asked for their state before it is restored: an iterator has one use.
     by_index = getattr(type(fit_state.source), "resume_by", None) == "index"
     now_is = fingerprint(model, fit_state, fit_state.source.state() if by_index else {}, who)
@@ -132,7 +132,7 @@ def check(
 
 
 def restore_values(content: dict[str, Any], model: TrainedModel, fit_state: FitState) -> list[str]:
-    """Restores variables, callbacks and random generators; can be repeated. Returns the states without a callback."""
+    """Restore variables, callbacks and random generators; can be repeated. Return the states without a callback."""
     strategy = model.distribute_strategy
     place = place_among_workers(strategy)
     for group, members in variable_state.variables_of(model, not fit_state.custom_loop).items():
@@ -148,7 +148,7 @@ def restore_values(content: dict[str, Any], model: TrainedModel, fit_state: FitS
 
 
 def restore_position(content: dict[str, Any], model: TrainedModel, fit_state: FitState) -> None:
-    """Sets the position in `fit` and in the data."""
+    """Set the position in `fit` and in the data."""
     calendar = content["calendar"]
     fit_state.epoch, fit_state.step = calendar["epoch"], calendar["step"]
     fit_state.step_logs = dict(calendar["step_logs"])
@@ -161,7 +161,7 @@ def restore_position(content: dict[str, Any], model: TrainedModel, fit_state: Fi
 
 
 def _own_part(content: dict[str, Any], strategy: tf.distribute.Strategy) -> dict[str, Any]:
-    """What this worker saved; the chief's part where there were more or fewer workers."""
+    """Return what this worker saved; the chief's part where there were more or fewer workers."""
     parts = content["workers"]
     me, workers = place_among_workers(strategy)
     part = parts[me if len(parts) == workers else 0]

@@ -59,7 +59,7 @@ class AnomalyReport(CustomLoopSupport, StepHook, keras.callbacks.Callback):
         self._steps_before = self._last_step = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Puts the guards into the step, before it is compiled."""
+        """Put the guards into the step, before it is compiled."""
         self._watch_plain_fit()
         if self.path is not None and self._fit_state().chief:
             is_own = begins_with_json("epoch", "step", "exact", "first", "gradients", "batch", lines=False)
@@ -85,11 +85,11 @@ class AnomalyReport(CustomLoopSupport, StepHook, keras.callbacks.Callback):
         return [each for each in vars(self.model).values() if hasattr(each, "gradient_transformers")]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes where the epoch begins."""
+        """Note where the epoch begins."""
         self._last_step = self._fit_state(epoch=epoch).step
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Checks whether a guard tripped, or the loss was not finite, during the compiled call."""
+        """Check whether a guard tripped, or the loss was not finite, during the compiled call."""
         step = self._fit_state(batch=batch).step
         if self.report is not None:  # a step that parameter servers had already begun
             return
@@ -109,12 +109,12 @@ class AnomalyReport(CustomLoopSupport, StepHook, keras.callbacks.Callback):
             self._steps_before = 0
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Removes the guards, in a custom loop."""
+        """Remove the guards, in a custom loop."""
         if not self._in_fit:
             self.on_fit_exit()
 
     def on_fit_exit(self) -> None:
-        """Removes the guards."""
+        """Remove the guards."""
         remove_step_hook(self.model, self)
         for optimizer in self._optimizers():
             for watch in self._watches:
@@ -124,7 +124,7 @@ class AnomalyReport(CustomLoopSupport, StepHook, keras.callbacks.Callback):
         self._watches = []
 
     def before_step(self, batch: Any) -> None:
-        """Keeps the batch, unless a guard has tripped."""
+        """Keep the batch, unless a guard has tripped."""
         values = tf.nest.flatten(batch)
         if len(values) != len(self._kept):
             return

@@ -31,7 +31,7 @@ class FitLines:
         return _wrap_parts([part for part in (*parts, self._backend, *_backups(state)) if part])
 
     def count(self, steps: int, seconds: float) -> None:
-        """Adds steps of an epoch to the speed."""
+        """Add steps of an epoch to the speed."""
         self._steps, self._seconds = self._steps + steps, self._seconds + seconds
 
     def last(self, now: float) -> str:
@@ -47,7 +47,7 @@ class FitLines:
 
 
 def _wrap_parts(parts: Sequence[str]) -> str:
-    """The parts in as few lines as they need."""
+    """Return the parts in as few lines as they need."""
     lines = [""]
     for part in parts:
         line = f"{lines[-1]}, {part}" if lines[-1] else part
@@ -73,7 +73,7 @@ def _place(model: TrainedModel, state: FitState) -> str:
 
 
 def _batch(model: TrainedModel, state: FitState) -> str:
-    """The global batch and what each replica has of it; empty where its size is not known."""
+    """Return the global batch and what each replica has of it; empty where its size is not known."""
     size, replicas = state.samples_per_step, model.distribute_strategy.num_replicas_in_sync
     if not size:
         return ""
@@ -81,7 +81,7 @@ def _batch(model: TrainedModel, state: FitState) -> str:
 
 
 def split_evenly(size: int, parts: int) -> str:
-    """The sizes of parts that differ by at most one.
+    """Return the sizes of parts that differ by at most one.
 
     >>> split_evenly(64, 4), split_evenly(50, 4), split_evenly(3, 4)
     ('4 x 16', '2 x 13 + 2 x 12', '3 x 1 + 1 x 0')
@@ -110,7 +110,7 @@ def _backups(state: FitState) -> list[str]:
 
 
 def _best(callbacks: Sequence[Any]) -> list[str]:
-    """The best value, and its epoch, of what a callback monitors; else of `val_loss`, else of `loss`."""
+    """Return the best value, and its epoch, of what a callback monitors; else of `val_loss`, else of `loss`."""
     history = next((each for each in callbacks if isinstance(each, keras.callbacks.History)), None)
     if history is None:
         return []

@@ -10,7 +10,7 @@ _BAR = ("━", "─", "=", ".")  # the first character of a bar
 
 
 def scalar(value: Any) -> float | None:
-    """The mean of a log, or None for something else than numbers."""
+    """Return the mean of a log, or None for something else than numbers."""
     try:
         return float(np.mean(value))
     except (TypeError, ValueError):
@@ -18,7 +18,7 @@ def scalar(value: Any) -> float | None:
 
 
 def number(value: Any) -> str:
-    """A value in full.
+    """Return a value in full.
 
     >>> number(1234567), number(0.123456), number(None), number([1, "a"])
     ('1,234,567', '0.1235', '', '1, a')
@@ -35,7 +35,7 @@ def number(value: Any) -> str:
 
 
 def short_number(value: float) -> str:
-    """A number in at most about seven characters.
+    """Return a number in at most about seven characters.
 
     >>> short_number(0.5), short_number(12_345), short_number(2.5e9)
     ('0.5', '12.35k', '2.5G')
@@ -47,12 +47,12 @@ def short_number(value: float) -> str:
 
 
 def moment(seconds: float) -> str:
-    """A time since 1970, here."""
+    """Return a time since 1970, here."""
     return f"{datetime.datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
 
 
 def duration(seconds: float) -> str:
-    """A time.
+    """Return a time.
 
     >>> duration(2.5e-5), duration(0.0123), duration(12.34), duration(75), duration(7260)
     ('25 us', '12 ms', '12.3 s', '1 min 15 s', '2 h 1 min')

@@ -26,7 +26,7 @@ class LineFile:
         self._stream: Any = None
 
     def continue_at(self, size: int) -> bool:
-        """Keeps the first `size` bytes of the existing file; False, and no change, once a line has been written."""
+        """Keep the first `size` bytes of the existing file; False, and no change, once a line has been written."""
         if self._stream is not None:
             return False
         self._keep = min(size, self.path.stat().st_size) if self.path.exists() else 0
@@ -38,7 +38,7 @@ class LineFile:
         return self._keep if self._stream is None else self._stream.tell()
 
     def write(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Appends one line; returns what it reads as."""
+        """Append one line; return what it reads as."""
         if self._stream is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.touch()
@@ -51,7 +51,7 @@ class LineFile:
         return line
 
     def close(self) -> None:
-        """Closes the file; a further line would overwrite it."""
+        """Close the file; a further line would overwrite it."""
         if self._stream is not None:
             self._stream.close()
         self._stream, self._keep = None, 0
@@ -112,32 +112,32 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
         self._file.continue_at(state["size"])
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Rejects a file that this callback did not write."""
+        """Reject a file that this callback did not write."""
         self._watch_plain_fit()
         self._file.path = self.path
         if self._fit_state().chief:
             check_overwrite("`path` of `JSONLines`", self.path, begins_with_json("epoch", "step", "time"))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes the epoch, in a custom loop."""
+        """Note the epoch, in a custom loop."""
         self._fit_state(epoch=epoch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Writes a line when one is due."""
+        """Write a line when one is due."""
         epoch = self._fit_state(batch=batch).epoch
         if self._schedule.due(batch + 1, batch):
             self._write({"epoch": epoch, "step": batch + 1, "steps": True}, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Writes the line of the epoch."""
+        """Write the line of the epoch."""
         self._write({"epoch": epoch, "step": self._fit_state().step}, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Closes the file."""
+        """Close the file."""
         self.on_fit_exit()
 
     def on_fit_exit(self) -> None:
-        """Closes the file, also after an error."""
+        """Close the file, also after an error."""
         self._file.close()
 
     def _write(self, where: dict[str, Any], logs: Any) -> None:

@@ -78,7 +78,7 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
         return edge - total if edge > total else 1
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Opens the server for profiles on demand."""
+        """Open the server for profiles on demand."""
         self._captured = False
         self._watch_plain_fit()
         state = self._fit_state()
@@ -93,19 +93,19 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
             self._served = True  # TensorFlow cannot stop it again before the process ends
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begins a range that starts with the first step."""
+        """Begin a range that starts with the first step."""
         self._start_or_stop(self._fit_state(epoch=epoch).step)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Begins or ends the profile."""
+        """Begin or end the profile."""
         self._start_or_stop(self._fit_state(batch=batch).step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Counts the steps of the epoch."""
+        """Count the steps of the epoch."""
         self._steps_before_epoch += self._fit_state().step
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Writes a profile whose last step was not reached."""
+        """Write a profile whose last step was not reached."""
         if self._temporary is not None:
             self._end()
         elif self.steps is not None and not self._captured:
@@ -114,7 +114,7 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
             )
 
     def on_fit_exit(self) -> None:
-        """Ends the session, whatever ended the training."""
+        """End the session, whatever ended the training."""
         if self._temporary is not None:
             with contextlib.suppress(Exception):
                 tf.profiler.experimental.stop(save=False)
@@ -166,7 +166,7 @@ def _find_unused_path(path: Path) -> Path:
 
 
 def may_profile(strategy: tf.distribute.Strategy) -> bool:
-    """Whether TensorFlow's profiler does not crash this process: of several workers on CPUs only worker 0's.
+    """Return whether TensorFlow's profiler does not crash this process: of several workers on CPUs only worker 0's.
 
     When a profile ends, TensorFlow (2.20 and 2.21) matches the beginning of an event in one thread with its end in another
     through pointers into memory that it may have freed (tensorflow/tensorboard#3149). Every collective begins such an event,
@@ -177,6 +177,6 @@ def may_profile(strategy: tf.distribute.Strategy) -> bool:
 
 
 def keep_from_crash(callback: Any, strategy: tf.distribute.Strategy) -> None:
-    """Turns off the profile of a `keras.callbacks.TensorBoard` in a process that TensorFlow's profiler may crash."""
+    """Turn off the profile of a `keras.callbacks.TensorBoard` in a process that TensorFlow's profiler may crash."""
     if isinstance(callback, keras.callbacks.TensorBoard) and not may_profile(strategy):
         profile_nothing(callback)

@@ -38,7 +38,7 @@ class Rate:
         self._calls = 0
 
     def update(self, step: int, now: float) -> None:
-        """Notes that `step` steps of the epoch are done."""
+        """Note that `step` steps of the epoch are done."""
         self._calls += 1
         if self.compiling and self._calls == 2:
             self._first, self.compiling = self._last, False
@@ -91,43 +91,43 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         self._lines: FitLines | None = None
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Receives `verbose`, `epochs` and `steps` of the loop (Keras calls this)."""
+        """Receive `verbose`, `epochs` and `steps` of the loop (Keras calls this)."""
         super().set_params({"verbose": 1, "epochs": 1, "steps": None, **params})
         self.params = params
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begins a `fit`."""
+        """Begin a `fit`."""
         self._called_in_fit = True
         self._first_epoch = True
         self._lines = None
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Prints the last line; after `fit`, `evaluate` and `predict` print for themselves again."""
+        """Print the last line; after `fit`, `evaluate` and `predict` print for themselves again."""
         self._called_in_fit = False
         if self._lines is not None:
             self._write(self._lines.last(self._clock()) + "\n")
 
     def on_fit_exit(self) -> None:
-        """Ends the line that is redrawn in place, so that an error message begins on a line of its own."""
+        """End the line that is redrawn in place, so that an error message begins on a line of its own."""
         self._called_in_fit = False
         if self._line_open:
             self._write("\n")
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Begins the bar of `evaluate`; a validation inside `fit` is silent, as in Keras."""
+        """Begin the bar of `evaluate`; a validation inside `fit` is silent, as in Keras."""
         if not self._called_in_fit:
             self._first_epoch = True
             self._begin(0)
             self._show_compiling()
 
     def on_predict_begin(self, logs: Any = None) -> None:
-        """Begins the bar of `predict`."""
+        """Begin the bar of `predict`."""
         self._first_epoch = True
         self._begin(0)
         self._show_compiling()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Prints the number of the epoch; a resumed epoch begins at its step."""
+        """Print the number of the epoch; a resumed epoch begins at its step."""
         state = getattr(self.model, "fit_state", None)
         if state is not None and state.steps_per_epoch is not None:
             self.target = state.steps_per_epoch
@@ -216,7 +216,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         return parts
 
     def _seconds_of_later_epochs(self, training: float) -> float:
-        """The time of the epochs after this one, if each trains for so long, and validates as before."""
+        """Return the time of the epochs after this one, if each trains for so long, and validates as before."""
         state = getattr(self.model, "fit_state", None)
         if state is None or state.custom_loop:
             return 0.0
@@ -236,7 +236,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         return bool(isatty and isatty()) or "ipykernel" in sys.modules or "PYCHARM_HOSTED" in os.environ
 
     def _columns(self) -> int | None:
-        """The width of the terminal; None where there is none, as in a notebook."""
+        """Return the width of the terminal; None where there is none, as in a notebook."""
         try:
             return os.get_terminal_size(self._file.fileno()).columns or None
         except (OSError, ValueError, AttributeError):

@@ -66,7 +66,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         self.log_dir = place
 
     def steps_until_call(self, step: int) -> int | None:
-        """The next step at which something is written, or a profile begins or ends."""
+        """Return the next step at which something is written, or a profile begins or ends."""
         done = self._global_train_batch
         frequency: Any = self.update_freq
         wanted = [] if frequency == "epoch" else [frequency - done % frequency]
@@ -75,7 +75,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         return min(wanted, default=None)
 
     def set_model(self, model: Any) -> None:
-        """Begins a `fit` or an `evaluate` (Keras calls this)."""
+        """Begin a `fit` or an `evaluate` (Keras calls this)."""
         self._reject_store()
         super().set_model(model)
         self._last_step = 0
@@ -84,7 +84,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         self._hooks: list[tuple[str, StepHook]] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Opens the writer and adds the count of steps to the step."""
+        """Open the writer and add the count of steps to the step."""
         self._global_train_batch = self._global_test_batch = self._last_step = 0
         self._watch_plain_fit()
         if self._writes_in_steps():
@@ -93,7 +93,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
                 self.model.make_train_function(force=True)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes where the epoch begins."""
+        """Note where the epoch begins."""
         self._last_step = self._fit_state(epoch=epoch).step
         self._epoch_first = self._global_train_batch
         self._epoch_start_time = time.time()
@@ -101,7 +101,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
             self._counters["train"].assign(self._global_train_batch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Begins a profile when its first step is next."""
+        """Begin a profile when its first step is next."""
         self._last_step = self._fit_state().step
         if not self._in_fit and "train" in self._counters:
             self._counters["train"].assign(self._global_train_batch + 1)
@@ -111,7 +111,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
             private.start_profile(self)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Writes what is due, and ends a profile after its last step."""
+        """Write what is due, and end a profile after its last step."""
         step = self._fit_state(batch=batch).step
         steps, self._last_step = step - self._last_step, step
         self._global_train_batch += steps
@@ -130,7 +130,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
             private.stop_profile(self)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Writes the epoch's logs and histograms, whatever `update_freq` is."""
+        """Write the epoch's logs and histograms, whatever `update_freq` is."""
         with tf.summary.record_if(True):
             super().on_epoch_end(epoch, logs)
         spool = self._fit_state().spool
@@ -138,7 +138,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
             private.begin_new_files(self)  # each is uploaded once
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Opens the writer of validation."""
+        """Open the writer of validation."""
         if not self._writes_in_steps():
             return
         if "test" not in self._counters:
@@ -150,12 +150,12 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         self._enter("test", private.validation_writer(self))
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Counts the steps of a custom loop; those of our loops count themselves."""
+        """Count the steps of a custom loop; those of our loops count themselves."""
         if "test" in self._counters and not getattr(self.model, "_evaluating", False):
             self._counters["test"].assign_add(1)
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Writes the results, with the number of updates made so far as the step, as Keras does."""
+        """Write the results, with the number of updates made so far as the step, as Keras does."""
         if "test" in self._counters:
             self._global_test_batch = int(self._counters["test"].numpy())
         optimizer = self._optimizer
@@ -169,7 +169,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
             self._take_out()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Closes what is open."""
+        """Close what is open."""
         self._leave("train")
         if private.is_profiling(self):
             private.stop_profile(self)
@@ -177,7 +177,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         private.close_writers(self)
 
     def on_fit_exit(self) -> None:
-        """Closes what is open, also after an error."""
+        """Close what is open, also after an error."""
         self._leave("test")
         self._leave("train")
         self._take_out()
@@ -186,7 +186,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         return self.update_freq != "epoch" and not on_parameter_servers(self.model.distribute_strategy)
 
     def _enter(self, phase: str, writer: Any) -> None:
-        """Makes `tf.summary` calls that are traced from now on use `writer`."""
+        """Make `tf.summary` calls that are traced from now on use `writer`."""
         if phase not in self._counters:
             self._count(phase, self._global_train_batch)
         counter, every = self._counters[phase], self.update_freq
@@ -199,7 +199,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
             self._contexts.pop(phase).close()
 
     def _count(self, phase: str, done: int) -> None:
-        """Adds a count of steps to the steps of a loop of ours: a variable on the host, the same for all replicas."""
+        """Add a count of steps to the steps of a loop of ours: a variable on the host, the same for all replicas."""
         with tf.init_scope(), tf.device("CPU:0"):
             counter = self._counters[phase] = tf.Variable(tf.constant(done, tf.int64), trainable=False)
         if self._in_fit or getattr(self.model, "_evaluating", False):
@@ -207,7 +207,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
             add_step_hook(self.model, self._hooks[-1][1], phase)
 
     def _take_out(self) -> None:
-        """Removes the counts from the steps, which are compiled again without them."""
+        """Remove the counts from the steps, which are compiled again without them."""
         for phase, hook in self._hooks:
             remove_step_hook(self.model, hook)
             setattr(self.model, f"{phase}_function", None)

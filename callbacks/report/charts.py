@@ -62,7 +62,7 @@ class Chart(NamedTuple):
 
 
 def check_installed() -> None:
-    """Raises an ImportError that names the extra without which no page can be made."""
+    """Raise an ImportError that names the extra without which no page can be made."""
     if missing := [name for name in ("jinja2", "matplotlib") if importlib.util.find_spec(name) is None]:
         raise ImportError(f"reports need {' and '.join(missing)}: pip install matplotlib jinja2")
 
@@ -87,7 +87,7 @@ def metric_charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
 
 
 def group_metrics(names: Sequence[str], outputs: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-    """Metrics by the output that they are of, or by what comes before the "/" in their names.
+    """Return metrics by the output that they are of, or by what comes before the "/" in their names.
 
     >>> grouped(["loss", "left_loss", "left_auc", "a/b"], ["left", "right"])
     {'': [('loss', 'loss')], 'left': [('left_loss', 'loss'), ('left_auc', 'auc')], 'a': [('a/b', 'b')]}
@@ -129,7 +129,7 @@ def other_charts(runs: Sequence[Run]) -> dict[str, Chart]:
 
 
 def _common_steps(runs: Sequence[Run]) -> int | None:
-    """The steps of every epoch of every run; None if they differ."""
+    """Return the steps of every epoch of every run; None if they differ."""
     steps = {run.epoch_steps for run in runs}
     return steps.pop() if len(steps) == 1 else None
 
@@ -152,7 +152,7 @@ def _metric_chart(runs: Sequence[Run], name: str, title: str) -> Chart | None:
 
 
 def unique(items: Iterable[str]) -> list[str]:
-    """Each once, in order."""
+    """Return each once, in order."""
     return list(dict.fromkeys(items))
 
 

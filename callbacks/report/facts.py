@@ -48,7 +48,7 @@ _INPUTS = {
 
 
 def strategy_name(strategy: tf.distribute.Strategy) -> str:
-    """What users call the class of a strategy."""
+    """Return what users call the class of a strategy."""
     kind = type(strategy).__name__
     return _STRATEGIES.get(kind, kind)
 
@@ -91,7 +91,7 @@ def facts_of(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
 
 
 def git_commit(folder: Path) -> str:
-    """The commit that is checked out in `folder`; empty without a repository or without git."""
+    """Return the commit that is checked out in `folder`; empty without a repository or without git."""
     try:
         command = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
         return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10).stdout.strip()
@@ -123,7 +123,7 @@ def read_job(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def memory_bytes() -> dict[str, int]:
-    """Bytes in use: of this process ("host"), and of each GPU of it, with their peaks. Context: host."""
+    """Return bytes in use: of this process ("host"), and of each GPU of it, with their peaks. Context: host."""
     found: dict[str, int] = {}
     with contextlib.suppress(OSError, StopIteration):
         names = {"host": "VmRSS", "host peak": "VmHWM"}

@@ -143,7 +143,7 @@ def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
 
 @functools.cache
 def _template() -> Any:
-    """The page, in which Jinja escapes every value."""
+    """Return the page, in which Jinja escapes every value."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -167,7 +167,7 @@ def _shares(run: Run) -> list[tuple[str, float, float]]:
 
 
 def slow_worker(run: Run) -> str:
-    """Which worker makes the others wait for more than a fifth of the last epoch, and why; empty if none does.
+    """Return which worker makes the others wait for more than a fifth of the last epoch, and why; empty if none does.
 
     A sum over workers is complete when the last one contributes its part, so the worker that comes last waits least. Where
     waits are unknown, it is the one that is longest outside of its steps.
@@ -195,7 +195,7 @@ def slow_worker(run: Run) -> str:
 
 
 def _waits(line: dict[str, Any]) -> list[float]:
-    """Seconds for which each worker has waited for sums, where they are known."""
+    """Return seconds for which each worker has waited for sums, where they are known."""
     return [max(each["waited"]) for each in line["workers"] if each.get("waited")]
 
 
@@ -222,7 +222,7 @@ def _results(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def _differences(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """The facts that are not the same in all runs: name -> a value for each run."""
+    """Return the facts that are not the same in all runs: name -> a value for each run."""
     values: dict[str, list[str]] = {}
     for i, run in enumerate(runs):
         for part in _FACTS:

@@ -33,7 +33,7 @@ class Run:
     restarts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def add(self, line: dict[str, Any]) -> None:
-        """Takes one more line."""
+        """Take one more line."""
         event = line["event"]
         self.now = line["time"]
         if event in ("begin", "restart"):
@@ -62,7 +62,7 @@ class Run:
         return lengths.pop() if len(lengths) == 1 else None
 
     def first_epochs(self) -> set[int]:
-        """The first epoch of each process, which compiles the step."""
+        """Return the first epoch of each process, which compiles the step."""
         begins = [self.began, *(each["time"] for each in self.restarts)]
         firsts = (next((e for e in self.epochs if e["time"] >= begin), None) for begin in begins)
         return {line["epoch"] for line in firsts if line}
@@ -100,12 +100,12 @@ class Run:
         return points or (self.log(name) if within else [])
 
     def log_ending_with(self, suffix: str) -> Points:
-        """The log whose name ends so; of several (one for each optimizer) the first."""
+        """Return the log whose name ends so; of several (one for each optimizer) the first."""
         names = {name for line in self.lines for name in line["logs"] if name.endswith(suffix)}
         return self.log(min(names)) if names else []
 
     def last(self, name: str) -> float | None:
-        """The value of a log at the end of the last epoch; None if there is none."""
+        """Return the value of a log at the end of the last epoch; None if there is none."""
         points = self.log(name, fine=False)
         return points[-1][1] if points else None
 
@@ -122,7 +122,7 @@ class Run:
         ]
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of worker 0 in each part of its work, over all epochs.
+        """Return seconds of worker 0 in each part of its work, over all epochs.
 
         "report", what the report itself took, is not counted as "callbacks". "unaccounted" is the rest of the time from the
         first line to the last; a restarted run has none, because nobody knows how long it did not run.
@@ -140,7 +140,7 @@ class Run:
         return total
 
     def mean_wait(self) -> float | None:
-        """Mean seconds that a replica of worker 0 has waited for sums since the process began; None: unknown."""
+        """Return mean seconds that a replica of worker 0 has waited for sums since the process began; None: unknown."""
         waited = self.epochs[-1]["workers"][0].get("waited") if self.epochs else None
         return sum(waited) / len(waited) if waited else None
 
@@ -149,7 +149,7 @@ class Run:
         return list(points.items())
 
     def _position(self, line: dict[str, Any]) -> float:
-        """Epochs done; the length of an epoch of an input of unknown length is the most steps seen of it."""
+        """Return epochs done; the length of an epoch of an input of unknown length is the most steps seen of it."""
         if line["event"] == "epoch":
             return line["epoch"] + 1.0
         steps = (other["step"] for other in self.lines if other["epoch"] == line["epoch"])
@@ -157,7 +157,7 @@ class Run:
 
 
 def read_run(path: Any) -> Run:
-    """The run whose lines are in `path`; an incomplete last line is left out. A ValueError for anything else."""
+    """Return the run whose lines are in `path`; an incomplete last line is left out. A ValueError for anything else."""
     run = Run(path.stem, path=path)
     try:
         data = read_plain(path, _MOST_BYTES + 1)

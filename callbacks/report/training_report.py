@@ -97,7 +97,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self._resumed = self._file.continue_at(state["size"]) or self._resumed
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Adds the measurement to the step, before it is compiled."""
+        """Add the measurement to the step, before it is compiled."""
         self._forget()
         self._watch_plain_fit()
         self._file.path = self.path.with_suffix(".jsonl")
@@ -109,7 +109,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
             self._watch = self._watch_gradients()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Writes the facts of the run when it begins."""
+        """Write the facts of the run when it begins."""
         state = self._fit_state(epoch=epoch, lap="other")
         if self._began is None:
             self._began = self._written_at = self._clock()
@@ -126,7 +126,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self._fit_state(lap="input")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Notes the numbers and updates the page, both when they are due."""
+        """Note the numbers and update the page, both when they are due."""
         state = self._fit_state(batch=batch, lap="compute")
         steps = self._steps + state.step - self._epoch_first_step
         if not state.chief or steps - self._noted < _LEAST_SHARE * steps:
@@ -136,7 +136,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self._render_if_due()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Notes the epoch, with the times of every worker, and updates the page."""
+        """Note the epoch, with the times of every worker, and update the page."""
         state = self._fit_state()
         steps, before = state.step - self._epoch_first_step, self._times_before
         seconds = {part: value - before.get(part, 0.0) for part, value in state.times.seconds.items()}
@@ -161,11 +161,11 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self._render_if_due()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Writes the page for the last time."""
+        """Write the page for the last time."""
         self._end("stopped early" if getattr(self.model, "stop_training", False) else "finished")
 
     def on_fit_exit(self) -> None:
-        """Writes the page after an error too."""
+        """Write the page after an error too."""
         self._end("ended by an error")
 
     def _end(self, how: str) -> None:
@@ -205,7 +205,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self._own_seconds += self._clock() - began
 
     def _render_if_due(self) -> None:
-        """Writes the page, if the last one is old enough; the first one as soon as there are numbers."""
+        """Write the page, if the last one is old enough; the first one as soon as there are numbers."""
         since = self._clock() - self._written_at
         if self._run is None or since >= max(self.refresh_seconds, self._render_seconds / _MOST_SHARE):
             self._render()
@@ -222,7 +222,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
 
 
 def find_running_means(model: Any, logs: Mapping[str, Any]) -> set[str]:
-    """The logs that are means over the epoch so far: of `Mean` metrics, in a model with Keras' own step."""
+    """Return the logs that are means over the epoch so far: of `Mean` metrics, in a model with Keras' own step."""
     for method in ("train_step", "compute_metrics"):
         if getattr(type(model), method).__module__.partition(".")[0] not in ("unisono", "keras"):
             return set()

@@ -24,7 +24,7 @@ _HDF5_END_AT = {0: 40, 1: 44, 2: 28, 3: 28}
 
 
 def write_checkpoint(path: Path, write: Callable[[Path], object]) -> str:
-    """Writes `path` with `write(temporary path)` and its checksum at the end, as `write_safely`; returns the checksum.
+    """Write `path` with `write(temporary path)` and its checksum at the end, as `write_safely`; return the checksum.
 
     A file that is neither a ZIP archive nor HDF5 is left as it was written. If no `ModelCheckpoint` wrote the old file, it
     is renamed to `path` + ".old", with a warning.
@@ -37,7 +37,7 @@ def write_checkpoint(path: Path, write: Callable[[Path], object]) -> str:
 
 
 def verify_checkpoint(path: Any) -> bool | None:
-    """Whether `path` has the bytes that `ModelCheckpoint` wrote; None where it carries no checksum.
+    """Return whether `path` has the bytes that `ModelCheckpoint` wrote; None where it carries no checksum.
 
     A `.keras` or `.h5` file whose end is missing is False, whoever wrote it.
 
@@ -51,7 +51,7 @@ def verify_checkpoint(path: Any) -> bool | None:
 
 
 def checkpoint_checksum(path: str | Path) -> str:
-    """The checksum that `write_checkpoint` returned: the stored one, else that of the bytes; empty if damaged.
+    """Return the checksum that `write_checkpoint` returned: the stored one, else that of the bytes; empty if damaged.
 
     Readers of ZIP archives (`.keras`) and of HDF5 (`.h5`) ignore what follows their end. A ZIP says there how long a
     comment follows, HDF5 says at its beginning where it ends: a file that lost bytes, or its checksum, is recognised.
@@ -61,7 +61,7 @@ def checkpoint_checksum(path: str | Path) -> str:
 
 
 def checkpoints_in(directory: Any) -> list[Path]:
-    """The files in a folder that carry a checksum or should, sorted."""
+    """Return the files in a folder that carry a checksum or should, sorted."""
 
     def may_have_checksum(path: Any) -> bool:
         try:
@@ -83,7 +83,7 @@ class Saved(NamedTuple):
 
 
 def remove_checkpoint(folder: Any, saved: Saved) -> None:
-    """Removes a file, if it is the one that was written.
+    """Remove a file, if it is the one that was written.
 
     A list of files may come from a backup, which may have been copied from another run or be damaged on purpose. So a file
     is removed only if it lies below the folder, no link leads out of it, and its checksum is the one that was written.
@@ -101,7 +101,7 @@ def remove_checkpoint(folder: Any, saved: Saved) -> None:
 
 
 def valid_entries(saved: Any) -> list[Saved]:
-    """The entries of a saved list that are of the form of `Saved`, with names of files below a folder."""
+    """Return the entries of a saved list that are of the form of `Saved`, with names of files below a folder."""
     result = []
     for entry in saved if isinstance(saved, list | tuple) else ():
         name, value, digest = entry if isinstance(entry, list | tuple) and len(entry) == 3 else (None,) * 3
@@ -114,7 +114,7 @@ def valid_entries(saved: Any) -> list[Saved]:
 
 
 def keep_foreign_file(path: Any) -> None:
-    """Renames a file that has content and that no `ModelCheckpoint` wrote: where Keras overwrites it, nothing is lost."""
+    """Rename a file that has content and that no `ModelCheckpoint` wrote: where Keras overwrites it, nothing is lost."""
     try:
         if not size_of(path) or is_own(path, _LAST_LINE):
             return
@@ -137,7 +137,7 @@ def keep_foreign_file(path: Any) -> None:
 
 
 def _append_checksum(path: Path) -> str:
-    """Adds the checksum to the end of a ZIP archive or of HDF5; returns it."""
+    """Add the checksum to the end of a ZIP archive or of HDF5; return it."""
     with open(path, "rb+") as stream:
         if _end_of_content(stream) != _size(stream):
             return _blake2b(path, None)
@@ -162,7 +162,7 @@ def _read_checksum(path: str | Path) -> tuple[str | None, int | None]:
 
 
 def _is_whole(stream: BinaryIO) -> bool:
-    """Whether a file without a checksum ends where it says; True also for an unknown format."""
+    """Return whether a file without a checksum ends where it says; True also for an unknown format."""
     if (end := _end_of_content(stream)) is None:
         stream.seek(0)
         return not stream.read(8).startswith((_ZIP_BEGIN, _HDF5_BEGIN))
@@ -174,7 +174,7 @@ def _is_whole(stream: BinaryIO) -> bool:
 
 
 def _end_of_content(stream: BinaryIO) -> int | None:
-    """The end of the bytes that readers of this format use; None where the file does not say."""
+    """Return the end of the bytes that readers of this format use; None where the file does not say."""
     if _is_zip(stream):
         begin = max(0, _size(stream) - _ZIP_END_BYTES - 0xFFFF)
         stream.seek(begin)
@@ -196,7 +196,7 @@ def _size(stream: BinaryIO) -> int:
 
 
 def _blake2b(path: str | Path, end: int | None) -> str:
-    """The checksum of the first `end` bytes; None: of all."""
+    """Return the checksum of the first `end` bytes; None: of all."""
     digest = hashlib.blake2b()
     with open_plain(path) as stream:
         left = _size(stream) if end is None else end

@@ -112,7 +112,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         self._writer = BackgroundWriter()  # of uploads
 
     def steps_until_call(self, step: int) -> int | None:
-        """The number of steps after which the loop must call `on_train_batch_end`; None: not in this epoch."""
+        """Return the number of steps after which the loop must call `on_train_batch_end`; None: not in this epoch."""
         if self._schedule.unit != "steps":
             return None
         steps = self._batches_seen_since_last_saving + self._not_counted(step)
@@ -123,7 +123,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         return step if self._last_batch_seen is None else step - self._last_batch_seen - 1
 
     def get_state(self) -> dict[str, Any]:
-        """The state for backups."""
+        """Return the state for backups."""
         state = {
             "best": self.best,
             "batches_since_save": self._batches_seen_since_last_saving,
@@ -135,7 +135,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned."""
+        """Restore what `get_state` returned."""
         self.best = state["best"]
         self._batches_seen_since_last_saving = state["batches_since_save"]
         self._last_batch_seen = state["last_batch"]
@@ -143,7 +143,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         self._saved_at = self._clock() - state.get("waited", 0.0)
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        """Removes incomplete files of interrupted writes."""
+        """Remove incomplete files of interrupted writes."""
         self._saved_at = self._clock()
         directory = Path(self.filepath).parent
         if is_remote(self._folder) and self._writes_files():
@@ -157,7 +157,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         self._last_batch_seen = None
 
     def _should_save_on_batch(self, batch: int) -> bool:
-        """Whether `save_freq` steps have passed, counting every step of every epoch once; or its seconds."""
+        """Return whether `save_freq` steps have passed, counting every step of every epoch once; or its seconds."""
         if self._schedule.unit != "steps":
             strategy, now = self.model.distribute_strategy, self._clock()
             due = self._schedule.due(0, 0, now - self._saved_at, strategy)
@@ -218,15 +218,15 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         return self._fit_state().chief
 
     def pending_upload(self) -> Any:
-        """The `Future` of the upload that is running, or None."""
+        """Return the `Future` of the upload that is running, or None."""
         return self._writer.pending
 
     def on_train_end(self, logs: dict | None = None) -> None:
-        """Waits for the last upload."""
+        """Wait for the last upload."""
         self._writer.wait()
 
     def on_fit_exit(self) -> None:
-        """Waits for the last upload, also after an error. The loop calls it however `fit` ends."""
+        """Wait for the last upload, also after an error. The loop calls it however `fit` ends."""
         try:
             self._writer.wait()
         except OSError as error:
@@ -248,7 +248,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         return write_checkpoint(path, lambda temporary: save(str(temporary), overwrite=True))
 
     def _is_wanted(self, entry: Saved) -> bool:
-        """Whether a file with this value would be kept."""
+        """Return whether a file with this value would be kept."""
         if self.keep_best is None or self.keep_last is not None:
             return True
         if entry.value is None:
@@ -273,7 +273,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         return [other for other in self._saved if other.name != entry.name]
 
     def _take_unwanted(self) -> list[Saved]:
-        """The files that are to be removed, which it forgets."""
+        """Return the files that are to be removed, which it forgets."""
         kept = self._select_kept(self._saved)
         removes = self.keep_best is not None or self.keep_last is not None
         unwanted = [entry for entry in self._saved if removes and entry not in kept]

@@ -63,7 +63,7 @@ class PredictionWriter(keras.callbacks.Callback):
         )
 
     def on_predict_begin(self, logs: Any = None) -> None:
-        """Checks the path."""
+        """Check the path."""
         self._structure = None
         if not hasattr(self.model, "fit_state"):
             raise TypeError(
@@ -97,7 +97,7 @@ class PredictionWriter(keras.callbacks.Callback):
             raise safe_file.save_error(self._place.parent, error) from error
 
     def on_predict_end(self, logs: Any = None) -> None:
-        """Gives the files their name."""
+        """Give the files their name."""
         if self._temporary is None:
             return
         self._keep_others()
@@ -108,7 +108,7 @@ class PredictionWriter(keras.callbacks.Callback):
         self._spool.upload()
 
     def _keep_others(self) -> None:
-        """Rejects files that it did not write."""
+        """Reject files that it did not write."""
         if self._single:
             safe_file.check_overwrite("`path` of `PredictionWriter`", self._place, _mark(self.path.name))
             return
@@ -120,7 +120,7 @@ class PredictionWriter(keras.callbacks.Callback):
                 )
 
     def on_predict_exit(self) -> None:
-        """Removes unfinished files. The loop calls it however `predict` ends."""
+        """Remove unfinished files. The loop calls it however `predict` ends."""
         for file in self._files:
             file.close()
         if self._temporary is not None:
@@ -140,7 +140,7 @@ class PredictionWriter(keras.callbacks.Callback):
         )
 
     def _file(self, place: Path, name: str) -> Path:
-        """The file of an output, where the path of the callback is `place`."""
+        """Return the file of an output, where the path of the callback is `place`."""
         return place if self._single else place / name
 
     def _begin(self, outputs: Any, arrays: list[np.ndarray]) -> None:
@@ -181,7 +181,7 @@ class _ArrayFile:
         self._write_header()
 
     def append(self, array: np.ndarray) -> None:
-        """Writes samples; a ValueError where their shape or dtype differs from those before."""
+        """Write samples; a ValueError where their shape or dtype differs from those before."""
         if array.dtype != self._dtype or array.shape[1:] != self._sample:
             raise ValueError(
                 f"`PredictionWriter` writes samples of one shape and dtype, but after samples {list(self._sample)} of "
@@ -192,14 +192,14 @@ class _ArrayFile:
         self._samples += len(array)
 
     def finish(self) -> None:
-        """Writes the number of samples and the last line, and closes the file."""
+        """Write the number of samples and the last line, and close the file."""
         self._stream.write(self._end)
         self._stream.seek(0)
         self._write_header()
         self.close()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._stream.close()
 
     def _write_header(self) -> None:
@@ -209,7 +209,7 @@ class _ArrayFile:
 
 
 def _end_of(name: str) -> bytes:
-    """What ends a file: a copy under another name is the user's."""
+    """Return what ends a file: a copy under another name is the user's."""
     return f"\nWritten by unisono.callbacks.PredictionWriter as {name}\n".encode()
 
 
@@ -218,7 +218,7 @@ def _mark(name: str) -> re.Pattern[bytes]:
 
 
 def _storable(leaf: Any) -> np.ndarray:
-    """An output as an array `(samples, ...)` that an `.npy` file can hold."""
+    """Return an output as an array `(samples, ...)` that an `.npy` file can hold."""
     if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
         raise TypeError(
             f"`PredictionWriter` writes dense arrays, but an output is a {type(leaf).__name__}: convert it in the model "

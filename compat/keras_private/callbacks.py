@@ -18,7 +18,7 @@ CALLBACK_ATTRIBUTES = {
 
 
 def is_default_hook(method: Callable[..., Any]) -> bool:
-    """Whether a hook of a callback is Keras' own, which does nothing."""
+    """Return whether a hook of a callback is Keras' own, which does nothing."""
     return getattr(method, "_is_default", False)
 
 
@@ -38,12 +38,12 @@ choose_monitor_op = methodcaller("_set_monitor_op")
 
 
 def path_to_save(callback: Any, epoch: int, batch: int | None, logs: dict | None) -> str:
-    """The file of a `ModelCheckpoint` for this save, its placeholders filled in."""
+    """Return the file of a `ModelCheckpoint` for this save, its placeholders filled in."""
     return callback._get_file_path(epoch, batch, logs)
 
 
 def should_save(callback: Any, epoch: int, batch: int | None, logs: dict | None, path: Any) -> bool:
-    """Whether a `ModelCheckpoint` saves this model, given its monitored value."""
+    """Return whether a `ModelCheckpoint` saves this model, given its monitored value."""
     return callback._should_save_model(epoch, batch, logs, path)
 
 
@@ -59,14 +59,14 @@ close_writers = methodcaller("_close_writers")
 
 
 def begin_new_files(callback: Any) -> None:
-    """Closes both writers; what is written next begins other files."""
+    """Close both writers; what is written next begins other files."""
     if hasattr(callback, "_writers"):  # else it has not begun
         close_writers(callback)
         callback._writers = {}
 
 
 def find_profiled_steps(callback: Any) -> tuple[int, int] | None:
-    """The first and the last step of the profile; None without one."""
+    """Return the first and the last step of the profile; None without one."""
     return (callback._start_batch, callback._stop_batch) if callback._should_trace else None
 
 

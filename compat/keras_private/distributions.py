@@ -7,12 +7,12 @@ from keras.src.backend.common import global_state
 
 
 def layouts_of(distribution: Any) -> Any:
-    """The `keras.distribution.LayoutMap` of a `ModelParallel`; None for a `DataParallel`."""
+    """Return the `keras.distribution.LayoutMap` of a `ModelParallel`; None for a `DataParallel`."""
     return getattr(distribution, "_layout_map", None)
 
 
 def is_made_by_layer() -> bool:
-    """Whether the innermost name scope, in which a variable is being created, is that of a layer."""
+    """Return whether the innermost name scope, in which a variable is being created, is that of a layer."""
     scopes = global_state.get_global_attribute("name_scope_stack")
     return bool(scopes) and isinstance(scopes[-1].caller, keras.layers.Layer)
 

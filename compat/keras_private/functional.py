@@ -12,13 +12,13 @@ _AS_KERAS = "_unisono_calls_as_keras"
 
 
 def calls_as_keras(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a `__call__` that returns the same as Keras' own."""
+    """Mark a `__call__` that returns the same as Keras' own."""
     setattr(method, _AS_KERAS, True)
     return method
 
 
 def graph_of(model: Any) -> Any | None:
-    """The functional graph that `model(x)` runs; None if it has none or its `call` is not Keras' own."""
+    """Return the functional graph that `model(x)` runs; None if it has none or its `call` is not Keras' own."""
     if isinstance(model, keras.Sequential):
         plain = type(model).call is keras.Sequential.call
         return model._functional if plain and model.built else None
@@ -28,7 +28,7 @@ def graph_of(model: Any) -> Any | None:
 
 
 def nodes_in_order(graph: Any) -> list[Any]:
-    """The nodes of a functional graph except its inputs, each after its dependencies, in the order of layers."""
+    """Return the nodes of a functional graph except its inputs, each after its dependencies, in the order of layers."""
     position = {id(operation): i for i, operation in enumerate(graph._operations)}
     nodes: list[Any] = []
     for depth in sorted(graph._nodes_by_depth, reverse=True):
@@ -38,12 +38,12 @@ def nodes_in_order(graph: Any) -> list[Any]:
 
 
 def flat_inputs(graph: Any, inputs: Any) -> list[Any]:
-    """The inputs of one call as a flat list: converted, ranks adjusted, None for an absent optional one."""
+    """Return the inputs of one call as a flat list: converted, ranks adjusted, None for an absent optional one."""
     return graph._standardize_inputs(inputs)
 
 
 def find_declared_inputs(model: Any) -> Any:
-    """The symbolic inputs of a functional or sequential model, in its structure; None where none are declared."""
+    """Return the symbolic inputs of a functional or sequential model, in its structure; None where none are declared."""
     graph = model._functional if isinstance(model, keras.Sequential) else model
     return graph._inputs_struct if isinstance(graph, Functional) else None
 
@@ -94,19 +94,19 @@ def _are_alike(declared: Any, given: Any) -> bool:
 
 
 def pack_outputs(graph: Any, outputs: Sequence[Any]) -> Any:
-    """The structure that the model returns, from its flat outputs."""
+    """Return the structure that the model returns, from its flat outputs."""
     return unpack_singleton(keras.tree.pack_sequence_as(graph._outputs_struct, list(outputs)))
 
 
 def run_node(node: Any, values: dict[int, Any], training: bool) -> list[Any]:
-    """Calls a node's operation on the values of its inputs; returns the values of its outputs, flat."""
+    """Call a node's operation on the values of its inputs; return the values of its outputs, flat."""
     args, kwargs = node.arguments.fill_in(values)
     outputs = operation_fn(node.operation, training=training)(*args, **kwargs)
     return keras.tree.flatten(outputs)
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The error that Keras raised another of its type instead of, to add the arguments of a call; or `error`."""
+    """Return the error that Keras raised another of its type instead of, to add the arguments of a call; or `error`."""
     while error.__suppress_context__ and error.__cause__ is None and type(error.__context__) is type(error):
         error = error.__context__  # pyright: ignore[reportAssignmentType]
     return error

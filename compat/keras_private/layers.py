@@ -19,29 +19,29 @@ __all__ = ["get_keras_mask", "in_symbolic_scope", "set_keras_mask"]
 
 
 def is_own(layer: Any) -> bool:
-    """Whether the class of a layer is custom."""
+    """Return whether the class of a layer is custom."""
     return not type(layer).__module__.startswith(("keras.src.", "unisono."))
 
 
 def layers_of(model: Any) -> list[Any]:
-    """The model and every layer in it, at any depth, in a fixed order; empty for objects that are no layers."""
+    """Return the model and every layer in it, at any depth, in a fixed order; empty for objects that are no layers."""
     return list(model._flatten_layers()) if isinstance(model, keras.layers.Layer) else []
 
 
 def layers_within(layer: Any) -> list[Any]:
-    """The direct sublayers of a layer, without nested ones."""
+    """Return the direct sublayers of a layer, without nested ones."""
     if not isinstance(layer, keras.layers.Layer):
         return []
     return list(layer._flatten_layers(recursive=False, include_self=False))
 
 
 def computes_again(layer: Any) -> bool:
-    """Whether a layer was made under `keras.RematScope`."""
+    """Return whether a layer was made under `keras.RematScope`."""
     return getattr(getattr(layer, "_remat_mode", None), "mode", None) is not None
 
 
 def find_captures(layer: Any) -> list[Any]:
-    """What the traced functions among a layer's attributes, such as those of a SavedModel, have captured."""
+    """Return what the traced functions among a layer's attributes, such as those of a SavedModel, have captured."""
     functions = [
         getattr(each, "concrete_functions", [each]) for each in vars(layer).values() if _is_traced(each)
     ]
@@ -59,7 +59,7 @@ takes_training = attrgetter("_call_has_training_arg")
 
 
 def arguments_of(layer: Any, call_spec: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call of `layer`, as positions and names, from Keras' call specification.
+    """Return the arguments of a call of `layer`, as positions and names, from Keras' call specification.
 
     The first one has a position where it can: `__call__` of preprocessing layers has another name for it than `call`.
     """
@@ -85,22 +85,22 @@ def arguments_of(layer: Any, call_spec: Any) -> tuple[list[Any], dict[str, Any]]
 
 
 def _of_tensors(value: Any) -> bool:
-    """Whether Keras accepts this argument of a layer at a position."""
+    """Return whether Keras accepts this argument of a layer at a position."""
     return all(each is None or keras.ops.is_tensor(each) for each in keras.tree.flatten(value))
 
 
 def own_weights(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """The trainable variables of `layer` itself, without those of its sublayers."""
+    """Return the trainable variables of `layer` itself, without those of its sublayers."""
     return [v for v in layer._trainable_variables if layer.trainable]
 
 
 def own_state(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """The non-trainable variables of `layer` itself, without random state."""
+    """Return the non-trainable variables of `layer` itself, without random state."""
     return list(layer._non_trainable_variables)
 
 
 def random_states_of(model: Any) -> list[keras.Variable]:
-    """The states of the seed generators of the model and of every layer in it."""
+    """Return the states of the seed generators of the model and of every layer in it."""
     return [each.state for layer in layers_of(model) for each in layer._seed_generators]
 
 
@@ -111,7 +111,7 @@ def losses_of_layers(layer: Any) -> list[tuple[keras.layers.Layer, int, Any]]:
 
 
 def forget_losses(model: Any, losses: list[Any]) -> None:
-    """Drops the added losses of a traced step from the layers (their ids may be reused for other tensors)."""
+    """Drop the added losses of a traced step from the layers (their ids may be reused for other tensors)."""
     ids = {id(loss) for loss in losses}
     for layer in model._flatten_layers():
         layer._loss_ids.difference_update(ids)
@@ -125,7 +125,7 @@ def without_layer_losses(model: Any) -> contextlib.AbstractContextManager[None]:
 def watch_calls(
     layer: keras.layers.Layer, watcher: Callable[[str, keras.layers.Layer, Any], None]
 ) -> contextlib.AbstractContextManager[None]:
-    """Calls `watcher("start", layer, inputs)` and `watcher("end", layer, outputs)` at every call.
+    """Call `watcher("start", layer, inputs)` and `watcher("end", layer, outputs)` at every call.
 
     Keras calls `layer.call` by attribute, so an attribute of the instance comes first.
     """

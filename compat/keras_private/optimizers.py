@@ -11,18 +11,18 @@ from keras.src.optimizers import optimizer as keras_optimizer
 
 
 def track_apart(optimizer: keras.optimizers.Optimizer, name: str, variable: keras.Variable) -> None:
-    """Makes `variable` an attribute that `tf.train.Checkpoint` saves, but none of Keras' own list of variables."""
+    """Make `variable` an attribute that `tf.train.Checkpoint` saves, but none of Keras' own list of variables."""
     optimizer.__dict__[name] = variable
     optimizer._track_trackable(variable, name, overwrite=True)
 
 
 def know_variable(optimizer: keras.optimizers.Optimizer, variable: Any, index: int) -> None:
-    """Lets the optimizer find the state of its variable number `index` by another variable as well."""
+    """Let the optimizer find the state of its variable number `index` by another variable as well."""
     optimizer._trainable_variables_indices[optimizer._var_key(variable)] = index
 
 
 def overwritten_by_gradient(variable: Any) -> bool:
-    """Whether `variable` takes its "gradient" as its new value, like the scales of Keras' float8 layers."""
+    """Return whether `variable` takes its "gradient" as its new value, like the scales of Keras' float8 layers."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
@@ -32,12 +32,12 @@ def build_base_optimizer(optimizer: keras.optimizers.LossScaleOptimizer, variabl
 
 
 def set_strategy(optimizer: keras.optimizers.Optimizer, strategy: Any) -> None:
-    """Notes that the variables of `optimizer` belong to `strategy`."""
+    """Note that the variables of `optimizer` belong to `strategy`."""
     optimizer._distribution_strategy = strategy
 
 
 def scope_of(optimizer: keras.optimizers.Optimizer) -> Any:
-    """The scope of the strategy of the optimizer's variables; a null context where a strategy's scope is active.
+    """Return the scope of the strategy of the optimizer's variables; a null context where a strategy's scope is active.
 
     An optimizer that was made in another scope is moved into the active one later.
     """
@@ -64,17 +64,17 @@ optimizer_strategy = attrgetter("_distribution_strategy")
 
 
 def variable_key(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
-    """The key under which `optimizer` knows a variable."""
+    """Return the key under which `optimizer` knows a variable."""
     return optimizer._var_key(variable)
 
 
 def accumulator_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
-    """The variable that accumulates the gradients of `variable`."""
+    """Return the variable that accumulates the gradients of `variable`."""
     return optimizer._accumulated_gradients[optimizer._get_variable_index(variable)]
 
 
 def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
-    """Whether weight decay is applied to `variable`."""
+    """Return whether weight decay is applied to `variable`."""
     return optimizer._use_weight_decay(variable)
 
 
@@ -93,17 +93,17 @@ def state_of(optimizer: keras.optimizers.Optimizer) -> Callable[[Any], list[Any]
 
 
 def check_known(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> None:
-    """Raises for variables that `optimizer` was not built for."""
+    """Raise for variables that `optimizer` was not built for."""
     optimizer._check_variables_are_known(variables)
 
 
 def find_wrapped_optimizers(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The optimizers in a `MultiOptimizer`; none in any other."""
+    """Return the optimizers in a `MultiOptimizer`; none in any other."""
     return list(getattr(optimizer, "_inner_optimizers", ()))
 
 
 def index_of_optimizer(optimizer: Any, variable: Any) -> int:
-    """The number, in `find_wrapped_optimizers`, of the optimizer with which a `MultiOptimizer` trains `variable`."""
+    """Return the number, in `find_wrapped_optimizers`, of the optimizer with which a `MultiOptimizer` trains `variable`."""
     return optimizer._var_to_optimizer_idx[optimizer._var_key(variable)]
 
 

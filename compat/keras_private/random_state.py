@@ -16,7 +16,7 @@ _OF_ONE_THREAD = ("stateless_scope", "symbolic_scope", "name_scope_stack", "unin
 
 
 def global_seed_generator_state(make: bool = False) -> Any:
-    """The `keras.Variable` of the generator behind `seed=None`; None before its first use, unless `make`."""
+    """Return the `keras.Variable` of the generator behind `seed=None`; None before its first use, unless `make`."""
     generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
     if generator is None and make:
         generator = seed_generator.global_seed_generator()
@@ -32,7 +32,7 @@ def seeds_as_set() -> dict[str, int | None]:
 
 
 def eager_seed_source() -> random.Random | None:
-    """The generator of the seeds of eager random operations; None before its first use."""
+    """Return the generator of the seeds of eager random operations; None before its first use."""
     return getattr(context.context(), "_rng", None)
 
 
@@ -42,7 +42,7 @@ def global_generator() -> tf.random.Generator | None:
 
 
 def forget_generators(keras: bool, tensorflow: bool) -> None:
-    """Removes the global generators of Keras and TensorFlow; the next use creates new ones."""
+    """Remove the global generators of Keras and TensorFlow; the next use creates new ones."""
     if keras:
         global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, None)
     if tensorflow:
@@ -65,7 +65,7 @@ class thread_state:
         self._attributes = dict(vars(global_state.GLOBAL_STATE_TRACKER))
 
     def enter(self) -> None:
-        """Gives this thread the captured state; existing state of the thread stays."""
+        """Give this thread the captured state; existing state of the thread stays."""
         own = vars(global_state.GLOBAL_STATE_TRACKER)
         for name, value in self._attributes.items():
             if name not in _OF_ONE_THREAD:

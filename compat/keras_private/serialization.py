@@ -12,19 +12,19 @@ __all__ = ["deserialize_keras_object"]
 
 
 def save_as(cls: type, original: type) -> None:
-    """Lets Keras write objects of our `cls` as `original`, Keras' or a user's class: plain Keras can open these files."""
+    """Let Keras write objects of our `cls` as `original`, Keras' or a user's class: plain Keras can open these files."""
     for names in (REGISTERED_OBJS_TO_NAMES, GLOBAL_CUSTOM_NAMES):
         if original in names:
             names[cls] = names[original]
 
 
 def save_under(cls: type, path: str) -> None:
-    """Lets Keras write objects of `cls` into files as `path`, "module.Name", for a class without an exported name."""
+    """Let Keras write objects of `cls` into files as `path`, "module.Name", for a class without an exported name."""
     REGISTERED_OBJS_TO_NAMES[cls] = path
 
 
 def make_unpickle_arguments(reduced: Any) -> tuple[Any, Any]:
-    """The arguments of `unpickle`, from the result of Keras' `__reduce__`, or of a tool's own serialization."""
+    """Return the arguments of `unpickle`, from the result of Keras' `__reduce__`, or of a tool's own serialization."""
     read, (content,) = reduced
     own = getattr(read, "__func__", None) is getattr(KerasSaveable._unpickle_model, "__func__", None)
     # Keras' function is bound to a class, which need not be importable by name.
@@ -32,7 +32,7 @@ def make_unpickle_arguments(reduced: Any) -> tuple[Any, Any]:
 
 
 def unpickle(content: Any, read: Any) -> Any:
-    """The unpickled object, as one of Keras' classes."""
+    """Return the unpickled object, as one of Keras' classes."""
     return (read or KerasSaveable._unpickle_model)(content)
 
 
@@ -40,7 +40,7 @@ _ours: dict[str, type] = {}
 
 
 def save_under_keras_name(cls: type) -> None:
-    """Saves `cls`, a subclass of a class of the same name in `keras.optimizers`, under that name.
+    """Save `cls`, a subclass of a class of the same name in `keras.optimizers`, under that name.
 
     Keras searches for a custom object of that name first and then in the module: so the file opens as `cls` within
     `our_classes()`, and as Keras' own class everywhere else.
@@ -51,5 +51,5 @@ def save_under_keras_name(cls: type) -> None:
 
 
 def our_classes() -> keras.saving.CustomObjectScope:
-    """A scope in which Keras opens files of `save_under_keras_name` as our classes, with all settings."""
+    """Return a scope in which Keras opens files of `save_under_keras_name` as our classes, with all settings."""
     return keras.saving.custom_object_scope(_ours)

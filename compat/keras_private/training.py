@@ -30,7 +30,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def filter_traceback(function: Function) -> Function:
-    """Keras' decorator, typed: editors and type checkers still see the arguments of the decorated function."""
+    """Return Keras' decorator, typed: editors and type checkers still see the arguments of the decorated function."""
     return cast(Function, traceback_utils.filter_traceback(function))
 
 
@@ -49,13 +49,13 @@ epoch_to_begin_with = attrgetter("_initial_epoch")
 
 
 def flat_losses(model: Any) -> list[Any]:
-    """The compiled loss functions of all outputs. Only after the first call of the compiled loss."""
+    """Return the compiled loss functions of all outputs. Only after the first call of the compiled loss."""
     loss = model._compile_loss
     return [] if loss is None else [entry.loss for entry in loss._flat_losses]
 
 
 def entries_of(loss: Any, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
-    """The result of `loss.call`, and the mask of its entries or None: `Loss.__call__` before the reduction."""
+    """Return the result of `loss.call`, and the mask of its entries or None: `Loss.__call__` before the reduction."""
     in_mask = get_keras_mask(y_pred)
     with keras.name_scope(loss.name):
         y_true, y_pred = (
@@ -68,19 +68,19 @@ def entries_of(loss: Any, y_true: Any, y_pred: Any) -> tuple[Any, Any]:
 
 
 def pretend_built(optimizer: Any) -> contextlib.AbstractContextManager[None]:
-    """Keeps Keras' symbolic build from creating optimizer variables that a custom step may never use."""
+    """Keep Keras' symbolic build from creating optimizer variables that a custom step may never use."""
     return share_attribute(optimizer, "built", lambda _: True)
 
 
 def find_compiled_metrics(model: Any) -> dict[str, Any]:
-    """The arguments `metrics` and `weighted_metrics` of `compile` that were given, by name."""
+    """Return the arguments `metrics` and `weighted_metrics` of `compile` that were given, by name."""
     metrics = compiled_metrics(model)
     given = (metrics._user_metrics, metrics._user_weighted_metrics) if metrics is not None else ()
     return {name: value for name, value in zip(("metrics", "weighted_metrics"), given) if value is not None}
 
 
 def find_loss_weights(model: Any) -> Any:
-    """The argument `loss_weights` of `compile`."""
+    """Return the argument `loss_weights` of `compile`."""
     return getattr(model._compile_loss, "_user_loss_weights", None)
 
 
@@ -94,27 +94,27 @@ def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def overrides_compute_loss(model: Any) -> bool:
-    """Whether the model has a custom `compute_loss`."""
+    """Return whether the model has a custom `compute_loss`."""
     return type(model).compute_loss is not KerasTrainer.compute_loss or "compute_loss" in vars(model)
 
 
 def check_compiled(model: Any, method: str) -> None:
-    """Raises for a model without `compile`; the message names the method that was called."""
+    """Raise for a model without `compile`; the message names the method that was called."""
     model._assert_compile_called(method)
 
 
 def logs_in_order(model: Any, logs: dict[str, Any]) -> Any:
-    """The results in the order of the model's metrics: a number, or a list of them."""
+    """Return the results in the order of the model's metrics: a number, or a list of them."""
     return model._flatten_metrics_in_order(logs)
 
 
 def set_strategy_of(model: Any, strategy: Any) -> None:
-    """Assigns the model to `strategy`."""
+    """Assign the model to `strategy`."""
     model._distribute_strategy = strategy
 
 
 def build_symbolically(model: Any, batch: Any) -> None:
-    """Makes the variables of the model, its loss, metrics and optimizer from a nest of `keras.KerasTensor`.
+    """Make the variables of the model, its loss, metrics and optimizer from a nest of `keras.KerasTensor`.
 
     Keras calls the whole model to get the outputs for losses and metrics: a second trace of its forward pass. Where the
     model's graph already has them, losses and metrics are built before.
@@ -134,7 +134,7 @@ def build_symbolically(model: Any, batch: Any) -> None:
 
 
 def begin_with_epoch(model: Any, epoch: int) -> None:
-    """Sets the initial epoch of plain Keras' `fit`; called in `on_train_begin`."""
+    """Set the initial epoch of plain Keras' `fit`; called in `on_train_begin`."""
     model._initial_epoch = epoch
 
 
@@ -154,7 +154,7 @@ def still_runs(fit: weakref.ref[Any]) -> bool:
 
 
 def _plain_fits(frame: types.FrameType | None) -> Iterator[types.FrameType]:
-    """The frames of Keras' own `fit` among `frame` and its callers."""
+    """Yield the frames of Keras' own `fit` among `frame` and its callers."""
     while frame is not None:
         if frame.f_code.co_name == "fit" and frame.f_globals.get("__name__", "").startswith("keras.src."):
             yield frame
@@ -162,7 +162,7 @@ def _plain_fits(frame: types.FrameType | None) -> Iterator[types.FrameType]:
 
 
 def evaluates_after(model: Any, epoch: int, validation_freq: Any) -> bool:
-    """Whether `fit` evaluates after this epoch."""
+    """Return whether `fit` evaluates after this epoch."""
     return model._should_eval(epoch, validation_freq)
 
 
@@ -176,15 +176,15 @@ def losses_of_classes(model: Any) -> list[tuple[tuple[Any, ...], Any]]:
 
 
 def settings_of(loss: Any) -> dict[str, Any]:
-    """The arguments that a loss or metric class of Keras passes to its function."""
+    """Return the arguments that a loss or metric class of Keras passes to its function."""
     return getattr(loss, "_fn_kwargs", {})
 
 
 def find_held_metrics(owner: Any) -> list[Any]:
-    """The metrics that a layer or a metric holds directly, in attributes, lists and dicts."""
+    """Return the metrics that a layer or a metric holds directly, in attributes, lists and dicts."""
     return list(getattr(owner, "_metrics", ()))
 
 
 def makes_variables_late(metric: Any) -> bool:
-    """Whether the metric creates its variables later, when it knows the shape of the targets (`F1Score`)."""
+    """Return whether the metric creates its variables later, when it knows the shape of the targets (`F1Score`)."""
     return not getattr(metric, "_built", True)

@@ -23,12 +23,12 @@ def raw_value(variable: Any) -> Any:
 
 
 def find_stored_dtype(variable: Any) -> Any:
-    """The dtype of a Keras variable in memory; reads in a layer with a mixed policy have another dtype."""
+    """Return the dtype of a Keras variable in memory; reads in a layer with a mixed policy have another dtype."""
     return getattr(raw_value(variable), "dtype", None) or variable.dtype
 
 
 def is_plain(variable: Any) -> bool:
-    """Whether it is a TensorFlow variable with one copy, on one device."""
+    """Return whether it is a TensorFlow variable with one copy, on one device."""
     return type(variable) is ResourceVariable
 
 
@@ -38,7 +38,7 @@ def autocast(variable: keras.Variable, value: Any) -> Any:
 
 
 def stateless_scope() -> keras.StatelessScope | None:
-    """The `keras.StatelessScope` in which this thread collects writes, or None."""
+    """Return the `keras.StatelessScope` in which this thread collects writes, or None."""
     return global_state.get_global_attribute(_SCOPE)
 
 
@@ -54,7 +54,7 @@ class _WrittenAtOnce(keras.StatelessScope):
 
 
 def collects_writes() -> bool:
-    """Whether writes to Keras variables are collected in this thread, to be made later."""
+    """Return whether writes to Keras variables are collected in this thread, to be made later."""
     return not isinstance(stateless_scope(), _WrittenAtOnce | None)
 
 
@@ -83,14 +83,14 @@ class _Scalar(keras.Variable):
 
 
 def as_number(variable: Any) -> Any:
-    """The same variable, for which `int()` and `float()` work under a strategy if it is a scalar."""
+    """Return the same variable, for which `int()` and `float()` work under a strategy if it is a scalar."""
     if type(variable) is keras.Variable and variable.ndim == 0:
         variable.__class__ = _Scalar
     return variable
 
 
 def make_again(variable: keras.Variable) -> None:
-    """Recreates the TensorFlow variable inside `variable`, with its value and id, under the current strategy.
+    """Recreate the TensorFlow variable inside `variable`, with its value and id, under the current strategy.
 
     The old one is the new one's copy on its device, because functions that were compiled before read it.
     """
@@ -112,7 +112,7 @@ def make_again(variable: keras.Variable) -> None:
 
 
 def move_to_device(variable: Any, device: str) -> None:
-    """Recreates the TensorFlow variable inside a Keras variable on `device`, with its value and id.
+    """Recreate the TensorFlow variable inside a Keras variable on `device`, with its value and id.
 
     Optimizers that were built earlier know their variables by that id.
     """
@@ -162,7 +162,7 @@ def with_shapes(
 
 
 def put_inside(variable: keras.Variable, value: Any, keeps_id: bool = True) -> None:
-    """Makes `value` the variable inside a Keras variable, with the id of the previous one, by which optimizers know it."""
+    """Make `value` the variable inside a Keras variable, with the id of the previous one, by which optimizers know it."""
     old = getattr(variable, "_value", None)
     if old is not None and keeps_id:
         value._unique_id = getattr(old, "_primary", old)._unique_id
@@ -188,11 +188,11 @@ class VariableStandIn:
         self._unique_id = self._shared_name = unique_id
 
     def read_value(self) -> tf.Tensor:
-        """The value as a tensor."""
+        """Return the value as a tensor."""
         raise NotImplementedError
 
     def assign(self, value: Any) -> Any:
-        """Writes it."""
+        """Write it."""
         raise NotImplementedError
 
     @property
@@ -206,7 +206,7 @@ class VariableStandIn:
         return self
 
     def __call__(self) -> tf.Tensor:
-        """The value as a tensor: `variable.value()`."""
+        """Return the value as a tensor: `variable.value()`."""
         return self.read_value()
 
     def assign_add(self, value: Any) -> Any:
@@ -214,7 +214,7 @@ class VariableStandIn:
         return self.assign(self.read_value() + tf.cast(value, self.dtype))
 
     def assign_sub(self, value: Any) -> Any:
-        """Subtracts from it."""
+        """Subtract from it."""
         return self.assign(self.read_value() - tf.cast(value, self.dtype))
 
     def scatter_add(self, slices: tf.IndexedSlices) -> Any:
@@ -222,18 +222,18 @@ class VariableStandIn:
         return self._scatter(tf.tensor_scatter_nd_add, slices)
 
     def scatter_sub(self, slices: tf.IndexedSlices) -> Any:
-        """Subtracts from the slices of a sparse update."""
+        """Subtract from the slices of a sparse update."""
         return self._scatter(tf.tensor_scatter_nd_sub, slices)
 
     def scatter_update(self, slices: tf.IndexedSlices) -> Any:
-        """Replaces slices."""
+        """Replace slices."""
         return self._scatter(tf.tensor_scatter_nd_update, slices)
 
     def _scatter(self, scatter: Any, slices: tf.IndexedSlices) -> Any:
         return self.assign(scatter(self.read_value(), slices.indices[:, None], slices.values))
 
     def numpy(self) -> Any:
-        """The value as an array. Context: eager."""
+        """Return the value as an array. Context: eager."""
         return self.read_value().numpy()  # pyright: ignore[reportAttributeAccessIssue]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -262,7 +262,7 @@ for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
 
 
 def find_increment(variable: Any, value: tf.Tensor) -> tf.Tensor:
-    """The number that, added to a variable, gives `value`: that of the graph, if it is `variable + number` there."""
+    """Return the number that, added to a variable, gives `value`: that of the graph, if it is `variable + number` there."""
     op = getattr(value, "op", None)  # None of an eager tensor
     while op is not None and op.type == "Identity":
         op = op.inputs[0].op
@@ -272,20 +272,20 @@ def find_increment(variable: Any, value: tf.Tensor) -> tf.Tensor:
 
 
 def plain_variable(value: Any, shape: Any = None) -> Any:
-    """A variable of this process alone, in any strategy's scope: it holds no part of a model."""
+    """Return a variable of this process alone, in any strategy's scope: it holds no part of a model."""
     return ResourceVariable(value, trainable=False, shape=shape)
 
 
 def let_stand_for(part: Any, whole: VariableStandIn) -> None:
-    """Lets optimizers know a part of a variable by the id of the whole one, like a copy of a distributed variable."""
+    """Let optimizers know a part of a variable by the id of the whole one, like a copy of a distributed variable."""
     part._distributed_container = weakref.ref(whole)
 
 
 def is_read_together(value: Any) -> bool:
-    """Whether each replica writes its own copy of a variable, and reads aggregate the copies."""
+    """Return whether each replica writes its own copy of a variable, and reads aggregate the copies."""
     return getattr(value, "synchronization", None) == tf.VariableSynchronization.ON_READ
 
 
 def sums_on_read(value: Any) -> bool:
-    """Whether the copies of a distributed variable are parts of a sum."""
+    """Return whether the copies of a distributed variable are parts of a sum."""
     return is_read_together(value) and value.aggregation == tf.VariableAggregation.SUM

@@ -32,7 +32,7 @@ class TracedOnce:
         self.first: dict[Any, _First] = {}
 
     def __call__(self, make: Callable[[], Any], places: Sequence[Any]) -> None:
-        """Adds the operations to the graph that `make` would add for `places` (tensors and TensorFlow's variables)."""
+        """Add the operations to the graph that `make` would add for `places` (tensors and TensorFlow's variables)."""
         graph: Any = tf.compat.v1.get_default_graph()
         if not (self.is_allowed and _can_be_copied(graph, places)):
             make()
@@ -55,7 +55,7 @@ class _First:
         self.place_of: dict[int, int] = {}  # id of a tensor in the graph -> number of the place that it is
 
     def copy_for(self, places: Sequence[Any]) -> bool:
-        """Copies the operations for `places`; returns False, having made nothing, where they cannot be copied."""
+        """Copy the operations for `places`; return False, having made nothing, where they cannot be copied."""
         if self.recorded is None:
             return False
         now = {inside: _tensor_of(places[number]) for inside, number in self.place_of.items()}

@@ -16,22 +16,22 @@ def graph_of_replica() -> Any:
 
 
 def holds_numbers(tensor: Any) -> bool:
-    """Whether a tensor has floating point numbers, as activations and gradients do: no shape, index or condition."""
+    """Return whether a tensor has floating point numbers, as activations and gradients do: no shape, index or condition."""
     return tensor.dtype.is_floating or tensor.dtype.is_complex
 
 
 def number_of(op: tf.Operation) -> int:
-    """Number operations of one graph in the order in which they were made."""
+    """Return number operations of one graph in the order in which they were made."""
     return op._id
 
 
 def next_number(graph: tf.Graph) -> int:
-    """More than the number of any operation in a graph, and no more than that of any to come."""
+    """Return more than the number of any operation in a graph, and no more than that of any to come."""
     return graph.version + 2
 
 
 def holds_functions(op: tf.Operation) -> bool:
-    """Whether an operation calls functions: a branch, a loop, a call."""
+    """Return whether an operation calls functions: a branch, a loop, a call."""
     return any(attribute.type in ("func", "list(func)") for attribute in op.op_def.attr)
 
 

@@ -70,7 +70,7 @@ def _is_small(inputs: Sequence[Any], attributes: Any) -> bool:
 
 
 def _surroundings(graph: Any) -> Iterator[Any]:
-    """The control inputs of an operation that is made now, and its device and attribute scopes."""
+    """Yield the control inputs of an operation that is made now, and its device and attribute scopes."""
     yield from graph._control_dependencies_stack
     yield from graph._device_function_stack.peek_objs()
     yield from graph._colocation_stack.peek_objs()

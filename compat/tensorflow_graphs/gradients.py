@@ -14,7 +14,7 @@ _OF_A_GRADIENT = "_unisono_of_a_gradient"  # attribute of an operation
 
 
 def is_of_a_gradient(op: tf.Operation) -> bool:
-    """Whether `tf.GradientTape.gradient` made this operation."""
+    """Return whether `tf.GradientTape.gradient` made this operation."""
     return hasattr(op, _OF_A_GRADIENT)
 
 

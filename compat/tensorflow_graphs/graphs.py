@@ -37,7 +37,7 @@ def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
 
 
 def only_graph(function: Any) -> Callable[..., Any]:
-    """Returns a callable that runs the one graph of a `tf.function` with a signature, on tensors in nests like it.
+    """Return a callable that runs the one graph of a `tf.function` with a signature, on tensors in nests like it.
 
     TensorFlow's search for the graph inspects every argument, device and strategy before each call and takes half a
     millisecond. Where the function has no graph yet, may have several, or runs eagerly, the result is the function itself.
@@ -50,7 +50,7 @@ def only_graph(function: Any) -> Callable[..., Any]:
 
 
 def graph_for(function: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
-    """A callable that runs the graph of a `tf.function` without a signature, for arguments with a known layout.
+    """Return a callable that runs the graph of a `tf.function` without a signature, for arguments with a known layout.
 
     For new layouts, and for arguments other than None and tensors of numbers or text, it is `function` itself.
     """
@@ -78,7 +78,7 @@ def _run_graph(graph: Any, *args: Any) -> Any:
 
 
 def inline_function(function: Any) -> Callable[..., Any] | None:
-    """The body of a user's `tf.function`, for the graph that calls it; None for an internal function."""
+    """Return the body of a user's `tf.function`, for the graph that calls it; None for an internal function."""
     if function._omit_frequent_tracing_warning:
         return None
     if not function._autograph or tf.executing_eagerly():
@@ -87,7 +87,7 @@ def inline_function(function: Any) -> Callable[..., Any] | None:
 
 
 def retrace_compiled(function: Any) -> Callable[..., Any] | None:
-    """A `tf.function` with compile options (`jit_compile=True`, `_noinline`), traced anew; None for any other.
+    """Return a `tf.function` with compile options (`jit_compile=True`, `_noinline`), traced anew; None for any other.
 
     An earlier trace may belong to another graph, or read a variable's value from before this step's writes.
     """
@@ -109,7 +109,7 @@ def _reconvert(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def leave_as_written(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks an internal function that AutoGraph must not convert; `converted` decides about the functions it calls."""
+    """Mark an internal function that AutoGraph must not convert; `converted` decides about the functions it calls."""
     autograph_artifact(fn)
     return fn
 
@@ -125,14 +125,14 @@ _VIEWS = ("ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient")
 
 
 def first_graph(function: Any) -> Any:
-    """The graph of the first trace of a `tf.function`; None before it, and for anything else."""
+    """Return the graph of the first trace of a `tf.function`; None before it, and for anything else."""
     if getattr(function, "_variable_creation_config", None) is None:
         return None
     return function._concrete_variable_creation_fn.graph
 
 
 def bytes_kept_for_backward(graph: Any) -> int:
-    """The bytes that a forward pass keeps for the backward pass, in a graph and in its loops and functions.
+    """Return the bytes that a forward pass keeps for the backward pass, in a graph and in its loops and functions.
 
     Tensors of unknown shape are not counted, nor are the stacks of a loop whose number of iterations is unknown.
     """
@@ -153,21 +153,21 @@ def bytes_kept_for_backward(graph: Any) -> int:
 
 
 def _find_owner(tensor: Any) -> Any:
-    """The tensor that owns the memory of a tensor: a reshaped tensor has no memory of its own."""
+    """Return the tensor that owns the memory of a tensor: a reshaped tensor has no memory of its own."""
     while tensor.op.type in _VIEWS:
         tensor = tensor.op.inputs[0]
     return tensor
 
 
 def _count_stacked_bytes(body: Any) -> int:
-    """The bytes that each iteration of a loop adds to its stacks, which the loop of the backward pass reads."""
+    """Return the bytes that each iteration of a loop adds to its stacks, which the loop of the backward pass reads."""
     pushed = [_find_owner(op.inputs[1]) for op in body.get_operations() if op.type == "TensorListPushBack"]
     computed = {tensor.name: tensor for tensor in pushed if tensor.op.type not in ("Const", "ReadVariableOp")}
     return sum(map(_bytes, computed.values()))
 
 
 def _rounds(loop: Any) -> int:
-    """The maximum number of iterations of a loop: as declared, or the length of its longest list; else 1."""
+    """Return the maximum number of iterations of a loop: as declared, or the length of its longest list; else 1."""
     counts = [tf.get_static_value(tensor) for tensor in loop.inputs[1:2]]
     for tensor in loop.inputs:
         if tensor.op.type == "TensorListReserve":
@@ -187,12 +187,12 @@ def scratch_graph() -> contextlib.AbstractContextManager[Any]:
 
 
 def enter_this_graph() -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Makes blocks whose operations are made where this was called: in its graph, or eagerly. Tapes go on recording."""
+    """Make blocks whose operations are made where this was called: in its graph, or eagerly. Tapes go on recording."""
     return context.eager_mode if tf.executing_eagerly() else tf.compat.v1.get_default_graph().as_default
 
 
 def is_inside(graph: Any, outer: Any) -> bool:
-    """Whether one graph is nested in another, at any depth: as a function, a branch or a loop."""
+    """Return whether one graph is nested in another, at any depth: as a function, a branch or a loop."""
     while isinstance(graph, tf.__internal__.FuncGraph):
         graph = graph.outer_graph
         if graph is outer:
@@ -219,7 +219,7 @@ def effects() -> Iterator[list[tf.Operation]]:
 
 @functools.cache
 def draws(kind: str) -> bool:
-    """Whether operations of a type draw random numbers from internal state."""
+    """Return whether operations of a type draw random numbers from internal state."""
     found = op_def_registry.get(kind)
     if found is None or kind in ("RandomDataset", "RandomDatasetV2"):
         return found is not None
@@ -227,22 +227,22 @@ def draws(kind: str) -> bool:
 
 
 def nodes_of(definition: Any) -> list[Any]:
-    """The nodes of a GraphDef and of its functions."""
+    """Return the nodes of a GraphDef and of its functions."""
     return [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
 
 
 def find_drawing_operations(graph: Any) -> list[str]:
-    """Returns the names of a graph's operations, its functions included, that draw from internal state."""
+    """Return the names of a graph's operations, its functions included, that draw from internal state."""
     return sorted({node.name for node in nodes_of(graph.as_graph_def(add_shapes=False)) if draws(node.op)})
 
 
 def operations_are_deterministic() -> bool:
-    """Whether `tf.config.experimental.enable_op_determinism()` was called."""
+    """Return whether `tf.config.experimental.enable_op_determinism()` was called."""
     return bool(config.is_op_determinism_enabled())
 
 
 def gradient_of_graph(decorator: tf.RegisterGradient, gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradient to register, which may hold tensors of the current graph.
+    """Return the gradient to register, which may hold tensors of the current graph.
 
     TensorFlow registers the gradients of `tf.custom_gradient`, such as that of every all-reduce, permanently: no graph of
     several replicas would ever be freed. Here the graph, and its outer graphs, hold the gradient instead.

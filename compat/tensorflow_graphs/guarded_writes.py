@@ -29,7 +29,7 @@ def writes_only_where(condition: tf.Tensor) -> Iterator[None]:
 
 
 def writes_only_where_here() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Applies the guards of this thread to the writes of another thread."""
+    """Apply the guards of this thread to the writes of another thread."""
     condition = tracing.write_condition
     return contextlib.nullcontext if condition is None else lambda: writes_only_where(condition)
 

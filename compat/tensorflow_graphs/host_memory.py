@@ -24,7 +24,7 @@ _known: SideTable[dict[str, bool]] = SideTable(dict)
 
 
 def keep_sizes_on_host(operation: tf.Operation) -> None:
-    """Places a new operation for a GPU on the host's CPU where it computes sizes out of shapes.
+    """Place a new operation for a GPU on the host's CPU where it computes sizes out of shapes.
 
     TensorFlow keeps shapes in the host's memory but slices and multiplies them on the GPU. The host needs the result,
     so it waits for all earlier work of the GPU. A constant that a kernel reads from the host has the same effect.
@@ -46,7 +46,7 @@ def keep_sizes_on_host(operation: tf.Operation) -> None:
 
 
 def size_on_host(size: tf.Tensor) -> tf.Tensor:
-    """Marks a tensor as computed on the host: operations on it and on shapes stay there."""
+    """Mark a tensor as computed on the host: operations on it and on shapes stay there."""
     if not tf.executing_eagerly():
         _known.of(size.op.graph)[size.op.name] = True
     return size
@@ -66,7 +66,7 @@ def compares_on_host(graph: Any, kind: str, inputs: Sequence[Any]) -> bool:
 
 
 def widen_inputs(inputs: Sequence[Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The inputs of a comparison in 64 bits, and its other arguments."""
+    """Return the inputs of a comparison in 64 bits, and its other arguments."""
     attributes = {**options["attrs"], "T": tf.compat.v1.AttrValue(type=tf.int64.as_datatype_enum)}
     wide = {"attrs": attributes, "input_types": [tf.int64 for _ in inputs]}
     return [tf.cast(each, tf.int64) for each in inputs], options | wide
@@ -88,7 +88,7 @@ def _put_on_host(operation: tf.Operation) -> None:
 
 
 def _computes_on_host(operation: tf.Operation) -> bool:
-    """Whether the kernel for GPUs takes all arguments from the host's memory, and puts the results there."""
+    """Return whether the kernel for GPUs takes all arguments from the host's memory, and puts the results there."""
     kept = _host_arguments(operation)
     definition = operation.op_def
     return kept is None or {each.name for each in (*definition.input_arg, *definition.output_arg)} <= kept

@@ -14,12 +14,12 @@ _STANDS_FOR = "_unisono_stands_for"  # attribute of an operation
 
 
 def stand_for(op: tf.Operation, what: str, number: int) -> None:
-    """Notes that an operation stands for number `number` of something that is not in its graph."""
+    """Note that an operation stands for number `number` of something that is not in its graph."""
     setattr(op, _STANDS_FOR, (what, number))
 
 
 def stands_for(op: tf.Operation, what: str) -> int | None:
-    """The number that `stand_for` noted; None for any other operation."""
+    """Return the number that `stand_for` noted; None for any other operation."""
     kind, number = getattr(op, _STANDS_FOR, ("", None))
     return number if kind == what else None
 
@@ -66,7 +66,7 @@ class MadeOperations:
             self._inside = outer
 
     def note(self, op: tf.Operation) -> None:
-        """Records an operation that has just been made, if it is one of these."""
+        """Record an operation that has just been made, if it is one of these."""
         graph: Any = op.graph
         forward = getattr(graph, "_forward_graph", None)  # of the gradient of a branch or a loop
         if self._inside or (forward is not None and id(forward._default_original_op) in self._operations):

@@ -58,7 +58,7 @@ def trace_on_one_device(fn: Callable[..., Any], specs: Sequence[tf.TensorSpec], 
 
 
 def graph_of(fn: Callable[..., list[Any]], like: Sequence[tf.Tensor]) -> Any:
-    """The `FuncGraph` of a function of tensors with these specs, which has no captures."""
+    """Return the `FuncGraph` of a function of tensors with these specs, which has no captures."""
     graph: Any = tf.__internal__.FuncGraph("function")
     with graph.as_default():
         graph.inputs = [tf.compat.v1.placeholder(tensor.dtype, tensor.shape) for tensor in like]
@@ -82,12 +82,12 @@ def as_on_one_device() -> Iterator[None]:
 
 
 def inner_graph(op: tf.Operation, attribute: str) -> Any:
-    """The `FuncGraph` of the function that an attribute of an operation names; None where it is not known."""
+    """Return the `FuncGraph` of the function that an attribute of an operation names; None where it is not known."""
     return _graph_of(op, op.get_attr(attribute).name)
 
 
 def find_called_graph(op: tf.Operation) -> Any:
-    """The graph of the function that an operation's type names, as a `Defun` calls others; None without one."""
+    """Return the graph of the function that an operation's type names, as a `Defun` calls others; None without one."""
     return None if op.graph._get_function(op.type) is None else _graph_of(op, op.type)
 
 
@@ -107,13 +107,13 @@ def _graph_of(op: tf.Operation, name: str) -> Any:
 
 
 def find_distributed_variable(captured: Any) -> Any:
-    """The variable whose first copy a graph has captured; None for other captures."""
+    """Return the variable whose first copy a graph has captured; None for other captures."""
     container = getattr(captured, "_distributed_container", None)
     return container() if container is not None else None
 
 
 def on_replica(captured: Any, replica: int) -> Any:
-    """The capture of a variable's first copy, replaced by the copy of another replica of this worker."""
+    """Return the capture of a variable's first copy, replaced by the copy of another replica of this worker."""
     variable = find_distributed_variable(captured)
     if variable is None:
         return captured
@@ -164,7 +164,7 @@ def copy_into_graph(
 
 
 def _append(attributes: dict[str, Any], name: str, dtypes: Sequence[tf.DType]) -> None:
-    """Adds scalars to the inputs of a branch or a loop; a loop passes them on."""
+    """Add scalars to the inputs of a branch or a loop; a loop passes them on."""
     if name not in attributes:
         return
     value = attributes[name] = copy.deepcopy(attributes[name])
@@ -213,7 +213,7 @@ def new_function(
 
 
 def line_of_user(op: tf.Operation) -> tuple[str, str]:
-    """The line of user code that made an operation: `file.py:41` and its text; empty where none is known."""
+    """Return the line of user code that made an operation: `file.py:41` and its text; empty where none is known."""
     for frame in reversed(op.traceback or ()):
         if not any(part in frame.filename for part in _LIBRARIES) and not frame.filename.startswith(_OURS):
             return f"{os.path.basename(frame.filename)}:{frame.lineno}", (frame.line or "").strip()
@@ -221,7 +221,7 @@ def line_of_user(op: tf.Operation) -> tuple[str, str]:
 
 
 def subgraphs(op: tf.Operation) -> Iterator[tuple[str, Any]]:
-    """The functions that an operation names: their names and graphs."""
+    """Yield the functions that an operation names: their names and graphs."""
     for key in sorted(op.node_def.attr):
         value = op.node_def.attr[key]
         for each in [value.func] if value.HasField("func") else value.list.func:

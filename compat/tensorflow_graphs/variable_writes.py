@@ -18,7 +18,7 @@ from .one_device import find_distributed_variable
 def note_writes() -> Iterator[Callable[[], list[Any]]]:
     """Note the distributed variables that this thread may write inside, in the current graph or eagerly.
 
-    Yields a function that returns those that were written since its last call. A function that runs eagerly counts as one
+    Yield a function that returns those that were written since its last call. A function that runs eagerly counts as one
     that writes all of its variables.
     """
     graph, eager = tf.compat.v1.get_default_graph(), tf.executing_eagerly()
@@ -51,7 +51,7 @@ def note_writes() -> Iterator[Callable[[], list[Any]]]:
 
 
 def _find_captured(tensor: Any) -> Any:
-    """What a tensor stands for outside of all graphs that have captured it."""
+    """Return what a tensor stands for outside of all graphs that have captured it."""
     graph: Any = getattr(tensor, "graph", None)
     while isinstance(graph, tf.__internal__.FuncGraph):
         outer = next((outer for outer, inner in graph.captures if inner is tensor), None)

@@ -19,7 +19,7 @@ def _context() -> Any:
 def configure_coordination(
     leader: str, jobs: Sequence[tuple[str, int]], heartbeat_seconds: float, shutdown_seconds: float
 ) -> None:
-    """Sets the timeouts with which workers detect that a peer has died, before TensorFlow starts the coordination service.
+    """Set the timeouts with which workers detect that a peer has died, before TensorFlow starts the coordination service.
 
     The task on the device `leader` runs it. `jobs` are task types and the number of their tasks. After `heartbeat_seconds`
     of silence a task counts as dead; one that ends waits `shutdown_seconds` for the others to end.
@@ -37,7 +37,7 @@ def configure_coordination(
 
 
 def send_in_pieces(size: int) -> None:
-    """Sends the data of collectives in chunks of `size` bytes, once this process has joined a cluster.
+    """Send the data of collectives in chunks of `size` bytes, once this process has joined a cluster.
 
     TensorFlow's chunks have 4,096 bytes, and sender and receiver allocate, copy and free each one. A `ConfigProto` of the
     program takes precedence.
@@ -49,27 +49,27 @@ def send_in_pieces(size: int) -> None:
 
 
 def set_value(key: str, value: str) -> None:
-    """Stores a value on the coordination service; a key can be set once."""
+    """Store a value on the coordination service; a key can be set once."""
     _context().set_config_key_value(key, value)
 
 
 def get_value(key: str, timeout_seconds: float) -> str:
-    """Waits for a key to be set; a tf.errors.DeadlineExceededError if it was not in time."""
+    """Wait for a key to be set; a tf.errors.DeadlineExceededError if it was not in time."""
     return _context().get_config_key_value(key, max(1, int(1000 * timeout_seconds)))
 
 
 def delete_value(key: str) -> None:
-    """Deletes a key."""
+    """Delete a key."""
     _context().delete_config_key_value(key)
 
 
 def abort_collectives(message: str) -> None:
-    """Ends every collective of this process, now and later, with an UnavailableError with the text `message`."""
+    """End every collective of this process, now and later, with an UnavailableError with the text `message`."""
     _context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
 def report_error(message: str) -> None:
-    """Ends the collectives of every worker, with an error with the text `message`."""
+    """End the collectives of every worker, with an error with the text `message`."""
     _context().report_error_to_cluster(tf.errors.INTERNAL, message)
 
 
@@ -80,7 +80,7 @@ def guard_multi_worker_strategies(
     creating: Callable[[], contextlib.AbstractContextManager[None]],
     compare: Callable[[tf.distribute.Strategy, str, str], None],
 ) -> None:
-    """Changes how every later MultiWorkerMirroredStrategy starts, whoever creates it.
+    """Change how every later MultiWorkerMirroredStrategy starts, whoever creates it.
 
     `check` is called before TF_CONFIG is read, and `join(cluster_resolver, start)` instead of `start()`, which joins the
     cluster. `count_cpu_replicas` gives the replicas of a worker without accelerators, one on each logical CPU device.

@@ -22,7 +22,7 @@ _IGNORED_INPUTS = frozenset(("seed", "seed2", "num_parallel_calls", "filename", 
 
 
 def find_held_data(dataset: tf.data.Dataset) -> list[Any]:
-    """The tensors, also ragged and sparse ones, that the sources of a pipeline hold, without those in functions."""
+    """Return the tensors, also ragged and sparse ones, that the sources of a pipeline hold, without those in functions."""
     own: Any = getattr(dataset, "_tensors", None)
     if own is None:
         return [each for part in dataset._inputs() for each in find_held_data(part)]
@@ -34,7 +34,7 @@ def find_held_data(dataset: tf.data.Dataset) -> list[Any]:
 
 
 def read_dataset(x: Any) -> Any:
-    """The `tf.data.Dataset` that `x` is, or that TensorFlow shards when it distributes `x`; else None."""
+    """Return the `tf.data.Dataset` that `x` is, or that TensorFlow shards when it distributes `x`; else None."""
     off = tf.data.experimental.AutoShardPolicy.OFF
     if isinstance(x, tf.data.Dataset):
         return x
@@ -51,7 +51,7 @@ def numbers_of(dataset: tf.data.Dataset, *names: str) -> list[list[int]]:
 
 
 def shares_service(dataset: tf.data.Dataset) -> bool:
-    """Whether a pipeline reads from a tf.data service that gives each reader a part of the elements."""
+    """Return whether a pipeline reads from a tf.data service that gives each reader a part of the elements."""
     for each in datasets_of(dataset):
         mode, job = (
             tf.get_static_value(getattr(each, name, None)) for name in ("_processing_mode", "_job_name")
@@ -63,7 +63,7 @@ def shares_service(dataset: tf.data.Dataset) -> bool:
 
 
 def pipeline_checksum(dataset: tf.data.Dataset, of_python: Callable[[Any], str]) -> str | None:
-    """A checksum of the graph of a pipeline; None where it has no graph, or holds much data.
+    """Return a checksum of the graph of a pipeline; None where it has no graph, or holds much data.
 
     It depends on operations, their order, constants and functions. It does not depend on names, seeds, the states of
     random generators, numbers of threads or places of caches. `of_python` gives the text that stands for a Python function.
@@ -89,7 +89,7 @@ class _Digests:
         self._operations: dict[str, frozenset[str]] = {}
 
     def of_graph(self) -> bytes:
-        """The digest of the results of the graph."""
+        """Return the digest of the results of the graph."""
         # The nodes that must run before a source of a transformation that draws from a random generator: its variables.
         sources = {s for node in self._graph.node if self._draws(node) for s in node.input}
         before = [name for node in self._graph.node if node.name in sources for name in node.input]
@@ -102,7 +102,7 @@ class _Digests:
         return any(operation.startswith(STATE_PREFIXES) for operation in operations)
 
     def _operations_of(self, name: str) -> frozenset[str]:
-        """The operations of a function and of the functions that it calls."""
+        """Return the operations of a function and of the functions that it calls."""
         if name not in self._operations:
             self._operations[name] = frozenset()  # a function may call itself
             nodes = self._functions[name].node_def if name in self._functions else ()
@@ -111,7 +111,7 @@ class _Digests:
         return self._operations[name]
 
     def _of_function(self, name: str) -> bytes:
-        """The digest of a function's results and effects; its own name does not count."""
+        """Return the digest of a function's results and effects; its own name does not count."""
         function = self._functions.get(name)
         if function is None:
             return name.encode()
@@ -127,7 +127,7 @@ class _Digests:
         return self._of_functions[name]
 
     def _of_nodes(self, nodes: Iterable[Any], known: dict[str, bytes]) -> dict[str, bytes]:
-        """Adds the digests of nodes to the known ones. Nodes mostly come after their inputs."""
+        """Add the digests of nodes to the known ones. Nodes mostly come after their inputs."""
         waiting = list(nodes)
         while waiting:
             later = []
@@ -178,19 +178,19 @@ def _digest(*parts: bytes) -> bytes:
 
 
 def _source(name: str) -> str:
-    """The node that an input comes from."""
+    """Return the node that an input comes from."""
     return name.lstrip("^").partition(":")[0]
 
 
 def _find_called(node: Any) -> Iterator[str]:
-    """The functions that an operation calls."""
+    """Yield the functions that an operation calls."""
     yield node.op
     for value in node.attr.values():
         yield from (each.name for each in ([value.func] if value.HasField("func") else value.list.func))
 
 
 def _find_ignored_inputs(node: Any) -> set[int]:
-    """The positions of a dataset's inputs that do not affect its elements."""
+    """Return the positions of a dataset's inputs that do not affect its elements."""
     definition = op_def_registry.get(node.op) if "Dataset" in node.op else None
     found, number = set(), 0
     for argument in definition.input_arg if definition is not None else ():

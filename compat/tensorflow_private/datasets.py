@@ -37,7 +37,7 @@ class DistributedParts(NamedTuple):
 
 
 def find_parts(distributed: Any) -> DistributedParts:
-    """The parts of a `tf.distribute.DistributedDataset`."""
+    """Return the parts of a `tf.distribute.DistributedDataset`."""
     replicas = distributed._strategy.num_replicas_in_sync
     split = getattr(distributed, "_cloned_datasets", None)
     if split is None:
@@ -46,12 +46,12 @@ def find_parts(distributed: Any) -> DistributedParts:
 
 
 def count_shuffles(dataset: tf.data.Dataset) -> int:
-    """The `shuffle` transformations in a pipeline, those inside of functions not counted."""
+    """Return the `shuffle` transformations in a pipeline, those inside of functions not counted."""
     return sum(type(each).__name__ == "_ShuffleDataset" for each in datasets_of(dataset))
 
 
 def batch_size(dataset: tf.data.Dataset) -> int | None:
-    """The size of a full batch, from the last `batch` of the pipeline; None without one, or where several disagree.
+    """Return the size of a full batch, from the last `batch` of the pipeline; None without one, or where several disagree.
 
     This is a guess, because later transformations may change the size.
     """
@@ -65,7 +65,7 @@ def batch_size(dataset: tf.data.Dataset) -> int | None:
 
 
 def copy_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The same pipeline with separate state: passes over it change no order and fill no cache of `dataset`.
+    """Return the same pipeline with separate state: passes over it change no order and fill no cache of `dataset`.
 
     The orders of `shuffle` begin as those of a pipeline that was not read yet. Python functions are shared.
     """
@@ -79,14 +79,14 @@ def copy_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def save_exactly(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The same pipeline; saving its iterator raises an error where it cannot be saved exactly."""
+    """Return the same pipeline; saving its iterator raises an error where it cannot be saved exactly."""
     options = tf.data.Options()
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.FAIL
     return dataset.with_options(options)
 
 
 def end_iterator(iterator: Any, dataset: Any) -> None:
-    """Ends an iterator and frees its memory, in a separate thread; the iterator is empty from then on.
+    """End an iterator and free its memory, in a separate thread; the iterator is empty from then on.
 
     The thread with which TensorFlow tunes a pipeline checks for the end after up to 60 s, later the longer the pass took.
     The next epoch does not wait for it; the end of the program waits for at most 70 s. No function may still draw from the
@@ -111,7 +111,7 @@ def end_iterator(iterator: Any, dataset: Any) -> None:
 
 @functools.cache
 def _serialize_untuned() -> bytes:
-    """The options of a pipeline without a tuning thread, as TensorFlow writes them."""
+    """Return the options of a pipeline without a tuning thread, as TensorFlow writes them."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return options._to_proto().SerializeToString()
@@ -134,7 +134,7 @@ def _make_empty(dataset: tf.data.Dataset) -> tf.Tensor:
 
 @atexit.register
 def _wait_for_ends() -> None:
-    """Keeps Python from ending while a thread is still inside TensorFlow."""
+    """Keep Python from ending while a thread is still inside TensorFlow."""
     until = time.monotonic() + _PATIENCE
     for thread in list(_ending):
         thread.join(max(0.0, until - time.monotonic()))

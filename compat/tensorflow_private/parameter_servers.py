@@ -34,7 +34,7 @@ class _PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
         return definition
 
     def _validate_preemption_failure(self, e: Exception) -> None:
-        """Raises `e` unless it reports a lost worker. TensorFlow does not support a cluster with missing workers."""
+        """Raise `e` unless it reports a lost worker. TensorFlow does not support a cluster with missing workers."""
         # The operation found its worker on the list of devices, but no longer on that of connections.
         left_out = isinstance(e, tf.errors.InvalidArgumentError) and "Client for target /job:worker" in str(e)
         if not left_out or self._cluster.closure_queue._cancellation_mgr.is_cancelled:
@@ -42,7 +42,7 @@ class _PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
 
 
 def recover_in_part(coordinator: Any, answers: Callable[[str, int], bool]) -> None:
-    """Lets the coordinator continue after a loss with the workers for which `answers("worker", index)` is true."""
+    """Let the coordinator continue after a loss with the workers for which `answers("worker", index)` is true."""
     handler = coordinator._cluster.failure_handler
     if type(handler) is not cluster_coordinator.WorkerPreemptionHandler:
         return
@@ -52,7 +52,7 @@ def recover_in_part(coordinator: Any, answers: Callable[[str, int], bool]) -> No
 
 
 def save_as_whole_ones() -> None:
-    """Lets Keras and TensorFlow's checkpoints save a sharded variable inside a Keras variable as a whole one."""
+    """Let Keras and TensorFlow's checkpoints save a sharded variable inside a Keras variable as a whole one."""
     add("__array__", _array)
     wrap("_serialize_to_tensors", _serialize)
 
@@ -69,7 +69,7 @@ def _serialize(original: Callable[[Any], dict[str, Any]], variable: Any) -> dict
 
 
 def schedule_python(coordinator: Any, fn: Callable[[], None]) -> None:
-    """Calls `fn()` in the thread of some worker, with that worker as the default device.
+    """Call `fn()` in the thread of some worker, with that worker as the default device.
 
     The public `schedule` takes a `tf.function` only, which does not know the worker that runs it.
     """
@@ -77,31 +77,31 @@ def schedule_python(coordinator: Any, fn: Callable[[], None]) -> None:
 
 
 def current_worker() -> int:
-    """The number of this thread's worker. Context: host, in a function of `schedule_python`."""
+    """Return the number of this thread's worker. Context: host, in a function of `schedule_python`."""
     dispatch: Any = coordinator_context.get_current_dispatch_context()
     return int(dispatch.worker_index)
 
 
 def find_scheduled_error(coordinator: Any) -> BaseException | None:
-    """The error that ended a scheduled function, or None; `join` would raise it."""
+    """Return the error that ended a scheduled function, or None; `join` would raise it."""
     return coordinator._cluster.closure_queue._error
 
 
 def join_for(coordinator: Any, seconds: float) -> bool:
-    """Waits until all scheduled functions have ended, and raises their error; False if they have not in `seconds`."""
+    """Wait until all scheduled functions have ended, and raise their error; False if they have not in `seconds`."""
     return bool(coordinator._cluster.closure_queue.wait(timeout=seconds))
 
 
 def mark_scheduled(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[None]:
-    """Marks the code traced here as scheduled; without the mark the strategy warns."""
+    """Mark the code traced here as scheduled; without the mark the strategy warns."""
     return share_attribute(strategy.extended, "_being_scheduled", lambda _: True)
 
 
 def resolver_of(strategy: tf.distribute.Strategy) -> Any:
-    """The cluster resolver of a `ParameterServerStrategy`; its public property is None."""
+    """Return the cluster resolver of a `ParameterServerStrategy`; its public property is None."""
     return strategy.cluster_resolver or strategy._cluster_resolver
 
 
 def num_workers_of(strategy: tf.distribute.Strategy) -> int:
-    """The workers of a `ParameterServerStrategy`."""
+    """Return the workers of a `ParameterServerStrategy`."""
     return len(resolver_of(strategy).cluster_spec().as_dict()["worker"])

@@ -85,14 +85,14 @@ class Transformation(NamedTuple):
 
 
 def datasets_of(dataset: Any) -> Iterator[Any]:
-    """A pipeline's dataset of each transformation, the last first, without those in functions."""
+    """Yield a pipeline's dataset of each transformation, the last first, without those in functions."""
     yield dataset
     for each in dataset._inputs():
         yield from datasets_of(each)
 
 
 def transformations(dataset: Any) -> Iterator[Transformation]:
-    """Every step of a pipeline, the last first. Nothing is run."""
+    """Yield every step of a pipeline, the last first. Nothing is run."""
     nodes, variables = [], []
     for function in dataset._functions():
         graph = function.function.graph
@@ -136,7 +136,7 @@ def dataset_graph(dataset: tf.data.Dataset) -> Any:
 
 
 def _interleaves(dataset: Any) -> list[Any]:
-    """The parallel `interleave` operations of a pipeline that ends in one: its object does not keep their order."""
+    """Return the parallel `interleave` operations of a pipeline that ends in one: its object does not keep their order."""
     if type(dataset).__name__ != "_ParallelInterleaveDataset":
         return []
     try:
@@ -151,7 +151,7 @@ def _gives_new_order(name: str) -> bool:
 
 
 def python_functions_of(token: bytes) -> Iterator[Callable[..., Any]]:
-    """The user's functions behind an operation that calls Python, which has the attribute `token`."""
+    """Yield the user's functions behind an operation that calls Python, which has the attribute `token`."""
     function = _py_funcs.get(token.decode())
     function = getattr(function, "_func", function)  # of an EagerFunc
     if function is None:

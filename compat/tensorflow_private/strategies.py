@@ -23,12 +23,12 @@ __all__ = ["PerReplica"]  # one value for each local replica, as `merge_call` re
 
 
 def bytes_per_pack(strategy: tf.distribute.Strategy) -> int:
-    """The `CommunicationOptions` of a MultiWorkerMirroredStrategy; 0: TensorFlow decides."""
+    """Return the `CommunicationOptions` of a MultiWorkerMirroredStrategy; 0: TensorFlow decides."""
     return strategy.extended._communication_options.bytes_per_pack
 
 
 def devices_of(strategy: tf.distribute.Strategy) -> list[str]:
-    """The names of the replicas' compute devices."""
+    """Return the names of the replicas' compute devices."""
     return getattr(strategy.extended, "_devices", None) or ["default device"]
 
 
@@ -43,7 +43,7 @@ _grouped: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def give_collectives_a_group(strategy: Any) -> None:
-    """Keeps the collectives of a `MirroredStrategy` separate from those of other strategies in this process.
+    """Keep the collectives of a `MirroredStrategy` separate from those of other strategies in this process.
 
     TensorFlow numbers the groups of every strategy from 1, and a group has one size for the life of a process: collectives
     of a second strategy with another number of replicas are aborted.
@@ -123,7 +123,7 @@ def pretend_replicas(count: int | None) -> Iterator[None]:
 
 
 def launchers_of(strategy: tf.distribute.Strategy) -> list[Any]:
-    """The launchers of collectives, one for each local replica of a strategy of several workers.
+    """Return the launchers of collectives, one for each local replica of a strategy of several workers.
 
     They share the group, instance keys and ordering tokens of the all-reduces, so all collectives run in one order.
     """
@@ -135,7 +135,7 @@ _meshes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def launcher_in_group(strategy: Any, local: int, group: int, size: int) -> Any:
-    """The launcher of a local replica of a strategy of several workers for collectives in a group of its replicas.
+    """Return the launcher of a local replica of a strategy of several workers for collectives in a group of its replicas.
 
     Groups have different numbers, the same on all workers. A group has its own key, and instance keys that no other has, as
     data is sent under the instance key alone. It shares the ordering token of the replica's other collectives. Without it,
@@ -153,7 +153,7 @@ def launcher_in_group(strategy: Any, local: int, group: int, size: int) -> Any:
 
 
 def gather_in_group(launcher: Any, tensor: tf.Tensor, axis: int, equal: bool) -> tf.Tensor:
-    """Concatenates the tensors of a group along an axis, in the order of its replicas; `equal`: their shapes are.
+    """Concatenate the tensors of a group along an axis, in the order of its replicas; `equal`: their shapes are.
 
     Context: a graph.
     """
@@ -166,12 +166,12 @@ def gather_in_group(launcher: Any, tensor: tf.Tensor, axis: int, equal: bool) ->
 
 
 def sum_in_group(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
-    """Sums the tensors of a group. Context: a graph."""
+    """Sum the tensors of a group. Context: a graph."""
     return launcher.all_reduce(tensor)
 
 
 def all_to_all(launcher: Any, rows: tf.Tensor) -> tf.Tensor:
-    """Sends matrix row r of `rows` to replica r; matrix row s of the result comes from replica s. The shapes are equal.
+    """Send matrix row r of `rows` to replica r; matrix row s of the result comes from replica s. The shapes are equal.
 
     Context: a graph; once for each replica of the strategy.
     """
@@ -191,7 +191,7 @@ def all_to_all(launcher: Any, rows: tf.Tensor) -> tf.Tensor:
 
 
 def all_gather(launcher: Any, shard: tf.Tensor) -> tf.Tensor:
-    """Concatenates the tensors of all replicas; their shapes are equal. Context as `all_to_all`."""
+    """Concatenate the tensors of all replicas; their shapes are equal. Context as `all_to_all`."""
     gathered: Any = launcher._all_gather(shard, None)
     gathered.set_shape([launcher._group_size * shard.shape[0], *shard.shape[1:]])
     return gathered
@@ -202,7 +202,7 @@ current_device = device_util.current
 
 
 def memory_limit(device: str) -> int | None:
-    """The bytes that TensorFlow may take of a device, such as "GPU:0"; None without it. Initializes the devices."""
+    """Return the bytes that TensorFlow may take of a device, such as "GPU:0"; None without it. Initializes the devices."""
     current: Any = context.context()
     current.ensure_initialized()
     wanted = tf.DeviceSpec.from_string(device)

@@ -37,7 +37,7 @@ def variables_without_memory() -> Iterator[None]:
 
 
 def variable_without_value(shape: Any, dtype: Any, name: str, trainable: Any = True) -> Any:
-    """A variable with a handle, a shape and no value."""
+    """Return a variable with a handle, a shape and no value."""
     return UninitializedVariable(trainable=trainable, shape=shape, dtype=dtype, name=name)
 
 

@@ -14,7 +14,7 @@ _setting = ("auto", MEMORY_SHARE)
 
 
 def keep_data_on(place: str = "auto", memory_share: float = MEMORY_SHARE) -> None:
-    """Sets the placement of the arrays given to `fit`, `evaluate` and `predict`, from the next call on.
+    """Set the placement of the arrays given to `fit`, `evaluate` and `predict`, from the next call on.
 
     On a GPU the samples of a batch are selected from the arrays there, and nothing is copied between steps. On the host they
     are selected there, each GPU receives its own samples, and the next batches are copied while a step runs. `fit` prints
@@ -50,7 +50,7 @@ class DataHome:
 def data_home(
     size: int, devices: Sequence[str], dense: bool, free: Callable[[str], int | None] | None = None
 ) -> DataHome:
-    """Chooses the placement of the arrays, of `size` bytes, for the replicas on `devices`.
+    """Choose the placement of the arrays, of `size` bytes, for the replicas on `devices`.
 
     `dense`: GPUs can hold all of them (no strings, ragged or sparse tensors). `free(device)`: its free bytes, None where
     they are not known.

@@ -13,7 +13,7 @@ _GROUP = Path("/sys/fs/cgroup")
 
 
 def grow_gpu_memory(enabled: bool = True) -> list[str]:
-    """Lets TensorFlow allocate the memory of every GPU on demand, instead of nearly all of it at the start.
+    """Let TensorFlow allocate the memory of every GPU on demand, instead of nearly all of it at the start.
 
     For machines that several programs share, and to see a program's demand in `nvidia-smi`. Allocated memory is not returned
     before the program ends, and fragments more. Call it before anything else uses TensorFlow's devices.
@@ -46,7 +46,7 @@ def grow_gpu_memory(enabled: bool = True) -> list[str]:
 
 
 def free_memory(device: str) -> int | None:
-    """The bytes that TensorFlow may still take on a GPU; None where that is not known."""
+    """Return the bytes that TensorFlow may still take on a GPU; None where that is not known."""
     limit = memory_limit(device)
     try:
         taken = tf.config.experimental.get_memory_info(device)["current"]
@@ -67,7 +67,7 @@ class PeakMemory:
         self.reset()
 
     def reset(self) -> None:
-        """Restarts the measurement."""
+        """Restart the measurement."""
         for gpu in self._gpus:
             tf.config.experimental.reset_memory_stats(gpu)
         if not self._gpus:
@@ -79,13 +79,13 @@ class PeakMemory:
                 ) from error
 
     def most(self) -> int:
-        """Peak bytes since `reset`, of the device with the highest peak."""
+        """Return peak bytes since `reset`, of the device with the highest peak."""
         if self._gpus:
             return max(tf.config.experimental.get_memory_info(gpu)["peak"] for gpu in self._gpus)
         return bytes_in(STATUS, "VmHWM")
 
     def limit(self) -> int:
-        """Bytes of the smallest device; for the host, the memory of this process plus the free memory."""
+        """Return bytes of the smallest device; for the host, the memory of this process plus the free memory."""
         if self._gpus:
             return min(memory_limit(gpu) or 0 for gpu in self._gpus)
         used = bytes_in(STATUS, "VmRSS")
@@ -97,13 +97,13 @@ class PeakMemory:
 
 
 def bytes_in(file: Path, name: str) -> int:
-    """The bytes that a file of proc(5) gives under a name, as in `VmRSS:  1234 kB`."""
+    """Return the bytes that a file of proc(5) gives under a name, as in `VmRSS:  1234 kB`."""
     line = next(line for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
 
 
 def in_words(size: float) -> str:
-    """A number of bytes as readable text."""
+    """Return a number of bytes as readable text."""
     for unit in ("bytes", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}"

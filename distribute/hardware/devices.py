@@ -15,7 +15,7 @@ _THIS_PROCESS = "localhost"  # the job of device names without one
 
 
 def simulate_devices(count: int) -> list[str]:
-    """Splits the CPU into `count` logical devices, to try several replicas on a machine without accelerators.
+    """Split the CPU into `count` logical devices, to try several replicas on a machine without accelerators.
 
     Call it before anything else uses TensorFlow's devices: they cannot be changed later. A second call with the same
     count does nothing.
@@ -53,40 +53,40 @@ def simulate_devices(count: int) -> list[str]:
 
 
 def simulate_replicas() -> None:
-    """Creates one device for each replica that the launcher requested, on a machine without GPUs."""
+    """Create one device for each replica that the launcher requested, on a machine without GPUs."""
     if replicas_per_worker() > 1 and not tf.config.list_physical_devices("GPU"):
         simulate_devices(replicas_per_worker())
 
 
 def gpu_details() -> list[dict[str, Any]]:
-    """What TensorFlow knows of each visible GPU; starts no device."""
+    """Return what TensorFlow knows of each visible GPU; starts no device."""
     return [*map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))]
 
 
 @functools.cache  # called for each operation of a step
 def is_gpu(device: str) -> bool:
-    """Whether a device name belongs to a GPU."""
+    """Return whether a device name belongs to a GPU."""
     return tf.DeviceSpec.from_string(device or "CPU:0").device_type == "GPU"
 
 
 def computes_on_gpu() -> bool:
-    """Whether operations created here by this replica run on a GPU. Context: replica."""
+    """Return whether operations created here by this replica run on a GPU. Context: replica."""
     return runs_on_gpu(current_device())
 
 
 def runs_on_gpu(device: str) -> bool:
-    """Whether an operation with this requested device, or with none, runs on a GPU."""
+    """Return whether an operation with this requested device, or with none, runs on a GPU."""
     return is_gpu(device) if device else bool(tf.config.list_logical_devices("GPU"))
 
 
 def wait_for_accelerators() -> None:
-    """Waits until GPUs, which run ahead of Python, have finished all work: for reading a clock."""
+    """Wait until GPUs, which run ahead of Python, have finished all work: for reading a clock."""
     if tf.config.list_physical_devices("GPU"):
         tf.test.experimental.sync_devices()
 
 
 def resolve_devices(devices: Sequence[str]) -> list[str]:
-    """The full names of devices: "/job:localhost/replica:0/task:0/device:GPU:0" for "GPU:0" (of this process).
+    """Return the full names of devices: "/job:localhost/replica:0/task:0/device:GPU:0" for "GPU:0" (of this process).
 
     A ValueError for a device that does not exist lists the existing ones.
     """
@@ -110,7 +110,7 @@ def resolve_devices(devices: Sequence[str]) -> list[str]:
 
 
 def check_exist(argument: str, devices: Sequence[str]) -> None:
-    """Raises a ValueError for devices of this process that do not exist: TensorFlow would silently use the CPU instead."""
+    """Raise a ValueError for devices of this process that do not exist: TensorFlow would silently use the CPU instead."""
     for name in devices:
         spec = tf.DeviceSpec.from_string(name)
         if spec.job in (None, _THIS_PROCESS) and spec.device_type and _full(spec) not in _find_existing():

@@ -50,7 +50,7 @@ def simulate_scaling(
     state_per_weight: int = 2,
     activation_bytes: float = 0.0,
 ) -> list[ScaledStep]:
-    """Estimates the step time of synchronous data parallelism, and each replica's memory, on other numbers of replicas.
+    """Estimate the step time of synchronous data parallelism, and each replica's memory, on other numbers of replicas.
 
     The global batch grows with the replicas. Memory is that of `MirroredStrategy` and `MultiWorkerMirroredStrategy`: every
     replica has all weights, gradients and optimizer state. The defaults of links are those measured for two processes with
@@ -132,7 +132,7 @@ def _tree(partners: int, size: float, bandwidth: float, latency: float) -> float
 def _sum_seconds(
     algorithm: str, replicas: int, within: int, size: float, network: _Link, local: _Link
 ) -> tuple[float, float]:
-    """Seconds for the all-reduce, and the bytes that each machine sends over the network.
+    """Return seconds for the all-reduce, and the bytes that each machine sends over the network.
 
     With B bytes of gradients, n partners, bandwidth b and latency l of a message, times the collectives, it takes
 
@@ -157,5 +157,5 @@ def _sum_seconds(
 
 
 def _slowest(replicas: int) -> float:
-    """The expected largest of so many draws of a normal distribution, in standard deviations (Blom, 1958)."""
+    """Return the expected largest of so many draws of a normal distribution, in standard deviations (Blom, 1958)."""
     return statistics.NormalDist().inv_cdf((replicas - 0.375) / (replicas + 0.25))

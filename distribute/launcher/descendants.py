@@ -25,7 +25,7 @@ def die_with_parent() -> None:
 
 
 def end_descendants() -> None:
-    """Kills the children of this process, and orphans that become its children, until none is left."""
+    """Kill the children of this process, and orphans that become its children, until none is left."""
     until = time.monotonic() + _LONGEST_SWEEP
     while time.monotonic() < until:
         known = {pid: stat_of(pid) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))}
@@ -43,7 +43,7 @@ def end_descendants() -> None:
 
 
 def bury_orphans(mine: set[int]) -> None:
-    """Reaps ended orphans of workers; the processes in `mine` are reaped elsewhere."""
+    """Reap ended orphans of workers; the processes in `mine` are reaped elsewhere."""
     with contextlib.suppress(ChildProcessError):
         while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if ended.si_pid in mine:
@@ -52,7 +52,7 @@ def bury_orphans(mine: set[int]) -> None:
 
 
 def stat_of(pid: int) -> list[str] | None:
-    """The fields of proc(5) for a process from its state on; None where it has ended or is not known."""
+    """Return the fields of proc(5) for a process from its state on; None where it has ended or is not known."""
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as file:
             return file.read().rpartition(")")[2].split() or None

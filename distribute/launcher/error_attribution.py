@@ -61,7 +61,7 @@ class Failure:
 
 
 def attribute(processes: Sequence[ProcessState], now: float) -> list[Failure]:
-    """The processes that failed by themselves, the first one first; empty where none has failed.
+    """Return the processes that failed by themselves, the first one first; empty where none has failed.
 
     A process that only reports a lost peer, or a peer's error, is left out, unless no other process failed.
     """
@@ -81,7 +81,7 @@ def attribute(processes: Sequence[ProcessState], now: float) -> list[Failure]:
 
 
 def how_it_ended(code: int) -> str:
-    """An exit status as text.
+    """Return an exit status as text.
 
     >>> how_it_ended(3), how_it_ended(-9)
     ('exited with status 3', 'was killed by SIGKILL')
@@ -93,7 +93,7 @@ def how_it_ended(code: int) -> str:
 
 
 def _blame(process: ProcessState, by_name: Mapping[str, ProcessState]) -> Blame | None:
-    """A failed process's report about others, if it can be a cause: an error may name a process that passed it on."""
+    """Return a failed process's report about others, if it can be a cause: an error may name a process that passed it on."""
     if process.error is not None:
         blame = process.error.blame
     elif process.code is not None and process.code < 0 and -process.code not in _OWN_FAULTS:
@@ -126,7 +126,7 @@ def _describe_stop(process: ProcessState, since: float, now: float) -> Failure:
 
 
 def _describe_end(process: ProcessState, now: float) -> Failure:
-    """The failure of a process that has ended or recorded an error."""
+    """Return the failure of a process that has ended or recorded an error."""
     code, record, error = process.code, process.record, process.error
     status = 1 if code is None or code == 0 else code if code > 0 else 128 - code
     if record is not None and error is not None:
@@ -145,7 +145,7 @@ def _describe_end(process: ProcessState, now: float) -> Failure:
 
 
 def _describe_loss(lost: ProcessState, survivor: ProcessState, now: float) -> Failure:
-    """The failure of a process that others lost, and that has not failed itself."""
+    """Return the failure of a process that others lost, and that has not failed itself."""
     noticed = survivor.ended if survivor.error is None else survivor.error.time
     if lost.code is not None:
         early = f"ended early, with status 0, while {survivor.task.name} still needed it"
@@ -171,7 +171,7 @@ def _position(process: ProcessState) -> str:
 
 
 def _same(error: str, record: Record) -> str:
-    """An error and its step, without numbers that differ between attempts."""
+    """Return an error and its step, without numbers that differ between attempts."""
     return f"{re.sub(r'0x[0-9a-fA-F]+|[0-9]+', '#', error)} | {record.position}"
 
 

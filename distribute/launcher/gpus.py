@@ -39,7 +39,7 @@ class Gpu:
 
 
 def read_gpus() -> list[Gpu]:
-    """All GPUs of the machine, regardless of CUDA_VISIBLE_DEVICES; [] without an NVIDIA driver."""
+    """Return all GPUs of the machine, regardless of CUDA_VISIBLE_DEVICES; [] without an NVIDIA driver."""
     return parse(_nvidia_smi() or "")
 
 
@@ -64,7 +64,7 @@ def _nvidia_smi() -> str | None:
 
 
 def parse(listing: str) -> list[Gpu]:
-    """The GPUs in the output of `nvidia-smi --query-gpu`, errors included."""
+    """Return the GPUs in the output of `nvidia-smi --query-gpu`, errors included."""
     gpus = []
     for line in listing.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -81,7 +81,7 @@ def parse(listing: str) -> list[Gpu]:
 
 
 def visible(gpus: Sequence[Gpu]) -> list[str]:
-    """The CUDA_VISIBLE_DEVICES values of the usable GPUs, idle ones first; lost ones are left out.
+    """Return the CUDA_VISIBLE_DEVICES values of the usable GPUs, idle ones first; lost ones are left out.
 
     GPUs that this process's own CUDA_VISIBLE_DEVICES names are used as given.
     """
@@ -94,7 +94,7 @@ def visible(gpus: Sequence[Gpu]) -> list[str]:
 
 
 def environment_of(names: Sequence[str], alone: bool = True) -> dict[str, str]:
-    """The variables of a worker with the GPUs `names`, on one machine if `alone`; the user's NCCL settings stay."""
+    """Return the variables of a worker with the GPUs `names`, on one machine if `alone`; the user's NCCL settings stay."""
     wanted = {"CUDA_VISIBLE_DEVICES": ",".join(names)}
     if "CUDA_VISIBLE_DEVICES" not in os.environ:  # else the user may use CUDA's own numbers
         wanted["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as nvidia-smi counts

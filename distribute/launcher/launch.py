@@ -132,7 +132,7 @@ class Launcher:
                 return 128 + self._stopping
 
     def _watch(self, processes: Processes) -> list[Failure]:
-        """One attempt, until all scripts have ended well ([]) or the failed processes are known."""
+        """Return one attempt, until all scripts have ended well ([]) or the failed processes are known."""
         spares = {}
         deadline, failures = None, []
         while processes.scripts_left:
@@ -174,7 +174,7 @@ class Launcher:
         return self._lost_at == before
 
     def _replace(self, task: Task, code: int, restarts: Restarts, processes: Processes) -> None:
-        """Restarts a task that the others can do without, if restarts are left."""
+        """Restart a task that the others can do without, if restarts are left."""
         if (pause := restarts.next(None)) is None:
             _say(f"{task.name} {how_it_ended(code)}: training continues without it")
         else:
@@ -182,7 +182,7 @@ class Launcher:
             processes.start_later(task, pause)
 
     def _silent(self, processes: Processes) -> bool:
-        """Whether a task has been stopped for too long; a replaceable one is ended and replaced."""
+        """Return whether a task has been stopped for too long; a replaceable one is ended and replaced."""
         if not processes.several:
             return False
         timeout = self.layout.timeout
@@ -193,7 +193,7 @@ class Launcher:
         return any(task.role != "spare" for task in processes.find_stopped(timeout + _PATIENCE))
 
     def _settle(self, processes: Processes) -> list[Failure]:
-        """The failures, once the failed processes have ended and written their records, or after a short wait."""
+        """Return the failures, once the failed processes have ended and written their records, or after a short wait."""
         until = time.monotonic() + _SETTLE
         while True:
             processes.wait_for_ended()
@@ -235,7 +235,7 @@ class Launcher:
 
 
 def _describe_unwilling(processes: Processes, number: int) -> Failure:
-    """The failure of a worker that did not end within its grace period after a signal."""
+    """Return the failure of a worker that did not end within its grace period after a signal."""
     what = f"did not end after {signal.Signals(number).name}"
     return Failure(processes.any_script().name, what, time.time(), 1)
 

@@ -23,7 +23,7 @@ _BARE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-
 
 
 def plain(text: str) -> str:
-    r"""A line without terminal commands: escape sequences, control characters, changes of text direction.
+    r"""Return a line without terminal commands: escape sequences, control characters, changes of text direction.
 
     Text before a carriage return is left out, as on a terminal.
 
@@ -51,7 +51,7 @@ class Output:
         self._last = {name: collections.deque[str](maxlen=_LAST_LINES) for name in names}
 
     def add(self, name: str, stdout: IO[bytes], stderr: IO[bytes]) -> None:
-        """Reads the two pipes of `name` from now on, and closes them when they end."""
+        """Read the two pipes of `name` from now on, and close them when they end."""
         if self._log_dir is not None and name not in self._logs:
             self._log_dir.mkdir(parents=True, exist_ok=True)
             restart = f".restart-{self._attempt}" if self._attempt else ""
@@ -61,7 +61,7 @@ class Output:
             self._selector.register(pipe, selectors.EVENT_READ, [name, target, b""])
 
     def pump(self, timeout: float) -> bool:
-        """Writes the output of the next `timeout` seconds; returns whether there was any."""
+        """Write the output of the next `timeout` seconds; return whether there was any."""
         if not self._selector.get_map():
             return False
         events = self._selector.select(timeout)
@@ -70,17 +70,17 @@ class Output:
         return bool(events)
 
     def drain(self) -> None:
-        """Writes the present contents of the pipes; for ended processes, whose pipes other processes may still hold."""
+        """Write the present contents of the pipes; for ended processes, whose pipes other processes may still hold."""
         for _ in range(1000):
             if not self.pump(0):
                 return
 
     def last_lines(self, name: str) -> list[str]:
-        """The last lines that `name` printed, oldest first."""
+        """Return the last lines that `name` printed, oldest first."""
         return list(self._last[name])
 
     def close(self) -> None:
-        """Writes incomplete lines too, and closes everything."""
+        """Write incomplete lines too, and close everything."""
         for key in list(self._selector.get_map().values()):
             self._end(key.fileobj, key.data)
         self._selector.close()

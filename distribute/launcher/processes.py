@@ -44,7 +44,7 @@ class Processes:
             raise
 
     def start(self, task: Task) -> None:
-        """Starts one task in a new session and process group."""
+        """Start one task in a new session and process group."""
         process = subprocess.Popen(
             task.command,
             stdin=subprocess.DEVNULL,
@@ -59,18 +59,18 @@ class Processes:
         self.output.add(task.name, process.stdout, process.stderr)
 
     def start_later(self, task: Task, seconds: float) -> None:
-        """Schedules a task for `start_those_due` in so many seconds."""
+        """Schedule a task for `start_those_due` in so many seconds."""
         self._due.append((time.monotonic() + seconds, task))
 
     def start_those_due(self) -> None:
-        """Starts the tasks that are due."""
+        """Start the tasks that are due."""
         now = time.monotonic()
         for each in [each for each in self._due if each[0] <= now]:
             self._due.remove(each)
             self.start(each[1])
 
     def wait_for_ended(self) -> list[tuple[Task, int]]:
-        """Waits a moment for output; returns the tasks that have ended since, with their exit statuses."""
+        """Wait a moment for output; return the tasks that have ended since, with their exit statuses."""
         began = time.monotonic()
         wrote = self.output.pump(_POLL)
         self._check()
@@ -91,42 +91,42 @@ class Processes:
         return found
 
     def states(self) -> list[ProcessState]:
-        """The states of all processes, for `attribute`."""
+        """Return the states of all processes, for `attribute`."""
         self._check(always=True)
         for each in self._states.values():
             each.lines = self.output.last_lines(each.task.name)
         return list(self._states.values())
 
     def last_lines(self, name: str) -> list[str]:
-        """The last lines that a task's program itself printed, oldest first."""
+        """Return the last lines that a task's program itself printed, oldest first."""
         return own_lines(self.output.last_lines(name))[-_LAST_LINES:]
 
     def is_failing(self) -> bool:
-        """Whether a task that still runs has recorded an error that ends its program."""
+        """Return whether a task that still runs has recorded an error that ends its program."""
         return any(each.error is not None for each in self._find_running())
 
     def find_stopped(self, seconds: float) -> list[Task]:
-        """The tasks that have been stopped (SIGSTOP) for at least so long."""
+        """Return the tasks that have been stopped (SIGSTOP) for at least so long."""
         now = time.time()
         return [s.task for s in self._find_running() if s.stopped is not None and now - s.stopped >= seconds]
 
     def signal(self, number: int) -> None:
-        """Passes a signal on to every task that runs the script."""
+        """Pass a signal on to every task that runs the script."""
         for each in self._find_running():
             if each.task.role == "script":
                 each.process.send_signal(number)
 
     def kill(self, name: str) -> None:
-        """Kills a task."""
+        """Kill a task."""
         self._kill_group(self._states[name].process.pid)
         self._states[name].stopped = None
 
     def any_script(self) -> Task:
-        """A task that still runs the script, for reports."""
+        """Return a task that still runs the script, for reports."""
         return next(each.task for each in self._find_running() if each.task.role == "script")
 
     def end(self, grace: float) -> None:
-        """Ends all: SIGTERM, at most `grace` seconds, SIGKILL; then their remaining children."""
+        """End all: SIGTERM, at most `grace` seconds, SIGKILL; then their remaining children."""
         for each in self._find_running():
             if grace > 0 and each.stopped is None:
                 each.process.send_signal(signal.SIGTERM)
@@ -144,7 +144,7 @@ class Processes:
         return [each for each in self._states.values() if each.code is None]
 
     def _check(self, always: bool = False) -> None:
-        """Reads the records and the states of the running processes."""
+        """Read the records and the states of the running processes."""
         now = time.monotonic()
         if not always and now - self._checked < _EVERY:
             return

@@ -45,7 +45,7 @@ class Task:
 
 
 def _run_of(layout: Layout) -> str:
-    """The run that the user has named, and the attempt; of launchers on several machines all attempts are one."""
+    """Return the run that the user has named, and the attempt; of launchers on several machines all attempts are one."""
     given = os.environ.get(environment.RUN)
     if layout.nnodes > 1:
         return given or f"launch at {layout.endpoint}"
@@ -94,7 +94,7 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
 def _among_machines(
     layout: Layout, index: int, env: Mapping[str, str], script: Sequence[str], machine: str
 ) -> Task:
-    """A worker that meets those of other machines at the endpoint, and gets TF_CONFIG there."""
+    """Return a worker that meets those of other machines at the endpoint, and gets TF_CONFIG there."""
     rank, name = layout.node_rank * layout.workers + index, "worker"
     place = {
         environment.RANK: str(rank),
@@ -138,7 +138,7 @@ def _tf_config(cluster: Mapping[str, Sequence[str]], kind: str, index: int) -> s
 
 
 def _gpus_of_processes(layout: Layout, processes: int) -> list[dict[str, str]]:
-    """The variables that make its GPUs visible to each computing process, worker after worker."""
+    """Return the variables that make its GPUs visible to each computing process, worker after worker."""
     of_machine = gpus.read_gpus()
     if not (names := gpus.visible(of_machine)):
         return [{}] * processes

@@ -19,7 +19,7 @@ from .updates import colocate_with, on_parameter_servers, shards_of
 
 
 def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
-    """Entries `[*indices.shape, ...]` of a table on parameter servers, gathered there, so that only those are sent.
+    """Return entries `[*indices.shape, ...]` of a table on parameter servers, gathered there, so that only those are sent.
 
     `indices` are integers of any shape; negative ones count from the end. None where `variable` is not sharded like this.
     """
@@ -55,12 +55,12 @@ def gradient(
 
 
 def rows_of(shard: tf.Variable) -> int:
-    """The length of the first axis of one shard."""
+    """Return the length of the first axis of one shard."""
     return int(shard.shape.as_list()[0] or 0)
 
 
 def _concatenate_gradients(gradients: Sequence[Any], shards: Sequence[tf.Variable]) -> Any:
-    """The gradients of the shards, combined to one of the whole variable."""
+    """Return the gradients of the shards, combined to one of the whole variable."""
     if all(g is None for g in gradients):
         return None
     rows = [rows_of(shard) for shard in shards]
@@ -126,7 +126,7 @@ def _take(original: Any) -> Any:
 
 
 def _for_gpu(indices: Any) -> Any:
-    """Indices in 64 bits instead of 32 in a step on a GPU: TensorFlow adds and reshapes 32-bit ones on the host."""
+    """Return indices in 64 bits instead of 32 in a step on a GPU: TensorFlow adds and reshapes 32-bit ones on the host."""
     step = current_step()
     if step is None or step.in_xla or tf.executing_eagerly() or not computes_on_gpu():
         return indices

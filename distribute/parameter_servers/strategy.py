@@ -76,7 +76,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
 
 
 def check_cluster(jobs: Mapping[str, Any], task_type: str | None) -> None:
-    """Raises a ClusterError for a cluster (task type -> addresses) that cannot train with parameter servers."""
+    """Raise a ClusterError for a cluster (task type -> addresses) that cannot train with parameter servers."""
     for kind, word in (("worker", "worker"), ("ps", "parameter server")):
         if not jobs.get(kind):
             raise ClusterError(
@@ -97,7 +97,7 @@ def check_cluster(jobs: Mapping[str, Any], task_type: str | None) -> None:
 
 
 def pool_of(strategy: Any) -> WorkerPool:
-    """The workers of a strategy; created once."""
+    """Return the workers of a strategy; created once."""
     if strategy.num_replicas_in_sync > 1:
         raise ValueError(
             f"Each worker sees {strategy.num_replicas_in_sync} GPUs, but a worker of a ParameterServerStrategy trains "

@@ -17,13 +17,13 @@ FIRST_SERVER = "/job:ps/replica:0/task:0/device:CPU:0"
 
 
 def on_parameter_servers(strategy: Any = None) -> bool:
-    """Whether the variables of `strategy` (None: the current one) are on parameter servers."""
+    """Return whether the variables of `strategy` (None: the current one) are on parameter servers."""
     strategy = tf.distribute.get_strategy() if strategy is None else strategy
     return isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
 
 
 def update_on_servers(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Runs `fn(*args)`, which writes variables, while no other worker writes.
+    """Run `fn(*args)`, which writes variables, while no other worker writes.
 
     The servers apply the writes of one step after another: otherwise a read-modify-write (a momentum, a moving average,
     a loss scale) could lose the writes of another worker. So `fn` must be a pure function of the variables and of `args`.
@@ -54,7 +54,7 @@ def _mutex(strategy: Any) -> tf.Tensor:
 
 
 def colocate_with(variable: Any) -> Any:
-    """A device scope on the server of `variable`. Elsewhere it does nothing."""
+    """Return a device scope on the server of `variable`. Elsewhere it does nothing."""
     if tf.executing_eagerly() or not on_parameter_servers():
         return contextlib.nullcontext()
     device = getattr(variable, "device", None)
@@ -62,7 +62,7 @@ def colocate_with(variable: Any) -> Any:
 
 
 def send_to_servers(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Each gradient on the server of its variable, so that it is sent before the lock is taken.
+    """Return each gradient on the server of its variable, so that it is sent before the lock is taken.
 
     The dense gradients for one server are sent as one message for each dtype. The gradient of a sharded variable is not
     moved here: its parts are sent to their servers one by one. Context: replica.
@@ -86,7 +86,7 @@ def send_to_servers(gradients: Sequence[Any], variables: Sequence[Any]) -> list[
 
 
 def _as_one_message(tensors: list[tf.Tensor], device: str) -> list[tf.Tensor]:
-    """The tensors, copied to `device`; one dtype, static shapes."""
+    """Return the tensors, copied to `device`; one dtype, static shapes."""
     if len(tensors) == 1:
         with tf.device(device):
             return [tf.identity(tensors[0])]
@@ -97,6 +97,6 @@ def _as_one_message(tensors: list[tf.Tensor], device: str) -> list[tf.Tensor]:
 
 
 def shards_of(variable: Any) -> Sequence[tf.Variable] | None:
-    """The shards of a variable that is sharded over servers; None for any other."""
+    """Return the shards of a variable that is sharded over servers; None for any other."""
     value = raw_value(variable)
     return value.variables if isinstance(value, ShardedVariable) else None

@@ -52,7 +52,7 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Watches the parameter servers until the block is left. Blocks may be nested."""
+        """Watch the parameter servers until the block is left. Blocks may be nested."""
         if self._is_watching:
             yield
             return
@@ -68,7 +68,7 @@ class WorkerPool:
     def phase(
         self, run: Callable[[int, Any], Any], forget: Callable[[int], Any], max_staleness: int | None = None
     ) -> Iterator[Phase]:
-        """Starts a loop on every worker; ends them when the block is left.
+        """Start a loop on every worker; end them when the block is left.
 
         A lost server, or the loss of every worker, is a `ParameterServerError`; an error of `run` is raised unless a lost
         worker caused it.
@@ -93,11 +93,11 @@ class WorkerPool:
         phase.end()
 
     def listens(self, kind: str, index: int) -> bool:
-        """Whether a process listens at the address of a task; a stopped one does."""
+        """Return whether a process listens at the address of a task; a stopped one does."""
         return listens(self.addresses[kind][index], _PROBE)
 
     def check_servers(self, cause: BaseException | None = None) -> None:
-        """Raises a `ParameterServerError` if a parameter server has died or hangs."""
+        """Raise a `ParameterServerError` if a parameter server has died or hangs."""
         for index, problem in self._servers.find_lost().items():
             raise ParameterServerError(
                 f"Parameter server {index} at {self.addresses['ps'][index]} {problem}. Start the cluster again: a fit with "
@@ -123,14 +123,14 @@ class Phase:
     # Called by the coordinator.
 
     def put(self, piece: Any) -> None:
-        """Adds a piece; its attribute `steps` counts for `max_staleness`."""
+        """Add a piece; its attribute `steps` counts for `max_staleness`."""
         with self._changed:
             self._waiting.append(piece)
             self.under_way += 1
             self._changed.notify_all()
 
     def get(self) -> tuple[Any, Any]:
-        """(piece, result) of the next finished piece; waits for it. Raises as `WorkerPool.phase`."""
+        """(piece, result) of the next finished piece; waits for it. Raise as `WorkerPool.phase`."""
         quiet_since = time.monotonic()
         next_probe = quiet_since + _QUIET
         while True:
@@ -149,13 +149,13 @@ class Phase:
                 next_probe = time.monotonic() + _QUIET
 
     def close(self) -> None:
-        """Closes the list: no worker takes another piece."""
+        """Close the list: no worker takes another piece."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Waits until the loops have ended; raises the error that ended one of them."""
+        """Wait until the loops have ended; raise the error that ended one of them."""
         try:
             deadline = time.monotonic() + self._pool.timeout
             while not join_for(self._pool.coordinator, _TICK):
@@ -190,7 +190,7 @@ class Phase:
     # Called by the workers' threads.
 
     def loop(self) -> None:
-        """Takes pieces until the list is closed. Context: host, in the thread of a worker."""
+        """Take pieces until the list is closed. Context: host, in the thread of a worker."""
         worker = current_worker()
         while not self._closed and not self._pool.listens("worker", worker):
             time.sleep(_TICK)

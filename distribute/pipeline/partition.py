@@ -55,14 +55,14 @@ def balance(
 
 
 def stage_costs(costs: Sequence[float], sizes: Sequence[int]) -> list[float]:
-    """The cost of each stage: the sums of `costs` over consecutive runs of `sizes` blocks."""
+    """Return the cost of each stage: the sums of `costs` over consecutive runs of `sizes` blocks."""
     sums = list(itertools.accumulate(costs, initial=0.0))
     edges = itertools.accumulate(sizes, initial=0)
     return [sums[stop] - sums[start] for start, stop in itertools.pairwise(edges)]
 
 
 def _better(value: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
-    """Compares in order; costs that differ only by rounding count as equal."""
+    """Compare in order; costs that differ only by rounding count as equal."""
     for mine, theirs in zip(value, other):
         if not math.isclose(mine, theirs, rel_tol=1e-9):
             return mine < theirs
@@ -70,7 +70,7 @@ def _better(value: tuple[float, float, float], other: tuple[float, float, float]
 
 
 def _too_little_memory(blocks: int, stages: int, memory_of: MemoryOf, limit: float | None) -> str:
-    """Names the need of the largest single block: no smaller limit can be met."""
+    """Name the need of the largest single block: no smaller limit can be met."""
     needed = max(min(memory_of(k, i, i + 1) for k in range(stages)) for i in range(blocks))
     largest = f"the largest block alone needs {needed:.4g}"
     return (

@@ -22,7 +22,7 @@ _planner: Planner | None = None
 
 
 def register_planner(planner: Planner) -> None:
-    """Sets the planner of models. It is above this package: it knows Keras."""
+    """Set the planner of models. It is above this package: it knows Keras."""
     global _planner
     _planner = planner
 
@@ -117,7 +117,7 @@ class Pipeline:
             yield self
 
     def plan(self, model: Any, batch_size: int | None = None) -> Any:
-        """The model's plan, the same on every call: the first call splits it and moves its variables to their stages.
+        """Return the model's plan, the same on every call: the first call splits it and moves its variables to their stages.
 
         Args:
             model: a built Sequential or functional model.
@@ -136,7 +136,7 @@ class Pipeline:
         return plan
 
     def shard(self, level: str) -> None:
-        """Lets each replica hold a part of the optimizer's state: `unisono.distribute.sharded` calls it.
+        """Let each replica hold a part of the optimizer's state: `unisono.distribute.sharded` calls it.
 
         Raises:
             ValueError: a model was split already, whose optimizer state may exist; or the level is not for pipelines.
@@ -154,7 +154,7 @@ class Pipeline:
         self.sharded = level
 
     def summary(self, model: Any = None) -> str:
-        """A table: stages, layers, parameters, cost, memory, expected bubble.
+        """Return a table: stages, layers, parameters, cost, memory, expected bubble.
 
         Args:
             model: the model; None: the one that was last used with this pipeline.
@@ -162,7 +162,7 @@ class Pipeline:
         return self._plan_of(model).summary()
 
     def timeline(self, model: Any = None, transfer: float | Sequence[float] = 0.0) -> Timeline:
-        """One step as a diagram, simulated from the costs of the stages.
+        """Return one step as a diagram, simulated from the costs of the stages.
 
         Args:
             model: the model; None: the one that was last used with this pipeline.
@@ -184,7 +184,7 @@ class Pipeline:
         return self.plan(model)
 
     def remember(self, model: Any) -> None:
-        """Records a model created in the scope, for `summary()` and `timeline()` without an argument."""
+        """Record a model created in the scope, for `summary()` and `timeline()` without an argument."""
         self._newest = weakref.ref(model)
 
 
@@ -203,5 +203,5 @@ def _check_partition(parts: Any, stages: int) -> str | Sequence[Any]:
 
 
 def current_pipeline() -> Pipeline | None:
-    """The pipeline in whose scope this thread is, or None."""
+    """Return the pipeline in whose scope this thread is, or None."""
     return here.pipeline

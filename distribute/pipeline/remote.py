@@ -26,7 +26,7 @@ class StageError(RuntimeError):
 
 
 def connect(addresses: Sequence[str] | None = None, timeout: float | None = None) -> list[str]:
-    """Connects this process to the devices of other processes, and watches these processes from now on.
+    """Connect this process to the devices of other processes, and watch these processes from now on.
 
     In the script the K - 1 serving processes of `launch --stages K` are `/job:worker/task:1` to `/job:worker/task:K-1`;
     local devices belong to stage 0.
@@ -71,7 +71,7 @@ def connect(addresses: Sequence[str] | None = None, timeout: float | None = None
 
 
 def _join(watch: ServerWatch, addresses: Sequence[str]) -> None:
-    """Lets TensorFlow join the cluster in a thread: it would wait without end for a process that is lost meanwhile."""
+    """Let TensorFlow join the cluster in a thread: it would wait without end for a process that is lost meanwhile."""
     cluster: dict[str, Any] = {JOB: watch.addresses, _LOCAL: [own_address(addresses)]}
 
     def join() -> None:
@@ -89,14 +89,14 @@ def _join(watch: ServerWatch, addresses: Sequence[str]) -> None:
 
 
 def connect_if_launched(devices: Any) -> None:
-    """Connects where devices name other processes and the launcher has started them."""
+    """Connect where devices name other processes and the launcher has started them."""
     remote = isinstance(devices, list | tuple) and any("/job:" in str(name) for name in devices)
     if remote and stage_addresses() and _watch is None:
         connect()
 
 
 def raise_if_lost(cause: Exception, devices: Sequence[str], stages: int) -> None:
-    """Raises a `StageError` that names the stage and its address, if one of `stages` stages is lost; otherwise returns."""
+    """Raise a `StageError` that names the stage and its address, if one of `stages` stages is lost; otherwise returns."""
     if _watch is None or not isinstance(cause, tf.errors.OpError):
         return
     stages_of: dict[int, list[int]] = {}
@@ -127,7 +127,7 @@ def _raise_if_lost(watch: ServerWatch, cause: Exception, stages_of: dict[int, li
 
 
 def own_address(addresses: Sequence[str]) -> str:
-    """The address at which these processes reach this one: a free port, on the interface towards other machines.
+    """Return the address at which these processes reach this one: a free port, on the interface towards other machines.
 
     TensorFlow itself would send them "localhost", which means another machine there.
     """
@@ -152,7 +152,7 @@ def _wait_for(address: str, deadline: float, timeout: float) -> None:
 
 
 def _best_device(task: int) -> str:
-    """The GPU of a task, else its CPU; task 0 is this process."""
+    """Return the GPU of a task, else its CPU; task 0 is this process."""
     specs = [tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices()]
     mine = [s for s in specs if (s.job == JOB and s.task == task if task else s.job in (None, _LOCAL))]
     return min(mine, key=lambda spec: (spec.device_type != "GPU", spec.device_type != "CPU")).to_string()

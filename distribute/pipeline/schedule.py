@@ -47,7 +47,7 @@ SCHEDULES: dict[str, Callable[[int, int], list[Job]]] = {"gpipe": gpipe, "1f1b":
 
 
 def forward_only(stages: int, micro_batches: int) -> list[Job]:
-    """The schedule of evaluate and predict: M + K - 1 passes long."""
+    """Return the schedule of evaluate and predict: M + K - 1 passes long."""
     order: Order = [("forward", m) for m in range(micro_batches)]
     return time_jobs([order] * stages)
 
@@ -58,7 +58,7 @@ def time_jobs(
     transfers: Sequence[float] | None = None,
     repeated: Collection[tuple[int, int]] = (),
 ) -> list[Job]:
-    """The jobs, each as soon as its stage is free and its inputs have arrived, sorted by start, then by stage.
+    """Return the jobs, each as soon as its stage is free and its inputs have arrived, sorted by start, then by stage.
 
     So every job follows the jobs that it depends on. Orders that wait for each other are a ValueError.
 
@@ -98,7 +98,7 @@ def time_jobs(
 
 
 def find_needed(stage: int, micro_batch: int, kind: str, stages: int) -> list[tuple[int, int, str]]:
-    """The jobs, as (stage, micro_batch, kind), that this one waits for: at most two."""
+    """Return the jobs, as (stage, micro_batch, kind), that this one waits for: at most two."""
     if kind == "forward":
         return [(stage - 1, micro_batch, "forward")] if stage else []
     needs = [(stage, micro_batch, "forward")]
@@ -116,7 +116,7 @@ def peak_activations(jobs: Sequence[Job]) -> list[int]:
 
 
 def find_rematerialized(jobs: Sequence[Job]) -> set[tuple[int, int]]:
-    """The (stage, micro_batch) pairs whose forward pass runs a second time with rematerialization.
+    """Return the (stage, micro_batch) pairs whose forward pass runs a second time with rematerialization.
 
     A backward pass that directly follows its own forward pass on a stage (the last stage's under 1F1B) uses the existing
     activations: they cost no memory beyond that of the current micro-batch.
@@ -161,7 +161,7 @@ def simulate(
     transfer: float | Sequence[float] = 0.0,
     rematerialize: bool = False,
 ) -> Simulation:
-    """Simulates one step of a pipeline.
+    """Simulate one step of a pipeline.
 
     If each pass of a micro-batch on a stage takes one unit, M micro-batches on K stages take 2 (M + K - 1) units, and
     the bubble is (K - 1) / (M + K - 1), in both schedules. GPipe keeps the activations of all M, 1F1B of at most K - k

@@ -25,7 +25,7 @@ class Timeline:
         self.simulation, self.title, self.unit = simulation, title, unit
 
     def svg(self) -> str:
-        """The diagram as one SVG document."""
+        """Return the diagram as one SVG document."""
         simulation = self.simulation
         below = _TOP + _ROW * simulation.stages
         scale = _WIDTH / simulation.duration if simulation.duration else 1.0
@@ -63,7 +63,7 @@ class Timeline:
         return ElementTree.tostring(root, encoding="unicode") + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the diagram to `path` (an .svg file), replacing an existing file."""
+        """Write the diagram to `path` (an .svg file), replacing an existing file."""
         local_path("path", path).write_text(self.svg(), encoding="utf-8")
 
     def _repr_svg_(self) -> str:

@@ -50,7 +50,7 @@ def all_gather(shards: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def gather_shards(shards: Sequence[tf.Tensor], shapes: Sequence[Sequence[int]]) -> list[tf.Tensor]:
-    """The whole tensors of these shapes, from the replicas' flat shards. Context: replica."""
+    """Return the whole tensors of these shapes, from the replicas' flat shards. Context: replica."""
     return [from_rows(rows, FLAT, num_replicas(), shape) for rows, shape in zip(all_gather(shards), shapes)]
 
 
@@ -68,7 +68,7 @@ def sizes_are_known(rows: tf.Tensor) -> bool:
 
 
 def gather_dense(rows: tf.Tensor) -> tf.Tensor:
-    """The values of all replicas, concatenated along the first axis, on each of them.
+    """Return the values of all replicas, concatenated along the first axis, on each of them.
 
     In one process the sizes along it may differ; over several workers they are equal, and the shape is known.
 
@@ -78,7 +78,7 @@ def gather_dense(rows: tf.Tensor) -> tf.Tensor:
 
 
 def gather_on_host(strategy: tf.distribute.Strategy, shards: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The shards of all replicas; `shards` are those of the local ones. Context: eager, on every worker."""
+    """Return the shards of all replicas; `shards` are those of the local ones. Context: eager, on every worker."""
     with tf.device("CPU:0"):
         if len(shards) == strategy.num_replicas_in_sync:
             return [tf.identity(shard) for shard in shards]
@@ -87,7 +87,7 @@ def gather_on_host(strategy: tf.distribute.Strategy, shards: Sequence[tf.Tensor]
 
 
 def scatter_from_first(strategy: tf.distribute.Strategy, value: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
-    """The local replicas' parts of the first replica's tensor, flat. Context: eager, on every worker."""
+    """Return the local replicas' parts of the first replica's tensor, flat. Context: eager, on every worker."""
     replicas = range(strategy.num_replicas_in_sync)
     rows = tf.stack([tf.reshape(layout.part(value, replica), [-1]) for replica in replicas])
     devices = strategy.extended.worker_devices
@@ -188,7 +188,7 @@ def own_shard(value: Any, shape: Sequence[int] | None = None) -> tf.Tensor:
 
 
 def _shard_of_slices(slices: tf.IndexedSlices, shape: Sequence[int]) -> tf.Tensor:
-    """The shard of the dense value of slices; only the slices that overlap with the shard become dense."""
+    """Return the shard of the dense value of slices; only the slices that overlap with the shard become dense."""
     rows, width = shape[0], math.prod(shape[1:])
     size = -(-rows * width // num_replicas())
     begin = tf.cast(replica_id(), tf.int64) * size
@@ -204,7 +204,7 @@ def _shard_of_slices(slices: tf.IndexedSlices, shape: Sequence[int]) -> tf.Tenso
 
 
 def if_all(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> None:
-    """Runs `then` on every replica where `condition` is true, else `otherwise`; both write, and may contain collectives.
+    """Run `then` on every replica where `condition` is true, else `otherwise`; both write, and may contain collectives.
 
     TensorFlow rejects a collective in a conditional of one replica. So the conditional is created once, in cross-replica
     context, and the replicas run again in its branches, like the steps of a loop. The condition, a bool scalar, is the

@@ -18,12 +18,12 @@ _DEVICES = "state_devices"  # attribute of a Keras variable
 
 
 def keep_state_on(variable: keras.Variable, devices: Sequence[str]) -> None:
-    """Marks a trained variable: its optimizer state is to be sharded by matrix rows over the devices."""
+    """Mark a trained variable: its optimizer state is to be sharded by matrix rows over the devices."""
     setattr(variable, _DEVICES, list(devices))
 
 
 def state_devices(variable: Any) -> list[str]:
-    """The device of each shard of its optimizer state; empty if it is not sharded, or has left the pipeline."""
+    """Return the device of each shard of its optimizer state; empty if it is not sharded, or has left the pipeline."""
     devices = getattr(variable, _DEVICES, [])
     if not devices or not is_plain(raw_value(variable)):
         return []

@@ -32,7 +32,7 @@ _levels: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
-    """Shards the training state over the replicas of a strategy; the results stay the same.
+    """Return shards the training state over the replicas of a strategy; the results stay the same.
 
     Bytes for each float32 parameter of Adam with N replicas, on each of them: 16 without, `4 + 4 + 8 / N` with the level
     "optimizer", `4 + 12 / N` with "gradients", `16 / N` with "weights", and the transient full-size tensors.
@@ -93,7 +93,7 @@ def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
 
 
 def _initialize(original: Callable[..., None], variable: keras.Variable, value: Any) -> None:
-    """Creates the variable inside a Keras variable."""
+    """Create the variable inside a Keras variable."""
     strategy = tf.distribute.get_strategy()
     held, flat = None, level_of(strategy) == "weights"
     if flat or (isinstance(strategy, OnMesh) and _is_weight(variable)):
@@ -105,24 +105,24 @@ def _initialize(original: Callable[..., None], variable: keras.Variable, value: 
 
 
 def _is_weight(variable: keras.Variable) -> bool:
-    """Whether a variable that is being created is trained, or is one that a layer holds, such as a frozen weight."""
+    """Return whether a variable that is being created is trained, or is one that a layer holds, such as a frozen weight."""
     return bool(variable.trainable) or here.moves_weights or is_made_by_layer()
 
 
 def divide_weights(strategy: tf.distribute.Strategy) -> None:
-    """Lets Keras variables that are created under a strategy have its layouts."""
+    """Let Keras variables that are created under a strategy have its layouts."""
     accept_sharded_variables(strategy)
     wrap("_initialize", _initialize)
 
 
 def level_of(strategy: Any = None) -> str | None:
-    """The level of sharding of a strategy (None: the current one); None: nothing is sharded."""
+    """Return the level of sharding of a strategy (None: the current one); None: nothing is sharded."""
     strategy = strategy or tf.distribute.get_strategy()
     return _levels.get(strategy) if strategy.num_replicas_in_sync > 1 else None
 
 
 def _check_nothing_exists(strategy: tf.distribute.Strategy, level: str) -> None:
-    """Raises a ValueError for a level that is set after its variables exist: compiled steps depend on their form.
+    """Raise a ValueError for a level that is set after its variables exist: compiled steps depend on their form.
 
     Those are the unsharded state of a live optimizer, and with "weights" a live unsharded variable.
     """
@@ -161,7 +161,7 @@ def find_unsharded_state(optimizer: Any) -> list[keras.Variable]:
 
 
 def accept_sharded_variables(strategy: tf.distribute.Strategy) -> None:
-    """Lets two methods of `strategy.extended` take sharded variables.
+    """Let two methods of `strategy.extended` take sharded variables.
 
     - `update(variable, fn, args)`, which callbacks of Keras call: `fn` sees whole variables. TensorFlow's own version runs
         `fn` on each copy of the variable with the copies of the arguments; shards are not copies.

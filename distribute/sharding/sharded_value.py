@@ -78,7 +78,7 @@ class ShardedValue(VariableStandIn):
         return self.shards[local_replica_index()]
 
     def read_value(self) -> tf.Tensor:
-        """The whole value, or its stand-in here."""
+        """Return the whole value, or its stand-in here."""
         if here.sees_sharded is not None:
             return tf.convert_to_tensor(here.sees_sharded(self))
         if self._is_on_replica():
@@ -91,7 +91,7 @@ class ShardedValue(VariableStandIn):
             return self.layout.whole(parts, self.shape.as_list())
 
     def assign(self, value: Any) -> Any:
-        """Writes the whole value, or its stand-in here: each replica writes its shard."""
+        """Write the whole value, or its stand-in here: each replica writes its shard."""
         if here.sees_sharded is not None:
             return here.sees_sharded(self).assign(value)
         value = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
@@ -119,7 +119,7 @@ class ShardedValue(VariableStandIn):
         return super().assign_add(value)
 
     def assign_sub(self, value: Any) -> Any:
-        """Subtracts from it."""
+        """Subtract from it."""
         if here.sees_sharded is not None:
             return here.sees_sharded(self).assign_sub(value)
         return super().assign_sub(value)
@@ -140,7 +140,7 @@ class ShardedWeight(ShardedValue):
         return self.traced.handle
 
     def read_value(self) -> tf.Tensor:
-        """The whole weight, or its stand-in here."""
+        """Return the whole weight, or its stand-in here."""
         value = super().read_value()
         record_as_read(self.traced, value)
         return value
@@ -164,23 +164,23 @@ class TensorInPlace(VariableStandIn):
         self.tensor = tensor
 
     def read_value(self) -> tf.Tensor:
-        """The tensor."""
+        """Return the tensor."""
         return self.tensor
 
     def assign(self, value: Any) -> Any:
-        """Replaces it."""
+        """Replace it."""
         self.tensor = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
         return self.tensor
 
 
 def layout_of(variable: Any) -> Layout | None:
-    """How a Keras variable is divided over a mesh; None where it is whole or has flat shards."""
+    """Return how a Keras variable is divided over a mesh; None where it is whole or has flat shards."""
     value = raw_value(variable)
     return value.layout if isinstance(value, ShardedValue) and not value.is_flat else None
 
 
 def is_sharded(variable: Any) -> bool:
-    """Whether the value of a Keras variable has one shard on each replica."""
+    """Return whether the value of a Keras variable has one shard on each replica."""
     return isinstance(raw_value(variable), ShardedValue)
 
 
@@ -219,7 +219,7 @@ def create_in_shards(
 
 
 def shard_variable(variable: keras.Variable, strategy: Any, layout: Layout | None = None) -> None:
-    """Replaces the TensorFlow variable inside a Keras variable by a sharded one, with its value and id. Context: eager."""
+    """Replace the TensorFlow variable inside a Keras variable by a sharded one, with its value and id. Context: eager."""
     whole_value = tf.convert_to_tensor(copies_of(raw_value(variable))[0])
     value = ShardedValue(strategy, list(variable.shape), variable.dtype, variable.name, layout=layout)
     value.assign(whole_value)
@@ -227,7 +227,7 @@ def shard_variable(variable: keras.Variable, strategy: Any, layout: Layout | Non
 
 
 def is_shardable(variable: keras.Variable, shape: Sequence[Any]) -> bool:
-    """Whether the level "weights" shards a variable: trained, of rank two and more.
+    """Return whether the level "weights" shards a variable: trained, of rank two and more.
 
     A vector has a small part of a layer's bytes, and gathering it would take as long.
     """

@@ -13,7 +13,7 @@ _LOWEST_PORT = 10_000
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """The host, without the brackets of IPv6, and the port of "host:port"; a ValueError for any other form."""
+    """Return the host, without the brackets of IPv6, and the port of "host:port"; a ValueError for any other form."""
     host, _, port = address.rpartition(":")
     if not host or "@" in host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"an address must be 'host:port' with a port from 1 to 65535. Received: {address!r}")
@@ -21,24 +21,24 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """The reverse of `split_address`."""
+    """Return the reverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def connect(address: str, seconds: float) -> socket.socket:
-    """A connection to an address, else an OSError; `seconds` is also the timeout of every later operation on it."""
+    """Return a connection to an address, else an OSError; `seconds` is also the timeout of every later operation on it."""
     return socket.create_connection(split_address(address), seconds)
 
 
 def listens(address: str, seconds: float) -> bool:
-    """Whether a process listens at an address; a stopped one does."""
+    """Return whether a process listens at an address; a stopped one does."""
     with contextlib.suppress(OSError), connect(address, seconds):
         return True
     return False
 
 
 def is_here(host: str) -> bool:
-    """Whether this machine has the address."""
+    """Return whether this machine has the address."""
     with contextlib.suppress(OSError):
         family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -48,7 +48,7 @@ def is_here(host: str) -> bool:
 
 
 def claim(address: str) -> socket.socket | None:
-    """Reserves an address until the socket is closed; None if another process has, or it is another machine's."""
+    """Reserve an address until the socket is closed; None if another process has, or it is another machine's."""
     return _claim(f"launch {address}") if is_here(split_address(address)[0]) else None
 
 
@@ -63,7 +63,7 @@ def _claim(name: str) -> socket.socket | None:
 
 
 def end_connections(address: str) -> int:
-    """Ends this process's TCP connections to an address, as if the peer had; returns their number.
+    """End this process's TCP connections to an address, as if the peer had; return their number.
 
     TensorFlow waits on the connections of its gRPC runtime without end for a peer that hangs; this makes it raise
     there.
@@ -77,7 +77,7 @@ def end_connections(address: str) -> int:
 
 
 def keep_alive(address: str, seconds: float) -> None:
-    """Lets the kernel probe this process's connections to an address.
+    """Let the kernel probe this process's connections to an address.
 
     For a restarted machine whose server runs again: it answers, but not on these connections.
     """
@@ -91,7 +91,7 @@ def keep_alive(address: str, seconds: float) -> None:
 
 
 def _connections(address: str) -> Iterator[socket.socket]:
-    """A duplicate of each socket of this process that is connected to an address, whoever opened it."""
+    """Yield a duplicate of each socket of this process that is connected to an address, whoever opened it."""
     try:
         found = socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)
     except OSError:
@@ -112,7 +112,7 @@ def _connections(address: str) -> Iterator[socket.socket]:
 
 
 def why_taken(port: int) -> str | None:
-    """Why no server of this machine can open a port, in the system's words; None: it can."""
+    """Return why no server of this machine can open a port, in the system's words; None: it can."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -144,7 +144,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _port_to_try() -> int:
-    """A random port below the kernel's own range; 0 (any) where that leaves few."""
+    """Return a random port below the kernel's own range; 0 (any) where that leaves few."""
     try:
         first = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):

@@ -26,14 +26,14 @@ def spans_workers(strategy: tf.distribute.Strategy | None = None) -> bool:
 
 
 def first_local_replica(strategy: tf.distribute.Strategy) -> int:
-    """The number, over all workers, of the first replica of this worker."""
+    """Return the number, over all workers, of the first replica of this worker."""
     worker = place_among_workers(strategy)[0]
     # Only these strategies list their devices.
     return worker * len(strategy.extended.worker_devices) if worker else 0
 
 
 def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[list[float]]:
-    """The float64 values of each worker, in the order of the workers; every worker gets all of them.
+    """Return the float64 values of each worker, in the order of the workers; every worker gets all of them.
 
     It costs one small all-reduce; with one worker nothing. All workers must call it, at the same point of the program,
     with the same count of values. Context: host, cross-replica.
@@ -48,12 +48,12 @@ def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = 
 
 
 def from_chief(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[float]:
-    """The chief's (worker 0's) numbers, on every worker: for choices that depend on measured times."""
+    """Return the chief's (worker 0's) numbers, on every worker: for choices that depend on measured times."""
     return exchange(values, strategy)[0]
 
 
 def gather_bytes(payload: bytes, strategy: tf.distribute.Strategy, only_chief: bool = False) -> list[bytes]:
-    """The payload of each worker, in the order of the workers. All workers must call it.
+    """Return the payload of each worker, in the order of the workers. All workers must call it.
 
     The workers send one after the other, a few megabytes at a time, so that memory is needed only for the kept payloads.
     With `only_chief` the chief alone keeps those of the others, and they get nothing.
@@ -90,7 +90,7 @@ def check_same_everywhere(
     strategy: tf.distribute.Strategy | None = None,
     with_chief: bool = False,
 ) -> None:
-    """Raises a ValueError where workers differ in values that must be the same. All workers must call it.
+    """Raise a ValueError where workers differ in values that must be the same. All workers must call it.
 
     `values` are short JSON values, hashes of long ones, by names such as "samples of `x`". `what` is the subject of
     the comparison, for the message, for instance "the arguments of fit". With `with_chief` each worker compares with the
@@ -117,9 +117,9 @@ def check_same_everywhere(
 
 
 def check_same_variable(strategy: tf.distribute.Strategy, name: str, kind: str) -> None:
-    """Rejects a variable whose `kind`, dtype and shape, differs between workers: its initial value could not be the chief's.
+    """Reject a variable whose `kind`, dtype and shape, differs between workers: its initial value could not be the chief's.
 
-    Names may differ, as Keras numbers layers. Raises as `check_same_everywhere`.
+    Names may differ, as Keras numbers layers. Raise as `check_same_everywhere`.
     """
     number = _created[strategy] = _created.get(strategy, 0) + 1
     try:
@@ -153,7 +153,7 @@ def place_among_workers(strategy: Any = None) -> tuple[int, int]:
 
 
 def _sum(strategy: tf.distribute.Strategy, rows: np.ndarray) -> np.ndarray:
-    """The sums over workers, in the dtype of `rows`, float64 or int64."""
+    """Return the sums over workers, in the dtype of `rows`, float64 or int64."""
     add = _sums.get(strategy)
     ran_before = add is not None
     if add is None:

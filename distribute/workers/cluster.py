@@ -76,7 +76,7 @@ def find_hosts(blame: Blame | None) -> str:
 
 
 def cluster_of(resolver: Any) -> Cluster | None:
-    """The cluster that a strategy's resolver describes; None if it names none."""
+    """Return the cluster that a strategy's resolver describes; None if it names none."""
     if resolver is None or resolver.task_type is None:
         return None
     jobs = {kind: tuple(tasks) for kind, tasks in resolver.cluster_spec().as_dict().items()}
@@ -124,14 +124,14 @@ def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
 
 
 def _read_evaluator(task: dict[str, Any], jobs: Mapping[str, tuple[str, ...]]) -> Cluster:
-    """An evaluator alone, as it takes no part in training; Kubeflow's TFJob does not name it in `cluster`."""
+    """Return an evaluator alone, as it takes no part in training; Kubeflow's TFJob does not name it in `cluster`."""
     known = jobs.get("evaluator") or ("localhost:1",)
     kind, index = _read_task({"index": 0, **task}, {"evaluator": known})
     return Cluster({"evaluator": known}, kind, index)
 
 
 def rename_master(config: dict[str, Any]) -> dict[str, Any]:
-    """The same without `master`, the former name of the chief."""
+    """Return the same without `master`, the former name of the chief."""
     cluster, task = config["cluster"], config.get("task")
     if "master" in cluster and "chief" not in cluster:
         cluster = {"chief" if kind == "master" else kind: tasks for kind, tasks in cluster.items()}
@@ -200,7 +200,7 @@ def _find_place() -> tuple[int, int, bool]:
 
 
 def is_chief() -> bool:
-    """Whether this process writes files, logs and the progress bar; true for a single process.
+    """Return whether this process writes files, logs and the progress bar; true for a single process.
 
     Examples:
         >>> if unisono.distribute.is_chief():
@@ -210,7 +210,7 @@ def is_chief() -> bool:
 
 
 def num_workers() -> int:
-    """Processes that train together; 1 where the environment and the current strategy name no cluster.
+    """Return processes that train together; 1 where the environment and the current strategy name no cluster.
 
     Examples:
         >>> unisono.distribute.num_workers()

@@ -42,7 +42,7 @@ _joined = False
 
 
 def install() -> None:
-    """Guards every MultiWorkerMirroredStrategy that is created from now on; a second call does nothing."""
+    """Guard every MultiWorkerMirroredStrategy that is created from now on; a second call does nothing."""
     task = ""  # without a cluster
     with contextlib.suppress(ClusterError):  # creating a strategy raises the error
         if (cluster := read_cluster()) is not None:
@@ -54,13 +54,13 @@ def install() -> None:
 
 
 def _check_tf_config() -> None:
-    """Raises the errors of TF_CONFIG, and renames its `master` for TensorFlow."""
+    """Raise the errors of TF_CONFIG, and rename its `master` for TensorFlow."""
     if read_cluster() is not None and '"master"' in os.environ["TF_CONFIG"]:
         os.environ["TF_CONFIG"] = json.dumps(rename_master(json.loads(os.environ["TF_CONFIG"])))
 
 
 def _join(resolver: Any, start: Callable[[], None]) -> None:
-    """Joins the cluster of `resolver` by `start()`."""
+    """Join the cluster of `resolver` by `start()`."""
     global _joined
     cluster = cluster_of(resolver)
     if _joined or cluster is None or cluster.task_type not in ("chief", "worker"):
@@ -94,7 +94,7 @@ def _leave_together(cluster: Cluster, seconds: float) -> None:
     over, left = threading.Event(), threading.Event()
 
     def agree() -> None:
-        """Runs in a thread of its own, because calls into TensorFlow have no bound where the leader hangs."""
+        """Run in a thread of its own, because calls into TensorFlow have no bound where the leader hangs."""
         over.wait()
         end = time.monotonic() + seconds
         with contextlib.suppress(tf.errors.OpError):
@@ -113,7 +113,7 @@ def _leave_together(cluster: Cluster, seconds: float) -> None:
 
 
 def digest_program() -> str:
-    """A digest of the running script; "" without a file (a notebook, a prompt)."""
+    """Return a digest of the running script; "" without a file (a notebook, a prompt)."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
@@ -122,7 +122,7 @@ def digest_program() -> str:
 
 
 def _run_bounded(start: Callable[[], None], timeout: float) -> None:
-    """Runs `start`; ends the process with a message on a timeout, because TensorFlow offers no other way to stop it."""
+    """Run `start`; end the process with a message on a timeout, because TensorFlow offers no other way to stop it."""
 
     def give_up() -> None:
         print(

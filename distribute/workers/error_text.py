@@ -50,7 +50,7 @@ class Blame:
 
 
 def blame_in(text: str) -> Blame | None:
-    """The processes that a text blames; None where it names none.
+    """Return the processes that a text blames; None where it names none.
 
     >>> blame_in("lost contact with worker 2: worker 0 has waited 11 s").lost
     ('worker 2',)
@@ -106,7 +106,7 @@ _ENGINE = re.compile(
 
 
 def is_own_file(path: str) -> bool:
-    """Whether a frame's file is the user's: not of a library, Python or Unisono."""
+    """Return whether a frame's file is the user's: not of a library, Python or Unisono."""
     return not (
         any(folder in path for folder in _LIBRARIES)
         or path.startswith((_OURS, _PYTHON, "<frozen"))
@@ -115,12 +115,12 @@ def is_own_file(path: str) -> bool:
 
 
 def is_unisono_file(path: str) -> bool:
-    """Whether a frame's file is one of this library."""
+    """Return whether a frame's file is one of this library."""
     return path.startswith(_OURS)
 
 
 def own_lines(lines: Iterable[str]) -> list[str]:
-    """The program's own lines of its output: no log of TensorFlow, no frame of a library, no blank line."""
+    """Return the program's own lines of its output: no log of TensorFlow, no frame of a library, no blank line."""
     kept = []
     dropping = False  # in a frame that is not the user's
     in_graph = False  # in the list of places at which a node was created
@@ -140,5 +140,5 @@ def own_lines(lines: Iterable[str]) -> list[str]:
 
 
 def essence(text: str) -> str:
-    """The message of an error without TensorFlow's additions; all of it where nothing else is left."""
+    """Return the message of an error without TensorFlow's additions; all of it where nothing else is left."""
     return "\n".join(own_lines(text.splitlines())) or text

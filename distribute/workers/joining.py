@@ -31,7 +31,7 @@ def join_cluster(place: Place | None = None) -> Cluster | None:
 
 
 def check_trains(cluster: Cluster) -> None:
-    """Raises a ClusterError in a process of a cluster that does not train; prepares TensorFlow's strategy in others."""
+    """Raise a ClusterError in a process of a cluster that does not train; prepare TensorFlow's strategy in others."""
     if cluster.task_type not in ("chief", "worker"):
         raise ClusterError(
             f"TF_CONFIG's task type must be 'chief' or 'worker' for a process that trains. Received: "
@@ -41,7 +41,7 @@ def check_trains(cluster: Cluster) -> None:
 
 
 def _divide_gpus(place: Place, peers: list[Peer]) -> None:
-    """Makes this process's share of the machine's GPUs visible, among the processes that see the same ones."""
+    """Make this process's share of the machine's GPUs visible, among the processes that see the same ones."""
     mine, gpus = peers[place.rank], tf.config.list_physical_devices("GPU")
     host, _ = split_address(mine.address)
     sharing = [

@@ -27,7 +27,7 @@ class Launcher(NamedTuple):
 
 
 def read_user_size(environ: Environ) -> str:
-    """The number of processes where the launcher does not tell it; WORLD_SIZE next to RANK counts others."""
+    """Return the number of processes where the launcher does not tell it; WORLD_SIZE next to RANK counts others."""
     return "" if "RANK" in environ else environ.get("WORLD_SIZE", "")
 
 
@@ -39,7 +39,7 @@ def _mpi_host(environ: Environ) -> str:
 
 
 def _slurm_rank(environ: Environ) -> str:
-    """A script under `sbatch` has the variables of task 0, and may be the only process."""
+    """Return a script under `sbatch` has the variables of task 0, and may be the only process."""
     rank = environ.get("SLURM_PROCID", "")
     return "" if rank == "0" and "SLURM_STEP_NUM_TASKS" not in environ else rank
 
@@ -53,7 +53,7 @@ def _slurm_host(environ: Environ) -> str:
 
 
 def _lsf_host(environ: Environ) -> str:
-    """The second host of the rank file: the first is the launch node."""
+    """Return the second host of the rank file: the first is the launch node."""
     with contextlib.suppress(OSError, IndexError):
         return Path(environ.get("LSB_DJOB_RANKFILE", "")).read_text().split()[1]
     return ""
@@ -70,7 +70,7 @@ def _sagemaker_rank(environ: Environ) -> str:
 
 
 def _vertex_machines(environ: Environ) -> list[str]:
-    """The machines that train: those of the pools 0 and 1."""
+    """Return the machines that train: those of the pools 0 and 1."""
     spec = _read_json(environ, "CLUSTER_SPEC")
     pools = spec.get("cluster") if isinstance(spec, dict) else None
     pools = pools if isinstance(pools, dict) else {}  # something else may have this name
@@ -97,7 +97,7 @@ def _read_json(environ: Environ, name: str) -> Any:
 
 
 def _pod_rank(environ: Environ) -> str:
-    """The number of a pod among those of an Indexed Job, or of all jobs of a JobSet."""
+    """Return the number of a pod among those of an Indexed Job, or of all jobs of a JobSet."""
     names = ("JOB_COMPLETION_INDEX", "JOB_INDEX", "PROCESSES_IN_JOB")
     index, job, pods = (environ.get(name) or "0" for name in names)
     whole = names[0] in environ and all(map(str.isdecimal, (index, job, pods)))

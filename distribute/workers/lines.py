@@ -13,7 +13,7 @@ _HTTP2_SETTINGS = 4
 
 
 def tell(connection: socket.socket, said: dict[str, Any]) -> None:
-    """Sends a line, if the peer is still there."""
+    """Send a line, if the peer is still there."""
     with contextlib.suppress(OSError):  # whoever has gone notices itself
         connection.settimeout(ASK)
         connection.sendall(json.dumps(said).encode() + b"\n")
@@ -28,7 +28,7 @@ def hear_line(connection: socket.socket, heard: bytearray, until: float) -> dict
 
 
 def hear(connection: socket.socket, heard: bytearray, until: float) -> None:
-    """Adds the peer's data to `heard`, up to the end of a line or the greeting of gRPC.
+    """Add the peer's data to `heard`, up to the end of a line or the greeting of gRPC.
 
     Data that has arrived is read even after `until`, a time of `time.monotonic()`, because this process may be late itself.
     """
@@ -41,12 +41,12 @@ def hear(connection: socket.socket, heard: bytearray, until: float) -> None:
 
 
 def is_grpc(data: bytes | bytearray) -> bool:
-    """Whether these are the first bytes of a gRPC server: an HTTP/2 SETTINGS frame (RFC 9113, 4.1 and 6.5)."""
+    """Return whether these are the first bytes of a gRPC server: an HTTP/2 SETTINGS frame (RFC 9113, 4.1 and 6.5)."""
     return len(data) >= 9 and data[3] == _HTTP2_SETTINGS and data[5:9] == b"\0\0\0\0"
 
 
 def parse(data: bytes | bytearray) -> dict[str, Any]:
-    """The object of a line; {} where it is none."""
+    """Return the object of a line; {} where it is none."""
     with contextlib.suppress(ValueError, RecursionError):
         if isinstance(said := json.loads(data), dict):
             return said

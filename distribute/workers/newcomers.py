@@ -18,7 +18,7 @@ _waits = False  # whether worker 0, in this process, has heard one
 
 
 def hear_newcomers(listener: socket.socket, mine: dict[str, Any], full: bool) -> Ticker:
-    """Answers at the endpoint, in a thread, for as long as this process runs. `full`: the run takes no more machines."""
+    """Answer at the endpoint, in a thread, for as long as this process runs. `full`: the run takes no more machines."""
     listener.settimeout(_TICK)
 
     def hear() -> bool:
@@ -41,5 +41,5 @@ def hear_newcomers(listener: socket.socket, mine: dict[str, Any], full: bool) ->
 
 
 def newcomer_waits(strategy: tf.distribute.Strategy) -> bool:
-    """Whether a machine waits to join an elastic run. All workers ask, at the same step."""
+    """Return whether a machine waits to join an elastic run. All workers ask, at the same step."""
     return ELASTIC in os.environ and any(row[0] for row in exchange([float(_waits)], strategy))

@@ -66,7 +66,7 @@ class PeerMonitor:
             at_collective(self._count)
 
     def _check(self) -> bool:
-        """Publishes the count and finds late workers; False once there is nothing left to monitor."""
+        """Publish the count and find late workers; False once there is nothing left to monitor."""
         try:
             self._publish()
             since, count = self._since, self._count
@@ -88,7 +88,7 @@ class PeerMonitor:
             self._published = count
 
     def _complaint(self, count: int, waited: float) -> str | None:
-        """The workers that have not reached it; None when all have and may still be computing."""
+        """Return the workers that have not reached it; None when all have and may still be computing."""
         if late := [i for i in range(self._peers) if i != self._me and self._count_of(i, count) < count]:
             names = " and ".join(f"worker {i}" for i in late)
             return (
@@ -113,7 +113,7 @@ class PeerMonitor:
 
 
 def begin(cluster: Cluster, timeout: float) -> None:
-    """Starts the monitor of this process, and reports an error of the program to all workers."""
+    """Start the monitor of this process, and report an error of the program to all workers."""
     global _monitor
     _monitor = PeerMonitor(cluster, timeout)
 

@@ -36,7 +36,7 @@ class Place(NamedTuple):
     elastic: Machines | None = None  # of an elastic launch, whose workers get their numbers when they meet
 
     def __str__(self) -> str:
-        """The problem and the fix."""
+        """Return the problem and the fix."""
         rank, size = self.rank, self.size
         among = f"task {rank} of {size}" if size else f"number {rank} of several, or of one"
         if size is None:
@@ -134,7 +134,7 @@ def _read_addresses(row: Launcher, environ: Mapping[str, str], size: int, job: s
 
 
 def _split_host(text: str) -> tuple[str, str]:
-    """The host and the port, "" without one; an IPv6 address has colons itself."""
+    """Return the host and the port, "" without one; an IPv6 address has colons itself."""
     host, _, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", "")
     return host.strip("[]"), port
 

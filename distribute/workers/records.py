@@ -68,12 +68,12 @@ def short(text: str, most: int = _MOST_TEXT) -> str:
 
 
 def path_of(folder: Path, pid: int) -> Path:
-    """The path of the record of a process of this machine."""
+    """Return the path of the record of a process of this machine."""
     return folder / f"{socket.gethostname()}-{pid}.json"
 
 
 def write(folder: Path, record: Record) -> None:
-    """Replaces the record of this process; an OSError where the file system does not allow it."""
+    """Replace the record of this process; an OSError where the file system does not allow it."""
     path = path_of(folder, record.pid)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(_cut_to_limits(dataclasses.asdict(record))), "utf-8")
@@ -81,7 +81,7 @@ def write(folder: Path, record: Record) -> None:
 
 
 def _cut_to_limits(value: Any) -> Any:
-    """A value of a record with texts and lists cut to the reader's limits."""
+    """Return a value of a record with texts and lists cut to the reader's limits."""
     if isinstance(value, dict):
         return {name: _cut_to_limits(each) for name, each in value.items()}
     if isinstance(value, tuple):
@@ -90,7 +90,7 @@ def _cut_to_limits(value: Any) -> Any:
 
 
 def read(folder: Path, pid: int) -> Record | None:
-    """The record of a process of this machine; None where there is no valid one, whatever the file contains."""
+    """Return the record of a process of this machine; None where there is no valid one, whatever the file contains."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         from ..objects import open_plain  # imports NumPy, which `--help` need not wait for
 
@@ -101,7 +101,7 @@ def read(folder: Path, pid: int) -> Record | None:
 
 
 def _like(example: Any, given: Any) -> Any:
-    """A dataclass from a JSON object whose fields have the types of the example; raises where they have not."""
+    """Return a dataclass from a JSON object whose fields have the types of the example; raises where they have not."""
     found = {}
     for name, like in vars(example).items():
         value: Any = given[name]
@@ -127,7 +127,7 @@ class Recorder:
         self._ticker = Ticker("record", self.update, _PAUSE)
 
     def start(self, folder: str | None, task: str) -> None:
-        """Keeps the record of a task ("worker 1", "ps 0") in the folder of UNISONO_RECORDS; without a folder, none."""
+        """Keep the record of a task ("worker 1", "ps 0") in the folder of UNISONO_RECORDS; without a folder, none."""
         self._record.task = task or self._record.task  # known at the second call where the workers meet first
         if not folder or self._folder is not None:
             return
@@ -143,7 +143,7 @@ class Recorder:
         atexit.register(self._end)
 
     def at_collective(self, count: int) -> None:
-        """Records that this process has reached its monitored collective `count`, or has left it."""
+        """Record that this process has reached its monitored collective `count`, or has left it."""
         self._record.collectives, self._record.since = count, time.time()
 
     @contextlib.contextmanager
@@ -157,7 +157,7 @@ class Recorder:
             self._position = lambda: last
 
     def update(self) -> bool:
-        """Writes the current record; always True, so that the ticker continues."""
+        """Write the current record; always True, so that the ticker continues."""
         if self._folder is None:
             return True
         record = self._record
@@ -192,7 +192,7 @@ report_position = _recorder.report_position
 
 
 def error_record(error: BaseException) -> ErrorRecord:
-    """The record of an error. It is a consequence if it, or its cause, reports a lost peer."""
+    """Return the record of an error. It is a consequence if it, or its cause, reports a lost peer."""
     texts: list[str] = []
     cause, seen = error, set()
     while cause is not None and id(cause) not in seen and len(seen) < _MOST_CAUSES:
@@ -215,7 +215,7 @@ def error_record(error: BaseException) -> ErrorRecord:
 
 
 def at_fatal_error(act: Callable[[BaseException], None]) -> None:
-    """Calls `act` with the error that ends the program, after it was printed."""
+    """Call `act` with the error that ends the program, after it was printed."""
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
@@ -244,7 +244,7 @@ def _ends_program(error: BaseException) -> bool:
 
 
 def _innermost(frames: Iterable[tuple[types.FrameType, int]]) -> str:
-    """The first of `frames` (innermost first) in a file of the user's."""
+    """Return the first of `frames` (innermost first) in a file of the user's."""
     for frame, line in frames:
         if is_own_file(frame.f_code.co_filename):
             return f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{line})"

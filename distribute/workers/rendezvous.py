@@ -31,7 +31,7 @@ _met: tuple[str, ...] = ()  # the workers whom this process has met by `meet`
 
 
 def rendezvous(cluster: Cluster, timeout: float, program: str = "") -> None:
-    """Waits until every worker of the cluster is present; `meet` has the arguments and the errors."""
+    """Wait until every worker of the cluster is present; `meet` has the arguments and the errors."""
     if cluster.workers != _met:
         job = f"{os.environ.get('SLURM_JOB_ID')} {os.environ.get('SLURM_RESTART_COUNT')}"
         meet(
@@ -42,7 +42,7 @@ def rendezvous(cluster: Cluster, timeout: float, program: str = "") -> None:
 
 
 def meet(place: Place, timeout: float, program: str = "") -> tuple[int, list[Peer]]:
-    """Waits until all processes of a launcher, or of TF_CONFIG, are present; returns this one's number, and each's `Peer`.
+    """Wait until all processes of a launcher, or of TF_CONFIG, are present; return this one's number, and each's `Peer`.
 
     Each tells worker 0 its port and the digest of its program ("" is not compared), and gets the same answer: the addresses,
     or the error of worker 0. Worker 0 waits `timeout` seconds, the others as long for worker 0, then as long as it waits.
@@ -118,7 +118,7 @@ class _Host:
         self._notes = ""
 
     def gather(self, listener: socket.socket, timeout: float) -> list[Peer]:
-        """Waits for all workers, and answers them."""
+        """Wait for all workers, and answer them."""
         self._until = time.monotonic() + timeout
         with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
             selector.register(listener, selectors.EVENT_READ, None)
@@ -149,14 +149,14 @@ class _Host:
         return peers
 
     def _seats(self) -> list[Seat]:
-        """The seats in the order of ranks: machine after machine, this one first, those that are complete."""
+        """Return the seats in the order of ranks: machine after machine, this one first, those that are complete."""
         each = range(self._machines.each)
         whole = [[(name, i) for i in each] for name in dict.fromkeys(name for name, _ in self._peers)]
         seats = [seat for machine in whole if all(map(self._peers.get, machine)) for seat in machine]
         return seats[: self._place.size] if _seat_of(self._mine) in seats else []
 
     def _hear(self, selector: selectors.BaseSelector, connection: Any, heard: bytearray, host: str) -> None:
-        """Reads what has arrived; a worker that ends its connection can come again."""
+        """Read what has arrived; a worker that ends its connection can come again."""
         data = b""
         with contextlib.suppress(OSError):
             data = connection.recv(MOST_BYTES)
@@ -228,7 +228,7 @@ def _seat_of(said: dict[str, Any]) -> Seat:
 
 
 def _ask(place: Place, mine: dict[str, Any], timeout: float) -> tuple[int, list[Peer]]:
-    """Another worker: tells worker 0 who it is, again until worker 0 has heard it, and waits for the answer."""
+    """Return another worker: tells worker 0 who it is, again until worker 0 has heard it, and waits for the answer."""
     lost = float(os.environ.get(SINCE, "inf")) if place.elastic else time.time()
     until = time.monotonic() + max(ASK, timeout - max(0.0, time.time() - lost))
     problem, waits = "", False
@@ -275,7 +275,7 @@ def _digest(text: str) -> str:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket at `port`: on loopback if that is the worker's address, else on every interface, like TensorFlow."""
+    """Return a socket at `port`: on loopback if that is the worker's address, else on every interface, like TensorFlow."""
     if host in ("localhost", LOOPBACK):
         return socket.create_server((LOOPBACK, port), backlog=1024)
     if socket.has_dualstack_ipv6():

@@ -15,7 +15,7 @@ _AGAIN = 0.2  # seconds until a process that does not listen is asked once more
 
 
 def answers(address: str, seconds: float = _ANSWER) -> bool:
-    """Whether a gRPC server at "host:port" answers in time; a stopped process only accepts connections."""
+    """Return whether a gRPC server at "host:port" answers in time; a stopped process only accepts connections."""
     heard = bytearray()
     with contextlib.suppress(OSError), connect(address, seconds) as connection:
         hear(connection, heard, time.monotonic() + seconds)
@@ -40,19 +40,19 @@ class ServerWatch:
         ]
 
     def start(self) -> None:
-        """Starts the threads."""
+        """Start the threads."""
         for ticker in self._tickers:
             ticker.start()
 
     def stop(self) -> None:
-        """Ends the threads, in a bounded time."""
+        """End the threads, in a bounded time."""
         for ticker in self._tickers:
             ticker.stop()
         for ticker in self._tickers:
             ticker.stop(_ANSWER + self._pause)
 
     def find_lost(self) -> dict[int, str]:
-        """The problem of each lost server: it was silent for too long, or nothing listens at its address now."""
+        """Return the problem of each lost server: it was silent for too long, or nothing listens at its address now."""
         found = {}
         for number, address in self.addresses.items():
             if number in self._silent:

@@ -13,11 +13,11 @@ class Ticker:
         self._thread = threading.Thread(target=self._run, name=f"unisono-{name}", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, seconds: float = 0.0) -> None:
-        """Ends the thread after its present tick, and waits for that at most `seconds`."""
+        """End the thread after its present tick, and wait for that at most `seconds`."""
         self._ended.set()
         if seconds:
             self._thread.join(seconds)
@@ -28,7 +28,7 @@ class Ticker:
 
 
 def run_in_time(name: str, job: Callable[[], object], seconds: float) -> bool:
-    """Runs `job()` in a thread; returns whether it has ended within `seconds`. Raises the error of `job`."""
+    """Run `job()` in a thread; return whether it has ended within `seconds`. Raise the error of `job`."""
     failed: list[Exception] = []
 
     def run() -> None:

@@ -90,7 +90,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         self._begin(rule)
 
     def on_adopted(self) -> None:
-        """Completes an instance of Keras' class (`adopt` calls this)."""
+        """Complete an instance of Keras' class (`adopt` calls this)."""
         self._begin(make_rule(self.initial_scale, self.dynamic_growth_steps)[1])
 
     def _begin(self, rule: ScaleRule) -> None:
@@ -104,7 +104,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         return ScaleRule(self.dynamic_growth_steps, self.min_scale, self.max_scale)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Builds the inner optimizer for `variables`."""
+        """Build the inner optimizer for `variables`."""
         scale_variables.create(self)
         ensure_built(self.inner_optimizer, list(variables))
         build_base_optimizer(self, list(variables))
@@ -126,13 +126,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
     def apply_gradients(self, grads_and_vars: GradsAndVars, *args: Any, **kwargs: Any) -> Any:
         """As `optimizers.Optimizer.apply_gradients`, with gradients of the scaled loss: they are unscaled here.
 
-        Returns the calls that the inner optimizer has counted; a skipped one is not counted.
+        Return the calls that the inner optimizer has counted; a skipped one is not counted.
         """
         super().apply_gradients(grads_and_vars, *args, **kwargs)
         return call_count(self.inner_optimizer)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Aggregates and unscales the gradients, applies them if all are finite, and moves the scale.
+        """Aggregate and unscales the gradients, apply them if all are finite, and move the scale.
 
         Args:
             grads: gradients of the scaled loss, one for each variable; dense, `tf.IndexedSlices` or None.
@@ -169,14 +169,14 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         return _read_copy(self.dynamic_scale) if noted is None else noted
 
     def _write(self, fn: Any, finite: Any) -> None:
-        """Runs `fn(finite)` so that each copy of the scale's variables is written once."""
+        """Run `fn(finite)` so that each copy of the scale's variables is written once."""
         if in_replica_context():
             once_per_copy(fn)(finite)
         else:
             tf.distribute.get_strategy().run(lambda each: once_per_copy(fn)(each), args=(finite,))
 
     def _move(self, finite: Any, where: Any = None) -> None:
-        """Moves the scale after an update, if `where`, a bool scalar, is true or None. Context: replica."""
+        """Move the scale after an update, if `where`, a bool scalar, is true or None. Context: replica."""
         scale_variables.write(self, next_state(scale_variables.read(self), finite, self.rule), where)
 
     def _close_call(self, finite: Any) -> None:
@@ -218,7 +218,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         self.inner_optimizer.set_weights(list(weights)[own:])
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves the state in Keras' layout; the counters take the places of two numbers that Keras never uses."""
+        """Save the state in Keras' layout; the counters take the places of two numbers that Keras never uses."""
         inner: dict[str, Any] = {}
         self.inner_optimizer.save_own_variables(inner)
         own = scale_variables.to_keras_layout(self)
@@ -228,7 +228,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
             store[str(len(own) + int(key))] = value
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads what `save_own_variables` or plain Keras saved; or the inner optimizer alone, if it was saved alone.
+        """Load what `save_own_variables` or plain Keras saved; or the inner optimizer alone, if it was saved alone.
 
         A model that was trained in float32 has no scale to load: the scale stays what it is.
         """
@@ -242,7 +242,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         scale_variables.from_keras_layout(self, [values[index] for index in range(own)])
 
     def get_config(self) -> dict[str, Any]:
-        """Keras' configuration; the limits of the scale where they are not the defaults."""
+        """Return Keras' configuration; the limits of the scale where they are not the defaults."""
         config = keras.optimizers.LossScaleOptimizer.get_config(self)
         _, default = make_rule(self.initial_scale, self.dynamic_growth_steps)
         if self.rule != default:
@@ -251,7 +251,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """The reverse of `get_config`; takes plain Keras' too."""
+        """Return the reverse of `get_config`; takes plain Keras' too."""
         config = dict(config)
         if isinstance(config.get(LIMITS), dict):
             config |= config.pop(LIMITS)
@@ -270,7 +270,7 @@ def _widen(value: tf.Tensor) -> tf.Tensor:
 
 
 def _widen_gradient(gradient: Any) -> Any:
-    """Sums over replicas and division by the scale happen in float32, also for float16 variables."""
+    """Sum over replicas and division by the scale happen in float32, also for float16 variables."""
     known = isinstance(gradient, tf.Tensor | tf.IndexedSlices)
     return map_values(_widen, gradient) if known else gradient
 

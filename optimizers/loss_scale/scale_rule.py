@@ -38,7 +38,7 @@ class ScaleState(NamedTuple):
 
 
 def next_state(state: ScaleState, finite: Any, rule: ScaleRule) -> ScaleState:
-    """One step of the state machine.
+    """Return one step of the state machine.
 
         finite:      c' = c + 1;  if c' = N:  S' = min(2 S, S_max), c' = 0;  else S' = S
         not finite:  c' = 0;                  S' = max(S / 2, S_min)

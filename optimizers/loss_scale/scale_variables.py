@@ -17,7 +17,7 @@ _lock = threading.RLock()
 
 
 def create(optimizer: Any) -> None:
-    """Creates the variables that do not exist yet, in the order of `variables`; all are scalars.
+    """Create the variables that do not exist yet, in the order of `variables`; all are scalars.
 
     | variable | dtype | |
     |---|---|---|
@@ -40,7 +40,7 @@ def create(optimizer: Any) -> None:
 
 
 def move_to_current_strategy(optimizer: Any) -> None:
-    """Moves the variables of an optimizer that was created outside of the strategy's scope and has not been used.
+    """Move the variables of an optimizer that was created outside of the strategy's scope and has not been used.
 
     `scale_loss` is the first call of a step to its optimizer, often while a function is traced in replica context; the
     variables are then created in another thread.
@@ -72,7 +72,7 @@ def note(optimizer: Any, scale: tf.Tensor) -> None:
 
 
 def find_noted_scale(optimizer: Any) -> tf.Tensor | None:
-    """The scale that the loss was last multiplied with; None if that is not known in the current graph."""
+    """Return the scale that the loss was last multiplied with; None if that is not known in the current graph."""
     step, eager, graph = current_step(), tf.executing_eagerly(), tf.compat.v1.get_default_graph()
     if step is None:
         return None if eager else next(iter(graph.get_collection(_key(optimizer))), None)
@@ -90,7 +90,7 @@ def read(optimizer: Any) -> ScaleState:
 
 
 def write(optimizer: Any, state: ScaleState, where: Any = None) -> None:
-    """Writes this replica's copies if `where`, a bool scalar, is true or None. Context: replica."""
+    """Write this replica's copies if `where`, a bool scalar, is true or None. Context: replica."""
     for variable, value in zip(_state(optimizer), state):
         copy = local_copy(variable)
         copy.assign(value if where is None else tf.where(where, value, copy))
@@ -106,7 +106,7 @@ def _state(optimizer: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def to_keras_layout(optimizer: Any) -> list[np.ndarray]:
-    """The values for Keras' four variables of a `LossScaleOptimizer`, in its order.
+    """Return the values for Keras' four variables of a `LossScaleOptimizer`, in its order.
 
     Keras keeps an iteration count and a learning rate there that nothing reads (both are the inner optimizer's). They
     carry the skipped steps, and the consecutive skipped steps with a half for an overflow in the update under way.

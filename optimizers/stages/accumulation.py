@@ -27,7 +27,7 @@ _HOST = "CPU:0"
 
 
 def create_weight(optimizer: Any) -> None:
-    """Gives the optimizer `accumulated_weight`: the sum of the W since the last update; float64 scalar.
+    """Give the optimizer `accumulated_weight`: the sum of the W since the last update; float64 scalar.
 
     It is not among Keras' own variables of an optimizer, so that a saved state still fits plain Keras.
     """
@@ -47,7 +47,7 @@ def accumulate(
     update: Callable[[Pairs], None],
     branch: Callable[..., None],
 ) -> None:
-    """Carries the aggregated gradients of this call; at every k-th call runs `update` on their weighted mean.
+    """Carry the aggregated gradients of this call; at every k-th call runs `update` on their weighted mean.
 
     With the total sample weights W_i, the gradient of the k batches together is g = sum_i W_i g_i / sum_i W_i. Both
     sums are carried; the division happens once, at the update. `weight_total` is the W of this call.
@@ -108,7 +108,7 @@ class CallsOnHost:
             self._counts = [plain_variable(tf.constant(0)) for _ in self._optimizers]
 
     def begin(self) -> None:
-        """Reads the counts of the device. Context: cross-replica; the graph in which the loop stands."""
+        """Read the counts of the device. Context: cross-replica; the graph in which the loop stands."""
         self._graph = tf.compat.v1.get_default_graph()
         for optimizer, count in zip(self._optimizers, self._counts):
             with tf.device(_HOST):
@@ -128,7 +128,7 @@ class CallsOnHost:
 
 
 def update_is_due(optimizer: Any) -> tf.Tensor:
-    """Whether this call is the k-th since the last update; bool scalar, on the host if known. Context: replica."""
+    """Return whether this call is the k-th since the last update; bool scalar, on the host if known. Context: replica."""
     step = current_step()
     calls = None if step is None else step.calls.get(id(optimizer))
     if calls is None:

@@ -66,7 +66,7 @@ def aggregate_alone(
 
 
 def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tuple[Pairs, CallOptions]:
-    """The pairs and the options of a call of `apply_gradients`, given what `aggregate_gradients` did before.
+    """Return the pairs and the options of a call of `apply_gradients`, given what `aggregate_gradients` did before.
 
     A ValueError if aggregated gradients would be summed, or unscaled, twice.
     """
@@ -110,7 +110,7 @@ def forget_applied(optimizer: Any) -> None:
 
 
 def _alike(pairs: Pairs) -> Pairs:
-    """The first replica's gradients, on every replica.
+    """Return the first replica's gradients, on every replica.
 
     What a user computes with equal numbers need not be equal to the last bit: see `replicas.function_of_its_own`.
     """

@@ -62,7 +62,7 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
 
 
 def _sum_gradients(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
-    """The sum over the replicas, or what the optimizer's `gradient_aggregator` makes of the pairs."""
+    """Return the sum over the replicas, or what the optimizer's `gradient_aggregator` makes of the pairs."""
     aggregator = optimizer.gradient_aggregator
     if options.skip_aggregation or aggregator is no_aggregation:
         return pairs
@@ -86,7 +86,7 @@ def without_overwriting(pairs: Pairs) -> tuple[Pairs, Pairs]:
 
 
 def _largest(value: tf.Tensor) -> tf.Tensor:
-    """The largest value over the replicas, element by element: how Keras reduces the new scales of float8 layers."""
+    """Return the largest value over the replicas, element by element: how Keras reduces the new scales of float8 layers."""
     step, replicas = current_step(), num_replicas()
     if step is not None:
         value = tf.where(step.alive, value, tf.zeros_like(value))
@@ -97,7 +97,7 @@ def _largest(value: tf.Tensor) -> tf.Tensor:
 
 
 def all_reduce_sum_pairs(grads_and_vars: GradsAndVars, pack_below: int = SMALL) -> Pairs:
-    """The default aggregation: the sum over all replicas, the same bits on each.
+    """Return the default aggregation: the sum over all replicas, the same bits on each.
 
         g = sum_r g_r
 
@@ -117,7 +117,7 @@ def all_reduce_sum_pairs(grads_and_vars: GradsAndVars, pack_below: int = SMALL) 
 
 @reuse_equal_operations()
 def reduce_packed(gradients: Sequence[Any], pack_below: int) -> list[Any]:
-    """Sums over replicas; small dense gradients share one collective for each dtype. Context: replica."""
+    """Sum over replicas; small dense gradients share one collective for each dtype. Context: replica."""
     return all_reduce_sum_packed(gradients, pack_below, sums)
 
 
@@ -125,18 +125,18 @@ class Piece:
     """A stage with settings: saved and restored from the fields of its dataclass."""
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, for saving."""
+        """Return the arguments, for saving."""
         return dataclasses.asdict(self)  # type: ignore[call-overload]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """The reverse of `get_config`."""
+        """Return the reverse of `get_config`."""
         return cls(**config)
 
 
 @typing.dataclass_transform(frozen_default=True)
 def piece(cls: type[_Piece]) -> type[_Piece]:
-    """A decorator: makes `cls` a frozen dataclass that Keras can save."""
+    """Return a decorator: makes `cls` a frozen dataclass that Keras can save."""
     return keras.saving.register_keras_serializable("unisono")(dataclasses.dataclass(frozen=True)(cls))
 
 
@@ -200,7 +200,7 @@ class HalfPrecisionAggregation(Piece):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> HalfPrecisionAggregation:
-        """The reverse of `get_config`, also of version 0.2, which had a second argument."""
+        """Return the reverse of `get_config`, also of version 0.2, which had a second argument."""
         return cls(config["dtype"])
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:

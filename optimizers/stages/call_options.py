@@ -34,7 +34,7 @@ class CallOptions:
     update: Any = None
 
     def divisor(self) -> Any:
-        """The divisor of this micro-batch's loss, or what is proportional to it."""
+        """Return the divisor of this micro-batch's loss, or what is proportional to it."""
         if self.weight_total is not None:
             return self.weight_total
         step = current_step()
@@ -54,7 +54,7 @@ _call = _Call()
 
 
 def current_options() -> CallOptions:
-    """The options of the call that this thread is in."""
+    """Return the options of the call that this thread is in."""
     return _call.options
 
 
@@ -70,12 +70,12 @@ def freeze_iterations(optimizer: Any) -> contextlib.AbstractContextManager[None]
 
 
 def find_frozen_count(optimizer: Any) -> Any:
-    """The count that `freeze_iterations` holds for the optimizer, or None."""
+    """Return the count that `freeze_iterations` holds for the optimizer, or None."""
     return _call.counts.get(id(optimizer))
 
 
 def updates_so_far() -> Any:
-    """The number of updates that the optimizer has applied before this one: int64 scalar tensor.
+    """Return the number of updates that the optimizer has applied before this one: int64 scalar tensor.
 
     Raises:
         RuntimeError: called outside of a gradient transformer or a clipping method.
@@ -94,7 +94,7 @@ def updates_so_far() -> Any:
 
 
 def gradients_are_taken(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
-    """Whether the current step collects the gradients, scaled as they are: then nothing is to be applied now.
+    """Return whether the current step collects the gradients, scaled as they are: then nothing is to be applied now.
 
     So do the parts of a synchronous step on parameter servers: the sum of all parts is applied, once. Context: replica.
     """

@@ -24,12 +24,12 @@ def norms_over_shards(copies: Any = 1) -> contextlib.AbstractContextManager[None
 
 
 def over_shards(partial: tf.Tensor) -> tf.Tensor:
-    """The sum of what each replica computed from its shards; where gradients are whole, what this one computed."""
+    """Return the sum of what each replica computed from its shards; where gradients are whole, what this one computed."""
     return all_reduce_sum([partial])[0] if np.any(here.copies_of_shards) else partial
 
 
 def _square_norms(gradients: Sequence[Any]) -> list[tf.Tensor]:
-    """The sum of squares of each gradient; scalars, in at least float32."""
+    """Return the sum of squares of each gradient; scalars, in at least float32."""
     values = [values_of(g) for g in gradients]
     half = (tf.float16, tf.bfloat16)
     squares = [tf.reduce_sum(tf.square(tf.cast(v, tf.float32) if v.dtype in half else v)) for v in values]
@@ -41,13 +41,13 @@ def _square_norms(gradients: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def _stack(scalars: Sequence[tf.Tensor]) -> tf.Tensor:
-    """A vector in the widest of their dtypes."""
+    """Return a vector in the widest of their dtypes."""
     widest = tf.float64 if any(s.dtype == tf.float64 for s in scalars) else tf.float32
     return tf.stack([tf.cast(s, widest) for s in scalars])
 
 
 def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
-    """The Euclidean norm of all gradients as one vector; scalar in the widest of their dtypes.
+    """Return the Euclidean norm of all gradients as one vector; scalar in the widest of their dtypes.
 
     The squares are stacked, so that their order is the same on every replica: see `replicas.function_of_its_own`.
     """

@@ -70,26 +70,26 @@ class GradientWatch(StepHook):
         return [float(copy.numpy()) for copy in copies_of(self._waited)]
 
     def reset(self) -> None:
-        """Arms the guard again."""
+        """Arm the guard again."""
         self._tripped.assign(False)
         self._good.assign(0)
         self._not_finite.assign(tf.zeros_like(self._not_finite))
 
     def before_aggregation(self, pairs: Pairs) -> Any:
-        """The time at which this replica's own gradients are complete. Context: replica."""
+        """Return the time at which this replica's own gradients are complete. Context: replica."""
         if not self._timed:
             return None
         with tf.control_dependencies([values_of(g) for g, _ in pairs if g is not None]):
             return tf.timestamp()
 
     def after_aggregation(self, pairs: Pairs, before: Any) -> None:
-        """Notes how long the sums took since then."""
+        """Note how long the sums took since then."""
         if before is not None:
             with tf.control_dependencies([values_of(g) for g, _ in pairs if g is not None]):
                 local_copy(self._waited).assign_add(tf.timestamp() - before)
 
     def check_gradients(self, pairs: Pairs, finite: Any) -> Any:
-        """Records the norm; the guard turns the finite check to false."""
+        """Record the norm; the guard turns the finite check to false."""
         values = {id(v): values_of(g) for g, v in pairs if g is not None}
         norm = (
             tf.cast(clipping.global_norm(list(values.values())), tf.float32) if values else tf.constant(0.0)
@@ -115,7 +115,7 @@ class GradientWatch(StepHook):
 
 
 def watch_gradients(optimizer: Any, guard: bool = False) -> tuple[GradientWatch, bool]:
-    """The watch of a built optimizer (with a loss scale of its inner one), and whether it is new.
+    """Return the watch of a built optimizer (with a loss scale of its inner one), and whether it is new.
 
     If it is new, the step must be compiled again. Context: host, inside the strategy's scope.
     """

@@ -55,7 +55,7 @@ def run_stages(
     options: CallOptions | None = None,
     called: bool = True,
 ) -> Any:
-    """One call of an optimizer: aggregate, unscale, check, transform, apply.
+    """Return one call of an optimizer: aggregate, unscale, check, transform, apply.
 
     1  aggregate    the sum over replicas, or `gradient_aggregator`; the only communication
     2  unscale      / loss scale
@@ -73,7 +73,7 @@ def run_stages(
     skips it in any case. `options` are by default those of the call that this thread is in. Not `called`: the `apply` of
     another optimizer, which holds this one, was, so that of this one is called for the stages 4 and 5.
 
-    Returns the finite check: bool scalar tensor, the same on every replica, true if the update was applied. Without
+    Return the finite check: bool scalar tensor, the same on every replica, true if the update was applied. Without
     `check_finite` it is the constant True. A tensor is also appended to `current_step().finite_checks`.
 
     Context: replica, or cross-replica (then each replica takes its own part of `PerReplica` gradients).
@@ -202,7 +202,7 @@ def _write_own_copy(variable: Any, value: Any) -> None:
 
 
 def _call_apply(optimizer: Any, pairs: Pairs, weight_total: Any, apply_to: Apply) -> None:
-    """Calls `apply` of an optimizer inside another one, as Keras does; a user's may do more than call its base class's."""
+    """Call `apply` of an optimizer inside another one, as Keras does; a user's may do more than call its base class's."""
     whole = apply_to is transform_and_apply_shards and has_own_apply(optimizer)
     pairs = gather(pairs) if whole else pairs
     adopt(optimizer)
@@ -241,7 +241,7 @@ def _take_collected_writes(variables: Sequence[Any]) -> list[tuple[keras.Variabl
 
 
 def _in_every_replica(optimizer: Any, pairs: Pairs, settings: dict[str, Any]) -> Any:
-    """The stages on each replica, called from cross-replica context, with the `settings` of `run_stages`.
+    """Return the stages on each replica, called from cross-replica context, with the `settings` of `run_stages`.
 
     A `PerReplica` gradient is each replica's own part. Any other is the total: replica 0 sends it, the others send 0.
     """

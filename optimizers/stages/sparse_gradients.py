@@ -20,7 +20,7 @@ Gradient = Any  # tf.Tensor | tf.IndexedSlices, the shape and dtype of its varia
 
 
 def is_sparse(gradient: Any) -> bool:
-    """Whether a gradient is `tf.IndexedSlices`."""
+    """Return whether a gradient is `tf.IndexedSlices`."""
     return isinstance(gradient, tf.IndexedSlices)
 
 
@@ -47,17 +47,17 @@ def divide(gradient: Gradient, divisor: Any) -> Gradient:
 
 
 def values_of(gradient: Gradient) -> tf.Tensor:
-    """The numbers of the gradient, without the rows that slices leave out."""
+    """Return the numbers of the gradient, without the rows that slices leave out."""
     return gradient.values if is_sparse(gradient) else gradient
 
 
 def dense(gradient: Gradient) -> tf.Tensor:
-    """The gradient as one tensor of the variable's shape."""
+    """Return the gradient as one tensor of the variable's shape."""
     return tf.convert_to_tensor(gradient) if is_sparse(gradient) else gradient
 
 
 def assign_add(variable: tf.Variable, gradient: Gradient) -> None:
-    """Adds the gradient to a variable of the same shape."""
+    """Add the gradient to a variable of the same shape."""
     if is_sparse(gradient):
         variable.scatter_add(gradient)
     else:
@@ -65,7 +65,7 @@ def assign_add(variable: tf.Variable, gradient: Gradient) -> None:
 
 
 def shorter(gradient: Gradient, shape: Sequence[int], ratio: int) -> Gradient:
-    """Slices as one tensor if it has at most `ratio` times the rows that they name; else unchanged.
+    """Return slices as one tensor if it has at most `ratio` times the rows that they name; else unchanged.
 
     The tensor then has fewer bytes, and no row of it is searched: the table of a feature with fewer values than samples.
     """
@@ -76,7 +76,7 @@ def shorter(gradient: Gradient, shape: Sequence[int], ratio: int) -> Gradient:
 
 
 def unique_rows(gradient: Gradient) -> Gradient:
-    """The same gradient with each row of slices named once; a dense one is returned unchanged."""
+    """Return the same gradient with each row of slices named once; a dense one is returned unchanged."""
     if not is_sparse(gradient):
         return gradient
     rows, where = tf.unique(gradient.indices)
@@ -122,7 +122,7 @@ def _adds_in_any_order() -> bool:
 
 
 def is_on_gpu() -> bool:
-    """Whether this replica's part of a graph runs on a GPU without XLA, so that the host must not wait for it."""
+    """Return whether this replica's part of a graph runs on a GPU without XLA, so that the host must not wait for it."""
     step = current_step()
     return not (step is not None and step.in_xla) and not tf.executing_eagerly() and computes_on_gpu()
 

@@ -110,7 +110,7 @@ class AdaptiveClip(_AboveZero):
     epsilon: float = 1e-3
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
-        """Slices become dense: norms cross their rows."""
+        """Return slices become dense: norms cross their rows."""
         return [(self._clip(dense(g), local_copy(v)), v) for g, v in grads_and_vars]
 
     def _clip(self, gradient: tf.Tensor, weights: Any) -> tf.Tensor:
@@ -127,7 +127,7 @@ def _unit_norm(x: tf.Tensor) -> tf.Tensor:
 
 @keras.saving.register_keras_serializable("unisono")
 def centralize(grads_and_vars: GradsAndVars) -> Pairs:
-    """Subtracts its mean from the gradient of each unit, for variables with two axes or more.
+    """Subtract its mean from the gradient of each unit, for variables with two axes or more.
 
         g_i = g_i - mean(g_i)
 

@@ -27,7 +27,7 @@ _DENSE_RULES = (keras.optimizers.Adam, keras.optimizers.Adamax, keras.optimizers
 
 
 def has_user_code(optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Whether the transform or the update of `variables` runs code that is neither Keras' nor ours.
+    """Return whether the transform or the update of `variables` runs code that is neither Keras' nor ours.
 
     Those two contain no sum of three terms or more that TensorFlow could reorder (see `replicas.function_of_its_own`); of
     any other code nothing is known.
@@ -57,7 +57,7 @@ def write_where(
     write: Callable[[], Any],
     branch: Callable[..., None] = if_true,
 ) -> None:
-    """Runs `write` where `condition`, a bool scalar, is true: in the conditional `branch`, or each old value is selected.
+    """Run `write` where `condition`, a bool scalar, is true: in the conditional `branch`, or each old value is selected.
 
     Values are selected where variables are on a GPU: a conditional would wait for it in every step. On a CPU the conditional
     costs nothing and saves the update. Side effects of user code must not happen in a skipped step. Context: replica.
@@ -71,7 +71,7 @@ def write_where(
 
 
 def makes_slices_dense(optimizer: Any) -> bool:
-    """Whether all rules of the optimizer are Keras' that make one tensor of a sparse gradient.
+    """Return whether all rules of the optimizer are Keras' that make one tensor of a sparse gradient.
 
     Others, such as SGD's and Adagrad's, write only those rows of the matrix that it names.
     """
@@ -80,7 +80,7 @@ def makes_slices_dense(optimizer: Any) -> bool:
 
 
 def is_of_keras(optimizer: Any) -> bool:
-    """Whether an update runs Keras' code and ours alone, with numbers and Keras' schedules as settings."""
+    """Return whether an update runs Keras' code and ours alone, with numbers and Keras' schedules as settings."""
     settings = {name: value for name, value in vars(optimizer).items() if not name.startswith("_")}
     settings.pop("accumulated_weight", None)
     numbers = not any(isinstance(value, (tf.Variable, keras.Variable)) for value in settings.values())
@@ -97,7 +97,7 @@ def needs_no_names(optimizer: Any) -> bool:
 
 
 def is_elementwise(optimizer: Any) -> bool:
-    """Whether the optimizer's update rule treats each number by itself: one of Keras' that do, or one that says so.
+    """Return whether the optimizer's update rule treats each number by itself: one of Keras' that do, or one that says so.
 
     A class with its own `update_step` says it with the attribute `elementwise = True`.
     """
@@ -107,18 +107,18 @@ def is_elementwise(optimizer: Any) -> bool:
 
 
 def apply_of(optimizer: Any) -> Callable[..., None]:
-    """The `apply` of an optimizer without what a user's class does before it calls that of its base class."""
+    """Return the `apply` of an optimizer without what a user's class does before it calls that of its base class."""
     known = next(each for each in type(optimizer).__mro__ if _is_known(each) and "apply" in vars(each))
     return functools.partial(known.apply, optimizer)
 
 
 def has_own_apply(optimizer: Any) -> bool:
-    """Whether a user has written the `apply` of an optimizer."""
+    """Return whether a user has written the `apply` of an optimizer."""
     return not _is_known(optimizer.apply)
 
 
 def has_user_class(optimizer: Any) -> bool:
-    """Whether a class of the optimizer is neither Keras' nor ours."""
+    """Return whether a class of the optimizer is neither Keras' nor ours."""
     return not all(map(_is_known, _classes(optimizer)))
 
 

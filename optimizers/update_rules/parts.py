@@ -26,7 +26,7 @@ from ..stages.user_code import has_user_code
 
 
 def layout_in_stages(variable: Any) -> Layout | None:
-    """How the stages divide a variable; None: they do not."""
+    """Return how the stages divide a variable; None: they do not."""
     if level_of() is None:
         return layout_of(variable)
     return None if overwritten_by_gradient(variable) else Layout(mesh_of(), (FLAT,))
@@ -42,7 +42,7 @@ def own_part(value: Any, layout: Layout | None, shape: Sequence[int]) -> Any:
 def gather_parts(
     parts: Sequence[tf.Tensor], layouts: Sequence[Layout | None], shapes: Sequence[Any]
 ) -> list[tf.Tensor]:
-    """The whole tensors, from the parts of all replicas."""
+    """Return the whole tensors, from the parts of all replicas."""
     flat = [layout is not None and layout.axes[0] == FLAT for layout in layouts]
     shards = [(part, list(shape)) for part, shape, is_flat in zip(parts, shapes, flat) if is_flat]
     rest = iter(gather_shards([part for part, _ in shards], [shape for _, shape in shards]))
@@ -53,7 +53,7 @@ def gather_parts(
 
 
 def whole_value(value: Any) -> tf.Tensor:
-    """The whole value of a variable."""
+    """Return the whole value of a variable."""
     if not isinstance(value, ShardedValue):
         return tf.convert_to_tensor(local_copy(value))
     return gather_parts([value.own().read_value()], [value.layout], [value.shape])[0]
@@ -66,7 +66,7 @@ def own_weight(variable: Any) -> tf.Tensor:
 
 
 def copies_of_parts(pairs: Pairs) -> Any:
-    """How many replicas have the same part of each gradient."""
+    """Return how many replicas have the same part of each gradient."""
     if level_of() is not None:
         return 1
     layouts = [layout_of(v) for _, v in pairs]
@@ -74,7 +74,7 @@ def copies_of_parts(pairs: Pairs) -> Any:
 
 
 def stays_whole(gradient: Any, variable: Any) -> bool:
-    """Whether replicas sum the gradient as a whole."""
+    """Return whether replicas sum the gradient as a whole."""
     return is_sparse(gradient) or overwritten_by_gradient(variable)
 
 
@@ -89,7 +89,7 @@ def gradient_layouts(flat: Layout | None, optimizer: Any, pairs: Pairs) -> list[
 
 
 def divide_state(optimizer: Any) -> None:
-    """Divides state that was made before its weights were divided, as of a model that has moved to a mesh."""
+    """Divide state that was made before its weights were divided, as of a model that has moved to a mesh."""
     late: list[tuple[Any, Layout]] = []
     for each in inner_optimizers(optimizer) or [optimizer]:
         state = state_of(each)
@@ -103,7 +103,7 @@ def divide_state(optimizer: Any) -> None:
 
 
 def check_parts(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Raises a ValueError for what is not supported where weights are divided over a mesh."""
+    """Raise a ValueError for what is not supported where weights are divided over a mesh."""
     found = (
         ["code of yours in the update, which may round differently on each replica"]
         if has_user_code(optimizer, variables)

@@ -48,7 +48,7 @@ class ReplicaRule(keras.optimizers.Optimizer):
     """
 
     def assign(self, variable: Any, value: Any) -> None:
-        """Writes this replica's copy."""
+        """Write this replica's copy."""
         if _is_collected(variable, value):
             variable.assign(value)
         else:
@@ -62,7 +62,7 @@ class ReplicaRule(keras.optimizers.Optimizer):
             super().assign_add(_copy(variable), value)
 
     def assign_sub(self, variable: Any, value: Any) -> None:
-        """Subtracts from this replica's copy."""
+        """Subtract from this replica's copy."""
         if _is_collected(variable, value):
             variable.assign_sub(value)
         else:
@@ -151,7 +151,7 @@ class ReplicaRule(keras.optimizers.Optimizer):
         keras.optimizers.Optimizer.learning_rate.fset(self, value)  # type: ignore[attr-defined]
 
     def find_learning_rate(self, variables: Sequence[Any]) -> Any:
-        """The learning rate of this update; read once where no variable needs another dtype."""
+        """Return the learning rate of this update; read once where no variable needs another dtype."""
         rate = self.learning_rate
         if isinstance(rate, keras.Variable) and all(
             tf.as_dtype(v.dtype) == tf.as_dtype(rate.dtype) for v in variables
@@ -165,14 +165,14 @@ def _is_collected(variable: Any, value: Any) -> bool:
 
 
 def _copy(variable: Any) -> Any:
-    """The copy to write: this replica's in replica context, else the variable with all its copies."""
+    """Return the copy to write: this replica's in replica context, else the variable with all its copies."""
     if in_replica_context():
         return local_copy(variable)
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def _updates_of(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
-    """The arguments of `update_step`: (gradient, variable) once, or once for each shard, on its device.
+    """Yield the arguments of `update_step`: (gradient, variable) once, or once for each shard, on its device.
 
     A rule that treats each number by itself is run on each shard with its shard of the state. Any other sees the whole.
     `copy` is the local copy of the whole variable.
@@ -228,7 +228,7 @@ def _state_of_shard(optimizer: Any, index: int) -> Iterator[None]:
 
 
 def register_shards(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Lets the optimizer find the state of a variable by each of its shards. Context: host, after `build`."""
+    """Let the optimizer find the state of a variable by each of its shards. Context: host, after `build`."""
     for index, variable in enumerate(variables):
         for shard in shards_of(variable) or ():
             know_variable(optimizer, shard, index)
@@ -259,13 +259,13 @@ def transform(optimizer: Any, pairs: Pairs) -> Pairs:
 
 
 def clip(optimizer: Any, pairs: Pairs) -> Pairs:
-    """The pairs with gradients clipped as the arguments of the optimizer say."""
+    """Return the pairs with gradients clipped as the arguments of the optimizer say."""
     clipped = optimizer._clip_gradients([g for g, _ in pairs])
     return [(g, v) for g, (_, v) in zip(clipped, pairs)]
 
 
 def constrain(variables: Sequence[Any]) -> None:
-    """Applies the constraints of variables to this replica's copies."""
+    """Apply the constraints of variables to this replica's copies."""
     for variable in variables:
         if variable.constraint is not None:
             copy = local_copy(variable)
@@ -273,7 +273,7 @@ def constrain(variables: Sequence[Any]) -> None:
 
 
 def once_there_is_one(pairs: Pairs) -> Any:
-    """Writes that need no gradient wait for one: a step that fails at its data changes nothing.
+    """Write that need no gradient wait for one: a step that fails at its data changes nothing.
 
     The last variable's, which is the first that a chain of layers has. To wait for all would keep the next step waiting.
     """

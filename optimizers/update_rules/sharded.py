@@ -61,7 +61,7 @@ from .replica_rule import (
 
 
 def shards_state(optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Whether the stages run on parts, for the current strategy; the optimizer state is then divided, too.
+    """Return whether the stages run on parts, for the current strategy; the optimizer state is then divided, too.
 
     A built optimizer may have made state before it was ours, or under another strategy. In a trace the variables are made
     in another thread.
@@ -102,7 +102,7 @@ def aggregate_shards(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pair
 
 
 def check_shards(hook: StepHook, pairs: Pairs, finite: Any) -> Any:
-    """What a hook makes of the finite check and the parts of all replicas."""
+    """Return what a hook makes of the finite check and the parts of all replicas."""
     parts = [(own_part(g, layout_in_stages(v), v.shape) if is_sparse(g) else g, v) for g, v in pairs]
     with norms_over_shards(copies_of_parts(pairs)):
         return hook.check_gradients(parts, finite)
@@ -152,7 +152,7 @@ def cut(pairs: Pairs) -> Pairs:
 
 
 def gather(pairs: Pairs) -> Pairs:
-    """The whole gradients; sparse ones are whole already, and None stays None."""
+    """Return the whole gradients; sparse ones are whole already, and None stays None."""
     dense = [(g, v) for g, v in pairs if g is not None and not is_sparse(g)]
     whole = iter(gather_parts(*zip(*[(g, layout_in_stages(v), v.shape) for g, v in dense])) if dense else ())
     return [(g if g is None or is_sparse(g) else next(whole), v) for g, v in pairs]
@@ -210,7 +210,7 @@ def _shard_of(optimizer: Any, variable: Any) -> TensorInPlace:
 
 
 def _average(optimizer: Any, shards: dict[int, TensorInPlace]) -> None:
-    """Moves the averages on, and makes them the weights where that is due; adds the shards of untouched variables."""
+    """Move the averages on, and make them the weights where that is due; add the shards of untouched variables."""
     if not optimizer.use_ema:
         return
     variables, averages = trained_variables(optimizer), averages_of(optimizer)
@@ -232,7 +232,7 @@ def _average(optimizer: Any, shards: dict[int, TensorInPlace]) -> None:
 
 
 def _write_weights(variables: Sequence[Any], shards: Sequence[tf.Tensor]) -> None:
-    """Writes new shards of weights: sharded weights keep them, of the others the whole is all-gathered."""
+    """Write new shards of weights: sharded weights keep them, of the others the whole is all-gathered."""
     new = list(zip(variables, shards))
     for variable, shard in new:
         if is_sharded(variable):

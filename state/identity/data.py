@@ -28,7 +28,7 @@ def checksum(structure: Any) -> str | None:
 
 
 def _pieces(leaf: Any) -> Iterator[bytes]:
-    """The data for the checksum of one array."""
+    """Yield the data for the checksum of one array."""
     if leaf is None:
         yield b"None;"
         return

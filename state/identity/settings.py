@@ -29,7 +29,7 @@ _VALUES = " values "  # and a checksum of those that a function is bound to; ver
 
 
 def settings_of(model: Any) -> dict[str, Any]:
-    """The settings of a model with all layers in it and how they are connected, of its optimizers and of its loss."""
+    """Return the settings of a model with all layers in it and how they are connected, of its optimizers and of its loss."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras warns about functions in a configuration that is to be stored
         optimizer = getattr(model, "optimizer", None)
@@ -45,7 +45,7 @@ def settings_of(model: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Settings as JSON values; a number for the learning rate is state, and left out."""
+    """Return settings as JSON values; a number for the learning rate is state, and left out."""
     if isinstance(value, Mapping):
         return _plain_mapping(value)
     if isinstance(value, list | tuple):
@@ -74,7 +74,7 @@ def config_of(value: Any) -> dict[str, Any]:
 
 
 def differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> Iterator[str]:
-    """One phrase for each setting of `what` that differs: `plain` or `settings_of`, in the backup and now.
+    """Yield one phrase for each setting of `what` that differs: `plain` or `settings_of`, in the backup and now.
 
     With other versions of Python or Keras, settings that only one of them knows are no difference.
     """
@@ -147,7 +147,7 @@ def _plain_mapping(value: Mapping[Any, Any]) -> Any:
 
 
 def _lambda(value: Mapping[str, Any]) -> Any:
-    """A function that Keras has turned into text, with its file and line: only what it computes counts."""
+    """Return a function that Keras has turned into text, with its file and line: only what it computes counts."""
     config = value.get("config")
     packed = config.get("value", config.get("code")) if isinstance(config, Mapping) else None
     packed, *bound = packed if isinstance(packed, list | tuple) and packed else [packed]
@@ -159,7 +159,7 @@ def _lambda(value: Mapping[str, Any]) -> Any:
 
 
 def _function(value: Any, outer: tuple[Any, ...] = ()) -> str:
-    """The name and compiled code of a function, and the values of its defaults and of what it closes over."""
+    """Return the name and compiled code of a function, and the values of its defaults and of what it closes over."""
     if isinstance(value, functools.partial):
         return f"partial{_values([value.func, value.args, *sorted(value.keywords.items())], outer)}"
     value = inspect.unwrap(value)
@@ -200,13 +200,13 @@ def text_of_value(value: Any, outer: tuple[Any, ...] = ()) -> str:
 
 
 def _code(code: types.CodeType) -> bytes:
-    """What a function computes, without where it is written."""
+    """Return what a function computes, without where it is written."""
     constants = [_code(c) if isinstance(c, types.CodeType) else _constant(c).encode() for c in code.co_consts]
     return b"\0".join([code.co_code, repr(code.co_names).encode(), *constants])
 
 
 def _constant(value: Any) -> str:
-    """A constant as text; a set has another order in every process."""
+    """Return a constant as text; a set has another order in every process."""
     return f"set {sorted(map(repr, value))}" if isinstance(value, frozenset) else repr(value)
 
 

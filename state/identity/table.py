@@ -32,7 +32,7 @@ _MOST_LISTED = 12
 
 
 def identity(model: TrainedModel, fit_state: FitState, declared: str | None = None) -> dict[str, Any]:
-    """What tells this training from others and does not change while it runs: settings, seeds, content of the data.
+    """Return what tells this training from others and does not change while it runs: settings, seeds, content of the data.
 
     JSON values. What cannot be known is None. It can take a second where the data is large; call it once in a `fit`.
     """
@@ -57,7 +57,7 @@ def identity(model: TrainedModel, fit_state: FitState, declared: str | None = No
 def fingerprint(
     model: TrainedModel, fit_state: FitState, source_state: Mapping[str, Any], who: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What must be equal for a backup to fit: variables, data, and `who`, the `identity`. JSON values."""
+    """Return what must be equal for a backup to fit: variables, data, and `who`, the `identity`. JSON values."""
 
     def described(v: Any) -> list[Any]:
         return [
@@ -87,7 +87,7 @@ def fingerprint(
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One phrase for each thing that differs between two fingerprints; empty when the backup fits."""
+    """Yield one phrase for each thing that differs between two fingerprints; empty when the backup fits."""
 
     def of_variables(*groups: str) -> Iterator[str]:
         for group in groups:
@@ -121,7 +121,7 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _find_differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> list[str]:
-    """What differs and is known on both sides. A graph may have another checksum in another version of TensorFlow."""
+    """Return what differs and is known on both sides. A graph may have another checksum in another version of TensorFlow."""
     names = [name for name in saved or {} if name in (now or {}) and (same_versions or name != "pipeline")]
     return [
         f"{what} {name.replace('batch_rows', 'batch size').replace('rows', 'samples')}: "
@@ -132,5 +132,5 @@ def _find_differences(what: str, saved: Any, now: Any, same_versions: bool = Tru
 
 
 def _show_variable(path: str, shape: list[int], dtype: str) -> str:
-    """A variable without the numbers that Keras appends when a process makes several models: `dense_3/kernel`."""
+    """Return a variable without the numbers that Keras appends when a process makes several models: `dense_3/kernel`."""
     return "/".join(re.sub(r"_\d+(?=_|$)", "", part) for part in path.split("/")) + f" {dtype}{shape}"

@@ -16,7 +16,7 @@ from .sparse import SparseRows, slice_sparse, sparse_rows, sparse_tensor
 
 
 def is_standard(batch: Any) -> bool:
-    """Whether Keras' own steps accept the batch, or the spec of one: all but tuples of more than three."""
+    """Return whether Keras' own steps accept the batch, or the spec of one: all but tuples of more than three."""
     return not isinstance(batch, tuple | list) or 1 <= len(batch) <= 3
 
 
@@ -26,7 +26,7 @@ def unpack(batch: Any) -> tuple[Any, Any, Any]:
 
 
 def name_parts(batch: Any) -> list[tuple[str, Any]]:
-    """The parts of a batch with their names in messages: x, y, sample_weight, or data[0], data[1], ..."""
+    """Return the parts of a batch with their names in messages: x, y, sample_weight, or data[0], data[1], ..."""
     if not isinstance(batch, tuple):
         return [("x", batch)]
     if is_standard(batch):
@@ -35,7 +35,7 @@ def name_parts(batch: Any) -> list[tuple[str, Any]]:
 
 
 def name_leaves(name: str, structure: Any) -> list[tuple[str, Any]]:
-    """The leaves of a nest with their paths: `x['image']`, `y[0]`."""
+    """Return the leaves of a nest with their paths: `x['image']`, `y[0]`."""
     if isinstance(structure, dict):
         items = [(f"{name}[{key!r}]", part) for key, part in structure.items()]
     elif isinstance(structure, list | tuple):
@@ -46,17 +46,17 @@ def name_leaves(name: str, structure: Any) -> list[tuple[str, Any]]:
 
 
 def all_leaves(batch: Any) -> list[tuple[str, Any]]:
-    """The leaves of a batch (or of its spec) with their paths."""
+    """Return the leaves of a batch (or of its spec) with their paths."""
     return [leaf for name, part in name_parts(batch) for leaf in name_leaves(name, part)]
 
 
 def name_arrays(batch: Any) -> list[tuple[str, Any]]:
-    """The arrays of a batch (or of its spec) that have samples, with their paths."""
+    """Return the arrays of a batch (or of its spec) that have samples, with their paths."""
     return [(path, leaf) for path, leaf in all_leaves(batch) if leaf is not None and not is_scalar(leaf)]
 
 
 def sample_count(structure: Any) -> Any:
-    """The number of samples of a batch: an int where it is known while tracing, else an int32 scalar tensor.
+    """Return the number of samples of a batch: an int where it is known while tracing, else an int32 scalar tensor.
 
     All leaves but None and scalars have that number. Without any other leaf, it is a ValueError.
     """
@@ -76,12 +76,12 @@ def sample_count(structure: Any) -> Any:
 
 
 def is_scalar(leaf: Any) -> bool:
-    """Whether a tensor, or the spec of one, certainly has no dimension."""
+    """Return whether a tensor, or the spec of one, certainly has no dimension."""
     return isinstance(leaf, tf.Tensor | tf.TensorSpec) and leaf.shape.rank == 0
 
 
 def is_memory_mapped(leaf: Any) -> bool:
-    """Whether the samples of an array are in a file, as those of an `np.memmap` or a view of one."""
+    """Return whether the samples of an array are in a file, as those of an `np.memmap` or a view of one."""
     while isinstance(leaf, np.ndarray):
         if isinstance(leaf, np.memmap):
             return True
@@ -90,7 +90,7 @@ def is_memory_mapped(leaf: Any) -> bool:
 
 
 def _one_tensor(leaf: Any) -> Any:
-    """The leaf, or for a composite one a component with the same number of samples."""
+    """Return the leaf, or for a composite one a component with the same number of samples."""
     while is_extension(leaf):
         leaf = next(iter(_tensor_fields(leaf).values()))
     return leaf.values if isinstance(leaf, SparseRows) else leaf
@@ -99,7 +99,7 @@ def _one_tensor(leaf: Any) -> Any:
 def slice_samples(
     structure: Any, start: Any, stop: Any, samples: int | None = None, device: str | None = None
 ) -> Any:
-    """Samples `start` to `stop - 1` of every tensor in the structure; gradients flow through it.
+    """Return samples `start` to `stop - 1` of every tensor in the structure; gradients flow through it.
 
     `start` and `stop` are ints or integer scalar tensors, at most the number of samples. `samples` is their difference,
     where that is known while tracing. `device` slices the tensors; None: TensorFlow's choice.
@@ -153,7 +153,7 @@ def gather_samples(structure: Any, indices: tf.Tensor) -> Any:
 
 
 def is_extension(leaf: Any) -> bool:
-    """Whether it is a user's extension type: a record of tensors with the same number of samples."""
+    """Return whether it is a user's extension type: a record of tensors with the same number of samples."""
     return isinstance(leaf, tf.experimental.ExtensionType) and not isinstance(leaf, SparseRows)
 
 
@@ -172,7 +172,7 @@ def _gather_leaf(leaf: Any, indices: tf.Tensor) -> Any:
 
 
 def concat_samples(structures: Sequence[Any]) -> Any:
-    """Concatenates nests of one structure, at least one, along their samples. Sparse tensors get the widest shape."""
+    """Concatenate nests of one structure, at least one, along their samples. Sparse tensors get the widest shape."""
     return structures[0] if len(structures) == 1 else map_leaves(_concat_leaves, *structures)
 
 
@@ -183,12 +183,12 @@ def _concat_leaves(*leaves: Any) -> Any:
 
 
 def sample_counts(structure: Any) -> list[Any]:
-    """The number of samples of every array of a batch: ints where known while tracing, else int32 scalar tensors."""
+    """Return the number of samples of every array of a batch: ints where known while tracing, else int32 scalar tensors."""
     return [sample_count(leaf) for _, leaf in name_arrays(structure)]
 
 
 def unit_count(structure: Any) -> Any:
-    """The units of a batch whose arrays may have different numbers of samples: an int, or an int32 scalar tensor.
+    """Return the units of a batch whose arrays may have different numbers of samples: an int, or an int32 scalar tensor.
 
     Their number is the greatest common divisor: 8 and 56 samples are 8 units of one sample and of seven. So a part with
     some of the units has the same share of every array, and means over any of them are reduced by that share.
@@ -208,7 +208,7 @@ def unit_count(structure: Any) -> Any:
 
 
 def slice_units(structure: Any, first: Any, last: Any, units: Any, device: str | None = None) -> Any:
-    """Units `first` to `last - 1` of a batch that has `units` of them; arguments as of `slice_samples`."""
+    """Return units `first` to `last - 1` of a batch that has `units` of them; arguments as of `slice_samples`."""
 
     def part(leaf: Any) -> Any:
         if is_scalar(leaf):
@@ -220,12 +220,12 @@ def slice_units(structure: Any, first: Any, last: Any, units: Any, device: str |
 
 
 def batch_spec(structure: Any) -> Any:
-    """The nest of `tf.TypeSpec` of one batch of the structure: its number of samples is None."""
+    """Return the nest of `tf.TypeSpec` of one batch of the structure: its number of samples is None."""
     return tf.nest.map_structure(open_spec, structure)
 
 
 def open_spec(leaf: Any) -> Any:
-    """The `tf.TypeSpec` of a tensor or the given one, with an open number of samples; None for None."""
+    """Return the `tf.TypeSpec` of a tensor or the given one, with an open number of samples; None for None."""
     if leaf is None:
         return None
     if isinstance(leaf, tf.Tensor) and leaf.shape.rank:

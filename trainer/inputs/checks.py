@@ -16,7 +16,7 @@ from .batch import all_leaves, is_extension, name_arrays, name_leaves, sample_co
 
 
 def same_samples(arrays: Any, sharing: Sharing | None = None) -> int:
-    """The number of samples of every array in a batch; of the first, where `sharing` allows different numbers.
+    """Return the number of samples of every array in a batch; of the first, where `sharing` allows different numbers.
 
     Rejects other numbers, a batch without an array, and arrays without samples or without a dimension of samples.
     """
@@ -56,7 +56,7 @@ class Sharing:
     """The replicas that share the samples, micro-batches of a pipeline included."""
 
     def allows(self, batch: Any, sizes: list[tuple[str, int]]) -> bool:
-        """Whether the arrays of a batch (or its spec) may have these numbers of samples, by their paths."""
+        """Return whether the arrays of a batch (or its spec) may have these numbers of samples, by their paths."""
         if self.custom_step:
             return True
         x = {name for name, _ in name_leaves("x", unpack(batch)[0])}
@@ -64,7 +64,7 @@ class Sharing:
 
 
 def check_samples(batch: Any, replicas: int, inputs_alone: bool = False) -> list[Any]:
-    """Rejects a batch whose arrays differ from its inputs in the number of samples; in a graph, where it is unknown before.
+    """Reject a batch whose arrays differ from its inputs in the number of samples; in a graph, where it is unknown before.
 
     On one replica, fewer targets may be intended, as in Keras: a loss can broadcast a single one. There the inputs may have
     different numbers of samples, and targets that of any input.
@@ -147,7 +147,7 @@ def name_arguments(argument: str = "", **names: str) -> Iterator[None]:
 
 
 def alone(kind: str, y: Any = None, sample_weight: Any = None, **batch_size: int | None) -> None:
-    """Rejects other arguments next to an input of this kind, which has its own targets, weights and batches."""
+    """Reject other arguments next to an input of this kind, which has its own targets, weights and batches."""
     for name, value, tuples in (
         ("y", y, "(inputs, targets)"),
         ("sample_weight", sample_weight, "(inputs, targets, sample_weights)"),
@@ -164,7 +164,7 @@ def alone(kind: str, y: Any = None, sample_weight: Any = None, **batch_size: int
 
 
 def check_batched(element_spec: Any, parts: int, sharing: Sharing) -> None:
-    """Rejects a dataset of single samples, and one whose arrays cannot have valid numbers of samples, by its spec.
+    """Reject a dataset of single samples, and one whose arrays cannot have valid numbers of samples, by its spec.
 
     `parts` elements make one batch. A scalar next to arrays with an open number of samples is a value of the whole batch.
     """

@@ -35,7 +35,7 @@ def class_weights(value: Any) -> ClassWeights | None:
 
 
 def check_class_weight(batch: Any, given: Any) -> None:
-    """Rejects the spec of a batch that cannot be weighted by `given`, the `class_weight`."""
+    """Reject the spec of a batch that cannot be weighted by `given`, the `class_weight`."""
     _, y, sample_weight = unpack(batch)
     problem = None
     if not is_standard(batch):
@@ -54,7 +54,7 @@ def check_class_weight(batch: Any, given: Any) -> None:
 
 
 def weight_spec(spec: Any) -> Any:
-    """The spec of a batch `(x, y)` with the weights of its samples' classes."""
+    """Return the spec of a batch `(x, y)` with the weights of its samples' classes."""
     x, y, _ = unpack(spec)
     shape = y.shape
     if shape.rank is not None and shape.rank > 1:
@@ -71,14 +71,14 @@ class WeightedReader:
     weights: ClassWeights
 
     def __call__(self, inputs: Any, i: Any) -> Any:
-        """The whole batch, or an Optional of it where the input is open-ended."""
+        """Return the whole batch, or an Optional of it where the input is open-ended."""
         batch = self.reader(inputs, i)
         if self.open_ended:
             return map_optional(self._weigh, batch, weight_spec(batch.element_spec))
         return self._weigh(batch)
 
     def read(self, *place: Any) -> Any:
-        """The samples of one replica, see `ArrayReader.read`."""
+        """Return the samples of one replica, see `ArrayReader.read`."""
         return self._weigh(self.reader.read(*place))
 
     def _weigh(self, batch: Any) -> Any:
@@ -87,7 +87,7 @@ class WeightedReader:
 
 
 def weights_of_classes(y: tf.Tensor, weights: ClassWeights) -> tf.Tensor:
-    """The weight of each target's class: floatx `(batch,)` (`(batch, ...)` for targets with more dimensions).
+    """Return the weight of each target's class: floatx `(batch,)` (`(batch, ...)` for targets with more dimensions).
 
     `y` are class numbers `(batch,)` or `(batch, 1)` of any number dtype, or scores or one-hot `(batch, ..., classes)`.
     """

@@ -19,7 +19,7 @@ _SCALARS = (bool, int, float, complex, str, bytes, np.generic)
 
 
 def _standard_nest(structure: Any) -> Any:
-    """A nest with tuples instead of lists, as in batches of Keras and `tf.data`.
+    """Return a nest with tuples instead of lists, as in batches of Keras and `tf.data`.
 
     A list that holds only Python numbers or strings (`y=[0, 1, 1]`, `[[1, 2], [3, 4]]`) is one array.
     """
@@ -41,7 +41,7 @@ def _holds_scalars(structure: Any) -> bool:
 
 
 def host_arrays(name: str, structure: Any, complaint: str) -> Any:
-    """The argument `name`, a nest of array-like objects, as a nest of NumPy arrays and tensors, see `_standard_nest`.
+    """Return the argument `name`, a nest of array-like objects, as a nest of NumPy arrays and tensors, see `_standard_nest`.
 
     A leaf that is not an array is a TypeError with the message `complaint`, which has `{place}` and `{kind}` in it.
     """
@@ -59,7 +59,7 @@ def host_arrays(name: str, structure: Any, complaint: str) -> Any:
 
 
 def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-    """The arguments as `(x, y, sample_weight)`, nests of NumPy arrays and tensors; None where an argument is None.
+    """Return the arguments as `(x, y, sample_weight)`, nests of NumPy arrays and tensors; None where an argument is None.
 
     Weights without targets are dropped, as in Keras.
     """
@@ -80,7 +80,7 @@ def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether `as_host_array` accepts it."""
+    """Return whether `as_host_array` accepts it."""
     if isinstance(leaf, keras.KerasTensor):  # a symbolic tensor, without values
         return False
     return (
@@ -94,7 +94,7 @@ def is_array(leaf: Any) -> bool:
 
 
 def as_host_array(leaf: Any) -> Any:
-    """One array of samples (see `is_array`), not yet cast; memory-mapped ones are not yet read.
+    """Return one array of samples (see `is_array`), not yet cast; memory-mapped ones are not yet read.
 
     Dense data in host memory is an `np.ndarray`, a view wherever possible. Strings become a `tf.Tensor`; ragged and
     sparse tensors and extension types stay what they are. A dtype that TensorFlow does not support is a TypeError.
@@ -169,7 +169,7 @@ def _is_defined_in(leaf: Any, package: str) -> bool:
 
 
 def cast_floats(leaf: Any) -> Any:
-    """Casts a NumPy array or tensor with floating point numbers to floatx, as Keras does; others are unchanged."""
+    """Cast a NumPy array or tensor with floating point numbers to floatx, as Keras does; others are unchanged."""
     if not isinstance(leaf, np.ndarray | tf.Tensor | tf.RaggedTensor | tf.SparseTensor):
         return leaf
     dtype = tf.as_dtype(leaf.dtype)
@@ -182,7 +182,7 @@ def cast_floats(leaf: Any) -> Any:
 
 
 def resident_size(leaf: Any) -> int:
-    """Bytes of an array or a tensor of numbers after the cast, wherever it is; 0 for other types."""
+    """Return bytes of an array or a tensor of numbers after the cast, wherever it is; 0 for other types."""
     if not isinstance(leaf, np.ndarray | tf.Tensor) or tf.as_dtype(leaf.dtype) == tf.string:
         return 0
     dtype = tf.as_dtype(leaf.dtype)
@@ -190,7 +190,7 @@ def resident_size(leaf: Any) -> int:
 
 
 def as_resident(leaf: Any) -> Any:
-    """The array as a tensor in the memory of the current device that supports gathering samples."""
+    """Return the array as a tensor in the memory of the current device that supports gathering samples."""
     leaf = cast_floats(leaf)
     if isinstance(leaf, tf.SparseTensor):
         return sparse_rows(leaf)

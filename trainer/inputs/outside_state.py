@@ -33,7 +33,7 @@ class RecordedCalls:
         return len(self._before)
 
     def call(self, function: Callable[[], Any], saved: Sequence[dict[str, str]] = ()) -> Any:
-        """The result of `function`, called from the states before this call in `saved`, where there are some."""
+        """Return the result of `function`, called from the states before this call in `saved`, where there are some."""
         for name, text in (saved[len(self)] if len(self) < len(saved) else {}).items():
             if name in self._generators:
                 set_from_text(self._generators[name], text)
@@ -44,12 +44,12 @@ class RecordedCalls:
         return result
 
     def state(self) -> str:
-        """All calls, for `read_saved_calls`."""
+        """Return all calls, for `read_saved_calls`."""
         return json.dumps(self._before)
 
 
 def read_saved_calls(state: dict[str, Any]) -> list[dict[str, str]] | None:
-    """The calls in the position of a source; None in positions of the first versions."""
+    """Return the calls in the position of a source; None in positions of the first versions."""
     return json.loads(state["calls"]) if "calls" in state else None
 
 
@@ -64,7 +64,7 @@ def notes_drawn_numbers(given: Any) -> Iterator[list[str]]:
 
 
 def explain_drawn_ahead(kind: str, drawn_from: list[str]) -> str | None:
-    """Why an input of this kind cannot be resumed exactly; None where its batches draw from no generator."""
+    """Return why an input of this kind cannot be resumed exactly; None where its batches draw from no generator."""
     if not drawn_from:
         return None
     article = "an" if kind[0] in "aeiou" else "a"
@@ -76,7 +76,7 @@ def explain_drawn_ahead(kind: str, drawn_from: list[str]) -> str | None:
 
 
 def _states(held: Mapping[str, Any]) -> dict[str, str]:
-    """The state of each generator as text, by its name in a sentence."""
+    """Return the state of each generator as text, by its name in a sentence."""
     state = random_state.capture(held)
     named = {"numpy.random": state["numpy"], "random": state["python"], "keras.random": state.get("keras")}
     named["tf.random"] = [state.get("tensorflow"), state.get("tensorflow_seeds")]
@@ -120,11 +120,11 @@ class PipelineState:
         return {**generators, **variables}
 
     def state(self) -> dict[str, Any]:
-        """The state of the generators and variables before the first element was drawn."""
+        """Return the state of the generators and variables before the first element was drawn."""
         return self._began
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores that state; that of a pipeline with other generators or variables is a ValueError."""
+        """Restore that state; that of a pipeline with other generators or variables is a ValueError."""
         names = {name for name in state if name.startswith("began ")}
         if names != self._began.keys():
             names = {name.removeprefix("began ") for name in names ^ self._began.keys()}
@@ -140,7 +140,7 @@ class PipelineState:
 
 
 def draws_numbers(dataset: tf.data.Dataset) -> bool:
-    """Whether functions of a pipeline, also those of Python, draw random numbers."""
+    """Return whether functions of a pipeline, also those of Python, draw random numbers."""
     steps = list(transformations(dataset))
     return any(step.draws or step.keeps_state for step in steps) or bool(find_generators(_python(steps)))
 
@@ -150,7 +150,7 @@ def _python(steps: list[Transformation]) -> dict[str, Any]:
 
 
 def _why_inexact(dataset: tf.data.Dataset, steps: list[Transformation]) -> str | None:
-    """A sentence, for the start of a fit."""
+    """Return a sentence, for the start of a fit."""
     if not operations_are_deterministic():
         for step in steps:
             generators = find_generators(_python([step]))

@@ -60,11 +60,11 @@ class Position:
         return another
 
     def is_over(self) -> bool:
-        """Whether the pass has no further batch."""
+        """Return whether the pass has no further batch."""
         return self.ended or (self._batches is not None and self.taken >= self._batches)
 
     def count_left(self, most: int) -> int:
-        """How many of the next `most` steps are in this epoch, as far as that is known."""
+        """Return how many of the next `most` steps are in this epoch, as far as that is known."""
         if self.is_over():
             return 0
         if self.given_steps is not None:
@@ -74,23 +74,23 @@ class Position:
         return max(0, most)
 
     def advance(self, steps: int) -> None:
-        """Advances by `steps` steps; back where it is negative."""
+        """Advance by `steps` steps; back where it is negative."""
         self.step += steps
         self.taken += steps
 
     def end_epoch(self) -> None:
-        """Records that no step is left: without `steps_per_epoch`, so many make an epoch; warns if there are too few."""
+        """Record that no step is left: without `steps_per_epoch`, so many make an epoch; warns if there are too few."""
         if self.step < (self.given_steps or 0) or (self._one_pass and self.step == 0):
             warnings.warn(RAN_OUT, stacklevel=4)
         elif not self._one_pass and self.given_steps is None:
             self.steps_per_epoch = self.step
 
     def identity(self) -> dict[str, Any]:
-        """The constant part that cannot be restored."""
+        """Return the constant part that cannot be restored."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """The position as numbers."""
+        """Return the position as numbers."""
         names = ("epoch", "step", "passes", "taken", "ended")
         return {name: int(getattr(self, name)) for name in names}
 
@@ -125,9 +125,9 @@ class SampleOrder(Position):
         return self.taken == 0
 
     def next_batches(self, steps: int) -> tuple[int, int, int]:
-        """The next batches of equal size, at most `steps`, which the epoch has: (first sample, batches, batch size).
+        """Return the next batches of equal size, at most `steps`, which the epoch has: (first sample, batches, batch size).
 
-        The first sample is counted in the order of the pass. Does not advance.
+        The first sample is counted in the order of the pass. Do not advance.
         """
         first = self.taken * self.batch_size
         full = (self.samples - first) // self.batch_size
@@ -149,11 +149,11 @@ class SampleOrder(Position):
         return self._order[1]
 
     def identity(self) -> dict[str, Any]:
-        """Whether the samples are shuffled."""
+        """Return whether the samples are shuffled."""
         return {"shuffle": self._shuffle}
 
     def state(self) -> dict[str, Any]:
-        """The position and its dependencies; the names are those of backups."""
+        """Return the position and its dependencies; the names are those of backups."""
         data = {"seed": self._seed, "rows": self.samples, "batch_rows": self.batch_size}
         return {"epoch": self.epoch, "step": self.step, **data}
 

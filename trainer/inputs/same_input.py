@@ -40,7 +40,7 @@ _FIX = """ Pass a function of tf.distribute.InputContext, whose batches have the
 
 
 def check_same_input(x: Any, strategy: tf.distribute.Strategy, kind: str = "tf.data.Dataset") -> None:
-    """Compares the input of each worker, before it is read. All workers must call it; one does nothing.
+    """Compare the input of each worker, before it is read. All workers must call it; one does nothing.
 
     Another kind, or a `shard` of the pipeline that differs between workers is a ValueError, because samples would be lost. A
     `shard` that is the same on all workers, such as a split for validation, does not shard over workers.
@@ -86,7 +86,7 @@ def check_same_input(x: Any, strategy: tf.distribute.Strategy, kind: str = "tf.d
 
 
 def _check_not_split(x: Any, dataset: tf.data.Dataset | None) -> None:
-    """Rejects an input that is split over workers by construction; `dataset` is the one that it reads."""
+    """Reject an input that is split over workers by construction; `dataset` is the one that it reads."""
     fix = "x.rebatch(context.get_per_replica_batch_size(64))"
     source = "reads a part of the elements of a tf.data service (dynamic sharding, or a `job_name`)"
     if dataset is None or not shares_service(dataset):
@@ -106,7 +106,7 @@ def _check_not_split(x: Any, dataset: tf.data.Dataset | None) -> None:
 
 
 def check_same_data(source: Source, strategy: tf.distribute.Strategy, steps: int = 0) -> None:
-    """Compares what the workers have read, and the `steps` that come next. All must call it; one does nothing.
+    """Compare what the workers have read, and the `steps` that come next. All must call it; one does nothing.
 
     Different data is a ValueError on all workers. Where the input draws random numbers, and a part of the batches is the
     same everywhere, such as the targets, the samples are the same and their augmentation differs: that is a warning.
@@ -144,7 +144,7 @@ def check_same_data(source: Source, strategy: tf.distribute.Strategy, steps: int
 def _identify_pipeline(
     dataset: tf.data.Dataset, distributed: bool, strategy: tf.distribute.Strategy
 ) -> list[Any]:
-    """The shards, the seeds and a checksum of a pipeline."""
+    """Return the shards, the seeds and a checksum of a pipeline."""
     # TensorFlow shards files before a shuffle. Seeds of 0 are no seed, and each process draws another order.
     seeds = [] if distributed else numbers_of(dataset, "_seed", "_seed2") + [[]] * in_any_order(dataset)
     return [

@@ -32,7 +32,7 @@ def sparse_rows(sparse: tf.SparseTensor) -> SparseRows:
 
 
 def slice_sparse(leaf: tf.SparseTensor, start: Any, stop: Any, samples: int | None) -> tf.SparseTensor:
-    """Samples `start` to `stop - 1`; `samples` is their number, where it is known while tracing."""
+    """Return samples `start` to `stop - 1`; `samples` is their number, where it is known while tracing."""
     start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
     rest = leaf.dense_shape[1:]
     begin = tf.concat([start[None], tf.zeros_like(rest)], 0)
@@ -43,7 +43,7 @@ def slice_sparse(leaf: tf.SparseTensor, start: Any, stop: Any, samples: int | No
 
 
 def sparse_tensor(columns: Any, values: Any, sample_shape: tf.Tensor, samples: int | None) -> tf.SparseTensor:
-    """Entries by samples as one `tf.SparseTensor`, with samples numbered from 0."""
+    """Return entries by samples as one `tf.SparseTensor`, with samples numbered from 0."""
     indices = tf.concat([columns.value_rowids()[:, None], columns.values], 1)
     shape = tf.concat([values.nrows()[None], sample_shape], 0)
     sparse = tf.SparseTensor(indices, values.values, shape)

@@ -35,12 +35,12 @@ class LabelRule(NamedTuple):
 
 
 def holds_text(spec: Any) -> bool:
-    """Whether a nest of tensors or their specs contains strings."""
+    """Return whether a nest of tensors or their specs contains strings."""
     return any(getattr(part, "dtype", None) == tf.string for part in tf.nest.flatten(spec))
 
 
 def at(path: tuple[Any, ...], structure: Any) -> Any:
-    """The part of a nest at this path, or its only part; None where there is none."""
+    """Return the part of a nest at this path, or its only part; None where there is none."""
     parts = tf.nest.flatten(structure)
     if len(parts) == 1:
         return parts[0]
@@ -103,7 +103,7 @@ def _with_value(sentence: str, low: str, high: str) -> str:
 
 
 def sentence_in(error: Exception) -> str | None:
-    """The sentence of a failed check; None for another error."""
+    """Return the sentence of a failed check; None for another error."""
     if isinstance(error, InvalidValueError):
         return str(error)
     found = _FAILED.search(str(error))

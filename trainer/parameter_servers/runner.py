@@ -22,7 +22,7 @@ class ParameterServerRunner(Runner):
         return WorkerPrediction(model) if phase == "predict" else WorkerSteps(model, phase == "train")
 
     def prepare(self, *_: Any) -> None:
-        """Does nothing: workers always run the graph without XLA."""
+        """Do nothing: workers always run the graph without XLA."""
 
     @contextlib.contextmanager
     def calls(self, steps: Pass) -> Iterator[Any]:
@@ -41,7 +41,7 @@ class ParameterServerRunner(Runner):
 
     @contextlib.contextmanager
     def watch(self, model: TrainedModel) -> Iterator[None]:
-        """Names the lost or hanging parameter server when the block fails because of it.
+        """Name the lost or hanging parameter server when the block fails because of it.
 
         At its end the workers free their inputs, unless the block is part of a running `fit`.
         """

@@ -39,7 +39,7 @@ class Schedule:
             self._ready.appendleft(first)
 
     def __iter__(self) -> Iterator[CompiledCall]:
-        """The calls; without a piece where the pass waits for a result."""
+        """Yield the calls; without a piece where the pass waits for a result."""
         while True:
             while self._function.accepts_more() and (call := self._next()) is not None:
                 yield call
@@ -48,7 +48,7 @@ class Schedule:
             yield CompiledCall([])
 
     def _draw(self) -> Chunk | None:
-        """The next piece: the rest of the source's last chunk, or the beginning of another."""
+        """Return the next piece: the rest of the source's last chunk, or the beginning of another."""
         bound = next_stop(self._hooks, self._done)
         self._stop = None if bound is None else self._done + bound
         left = None if self._stop is None else self._stop - self._scheduled
@@ -69,7 +69,7 @@ class Schedule:
         self._ended = self._source.position.is_over()
 
     def _next(self) -> CompiledCall | None:
-        """The next call; None where the data has ended, or until the steps in progress are done."""
+        """Return the next call; None where the data has ended, or until the steps in progress are done."""
         piece = None if getattr(self._pass.model, self._pass.stop) else self._draw()
         if piece is None:
             return None
@@ -84,7 +84,7 @@ class Schedule:
             self._function.commit()
 
     def over(self) -> bool:
-        """Whether no result follows."""
+        """Return whether no result follows."""
         return False
 
 
@@ -103,7 +103,7 @@ def _saves(callback: Any) -> bool:
 
 
 def wants_each_step(callbacks: list[Any]) -> bool:
-    """Whether a callback has a hook for every step."""
+    """Return whether a callback has a hook for every step."""
     return any(
         takes_step_logs(callback)
         or only_reads_logs(callback)

@@ -50,13 +50,13 @@ class ResultLayout:
         self.width = int(self._bounds[-1])
 
     def pack(self, applied: Any, added: list[tf.Tensor], logs: Any) -> tf.Tensor:
-        """The result of one step: float64 `(width,)`. Context: graph."""
+        """Return the result of one step: float64 `(width,)`. Context: graph."""
         flags = tf.stack([tf.constant(1.0, tf.float64), tf.cast(applied, tf.float64)])
         leaves = [*added, *keras.tree.flatten(logs)]
         return tf.concat([flags, *(tf.reshape(tf.cast(leaf, tf.float64), [-1]) for leaf in leaves)], 0)
 
     def of_step(self, writes: CollectedWrites, logs: Any, applied: tf.Tensor) -> tf.Tensor:
-        """The result of a step, whose metrics begin with zeros."""
+        """Return the result of a step, whose metrics begin with zeros."""
         added = []
         for variable in self.variables:
             nothing = tf.zeros(variable.shape, variable.dtype)
@@ -64,12 +64,12 @@ class ResultLayout:
         return self.pack(applied, added, {name: logs[name] for name in self.own_logs})
 
     def part(self, results: np.ndarray, number: int) -> np.ndarray:
-        """Each step's addition to variable `number` of `variables`, or the log after them: `(steps, *shape)`."""
+        """Return each step's addition to variable `number` of `variables`, or the log after them: `(steps, *shape)`."""
         first, last = self._bounds[number : number + 2]
         return results[:, first:last].reshape(-1, *self._shapes[number])
 
     def logs_of(self, result: np.ndarray) -> Any:
-        """The custom logs of a step."""
+        """Return the custom logs of a step."""
         numbers = range(len(self.variables), len(self._shapes))
         leaves = [self.part(result[None], number)[0] for number in numbers]
         return keras.tree.pack_sequence_as(self.own_logs, leaves)
@@ -78,7 +78,7 @@ class ResultLayout:
 def worker_step(
     model: TrainedModel, step_fn: Any, batch: Any, step: StepContext, layout: ResultLayout, alone: bool
 ) -> tuple[tf.Tensor, Any]:
-    """Makes the writes of one step; returns its result, float64 `[layout.width]`, and its unchanged logs.
+    """Make the writes of one step; return its result, float64 `[layout.width]`, and its unchanged logs.
 
     It is the step of one replica (`train_step.py`), except for its writes: additions to metrics are returned, and
     changes of other state are added to the servers' current values, since other workers have written in between. So a
@@ -121,7 +121,7 @@ class ReadOnce(CollectedWrites):
         self._sums = set(self._before)
 
     def own_value(self, variable: keras.Variable) -> Any:
-        """The step's only read of a variable with state."""
+        """Return the step's only read of a variable with state."""
         own, key = raw_value(variable), id(variable)
         kept = not variable.trainable if self._state is None else key in self._state
         if key not in self._before:
@@ -136,7 +136,7 @@ class ReadOnce(CollectedWrites):
         return self._before[key]
 
     def new_value(self, variable: keras.Variable, copy: tf.Variable, value: tf.Tensor) -> tf.Tensor:
-        """The current value of the server plus the step's change."""
+        """Return the current value of the server plus the step's change."""
         start = self._before.get(id(variable))
         adds = value.dtype.is_floating or value.dtype.is_integer
         if start is None or not adds or (self._alone and id(variable) not in self._sums):
@@ -171,7 +171,7 @@ class Totals:
         self.applied = 0
 
     def add(self, results: np.ndarray) -> None:
-        """Adds the steps of `results`, float64 `(steps, width)`, one by one: the single-device sums."""
+        """Add the steps of `results`, float64 `(steps, width)`, one by one: the single-device sums."""
         for index, state in enumerate(self._state):
             each = self._layout.part(results, index).astype(state.dtype)
             self._state[index] = np.add.accumulate(np.concatenate([state[None], each]), axis=0)[-1]
@@ -179,7 +179,7 @@ class Totals:
         self._last = results[-1]
 
     def logs(self) -> dict[str, Any]:
-        """The results of the metrics, and the custom logs of the last step that arrived."""
+        """Return the results of the metrics, and the custom logs of the last step that arrived."""
         with tf.device("CPU:0"):
             results = self._read([tf.constant(value) for value in self._state])
         if self._layout.logs is None or self._last is None:
@@ -188,13 +188,13 @@ class Totals:
         return {name: every[name] for name in self._layout.logs.names}
 
     def commit(self) -> None:
-        """Writes the state into the metrics' variables."""
+        """Write the state into the metrics' variables."""
         for variable, value in zip(self._layout.variables, self._state):
             variable.assign(value)
 
 
 def result_function(model: TrainedModel, layout: ResultLayout) -> Any:
-    """A function from the metrics' state to their results; it runs on the coordinator."""
+    """Return a function from the metrics' state to their results; it runs on the coordinator."""
 
     def read(values: list[tf.Tensor]) -> dict[str, Any]:
         with keras.StatelessScope(state_mapping=list(zip(layout.variables, values))):
@@ -216,6 +216,6 @@ class UpdateCount:
         self._start = int(self._variable.numpy()) if self._variable is not None else 0
 
     def correct(self, totals: Any, losses: int) -> None:
-        """Sets the count to the number of applied steps, if a worker was lost. Context: host, no step in progress."""
+        """Set the count to the number of applied steps, if a worker was lost. Context: host, no step in progress."""
         if losses and self._variable is not None:
             self._variable.assign(self._start + totals.applied)

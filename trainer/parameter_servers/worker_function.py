@@ -71,20 +71,20 @@ class WorkerFunction:
         return self._model._fixed_steps
 
     def run(self, worker: int, piece: Piece) -> Any:
-        """The result of a piece, on the host. Context: host, in the thread of a worker."""
+        """Return the result of a piece, on the host. Context: host, in the thread of a worker."""
         raise NotImplementedError
 
     def _make(self, chunk: Chunk) -> Any:
-        """The compiled function for chunks with the layout of `chunk`."""
+        """Return the compiled function for chunks with the layout of `chunk`."""
         raise NotImplementedError
 
     def prepare(self, chunk: Chunk) -> None:
-        """Traces the step for the layout of `chunk`; errors in the user's code are raised here. Context: host."""
+        """Trace the step for the layout of `chunk`; errors in the user's code are raised here. Context: host."""
         if chunk.reader not in self._compiled:
             self._compiled[chunk.reader] = self._make(chunk)
 
     def _inputs(self, worker: int, chunk: Chunk) -> Any:
-        """The inputs of a chunk, on the calling thread's worker: its arrays stay there while chunks have the same."""
+        """Return the inputs of a chunk, on the calling thread's worker: its arrays stay there while chunks have the same."""
         arrays, place = chunk.inputs
         held = self._held.get(worker)
         if held is None or held[0] is not arrays:
@@ -93,11 +93,11 @@ class WorkerFunction:
         return held[1], place
 
     def free_inputs(self) -> None:
-        """Frees the memory of all workers."""
+        """Free the memory of all workers."""
         self._held.clear()
 
     def _trace(self, function: Callable[..., Any], *signature: Any) -> Any:
-        """The concrete function: a `tf.function` would be retraced on each worker."""
+        """Return the concrete function: a `tf.function` would be retraced on each worker."""
         with self._strategy.scope(), mark_scheduled(self._strategy):
             return graph_function(function).get_concrete_function(*signature)
 
@@ -118,15 +118,15 @@ class WorkerFunction:
         self.commit()
 
     def accepts_more(self) -> bool:
-        """Whether another piece may be handed out before a result has come."""
+        """Return whether another piece may be handed out before a result has come."""
         return self._phase.under_way + len(self._early) < self.lines
 
     def is_busy(self) -> bool:
-        """Whether a result is still to come."""
+        """Return whether a result is still to come."""
         return self._phase.under_way + len(self._early) > 0
 
     def __call__(self, call: CompiledCall) -> tuple[int, Any]:
-        """Hands out the piece of a call, if it has one; returns a piece's (steps, results), (0, None) while it accepts more.
+        """Hand out the piece of a call, if it has one; return a piece's (steps, results), (0, None) while it accepts more.
 
         Outside of a phase one worker runs the call.
         """
@@ -146,11 +146,11 @@ class WorkerFunction:
         return steps, self._results(result)
 
     def _results(self, result: Any) -> Any:
-        """The results after a piece: outputs, or logs."""
+        """Return the results after a piece: outputs, or logs."""
         return result
 
     def _alone(self, chunk: Chunk) -> tuple[int, Any]:
-        """The steps of a chunk of one piece, and its results."""
+        """Return the steps of a chunk of one piece, and its results."""
         chunk, *_ = pieces_of(chunk)
         self.prepare(chunk)
         with self.phase():
@@ -166,11 +166,11 @@ class WorkerFunction:
         """All steps that were handed out are done."""
 
     def graph(self) -> Any:
-        """The first graph, for drawing; None without one."""
+        """Return the first graph, for drawing; None without one."""
         return next((function.graph for function in self._compiled.values()), None)
 
     def compilations(self) -> int:
-        """The number of graphs so far."""
+        """Return the number of graphs so far."""
         return len(self._compiled)
 
 
@@ -189,7 +189,7 @@ class WorkerPrediction(WorkerFunction):
         return self._trace(run, chunk.signature, tf.TensorSpec([], tf.int32))
 
     def run(self, worker: int, piece: Piece) -> list[Any]:
-        """The outputs of each batch, on the host. Context: host, in the thread of a worker."""
+        """Return the outputs of each batch, on the host. Context: host, in the thread of a worker."""
         function = self._compiled[piece.chunk.reader]
         inputs = self._inputs(worker, piece.chunk)
         answers = []
@@ -203,7 +203,7 @@ class WorkerPrediction(WorkerFunction):
 
 
 def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[Chunk]:
-    """The chunk as chunks of `(arrays, place)`; batches of one size are one of them.
+    """Return the chunk as chunks of `(arrays, place)`; batches of one size are one of them.
 
     The coordinator reads the input in its order, as on a single device, also a function of
     `tf.distribute.InputContext`. So an epoch has every sample once, and a single worker sees the batches of a
@@ -233,7 +233,7 @@ def pieces_of(chunk: Chunk, drawn: Callable[[int], None] | None = None) -> list[
 
 
 def _together(batches: list[Any], samples: int | None) -> Chunk:
-    """Batches of `samples` samples as one chunk. None: one batch whose arrays have different numbers of samples."""
+    """Return batches of `samples` samples as one chunk. None: one batch whose arrays have different numbers of samples."""
     arrays, count = concat_samples(batches), len(batches)
     group = Group(arrays, np.arange(count + 1) * (samples or 0), samples, whole=samples is None)
     return group.part(0, count, batch_spec(arrays))

@@ -46,7 +46,7 @@ class WorkerSteps(WorkerFunction):
         self._ledger: tf.Variable | None = None
 
     def prepare(self, chunk: Chunk) -> None:
-        """Traces the step for the layout of `chunk`; errors in the user's code are raised here. Context: host."""
+        """Trace the step for the layout of `chunk`; errors in the user's code are raised here. Context: host."""
         if self._layout is None:
             self._layout = ResultLayout(self._model, self._step_logs(chunk))
             self._read = result_function(self._model, self._layout)
@@ -71,12 +71,12 @@ class WorkerSteps(WorkerFunction):
         self._totals.commit()
 
     def _results(self, result: np.ndarray) -> dict[str, Any]:
-        """The logs after the steps of a piece."""
+        """Return the logs after the steps of a piece."""
         self._totals.add(result)
         return self._totals.logs()
 
     def run(self, worker: int, piece: Piece) -> np.ndarray:
-        """The results of the piece's steps, `(steps, width)`. Context: host, in the thread of a worker."""
+        """Return the results of the piece's steps, `(steps, width)`. Context: host, in the thread of a worker."""
         function = self._compiled[piece.chunk.reader]
         inputs = self._inputs(worker, piece.chunk)
         with tf.device(HOST):  # a copy to a hanging worker would hold the GIL
@@ -89,7 +89,7 @@ class WorkerSteps(WorkerFunction):
     def _step(
         self, layout: ResultLayout, chunk: Chunk, inputs: Any, i: tf.Tensor, worker: tf.Tensor
     ) -> tuple[tf.Tensor, dict[str, Any]]:
-        """The result of the step on batch `i`, and its logs as it returned them."""
+        """Return the result of the step on batch `i`, and its logs as it returned them."""
         batch = chunk.reader(inputs, i)
         total = chunk.batch_size if chunk.batch_size is not None else sample_count(batch)
         totals = WeightTotals() if self._training and accumulates(self._model.optimizer) else None
@@ -119,7 +119,7 @@ class WorkerSteps(WorkerFunction):
         return self._trace(run, chunk.signature, count, at, count)
 
     def _step_logs(self, chunk: Chunk) -> CustomLogs | None:
-        """The logs of a custom step; None: the results of the metrics."""
+        """Return the logs of a custom step; None: the results of the metrics."""
         model = self._model
         if not model._has_own_logs(self._training):
             return None
@@ -159,12 +159,12 @@ class _Ledger:
         return tf.raw_ops.ResourceGather(resource=self._variable.handle, indices=self._line, dtype=tf.float64)
 
     def steps_done(self) -> tf.Tensor:
-        """The number of completed steps of the piece; int32 scalar."""
+        """Return the number of completed steps of the piece; int32 scalar."""
         with tf.device(FIRST_SERVER):
             return tf.reduce_sum(tf.cast(tf.equal(self._results()[:, 0], self._number), tf.int32))
 
     def write(self, i: tf.Tensor, result: tf.Tensor) -> None:
-        """Records that step `i` is done."""
+        """Record that step `i` is done."""
         result = tf.concat([self._number[None], result[1:]], 0)
         with tf.device(FIRST_SERVER):
             tf.raw_ops.ResourceScatterNdUpdate(
@@ -172,6 +172,6 @@ class _Ledger:
             )
 
     def read(self, steps: tf.Tensor) -> tf.Tensor:
-        """The results of the first `steps` steps."""
+        """Return the results of the first `steps` steps."""
         with tf.device(FIRST_SERVER):
             return tf.identity(self._results()[:steps])

@@ -44,7 +44,7 @@ class Builder(Values):
     """Builds one program."""
 
     def walk(self, graph: Any, inputs: Sequence[int]) -> list[int]:
-        """Adds the operations of a graph, called with these values; returns the numbers of its outputs."""
+        """Add the operations of a graph, called with these values; return the numbers of its outputs."""
         # By name, since an operation that a second tape has extended has other tensor objects.
         known = {tensor.name: number for tensor, number in zip(graph.inputs, inputs)}
         done: set[str] = set()
@@ -108,7 +108,7 @@ class Builder(Values):
         return outputs
 
     def _find_unchanged(self, op: tf.Operation, inputs: list[int]) -> list[int]:
-        """The input of a reshape to the shape that it has, or of a sum over no axes; backward passes have many."""
+        """Return the input of a reshape to the shape that it has, or of a sum over no axes; backward passes have many."""
         values = [self.program.values[number] for number in inputs]
         if op.type == "Reshape":
             shape = values[0].shape
@@ -127,7 +127,7 @@ class Builder(Values):
         return [] if graph is None else self._inline(op, graph, inputs)
 
     def _inline(self, op: tf.Operation, graph: Any, inputs: list[int]) -> list[int]:
-        """The outputs of an operation that stands for those of a graph."""
+        """Return the outputs of an operation that stands for those of a graph."""
         before, self.origin = self.origin, self.origin or op
         try:
             return self.walk(graph, inputs)
@@ -182,7 +182,7 @@ class Builder(Values):
     def _find_ruling(
         self, op: tf.Operation, inputs: list[int], outputs: list[int], known: Mapping[str, int], axis: int
     ) -> Ruling:
-        """The labels that an operation needs and makes along one axis of the mesh."""
+        """Return the labels that an operation needs and makes along one axis of the mesh."""
         values, mesh = self.program.values, self.program.mesh[axis]
         view = View(
             op,
@@ -233,13 +233,13 @@ class Builder(Values):
         return self.convert(number, [PARTIAL_SUM] * len(self.program.mesh), op)
 
     def _along_model(self, number: int, op: tf.Operation) -> int:
-        """The number of a value that is the same on all replicas with the same samples."""
+        """Return the number of a value that is the same on all replicas with the same samples."""
         return self.convert(number, [None, *self.replicated_labels[1:]], op)
 
     def body(
         self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = ()
     ) -> tuple[Builder, list[int]]:
-        """Partitions a function for inputs like these; constants of the `changed` inputs do not hold in it."""
+        """Partition a function for inputs like these; constants of the `changed` inputs do not hold in it."""
         if len(graph.inputs) != len(inputs):
             raise NotPartitioned(f"the function {graph.name} was changed after it was traced")
         values = self.program.values
@@ -255,7 +255,7 @@ class Builder(Values):
 
 
 def find_needed_operations(graph: Any) -> set[str]:
-    """The names of the operations that affect the results or side effects of a graph."""
+    """Return the names of the operations that affect the results or side effects of a graph."""
     found: set[str] = set()
     ahead = [tensor.op for tensor in graph.outputs]
     ahead += [op for op in graph.get_operations() if op.op_def.is_stateful or _calls_optimizer(op)]
@@ -269,6 +269,6 @@ def find_needed_operations(graph: Any) -> set[str]:
 
 
 def _calls_optimizer(op: tf.Operation) -> bool:
-    """Whether an operation stands for a call of an optimizer, or a function that it holds has one that does."""
+    """Return whether an operation stands for a call of an optimizer, or a function that it holds has one that does."""
     inner = (each for _, graph in subgraphs(op) for each in graph.get_operations())
     return stands_for(op, APPLY) is not None or any(map(_calls_optimizer, inner))

@@ -25,7 +25,7 @@ def without_collectives(
     inputs: list[int],
     work: Callable[[Values, tf.Operation, list[int]], list[int]],
 ) -> list[int]:
-    """Partitions the bodies of a branch or a loop; bodies that need a collective get whole inputs."""
+    """Partition the bodies of a branch or a loop; bodies that need a collective get whole inputs."""
     for place, number in enumerate(inputs):
         if outer.label(number).counts:
             inputs[place] = outer.convert(number, [outer.label(number)._replace(counts=None)], op)
@@ -47,7 +47,7 @@ def without_collectives(
 
 
 def call(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
-    """Adds a call of a function that XLA compiles; returns the numbers of its outputs."""
+    """Add a call of a function that XLA compiles; return the numbers of its outputs."""
     graph = inner_graph(op, "f")
     if graph is None:
         raise NotPartitioned(f"the function that {op.name} calls has no graph")
@@ -67,7 +67,7 @@ def _add(
 
 
 def branch(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
-    """Adds a branch; returns the numbers of its outputs."""
+    """Add a branch; return the numbers of its outputs."""
     which = outer.whole(inputs[0], op)
     found = [(name, *outer.body(graph, inputs[1:])) for name, graph in subgraphs(op)]
     if not found:
@@ -84,7 +84,7 @@ def branch(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
 
 
 def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
-    """Adds a loop; returns the numbers of its outputs."""
+    """Add a loop; return the numbers of its outputs."""
     body, condition = inner_graph(op, "body"), inner_graph(op, "cond")
     if body is None or condition is None:
         raise NotPartitioned(f"the functions of {op.name} have no graphs")
@@ -118,13 +118,13 @@ def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
 
 
 def _is_settled(value: Value, before: Value) -> bool:
-    """Whether an iteration has changed nothing that is known of a loop variable."""
+    """Return whether an iteration has changed nothing that is known of a loop variable."""
     known = (value.labels, value.shape) == (before.labels, before.shape)
     return known and (value.elements is None) == (before.elements is None)
 
 
 def _check(have: Value, value: Value, op: tf.Operation) -> Value:
-    """A loop variable, if making it needs no collective; for a trial of the body."""
+    """Return a loop variable, if making it needs no collective; for a trial of the body."""
     if any(map(needs_collective, have.labels, value.labels)):
         raise NeedsCollective(op.name)
     return dataclasses.replace(value)

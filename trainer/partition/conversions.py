@@ -51,7 +51,7 @@ class Replica(ReplicaSamples):
 
 
 def after(tensor: tf.Tensor, made: Label, replica: Replica) -> tf.Tensor:
-    """The output of an operation times the local factor that makes it a value of the global batch."""
+    """Return the output of an operation times the local factor that makes it a value of the global batch."""
     if made == PARTIAL_MEAN:
         return times_share(tensor, replica)
     if made == OWN:
@@ -62,7 +62,7 @@ def after(tensor: tf.Tensor, made: Label, replica: Replica) -> tf.Tensor:
 
 
 def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.Tensor:
-    """A conversion without communication."""
+    """Return a conversion without communication."""
     if have == MEAN_OF_STATISTICS or want in (PARTIAL_MAX, PARTIAL_MIN):
         return tensor
     if want == PARTIAL_SUM:
@@ -85,7 +85,7 @@ def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.T
 
 
 def part_of(row: tf.Tensor, whole: tf.TensorShape, label: Label, replica: Replica) -> tf.Tensor:
-    """A STORED part of a tensor, from its flat numbers."""
+    """Return a STORED part of a tensor, from its flat numbers."""
     shape = whole.as_list()
     if label.axis == FLAT:
         return row
@@ -94,7 +94,7 @@ def part_of(row: tf.Tensor, whole: tf.TensorShape, label: Label, replica: Replic
 
 
 def where(condition: Any, tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor, or zeros: negative ones, which alone leave the sign of every other number."""
+    """Return the tensor, or zeros: negative ones, which alone leave the sign of every other number."""
     if condition is True:
         return tensor
     zeros = tf.zeros_like(tensor)
@@ -103,7 +103,7 @@ def where(condition: Any, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def times_share(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
-    """A mean over a replica's samples as a term of the mean over the batch."""
+    """Return a mean over a replica's samples as a term of the mean over the batch."""
     if replica.held is replica.global_samples:
         return tensor
     if tensor.dtype.is_integer:
@@ -140,7 +140,7 @@ def _scale_element(tensor: tf.Tensor, element: int, over: Any, under: Any) -> tf
 
 
 def scale_numbers(numbers: Sequence[int], dtype: tf.DType, element: int, over: Any, under: Any) -> tf.Tensor:
-    """A vector of known sizes, of which one is multiplied by `over / under`."""
+    """Return a vector of known sizes, of which one is multiplied by `over / under`."""
     found: list[Any] = [int(number) for number in numbers]
     if isinstance(over, int) and isinstance(under, int):
         found[element] = found[element] * over // under
@@ -178,17 +178,17 @@ def _slice(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
 
 
 def blocks_of(tensor: tf.Tensor, label: Label) -> list[tf.Tensor]:
-    """The blocks of a SHARDED tensor."""
+    """Return the blocks of a SHARDED tensor."""
     return tf.split(tensor, label.blocks, label.axis) if label.blocks > 1 else [tensor]
 
 
 def join(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
-    """The blocks, one behind the other."""
+    """Return the blocks, one behind the other."""
     return tf.concat(parts, axis) if len(parts) > 1 else parts[0]
 
 
 def _own_key(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
-    """A key for random numbers: on the first replica the single-device key, a different one on each other replica."""
+    """Return a key for random numbers: on the first replica the single-device key, a different one on each other replica."""
     if replica.replica_id == 0:
         return tensor
     shift = tf.constant((replica.replica_id * 0x9E3779B97F4A7C15) % 2**64, tf.uint64)
@@ -196,12 +196,12 @@ def _own_key(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
 
 
 def in_the_batch(positions: tf.Tensor, have: Label, replica: Replica) -> tf.Tensor:
-    """Positions relative to this replica's first sample, converted to positions in the batch."""
+    """Return positions relative to this replica's first sample, converted to positions in the batch."""
     return positions + tf.cast(replica.first_positions[have.chosen], positions.dtype)
 
 
 def _from_own_first(positions: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
-    """Positions in the batch, converted to positions relative to this replica's first held sample."""
+    """Return positions in the batch, converted to positions relative to this replica's first held sample."""
     first = tf.cast(_start_held(replica) * per_sample(want.counts), positions.dtype)
     if want.column:
         first *= tf.one_hot(0, positions.shape[-1], dtype=positions.dtype)
@@ -209,6 +209,6 @@ def _from_own_first(positions: tf.Tensor, want: Label, replica: Replica) -> tf.T
 
 
 def _start_held(replica: Replica) -> Any:
-    """The position of a replica's first held sample in the batch; a borrowed one is the last sample."""
+    """Return the position of a replica's first held sample in the batch; a borrowed one is the last sample."""
     start, last = replica.samples_before, replica.global_samples - replica.held
     return min(start, last) if isinstance(start, int) and isinstance(last, int) else tf.minimum(start, last)

@@ -107,7 +107,7 @@ def _extreme(tensor: tf.Tensor, have: Label, replica: Replica) -> tf.Tensor:
 
 
 def _pieces(tensor: tf.Tensor, have: Label, replica: Replica) -> list[tf.Tensor]:
-    """The blocks of this replica's part, without borrowed samples, with positions in the batch."""
+    """Return the blocks of this replica's part, without borrowed samples, with positions in the batch."""
     if have.counts:
         tensor = in_the_batch(tensor, have, replica)
     pieces = blocks_of(tensor, have)

@@ -73,22 +73,22 @@ LOGS = Label("logs")
 def label_sharded(
     axis: int, blocks: int = 1, chosen: Any = None, counts: Extent = None, column: bool = False
 ) -> Label:
-    """The label of a tensor whose axis has the samples of the batch."""
+    """Return the label of a tensor whose axis has the samples of the batch."""
     return Label("sharded", axis, blocks, chosen, counts, column)
 
 
 def sizes(axis: int, chosen: Any = None) -> Label:
-    """The label of a vector of sizes whose element `axis` is the local extent of a sharded axis."""
+    """Return the label of a vector of sizes whose element `axis` is the local extent of a sharded axis."""
     return Label("sizes", axis, chosen=chosen)
 
 
 def label_stored(axis: int) -> Label:
-    """The label of a tensor of which each replica keeps an equal part along an axis, or FLAT, until it is read."""
+    """Return the label of a tensor of which each replica keeps an equal part along an axis, or FLAT, until it is read."""
     return Label("stored", axis)
 
 
 def is_stored(label: Label) -> bool:
-    """Whether a label is STORED."""
+    """Return whether a label is STORED."""
     return label.kind == "stored"
 
 
@@ -98,27 +98,27 @@ def with_label(labels: Labels, axis: int, label: Label) -> Labels:
 
 
 def is_sharded(label: Label) -> bool:
-    """Whether a label is SHARDED."""
+    """Return whether a label is SHARDED."""
     return label.kind == "sharded"
 
 
 def is_partial(label: Label) -> bool:
-    """Whether a label is a partial sum, maximum or minimum."""
+    """Return whether a label is a partial sum, maximum or minimum."""
     return label.kind.startswith("partial")
 
 
 def same_samples(one: Label, other: Label) -> bool:
-    """Whether two SHARDED tensors have the same samples in the same order along their axes."""
+    """Return whether two SHARDED tensors have the same samples in the same order along their axes."""
     return (one.blocks, one.chosen) == (other.blocks, other.chosen)
 
 
 def are_together(one: Label, other: Label) -> bool:
-    """Whether two tensors are SHARDED along the same axis, with the same samples in the same order."""
+    """Return whether two tensors are SHARDED along the same axis, with the same samples in the same order."""
     return is_sharded(one) and is_sharded(other) and one.axis == other.axis and same_samples(one, other)
 
 
 def needs_collective(have: Label, want: Label) -> bool:
-    """Whether a conversion between two labels needs communication."""
+    """Return whether a conversion between two labels needs communication."""
     if is_partial(have):
         return want != have
     if have == STATISTIC:

@@ -43,14 +43,14 @@ def _is_scatter(program: Program, node: Node) -> bool:
 
 
 def _reads_numbers(node: Node) -> bool:
-    """Whether a node computes numbers in the backward pass; one that reads a shape does so in the forward pass."""
+    """Return whether a node computes numbers in the backward pass; one that reads a shape does so in the forward pass."""
     if not isinstance(node, Copy):
         return False
     return is_of_a_gradient(node.origin or node.op) and any(map(holds_numbers, node.op.outputs))
 
 
 def _send_early(program: Program) -> None:
-    """Moves each reduce-scatter of a gradient to where the gradient is made."""
+    """Move each reduce-scatter of a gradient to where the gradient is made."""
     makers = {number: node for node in program.nodes for number in node.outputs}
     behind: dict[int, list[Node]] = {}
     rest: list[Node] = []
@@ -76,7 +76,7 @@ class _OfWeights:
         return known and not others and len(others) < len(node.inputs) and bool(self.values & {*node.inputs})
 
     def others(self, node: Node) -> list[int]:
-        """The inputs of a node that hold numbers and are no weights."""
+        """Return the inputs of a node that hold numbers and are no weights."""
         values = self.program.values
         return [n for n in node.inputs if n not in self.values and holds_numbers(values[n])]
 
@@ -99,7 +99,7 @@ class _Again:
         self._whole: list[int] = []
 
     def run(self) -> None:
-        """Replaces the nodes of the program."""
+        """Replace the nodes of the program."""
         for node in self._program.nodes:
             if _reads_numbers(node):
                 for number in node.inputs:
@@ -114,13 +114,13 @@ class _Again:
             self._whole = [*self._whole, *node.outputs][-_WHOLE:]
 
     def _call(self, node: Node | None) -> int | None:
-        """The number of the call in which a node is made that can be made again."""
+        """Return the number of the call in which a node is made that can be made again."""
         if not isinstance(node, Copy) or node.op.op_def.is_stateful or node.bodies:
             return None
         return None if self._program.find_fixed(node) else self._call_of.get((node.origin or node.op).name)
 
     def _arrive(self, number: int, node: Node) -> None:
-        """Notes the gradients that arrive first at a call: what is made again waits for them."""
+        """Note the gradients that arrive first at a call: what is made again waits for them."""
         call = self._call(self._makers.get(number))
         if call is not None and call not in self._arrived:
             held = [n for n in node.inputs if self._at.get(n, -1) > self._ends[call]]
@@ -129,7 +129,7 @@ class _Again:
                 self._arrived[call] = found
 
     def _again(self, number: int) -> int:
-        """The number of a value that is made again where it must be; else `number`."""
+        """Return the number of a value that is made again where it must be; else `number`."""
         node, call = self._makers.get(number), self._call(self._makers.get(number))
         if number in self._twins:
             return self._twins[number]
@@ -145,7 +145,7 @@ class _Again:
         return self._twins[number]
 
     def _is_whole(self, number: int) -> bool:
-        """Whether the weights that a value depends on were gathered last."""
+        """Return whether the weights that a value depends on were gathered last."""
         node = self._makers.get(number)
         if node is None or number not in self._weights.values:
             return True
@@ -157,7 +157,7 @@ class _Again:
 
 
 def _let_gathers_wait(program: Program) -> None:
-    """Lets the gather of a weight wait for what the last use of another weight waits for, so that they overlap."""
+    """Let the gather of a weight wait for what the last use of another weight waits for, so that they overlap."""
     weights = _OfWeights(program)
     waits: tuple[int, ...] = ()
     for node in program.nodes:
@@ -168,7 +168,7 @@ def _let_gathers_wait(program: Program) -> None:
 
 
 def _let_gradients_wait(program: Program, most: int) -> None:
-    """Lets the backward pass wait for the sums of the gradients before the last packs."""
+    """Let the backward pass wait for the sums of the gradients before the last packs."""
     packs: list[tuple[int, tf.DType, int]] = []
     waiting: set[int] = set()
     sums: tuple[int, ...] = ()
@@ -192,7 +192,7 @@ def _let_gradients_wait(program: Program, most: int) -> None:
 
 
 def _number_to_come(packs: Sequence[tuple[int, tf.DType, int]], most: int) -> int:
-    """How many packs to wait for: after them the largest one and the bytes of one more may be in flight."""
+    """Return how many packs to wait for: after them the largest one and the bytes of one more may be in flight."""
     in_flight = largest = 0
     for number, (size, _, _) in reversed([*enumerate(packs, 1)]):
         in_flight, largest = in_flight + size, max(largest, size)

@@ -29,7 +29,7 @@ _HARMLESS = "Empty PrintV2 StringFormat OptionalFromValue OptionalGetValue Optio
 
 
 def has_effects(op: tf.Operation) -> bool:
-    """Whether an operation does more than reading, drawing, checking and printing."""
+    """Return whether an operation does more than reading, drawing, checking and printing."""
     harmless = op.type in READS or op.type in STATEFUL or op.type in _HARMLESS.split()
     return bool(op.op_def.is_stateful) and not harmless and op.type not in ("Assert", "ResourceGather")
 
@@ -38,7 +38,7 @@ def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) ->
     """Return the labels that an operation needs of its inputs, and those of its outputs.
 
     With `replicated` it gets whole inputs, regardless of its rule. With `is_local` it computes statistics of a replica's own
-    samples. Raises `NotPartitioned` where it has effects, or lists of tensors, and no rule.
+    samples. Raise `NotPartitioned` where it has effects, or lists of tensors, and no rule.
     """
     # A tape sums the gradients of several uses of a layer's output outside of the layer's name scope.
     is_local = is_local or (op.type in _ADDS_UP and all(label == STATISTIC for label in view.labels))
@@ -70,7 +70,7 @@ def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) ->
 
 
 def _local_labels(op: tf.Operation, view: View) -> Ruling:
-    """The labels of an operation on this replica's samples alone."""
+    """Return the labels of an operation on this replica's samples alone."""
     given = list(view.labels)
     view.labels = [REPLICATED if label == STATISTIC else label for label in given]
     wants, made = RULES[op.type](view) if op.type in RULES else view.gather()
@@ -86,7 +86,7 @@ def _local_labels(op: tf.Operation, view: View) -> Ruling:
 
 
 def settle_label(label: Label) -> Label:
-    """The label of an output after the local factor that makes it a value of the global batch."""
+    """Return the label of an output after the local factor that makes it a value of the global batch."""
     if label in (PARTIAL_MEAN, OWN):
         return PARTIAL_SUM
     return REPLICATED if label.kind == "sizes" and label.chosen is None else label

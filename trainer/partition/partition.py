@@ -54,7 +54,7 @@ def partition_graph(
 
 
 def read_inputs(graph: Any, batch: int) -> list[int]:
-    """The numbers of the inputs among the first `batch` that the step reads; the others may have any size."""
+    """Return the numbers of the inputs among the first `batch` that the step reads; the others may have any size."""
     needed = find_needed_operations(graph)
     return [number for number, tensor in enumerate(graph.inputs[:batch]) if tensor.op.name in needed]
 

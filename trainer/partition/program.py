@@ -185,20 +185,20 @@ class Program:
     mesh: Sequence[MeshAxis] = (BATCH,)
 
     def add(self, value: Value) -> int:
-        """The number of a new value."""
+        """Return the number of a new value."""
         self.values.append(value)
         return len(self.values) - 1
 
     def communicates(self, node: Node) -> bool:
-        """Whether a node is a conversion that needs an exchange between replicas."""
+        """Return whether a node is a conversion that needs an exchange between replicas."""
         return isinstance(node, Convert) and needs_collective(*self.labels_around(node))
 
     def labels_around(self, node: Convert) -> tuple[Label, Label]:
-        """The labels before and after a conversion, along its axis of the mesh."""
+        """Return the labels before and after a conversion, along its axis of the mesh."""
         return self.values[node.source].labels[node.axis], self.values[node.target].labels[node.axis]
 
     def local_shape(self, number: int) -> list[Extent] | None:
-        """The shape of a replica's part of a value that the axes of the mesh but that of the batch divide."""
+        """Return the shape of a replica's part of a value that the axes of the mesh but that of the batch divide."""
         value = self.values[number]
         shape = None if value.shape is None else [*value.shape]
         for label, axis in zip(value.labels[1:], self.mesh[1:]):
@@ -208,7 +208,7 @@ class Program:
         return shape
 
     def find_fixed(self, node: Node) -> list[np.ndarray] | None:
-        """The outputs of an operation on sizes that does not depend on the batch."""
+        """Return the outputs of an operation on sizes that does not depend on the batch."""
         if not isinstance(node, Copy) or node.op.op_def.is_stateful:
             return None
         values = [self.values[number] for number in node.outputs]
@@ -216,7 +216,7 @@ class Program:
         return None if any(value is None for value in found) else found  # type: ignore[return-value]
 
     def drop_unread(self) -> None:
-        """Drops nodes without effects whose outputs nothing reads; a fixed output needs no inputs."""
+        """Drop nodes without effects whose outputs nothing reads; a fixed output needs no inputs."""
         read, controls = set(self.outputs), set[int]()
         kept: list[Node] = []
         for node in reversed(self.nodes):
@@ -233,7 +233,7 @@ class Program:
         self.nodes = kept[::-1]
 
     def stages(self) -> list[tuple[list[Node], list[Convert]]]:
-        """The nodes in stages: each has independent nodes, and at its end the conversions that communicate.
+        """Return the nodes in stages: each has independent nodes, and at its end the conversions that communicate.
 
         Operations on a resource keep their order, and nodes after an optimizer's call stay after it.
         """
@@ -265,7 +265,7 @@ class Program:
 
 
 def find_received(program: Program) -> set[int]:
-    """The numbers of the values that collectives return, bitwise identical on every replica."""
+    """Return the numbers of the values that collectives return, bitwise identical on every replica."""
     found: set[int] = set()
     if len(program.mesh) > 1:  # those of one axis are equal along this axis alone
         return found
@@ -286,12 +286,12 @@ def of_one_sample(sizes: np.ndarray | None, axis: int) -> tuple[int, ...] | None
 
 
 def find_varying_axes(shape: Shape) -> list[int] | None:
-    """The axes whose extents depend on the size of the batch or are not known; None where the rank is not known."""
+    """Return the axes whose extents depend on the size of the batch or are not known; None where the rank is not known."""
     return None if shape is None else [axis for axis, extent in enumerate(shape) if is_open(extent)]
 
 
 def has_parts(label: Label, value: Value, mesh: MeshAxis) -> bool:
-    """Whether a value can have this label along an axis of the mesh, which must certainly divide its sharded axis."""
+    """Return whether a value can have this label along an axis of the mesh, which must certainly divide its sharded axis."""
     if not is_sharded(label) or label.chosen or value.dtype == tf.variant:
         return True
     return value.shape is not None and mesh.divides(value.shape[label.axis], label.blocks)

@@ -68,7 +68,7 @@ def rebuilt(
 
 
 def whole_shape(program: Program, number: int, samples: Any) -> list[int | None] | None:
-    """The static shape of a whole value for a global batch."""
+    """Return the static shape of a whole value for a global batch."""
     shape = program.values[number].shape
     return (
         None if shape is None or not program.one_size or not isinstance(samples, int) else at(shape, samples)
@@ -101,13 +101,13 @@ class _Copier:
         self._makers: dict[int, Node] = {}  # of sizes that were computed inside of XLA functions
 
     def value(self, number: int) -> Any:
-        """A value; a size from inside of an XLA function is copied into the current graph once more."""
+        """Return a value; a size from inside of an XLA function is copied into the current graph once more."""
         if number not in self.values:
             self.add(self._makers[number])
         return self.values[number]
 
     def find_sent(self, node: Convert) -> Any:
-        """The value that a conversion sends, when it has waited."""
+        """Return the value that a conversion sends, when it has waited."""
         value = self.value(node.source)
         with tf.control_dependencies(self._find_awaited(node)):
             return tf.identity(value) if node.after else value
@@ -116,7 +116,7 @@ class _Copier:
         return [self.value(number).op for number in node.after]
 
     def add(self, node: Node) -> None:
-        """Runs a node that needs no communication."""
+        """Run a node that needs no communication."""
         labels = self._program.values
         for number in node.inputs:
             self.value(number)
@@ -137,7 +137,7 @@ class _Copier:
                     self._copy(node)
 
     def add_all(self, nodes: Sequence[Node], compiles: bool) -> None:
-        """Runs the nodes of a stage in their order, XLA-compatible ones in compiled functions."""
+        """Run the nodes of a stage in their order, XLA-compatible ones in compiled functions."""
         nodes = self._in_three_parts(nodes) if compiles else nodes
         for together, run in itertools.groupby(nodes, lambda node: compiles and _is_for_xla(node)):
             found = list(run)
@@ -169,7 +169,7 @@ class _Copier:
         return reads + early + late
 
     def _add_compiled(self, nodes: list[Node]) -> bool:
-        """Runs nodes in a function that XLA compiles; false where its inputs or results are not supported by XLA.
+        """Run nodes in a function that XLA compiles; false where its inputs or results are not supported by XLA.
 
         Sizes are not returned, because a host would wait for them. They are recreated where they are needed.
         """
@@ -258,14 +258,14 @@ class _Copier:
 
 
 def _loop_shape(given: Any, traced: Any) -> Any:
-    """The shape of a body's input: axes that the traced body leaves open stay open."""
+    """Return the shape of a body's input: axes that the traced body leaves open stay open."""
     if given.dtype in (tf.resource, tf.variant) or given.shape.rank is None or traced.shape.rank is None:
         return traced.shape
     return [None if b is None else a for a, b in zip(given.shape.as_list(), traced.shape.as_list())]
 
 
 def _set_shape(tensor: tf.Tensor, traced: tf.Tensor, labels: Labels, mesh: Sequence[MeshAxis]) -> None:
-    """Repeats `set_shape` of the traced tensor, which is not an operation."""
+    """Repeat `set_shape` of the traced tensor, which is not an operation."""
     if traced.shape.rank is None or tensor.dtype in (tf.resource, tf.variant):
         return
     shape = traced.shape.as_list()
@@ -277,6 +277,6 @@ def _set_shape(tensor: tf.Tensor, traced: tf.Tensor, labels: Labels, mesh: Seque
 
 
 def _refine_shape(tensor: tf.Tensor, shape: list[int | None] | None) -> None:
-    """Sets a static shape, unless it contradicts TensorFlow's, which is wrong for some operations that broadcast."""
+    """Set a static shape, unless it contradicts TensorFlow's, which is wrong for some operations that broadcast."""
     if tensor.shape.is_compatible_with(shape):
         tensor.set_shape(shape)

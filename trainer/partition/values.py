@@ -69,11 +69,11 @@ class Values:
     producers: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def add(self, value: Value) -> int:
-        """The number of a new value."""
+        """Return the number of a new value."""
         return self.program.add(value)
 
     def label(self, number: int) -> Label:
-        """The label of a value along the axis of the batch."""
+        """Return the label of a value along the axis of the batch."""
         return self.program.values[number].label
 
     @property
@@ -82,15 +82,15 @@ class Values:
         return (REPLICATED,) * len(self.program.mesh)
 
     def whole(self, number: int, cause: tf.Operation | None) -> int:
-        """The number of a value that is the same on every replica."""
+        """Return the number of a value that is the same on every replica."""
         return self.convert(number, self.replicated_labels, cause)
 
     def body(self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = ()) -> tuple[Any, list[int]]:
-        """Partitions a function for inputs like these; constants of the `changed` inputs do not hold in it."""
+        """Partition a function for inputs like these; constants of the `changed` inputs do not hold in it."""
         raise NotImplementedError
 
     def convert(self, number: int, wants: Sequence[Label | None], cause: tf.Operation | None) -> int:
-        """The number of a value with the requested label along each axis of the mesh; without one it stays as it is.
+        """Return the number of a value with the requested label along each axis of the mesh; without one it stays as it is.
 
         Two axes of the mesh can divide one axis of a tensor before and after, so it is gathered before it is divided.
         """
@@ -127,7 +127,7 @@ class Values:
         return number
 
     def _along(self, axis: int, number: int, want: Label | None, cause: tf.Operation | None) -> int:
-        """The number of a value with the requested label along one axis of the mesh."""
+        """Return the number of a value with the requested label along one axis of the mesh."""
         value = self.program.values[number]
         want = _resolve_request(value, axis, want)
         have = value.labels[axis]
@@ -161,13 +161,13 @@ class Values:
         return target
 
     def read(self, tensor: Any, number: int, cause: tf.Operation | None) -> int:
-        """The number of the value of a tensor: of an assigned statistic, its mean."""
+        """Return the number of the value of a tensor: of an assigned statistic, its mean."""
         if id(tensor) not in self.states or self.label(number) != STATISTIC:
             return number
         return self.convert(self.convert(number, [MEAN_OF_STATISTICS], cause), [REPLICATED], cause)
 
     def _make_whole(self, number: int) -> int:
-        """The whole of a value made of replicated inputs alone: its operations run once more, on whole inputs."""
+        """Return the whole of a value made of replicated inputs alone: its operations run once more, on whole inputs."""
         copy = self.again[number]
         value = self.program.values[number]
         target = self.add(
@@ -183,7 +183,7 @@ class Values:
 
 
 def _resolve_request(value: Value, axis: int, want: Label | None) -> Label | None:
-    """The label along an axis of the mesh that a request stands for; None: the value stays as it is."""
+    """Return the label along an axis of the mesh that a request stands for; None: the value stays as it is."""
     have = value.labels[axis]
     if axis and want in (
         SAMPLES,

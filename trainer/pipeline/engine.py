@@ -81,7 +81,7 @@ class PipelinedStep:
         self._last: dict[tuple[int, int], list[Any]] = {}
 
     def forward(self, jobs: Sequence[Job]) -> Result:
-        """Runs the forward passes alone; `jobs`: the schedule (`forward_only`), for one replica."""
+        """Run the forward passes alone; `jobs`: the schedule (`forward_only`), for one replica."""
         for _, stage, q in self._on_replicas(jobs):
             self._forward(stage, q, keep=False)
             self._add_losses(q, self._passes.pop((stage.index, q)).added)
@@ -90,7 +90,7 @@ class PipelinedStep:
     def train(
         self, jobs: Sequence[Job], head: Head, loss_by_micro_batch: bool, rematerialize: bool = False
     ) -> Result:
-        """Runs the schedule, forward and backward.
+        """Run the schedule, forward and backward.
 
         Args:
             jobs: the schedule for one replica; all replicas follow it.
@@ -114,7 +114,7 @@ class PipelinedStep:
         return self._result()
 
     def mask_outputs(self, q: int) -> Any:
-        """The outputs of micro-batch q outside of the schedule, without writes.
+        """Return the outputs of micro-batch q outside of the schedule, without writes.
 
         For values that do not depend on the arithmetic (masks): the unused rest is pruned from the graph.
         """
@@ -187,7 +187,7 @@ class PipelinedStep:
                     self._cotangents[n].setdefault(key, []).append([next(gradients) for _ in tensors])
 
     def _penalties(self) -> None:
-        """Adds the weight regularizers, once, on the device of each stage."""
+        """Add the weight regularizers, once, on the device of each stage."""
         for stage in self.stages:
             for variable, value in self._weights[stage.index][0]:
                 if not variable.trainable or variable.regularizer is None:
@@ -216,7 +216,7 @@ class PipelinedStep:
             yield
 
     def _finish(self, stage: Stage, q: int, results: Sequence[Any]) -> None:
-        """Marks the job as done: the stage's next job waits for it."""
+        """Mark the job as done: the stage's next job waits for it."""
         if not tf.executing_eagerly():
             self._last[(stage.index, self._replica(q))] = [tf.group(*flatten(list(results)))]
 
@@ -226,7 +226,7 @@ class PipelinedStep:
         return weights + [pair for key, pair in state.items() if key not in known]
 
     def _pass_on(self, stage: Stage, q: int, key: int, gradients: list[Any]) -> None:
-        """Passes the gradients of a stage's input to the stage that made it, or adds those of a weight to the sums."""
+        """Pass the gradients of a stage's input to the stage that made it, or adds those of a weight to the sums."""
         if key in stage.inputs:
             self._cotangents[q].setdefault(key, []).append(gradients)
         elif gradients:
@@ -236,11 +236,11 @@ class PipelinedStep:
         self._gradients[replica, key] = add_gradients(self._gradients.get((replica, key)), gradient)
 
     def _add_losses(self, q: int, added: Sequence[tf.Tensor]) -> None:
-        """Adds the layers' added losses to the loss of micro-batch q, in units of its local mean."""
+        """Add the layers' added losses to the loss of micro-batch q, in units of its local mean."""
         self._losses += [loss * self.steps[q].share(loss.dtype) for loss in added]
 
     def _on_replicas(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Stage, int]]:
-        """Each job with its stage and, replica by replica, the number of its micro-batch."""
+        """Yield each job with its stage and, replica by replica, the number of its micro-batch."""
         for job in jobs:
             for replica in range(self._replicas):
                 first = replica * len(self.steps) // self._replicas
@@ -275,6 +275,6 @@ class PipelinedStep:
 
 
 def _read(variables: Sequence[Any], device: str) -> list[tuple[Any, tf.Tensor]]:
-    """The current values of the variables, on `device` (in a scope that collects writes: the collected values)."""
+    """Return the current values of the variables, on `device` (in a scope that collects writes: the collected values)."""
     with tf.device(device):
         return [(v, tf.identity(tf.convert_to_tensor(v.value))) for v in variables]

@@ -26,7 +26,7 @@ def head_of(
     y: Any,
     sample_weight: Any,
 ) -> tuple[Head, bool]:
-    """The loss as a function of the outputs, and whether it is computed for each micro-batch alone.
+    """Return the loss as a function of the outputs, and whether it is computed for each micro-batch alone.
 
     Under GPipe's schedule every forward pass precedes every backward pass, so the loss of the whole batch is computed at
     once, and any function of the batch is exact. 1F1B needs the loss of a micro-batch before the next forward passes: its
@@ -66,7 +66,7 @@ def head_of(
 
 
 def _weight_totals(run: PipelinedStep, loss_of: Callable[..., Any]) -> list[tf.Tensor]:
-    """The divisors of the batch (masks, sample weights), known before the first backward pass.
+    """Return the divisors of the batch (masks, sample weights), known before the first backward pass.
 
     For them, each micro-batch's forward pass and loss are traced once more. Only the dependencies of a mask ever run; the
     rest is unused and pruned from the graph.
@@ -87,7 +87,7 @@ def _weight_totals(run: PipelinedStep, loss_of: Callable[..., Any]) -> list[tf.T
 def own_loss(
     model: TrainedModel, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
 ) -> tf.Tensor:
-    """The loss without losses of layers and without weight regularizers: the stages add these."""
+    """Return the loss without losses of layers and without weight regularizers: the stages add these."""
     if overrides_compute_loss(model):
         with without_layer_losses(model):
             return compute_loss(
@@ -100,14 +100,14 @@ def own_loss(
 
 
 def track_single_losses(model: TrainedModel, y: Any, outputs: Any, sample_weight: Any) -> None:
-    """Updates the metrics of several outputs' losses, on the whole batch: their writes for micro-batches are dropped."""
+    """Update the metrics of several outputs' losses, on the whole batch: their writes for micro-batches are dropped."""
     compiled = compiled_loss(model)
     if compiled is not None and compiled.metrics and not overrides_compute_loss(model):
         compiled(y, outputs, sample_weight)
 
 
 def _works_on_samples(model: TrainedModel) -> bool:
-    """Whether the loss of a batch is the exact mean of its parts' losses."""
+    """Return whether the loss of a batch is the exact mean of its parts' losses."""
     if overrides_compute_loss(model):
         return False
     flattest = min(model._pipeline.plan(model).chain.graph.outputs, key=lambda output: len(output.shape))

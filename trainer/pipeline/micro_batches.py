@@ -17,7 +17,7 @@ from .planning.graph import Stage
 
 
 def micro_steps(global_samples: Any, count: int) -> list[StepContext]:
-    """The Q micro-batches of a global batch, which a step treats like replicas.
+    """Return the Q micro-batches of a global batch, which a step treats like replicas.
 
     Random layers draw different numbers for each, as for each replica.
     """
@@ -26,7 +26,7 @@ def micro_steps(global_samples: Any, count: int) -> list[StepContext]:
 
 
 def micro_slices(structure: Any, steps: Sequence[StepContext]) -> list[Any]:
-    """The samples of each micro-batch; sample 0 for an empty one."""
+    """Return the samples of each micro-batch; sample 0 for an empty one."""
     if len(steps) == 1:
         return [structure]
     parts = []
@@ -41,7 +41,7 @@ def micro_slices(structure: Any, steps: Sequence[StepContext]) -> list[Any]:
 
 
 def concat_micro_batches(parts: Sequence[Any], steps: Sequence[StepContext]) -> Any:
-    """One output of the whole batch, with its Keras mask, from those of its micro-batches `[samples, ...]`.
+    """Return one output of the whole batch, with its Keras mask, from those of its micro-batches `[samples, ...]`.
 
     The borrowed sample of an empty micro-batch is left out.
     """
@@ -58,7 +58,7 @@ def concat_micro_batches(parts: Sequence[Any], steps: Sequence[StepContext]) -> 
 
 
 def _own(value: Any, step: StepContext) -> Any:
-    """The part of a tensor for the samples of a micro-batch. A scalar is one entry for the micro-batch."""
+    """Return the part of a tensor for the samples of a micro-batch. A scalar is one entry for the micro-batch."""
     if is_scalar(value):
         return value[None]
     return value if step.alive is True else value[: tf.where(step.alive, sample_count(value), 0)]
@@ -89,13 +89,13 @@ class MicroBatchStates:
         }
 
     def of(self, q: int) -> State:
-        """The values that micro-batch q reads besides weights: its random state, and other micro-batches' writes."""
+        """Return the values that micro-batch q reads besides weights: its random state, and other micro-batches' writes."""
         return {**self._other, **self._random[q]}
 
     def note(self, q: int, scope: CollectedWrites) -> None:
-        """Records the writes of one pass of micro-batch q.
+        """Record the writes of one pass of micro-batch q.
 
-        Rejects a write to a trainable variable: its gradient would be that of the value before.
+        Reject a write to a trainable variable: its gradient would be that of the value before.
         """
         for variable, value in scope.items():
             if id(variable) in self._start:
@@ -123,7 +123,7 @@ class MicroBatchStates:
         return [written[id(variable)][1] for written in self._written]
 
     def _reduce(self, variable: Any) -> tf.Tensor:
-        """One value of a variable, from its values of the micro-batches, each of which began with the same value.
+        """Return one value of a variable, from its values of the micro-batches, each of which began with the same value.
 
         By its `aggregation`; otherwise the mean of floating-point values and the first of others: a counter that each
         micro-batch increments is incremented once.
@@ -155,7 +155,7 @@ def variance_of_batch(
     momentum: float,
     steps: Sequence[StepContext],
 ) -> tf.Tensor:
-    r"""The moving variance after a batch of which each micro-batch has updated a separate copy.
+    r"""Return the moving variance after a batch of which each micro-batch has updated a separate copy.
 
     With :math:`s_q` the shares and :math:`\mu` the momentum, micro-batch q has made :math:`v_q = \mu v + (1 - \mu)
     Var_q` and :math:`m_q = \mu m + (1 - \mu) Mean_q` of the averages v and m. The variance of all samples is that
@@ -173,7 +173,7 @@ def variance_of_batch(
 
 
 def _mean(values: Sequence[tf.Tensor], steps: Sequence[StepContext]) -> tf.Tensor:
-    """The mean over the samples of all micro-batches; of integers, rounded."""
+    """Return the mean over the samples of all micro-batches; of integers, rounded."""
     dtype = values[0].dtype
     wide = dtype if dtype.is_floating else tf.float64
     weighted = [tf.math.multiply_no_nan(tf.cast(v, wide), s.share(wide)) for v, s in zip(values, steps)]
@@ -182,7 +182,7 @@ def _mean(values: Sequence[tf.Tensor], steps: Sequence[StepContext]) -> tf.Tenso
 
 
 def _first(values: Sequence[tf.Tensor], steps: Sequence[StepContext]) -> tf.Tensor:
-    """The value of the first micro-batch that has samples."""
+    """Return the value of the first micro-batch that has samples."""
     first = values[-1]
     for value, step in zip(reversed(values), reversed(steps)):
         first = tf.where(step.alive, value, first)
@@ -190,7 +190,7 @@ def _first(values: Sequence[tf.Tensor], steps: Sequence[StepContext]) -> tf.Tens
 
 
 def _equal(variable: Any, values: Sequence[tf.Tensor], steps: Sequence[StepContext]) -> tf.Tensor:
-    """The common value of all micro-batches for a variable of user code; an error where they differ."""
+    """Return the common value of all micro-batches for a variable of user code; an error where they differ."""
     first = _first(values, steps)
     equal = [tf.reduce_all(tf.equal(tf.where(s.alive, v, first), first)) for v, s in zip(values, steps)]
     message = (

@@ -34,7 +34,7 @@ class Pass:
 def run_stage(
     stage: Stage, inputs: dict[int, Any], mapping: list[Any], keep: bool, training: bool, several: bool
 ) -> Pass:
-    """Calls the layers of a stage.
+    """Call the layers of a stage.
 
     Every micro-batch starts from the state at the beginning of the step, and a repeated pass is bitwise identical.
 
@@ -65,13 +65,13 @@ def run_stage(
 
 
 def flatten(value: Any) -> list[Any]:
-    """The dense parts of a nest of tensors, without Nones."""
+    """Return the dense parts of a nest of tensors, without Nones."""
     flat = tf.nest.flatten(value, expand_composites=True)
     return [tensor for tensor in flat if tensor is not None]
 
 
 def identity(value: Any) -> Any:
-    """A copy on the current device of a tensor and its Keras mask; None stays None."""
+    """Return a copy on the current device of a tensor and its Keras mask; None stays None."""
     if value is None:
         return None
     copy = tf.nest.map_structure(tf.identity, value, expand_composites=True)
@@ -82,7 +82,7 @@ def identity(value: Any) -> Any:
 
 
 def watch(tape: tf.GradientTape | None, value: Any) -> list[tf.Tensor]:
-    """Lets the tape watch the floating-point parts of a value, and returns them."""
+    """Let the tape watch the floating-point parts of a value, and return them."""
     parts = [t for t in flatten(value) if t.dtype.is_floating or t.dtype.is_complex]
     if tape is not None:
         tape.watch(parts)
@@ -90,7 +90,7 @@ def watch(tape: tf.GradientTape | None, value: Any) -> list[tf.Tensor]:
 
 
 def cotangents_of(arrived: Sequence[tuple[Any, list[list[Any]]]]) -> tuple[list[Any], list[Any]]:
-    """The parts of a stage's outputs that have a cotangent, and their cotangents: sums over all users.
+    """Return the parts of a stage's outputs that have a cotangent, and their cotangents: sums over all users.
 
     `arrived` has for each output its value and, for each of its users, the cotangents of the value's parts.
     """
@@ -115,7 +115,7 @@ def add_gradients(total: Any, gradient: Any) -> Any:
 
 
 def zero_unless_alive(step: StepContext, gradient: Any) -> Any:
-    """The gradient of a micro-batch; zeros for an empty one, regardless of the computed value."""
+    """Return the gradient of a micro-batch; zeros for an empty one, regardless of the computed value."""
     if gradient is None or step.alive is True:
         return gradient
     return map_values(lambda value: tf.where(step.alive, value, tf.zeros_like(value)), gradient)

@@ -26,7 +26,7 @@ from .planning.plan import Plan
 
 
 def attach(model: TrainedModel) -> None:
-    """Assigns a model to the pipeline in whose scope this is called; elsewhere it does nothing."""
+    """Assign a model to the pipeline in whose scope this is called; elsewhere it does nothing."""
     pipeline = current_pipeline()
     if pipeline is not None:
         if tf.distribute.has_strategy() or keras.distribution.distribution() is not None:
@@ -39,7 +39,7 @@ def attach(model: TrainedModel) -> None:
 
 
 def prepare(model: TrainedModel, samples: int | None, training: bool) -> None:
-    """Splits a built model, moves its variables to their stages, and rejects features that a pipeline does not support.
+    """Split a built model, move its variables to their stages, and reject features that a pipeline does not support.
 
     `samples` are those of a global batch, where known. Context: host, before the optimizer is built.
     """
@@ -66,7 +66,7 @@ def prepare(model: TrainedModel, samples: int | None, training: bool) -> None:
 
 
 def train_step(model: TrainedModel, data: Any) -> dict[str, Any]:
-    """The step of every model, with its forward and backward passes in stages.
+    """Return the step of every model, with its forward and backward passes in stages.
 
     The optimizer gets the gradients of all stages together, so there is one overflow check and one global norm; its
     operations on a variable's gradient run on the variable's stage. Context: replica, inside a `StepContext`.
@@ -92,7 +92,7 @@ def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -
 
 
 def test_step(model: TrainedModel, data: Any) -> dict[str, Any]:
-    """One step of evaluation, its forward pass in stages."""
+    """Return one step of evaluation, its forward pass in stages."""
     step = this_step()
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     result = _forward(model, x, step)
@@ -104,7 +104,7 @@ def test_step(model: TrainedModel, data: Any) -> dict[str, Any]:
 
 
 def predict_step(model: TrainedModel, data: Any) -> Any:
-    """The outputs for one batch, computed in stages."""
+    """Return the outputs for one batch, computed in stages."""
     step = this_step()
     x, _, _ = unpack_x_y_sample_weight(data)
     return _forward(model, x, step).outputs
@@ -129,7 +129,7 @@ class PipelineRunner(Runner):
 
     @contextlib.contextmanager
     def watch(self, model: TrainedModel) -> Iterator[None]:
-        """Names the stage that is lost or hangs, where the block fails because of it."""
+        """Name the stage that is lost or hangs, where the block fails because of it."""
         try:
             yield
         except Exception as error:
@@ -139,7 +139,7 @@ class PipelineRunner(Runner):
     def build(
         self, model: TrainedModel, spec: Any, samples: int | None = None, step: str = "train_step"
     ) -> None:
-        """Splits the built model and moves its variables to their stages before the optimizer is built."""
+        """Split the built model and move its variables to their stages before the optimizer is built."""
         with model._strategy_scope():
             build.build_for(model, spec, "predict_step")
             prepare(model, samples, training=step == "train_step")
@@ -151,6 +151,6 @@ class PipelineRunner(Runner):
             super().build(model, spec, samples, step)
 
     def step_of(self, model: TrainedModel, name: str) -> Callable[[Any], Any]:
-        """The step, its passes in stages."""
+        """Return the step, its passes in stages."""
         steps = {"train_step": train_step, "test_step": test_step, "predict_step": predict_step}
         return functools.partial(steps[name], model)

@@ -36,7 +36,7 @@ from .checks.argument_errors import explain_errors
 
 
 def build_for(model: TrainedModel, spec: Any, name: str) -> None:
-    """Builds the parts of the model that are not built yet for the step `name` on batches of `spec`, of any size.
+    """Build the parts of the model that are not built yet for the step `name` on batches of `spec`, of any size.
 
     Keras builds a model symbolically from its `call`. A model with a custom step (such as a GAN, which may have no `call`)
     is built by tracing that step once, without running it. For "predict_step" only the layers are built, for the inputs in
@@ -65,12 +65,12 @@ def build_for(model: TrainedModel, spec: Any, name: str) -> None:
 
 
 def is_built(model: TrainedModel) -> bool:
-    """Whether no variable is missing that Keras' own step would create."""
+    """Return whether no variable is missing that Keras' own step would create."""
     return model.built and not _unbuilt(model) and (model.optimizer is None or model.optimizer.built)
 
 
 def creates_variables_late(model: TrainedModel) -> bool:
-    """Whether an eager custom step creates the variables that are missing: then it runs as often as in Keras.
+    """Return whether an eager custom step creates the variables that are missing: then it runs as often as in Keras.
 
     Those of layers it cannot create, because their initial values would be writes of the step.
     """
@@ -81,7 +81,7 @@ def creates_variables_late(model: TrainedModel) -> bool:
 def _build_by_custom_step(
     model: TrainedModel, spec: Any, custom_step: Any, otherwise: Any, optimizers: Sequence[Any]
 ) -> None:
-    """Creates the variables of a custom step, as Keras does: where the step first uses them.
+    """Create the variables of a custom step, as Keras does: where the step first uses them.
 
     The step is traced, and never run. Its errors are left to the first real step, which names their line. Parts that the
     step does not reach, or cannot reach outside of a replica, are built from the model's `call`.
@@ -130,13 +130,13 @@ def _step_of_a_replica(model: TrainedModel, built: bool) -> Iterator[StepContext
 
 
 def _unbuilt(model: TrainedModel) -> int:
-    """The number of layers, metrics and losses without variables."""
+    """Return the number of layers, metrics and losses without variables."""
     compiled = [part for part in (compiled_metrics(model), compiled_loss(model)) if part is not None]
     return sum(not part.built for part in [*layers_of(model)[1:], *compiled])
 
 
 def _symbolically(model: TrainedModel, spec: Any, build_optimizer: bool = False) -> None:
-    """Builds the model from its `call`, and the metrics and losses of `compile`."""
+    """Build the model from its `call`, and the metrics and losses of `compile`."""
     if _needs_real_tensors(spec):
         _build_with_placeholders(model, spec)
         spec = (None,)
@@ -157,12 +157,12 @@ def _for_prediction(model: TrainedModel, spec: Any) -> None:
 
 
 def _needs_real_tensors(spec: Any) -> bool:
-    """Whether a batch has ragged tensors or extension types, which Keras' symbolic build treats as dense ones."""
+    """Return whether a batch has ragged tensors or extension types, which Keras' symbolic build treats as dense ones."""
     return any(not isinstance(s, tf.TensorSpec | tf.SparseTensorSpec | None) for s in tf.nest.flatten(spec))
 
 
 def _build_with_placeholders(model: TrainedModel, spec: Any) -> None:
-    """Creates the variables of layers, metrics and losses by calling them in a scratch graph on tensors of `spec`."""
+    """Create the variables of layers, metrics and losses by calling them in a scratch graph on tensors of `spec`."""
 
     def call_everything() -> Any:
         x, y, sample_weight = unpack_x_y_sample_weight(keras.tree.map_structure(placeholder, spec))

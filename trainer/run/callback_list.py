@@ -20,7 +20,7 @@ def callback_list(
     steps: int | None,
     add_history: bool = False,
 ) -> keras.callbacks.CallbackList:
-    """Keras' list, with callbacks that must run after the others (backups) at its end."""
+    """Return Keras' list, with callbacks that must run after the others (backups) at its end."""
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = keras.tree.flatten(callbacks) if callbacks else []
         if verbose != 0 and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in callbacks):

@@ -46,7 +46,7 @@ def evaluate(
     runner: Any,
     passes: int = 1,
 ) -> dict[str, Any]:
-    """The logs of one pass over `source`, of `passes` in all. Context: host."""
+    """Return the logs of one pass over `source`, of `passes` in all. Context: host."""
     with (
         runner.watch(model),
         share_attribute(model, "_evaluating", lambda _: True),
@@ -70,7 +70,7 @@ def evaluate(
 
 
 def try_validation(model: TrainedModel, a: FitArguments, runner: Any) -> None:
-    """Evaluates a few batches, so that an error in the validation appears before the first epoch. No callback is called."""
+    """Evaluate a few batches, so that an error in the validation appears before the first epoch. No callback is called."""
     if a.validation_data is None or not a.validation_sanity_steps:
         return
     x, y, sample_weight = a.validation_data
@@ -85,7 +85,7 @@ def try_validation(model: TrainedModel, a: FitArguments, runner: Any) -> None:
 
 
 def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Any) -> Any:
-    """The outputs for one pass over `source`, in order. Context: host."""
+    """Return the outputs for one pass over `source`, in order. Context: host."""
     with runner.watch(model), contextlib.ExitStack() as at_exit:
         callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
         for callback in callbacks.callbacks:
@@ -116,6 +116,6 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
 
 
 def concatenate(outputs: list[Any]) -> Any:
-    """The concatenated outputs of several batches."""
+    """Return the concatenated outputs of several batches."""
     leaves = [potentially_ragged_concat(list(parts)) for parts in zip(*map(keras.tree.flatten, outputs))]
     return keras.tree.pack_sequence_as(outputs[0], leaves)

@@ -49,7 +49,7 @@ class FitArguments:
 
 
 def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None]:
-    """The inputs of training and of validation (None without one). Context: host, on every worker."""
+    """Return the inputs of training and of validation (None without one). Context: host, on every worker."""
     strategy = model.distribute_strategy
     x, y, sample_weight, validation_data = a.x, a.y, a.sample_weight, a.validation_data
     if a.validation_split and validation_data is None:
@@ -96,12 +96,12 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
 
 
 def _peek_seed() -> int:
-    """The next number of Python's generator, not drawn yet, so that layers that are built now have Keras' weights."""
+    """Return the next number of Python's generator, not drawn yet, so that layers that are built now have Keras' weights."""
     stream = random.Random()
     stream.setstate(random.getstate())
     return draw_seed(stream)
 
 
 def draw_seed(stream: Any = random) -> int:
-    """The next shuffle seed of a generator of Python: by default of the global one."""
+    """Return the next shuffle seed of a generator of Python: by default of the global one."""
     return stream.randrange(2**31)

@@ -50,7 +50,7 @@ class Runner:
     def build(
         self, model: TrainedModel, spec: Any, samples: int | None = None, step: str = "train_step"
     ) -> None:
-        """Creates every variable that "train_step", "test_step" or "predict_step" needs for batches of `spec`.
+        """Create every variable that "train_step", "test_step" or "predict_step" needs for batches of `spec`.
 
         `samples`: of a global batch, where known.
         """
@@ -63,16 +63,16 @@ class Runner:
             place_with_model(model)  # the model has the metrics of `compile` only now
 
     def step_of(self, model: TrainedModel, name: str) -> Callable[[Any], Any]:
-        """The step "train_step", "test_step" or "predict_step" of a model: a function of a batch."""
+        """Return the step "train_step", "test_step" or "predict_step" of a model: a function of a batch."""
         return getattr(model, name)
 
     def function(self, model: TrainedModel, phase: str) -> Any:
-        """The function that runs the steps of "train", "test" or "predict"."""
+        """Return the function that runs the steps of "train", "test" or "predict"."""
         step = self.step_of(model, f"{phase}_step")
         return LoopedSteps(model, phase, step)
 
     def make_function(self, model: TrainedModel, phase: str) -> Any:
-        """Calls `make_train_function`, `make_test_function` or `make_predict_function`, and returns what it made.
+        """Call `make_train_function`, `make_test_function` or `make_predict_function`, and return what it made.
 
         Raises:
             ValueError: a user's version made something else, which calls the step for one batch of one device.
@@ -88,7 +88,7 @@ class Runner:
         return function
 
     def begin_steps(self, model: TrainedModel, state: FitState) -> None:
-        """Prepares the steps that come next, if they are new: a callback may compile the model, or make them again."""
+        """Prepare the steps that come next, if they are new: a callback may compile the model, or make them again."""
         if model.train_function is state.function:
             return
         if state.function is not None:
@@ -113,7 +113,7 @@ class Runner:
         return contextlib.nullcontext(Calls(steps))
 
     def run_steps(self, steps: Pass) -> Generator[tuple[int, Any], None, None]:
-        """The host loop: runs the steps of a pass, one compiled call at a time.
+        """Yield the host loop: runs the steps of a pass, one compiled call at a time.
 
         Yields (the number of the last batch, the results) of a call when they are ready. The caller calls the callbacks for
         the end of the batch.
@@ -135,7 +135,7 @@ class Runner:
 
 
 def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks.History:
-    """Trains for `epochs` epochs, with steps that `runner` runs. Context: host."""
+    """Train for `epochs` epochs, with steps that `runner` runs. Context: host."""
     with runner.watch(model), contextlib.ExitStack() as at_exit:  # all of it runs, even after errors
         check_same_begin(model)
         source, validation = sources(model, a)
@@ -185,7 +185,7 @@ def _epoch(
     validation: Source | None,
     runner: Runner,
 ) -> dict[str, Any]:
-    """One epoch, from the step of `state` on."""
+    """Return one epoch, from the step of `state` on."""
     epoch = state.epoch
     if state.step == 0 and not state.epoch_logs:  # else it is resumed
         model.reset_metrics()
@@ -227,6 +227,6 @@ def _epoch(
 
 
 def _validations(model: TrainedModel, a: FitArguments, state: FitState) -> int:
-    """The number of validations in all; an early stop may come, so none is counted after a hundred epochs."""
+    """Return the number of validations in all; an early stop may come, so none is counted after a hundred epochs."""
     epochs = range(state.first_epoch, min(state.epochs, state.first_epoch + 100))
     return sum(evaluates_after(model, epoch, a.validation_freq) for epoch in epochs)

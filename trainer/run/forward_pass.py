@@ -17,7 +17,7 @@ from .passes import Pass
 
 
 def why_no_pass(model: TrainedModel, source: Source) -> str | None:
-    """Why `forward_pass` is impossible in this fit, and what to do; None if it is possible."""
+    """Return why `forward_pass` is impossible in this fit, and what to do; None if it is possible."""
     if on_parameter_servers(model.distribute_strategy) or model._pipeline is not None:
         return "parameter servers and pipelines cannot make that pass: use a mirrored strategy"
     if not source.rewinds and source.position.given_steps is None:

@@ -36,7 +36,7 @@ def check_outputs(
 
 
 def outputs_of_replicas(outputs: Any, strategy: tf.distribute.Strategy) -> Any:
-    """The outputs of all replicas, in the order of the batch. Context: cross-replica."""
+    """Return the outputs of all replicas, in the order of the batch. Context: cross-replica."""
     if strategy.num_replicas_in_sync == 1:
         return outputs
     leaves = [strategy.experimental_local_results(leaf) for leaf in keras.tree.flatten(outputs)]
@@ -47,19 +47,19 @@ def outputs_of_replicas(outputs: Any, strategy: tf.distribute.Strategy) -> Any:
 
 
 def loop_spec(output: Any, samples: int | None) -> tf.TensorSpec | None:
-    """What a loop knows of an output for `samples` samples (None: of any number); None where it could not keep it."""
+    """Return what a loop knows of an output for `samples` samples (None: of any number); None where it could not keep it."""
     if not isinstance(output, tf.Tensor) or not output.shape.rank or samples not in (None, output.shape[0]):
         return None
     return tf.TensorSpec([samples, *output.shape[1:]], output.dtype)
 
 
 def output_array(spec: tf.TensorSpec) -> tf.TensorArray:
-    """An array for the outputs of the batches of a loop."""
+    """Return an array for the outputs of the batches of a loop."""
     return tf.TensorArray(spec.dtype, 0, dynamic_size=True, element_shape=spec.shape, infer_shape=False)
 
 
 def write_outputs(arrays: list[tf.TensorArray], i: tf.Tensor, outputs: Any) -> list[tf.TensorArray]:
-    """The arrays with the outputs of batch `i`; raise `ShapesVary` where their shapes are others."""
+    """Return the arrays with the outputs of batch `i`; raise `ShapesVary` where their shapes are others."""
     leaves = keras.tree.flatten(outputs)
     layout = [(tuple(leaf.shape), leaf.dtype) for leaf in leaves]
     if layout != [(tuple(array.element_shape), array.dtype) for array in arrays]:

@@ -54,7 +54,7 @@ class Pass:
         )
 
     def end(self, call: CompiledCall, done: int, results: Any) -> Any:
-        """The call has run `done` steps; returns its results as callbacks get them, logs as numbers."""
+        """Return the call has run `done` steps; returns its results as callbacks get them, logs as numbers."""
         return results if self.phase == "predict" else pythonify_logs(results)
 
 

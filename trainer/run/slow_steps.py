@@ -109,7 +109,7 @@ def single_steps_text(callback: Any, outside: float, whole: float) -> str:
 
 
 def describe_retracing(layouts: Sequence[list[tuple[str, str]]], compiled: int) -> str:
-    """The warning that names the part of the batch that changes."""
+    """Return the warning that names the part of the batch that changes."""
     changes = []
     for index, (name, _) in enumerate(layouts[-1]):
         seen = list(dict.fromkeys(each[index][1] for each in layouts if len(each) == len(layouts[-1])))

@@ -53,7 +53,7 @@ def restore_state(model: TrainedModel, inputs: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def restore_generators(model: TrainedModel, inputs: Any) -> Iterator[None]:
-    """Restores the generators of Keras, TensorFlow, NumPy and Python, and those that layers, the loss and inputs hold."""
+    """Restore the generators of Keras, TensorFlow, NumPy and Python, and those that layers, the loss and inputs hold."""
     leaves = tf.nest.flatten(inputs)
     pipelines = [PipelineState(x) for x in leaves if isinstance(x, tf.data.Dataset)]
     given = {f"input {i}": x for i, x in enumerate(leaves)}

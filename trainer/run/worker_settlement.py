@@ -27,7 +27,7 @@ class Workers:
         self._begun = self._checked = False
 
     def settle(self, steps: int) -> int:
-        """The steps of the next compiled call: the minimum over the workers; 0 when any worker wants to end the loop.
+        """Return the steps of the next compiled call: the minimum over the workers; 0 when any worker wants to end the loop.
 
         The first compiled call always runs, as with one worker. A request to save and exit that one worker received reaches
         all. One small all-reduce.
@@ -50,14 +50,14 @@ class Workers:
         return int(min(row[0] for row in rows))
 
     def is_stopped(self) -> bool:
-        """Whether any worker wants to end the loop."""
+        """Return whether any worker wants to end the loop."""
         if not self.several:
             return bool(getattr(self._model, self._stop))
         self._begun = True
         return self.settle(1) == 0
 
     def check_taken(self, source: Source, steps: int) -> None:
-        """Rejects inputs that differ between workers, before steps on them, with a `ValueError` on all workers.
+        """Reject inputs that differ between workers, before steps on them, with a `ValueError` on all workers.
 
         Of a dataset, which is read inside the steps, the first batch is known then.
         """
@@ -67,13 +67,13 @@ class Workers:
         self._checked = True
 
     def check_read(self, source: Source) -> None:
-        """Rejects datasets that gave different batches on different workers, at the end of a pass."""
+        """Reject datasets that gave different batches on different workers, at the end of a pass."""
         if isinstance(source, DatasetSource):
             check_same_data(source, self._strategy)
 
 
 def check_same_begin(model: TrainedModel) -> None:
-    """Rejects a `fit` that another worker does not begin now, or with another model: before they exchange anything."""
+    """Reject a `fit` that another worker does not begin now, or with another model: before they exchange anything."""
     if spans_workers(model.distribute_strategy):
         count = len(model.variables)
         check_same_everywhere(
@@ -82,7 +82,7 @@ def check_same_begin(model: TrainedModel) -> None:
 
 
 def _leaves(what: str, settings: Any) -> Iterator[tuple[str, Any]]:
-    """Each setting within `settings` with its name: "activation of layers[1] of the model"."""
+    """Yield each setting within `settings` with its name: "activation of layers[1] of the model"."""
     if not isinstance(settings, Mapping):
         yield what, settings
         return
@@ -101,7 +101,7 @@ def _digest(text: str) -> str:
 def check_same_fit(
     model: TrainedModel, source: Source, validation: Source | None, arguments: Mapping[str, Any]
 ) -> None:
-    """Rejects a `fit` of a built model that differs between workers: `ValueError` on all of them.
+    """Reject a `fit` of a built model that differs between workers: `ValueError` on all of them.
 
     `arguments` are JSON values that must be the same, too. `TimeoutError`: a worker does not reach its `fit`.
     """

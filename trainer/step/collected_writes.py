@@ -45,7 +45,7 @@ class CollectedWrites(keras.StatelessScope):
 
     @contextlib.contextmanager
     def in_this_graph(self) -> Iterator[None]:
-        """Records writes inside of the current graph, in which the scope was not entered."""
+        """Record writes inside of the current graph, in which the scope was not entered."""
         before, self._graph = self._graph, tf.compat.v1.get_default_graph()
         try:
             yield
@@ -74,7 +74,7 @@ class CollectedWrites(keras.StatelessScope):
             self._reads_here = before
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Records one assignment (Keras calls this)."""
+        """Record one assignment (Keras calls this)."""
         variable, value = update
         if self._is_in_nested_graph:
             raise WriteInNestedGraph
@@ -82,7 +82,7 @@ class CollectedWrites(keras.StatelessScope):
         super().add_update((variable, tf.cast(value, find_stored_dtype(variable))))
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """The recorded value, or the variable's own (Keras calls this).
+        """Return the recorded value, or the variable's own (Keras calls this).
 
         A tape identifies a weight by its variable, even after the step has assigned to it: spectral normalization assigns
         the weight that it then uses, and sharpness-aware minimization takes a gradient at weights that it has moved. A read
@@ -101,11 +101,11 @@ class CollectedWrites(keras.StatelessScope):
         return tf.stop_gradient(noted) if written else noted
 
     def own_value(self, variable: keras.Variable) -> Any:
-        """The TensorFlow variable, or what stands for it, before any assignment; None for one without a value."""
+        """Return the TensorFlow variable, or what stands for it, before any assignment; None for one without a value."""
         return raw_value(variable)
 
     def stands_for_variable(self, variable: keras.Variable) -> bool:
-        """Whether the gradient of the assigned value is the variable's."""
+        """Return whether the gradient of the assigned value is the variable's."""
         floating = tf.as_dtype(variable.dtype).is_floating
         known = id(variable) in self.variables or (
             self._reads_here is not None and id(variable) not in self.state_mapping
@@ -117,13 +117,13 @@ class CollectedWrites(keras.StatelessScope):
         return [(variable, self.state_mapping[key]) for key, variable in self.variables.items()]
 
     def __enter__(self) -> CollectedWrites:
-        """Begins the scope."""
+        """Begin the scope."""
         self._merging.enter_context(check_merges(self._check_merge))
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Ends the scope. Layers drop their added losses: they know them by ids, which other tensors may get."""
+        """End the scope. Layers drop their added losses: they know them by ids, which other tensors may get."""
         super().__exit__(*error)
         self._merging.close()
         for layer in self.adders:
@@ -144,7 +144,7 @@ class CollectedWrites(keras.StatelessScope):
             )
 
     def forget(self, variables: Iterable[Any]) -> None:
-        """Drops the records for `variables`: they have been written since. In a branch that is a write of it."""
+        """Drop the records for `variables`: they have been written since. In a branch that is a write of it."""
         for variable in variables:
             if id(variable) in self.variables and self._is_in_nested_graph:
                 raise WriteInNestedGraph
@@ -152,7 +152,7 @@ class CollectedWrites(keras.StatelessScope):
             self.state_mapping.pop(id(variable), None)
 
     def make(self, step: StepContext) -> None:
-        """Writes each variable's new value into this replica's copy, if the step was not skipped.
+        """Write each variable's new value into this replica's copy, if the step was not skipped.
 
         The values are equal on every replica, but for parts of sums: those of metrics. Context: after the scope's end.
         """
@@ -170,7 +170,7 @@ class CollectedWrites(keras.StatelessScope):
         once_per_copy(write)([value for _, value in writes], step.applied)
 
     def new_value(self, variable: keras.Variable, copy: tf.Variable, value: tf.Tensor) -> tf.Tensor:
-        """The value to write to a copy of the variable: the recorded one."""
+        """Return the value to write to a copy of the variable: the recorded one."""
         return value
 
 

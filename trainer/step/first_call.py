@@ -13,7 +13,7 @@ from ..inputs.batch import open_spec
 
 
 def build_outside(layer: Any, call_spec: Any, strategy: tf.distribute.Strategy) -> None:
-    """Builds `layer`, which is not built, for a call that Keras describes with `call_spec`.
+    """Build `layer`, which is not built, for a call that Keras describes with `call_spec`.
 
     Keras creates variables where a layer is called first. In a traced step their initial values would belong to its graph,
     and they to one device. So another thread creates them, eagerly and in the strategy's scope, from the shapes of the
@@ -35,7 +35,7 @@ def build_outside(layer: Any, call_spec: Any, strategy: tf.distribute.Strategy) 
 
 
 def _spec(value: Any) -> Any:
-    """The spec of a tensor, for any number of samples; any other argument unchanged."""
+    """Return the spec of a tensor, for any number of samples; any other argument unchanged."""
     return value if isinstance(value, keras.KerasTensor) or not tf.is_tensor(value) else open_spec(value)
 
 

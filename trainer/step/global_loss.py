@@ -21,7 +21,7 @@ _ROWWISE_FUNCTIONS = frozenset(
 
 
 def rowwise(fn: Any) -> Any:
-    """Declares that each value of a custom loss or metric depends on one sample only.
+    """Declare that each value of a custom loss or metric depends on one sample only.
 
     A `Pipeline` with `schedule="1f1b"` computes the loss of each micro-batch separately, and needs this for custom losses.
     Other training does not need it.
@@ -77,14 +77,14 @@ _WRAPPER = next(c for c in keras.losses.MeanSquaredError.__mro__ if "call" in va
 
 
 def reduces_by_itself(loss: keras.losses.Loss) -> bool:
-    """Whether Keras' own `__call__` reduces the loss's entries to one number."""
+    """Return whether Keras' own `__call__` reduces the loss's entries to one number."""
     return type(loss).__call__ is keras.losses.Loss.__call__ and loss.reduction not in (None, "none")
 
 
 def loss_of_samples(
     loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> tf.Tensor:
-    """Returns `loss(y_true, y_pred, sample_weight)` of a replica, in a step that records its divisor.
+    """Return `loss(y_true, y_pred, sample_weight)` of a replica, in a step that records its divisor.
 
     With b_r of B samples in part r and share_r = b_r / B, the loss of the batch is L = sum_r share_r C_r. N_r is the
     sum of the weighted values of the part, n_r their number, t_r its valid entries, V and W the valid entries and the

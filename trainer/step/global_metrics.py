@@ -27,7 +27,7 @@ _TO_ZERO = (keras.metrics.Mean.reset_state, keras.metrics.Sum.reset_state, keras
 
 
 def leaf_metrics(metrics: list[Any]) -> list[Any]:
-    """The metrics that have state, without duplicates: without Keras' containers, with nested metrics."""
+    """Return the metrics that have state, without duplicates: without Keras' containers, with nested metrics."""
     leaves: list[Any] = []
     for metric in metrics:
         container = isinstance(metric, CompileMetrics | MetricsList)
@@ -39,7 +39,7 @@ def leaf_metrics(metrics: list[Any]) -> list[Any]:
 
 
 def metrics_of(model: TrainedModel) -> list[Any]:
-    """All metrics that the model can reach: its own, those of `compile`, those of layers, and nested ones."""
+    """Return all metrics that the model can reach: its own, those of `compile`, those of layers, and nested ones."""
     held = [metric for layer in layers_of(model) for metric in find_held_metrics(layer)]
     return leaf_metrics([*model.metrics, *held])
 
@@ -63,7 +63,7 @@ def _weight_with_samples(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_tensors(structure: Any) -> Any:
-    """The nest with the current values of variables instead of the variables."""
+    """Return the nest with the current values of variables instead of the variables."""
     return keras.tree.map_structure(
         lambda leaf: tf.convert_to_tensor(leaf) if isinstance(leaf, keras.Variable) else leaf, structure
     )
@@ -90,6 +90,6 @@ def reset(metric: Any) -> None:
 
 @functools.lru_cache(maxsize=100)
 def _zero(dtype: tf.DType, device: str) -> tf.Tensor:
-    """A number on the device of its variable: creating one takes longer than writing it."""
+    """Return a number on the device of its variable: creating one takes longer than writing it."""
     with tf.init_scope(), tf.device(device):
         return tf.zeros([], dtype)

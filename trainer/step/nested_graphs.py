@@ -106,7 +106,7 @@ def while_loop(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _find_collector() -> CollectedWrites | None:
-    """The scope that collects the writes of the step that this thread computes."""
+    """Return the scope that collects the writes of the step that this thread computes."""
     scope = stateless_scope() if current_step() is not None else None
     return scope if isinstance(scope, CollectedWrites) else None
 
@@ -138,7 +138,7 @@ class _Nested:
         self._finite_checks, self._losses = len(step.finite_checks), len(scope.losses or ())
 
     def restore(self) -> None:
-        """Restores the records of the beginning."""
+        """Restore the records of the beginning."""
         for noted, before in zip(
             (self._scope.state_mapping, self._scope.variables, self._step.notes), self._before
         ):
@@ -188,7 +188,7 @@ class _Nested:
         return result, values, tf.reduce_all(tf.stack(finite_checks)) if finite_checks else tf.constant(True)
 
     def value(self, variable: keras.Variable) -> tf.Tensor:
-        """The current value of the variable."""
+        """Return the current value of the variable."""
         noted = self._scope.state_mapping.get(id(variable))
         return tf.convert_to_tensor(self._scope.own_value(variable)) if noted is None else noted
 

@@ -102,7 +102,7 @@ class ReplicaSlices:
         return slice_samples(self._batch, first, last, device="CPU:0")
 
     def _bounds(self, replica: Any) -> tuple[Any, Any, Any]:
-        """The samples `[first, last)` of a replica in the batch, and the number of samples of earlier workers."""
+        """Return the samples `[first, last)` of a replica in the batch, and the number of samples of earlier workers."""
         mesh = mesh_of(self._strategy)  # replicas with parts of one model have the same samples
         if self._worker_samples is None:
             return (*replica_bounds(self.global_samples, mesh.shape[0], mesh.place(replica)[0]), 0)

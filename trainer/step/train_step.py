@@ -49,7 +49,7 @@ def replica_function(
     data_of: Callable[[], tuple[Any, ReplicaSamples]],
     tracing: Tracing,
 ) -> Callable[[], Any]:
-    """The function for `strategy.run` that runs a step, of a single device or partitioned, and makes its writes.
+    """Return the function for `strategy.run` that runs a step, of a single device or partitioned, and makes its writes.
 
     `data_of()` makes this replica's data, and the range of its samples.
     """
@@ -79,7 +79,7 @@ def replica_function(
 
 
 def default_train_step(self: TrainedModel, data: Any) -> dict[str, Any]:
-    """One step: forward, loss, gradients, update. Override it for a custom step.
+    """Return one step: forward, loss, gradients, update. Override it for a custom step.
 
     It is the single-device step; on several replicas the optimizer gets their parts of `gradient(scale * loss)`, which it
     all-reduces, unscales, checks, transforms and applies.
@@ -118,7 +118,7 @@ def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -
 
 
 def default_test_step(self: TrainedModel, data: Any) -> dict[str, Any]:
-    """One step of evaluation; arguments and result as `default_train_step`."""
+    """Return one step of evaluation; arguments and result as `default_train_step`."""
     step = current_step()
     if step is None:
         return TensorFlowTrainer.test_step(cast(TensorFlowTrainer, self), data)
@@ -130,10 +130,10 @@ def default_test_step(self: TrainedModel, data: Any) -> dict[str, Any]:
 
 
 def forward(model: TrainedModel, x: Any, training: bool) -> Any:
-    """The model's outputs; `training` is passed where the model's `call` takes it."""
+    """Return the model's outputs; `training` is passed where the model's `call` takes it."""
     return model(x, training=training) if takes_training(model) else model(x)
 
 
 def track_loss(model: TrainedModel, loss: tf.Tensor, step: StepContext) -> None:
-    """Adds the loss to the epoch's mean, weighted with its samples; a loss without reduction by its mean."""
+    """Add the loss to the epoch's mean, weighted with its samples; a loss without reduction by its mean."""
     loss_tracker(model).update_state(tf.reduce_mean(loss), sample_weight=step.samples)

@@ -21,7 +21,7 @@ from .global_metrics import metrics_of
 
 
 def place_with_model(model: TrainedModel) -> None:
-    """Adopts every optimizer of the model, and moves optimizers and metrics into its strategy.
+    """Adopt every optimizer of the model, and move optimizers and metrics into its strategy.
 
     A user may create a metric or an optimizer outside of `strategy.scope()`. Its Keras variables stay the same objects;
     the TensorFlow variables inside them are recreated under the strategy, with their values.
@@ -40,10 +40,10 @@ def place_with_model(model: TrainedModel) -> None:
 
 
 def bring_along(model: TrainedModel, method: str) -> None:
-    """Moves objects from outside of the scope into the model's strategy: layers, pretrained ones, whole models.
+    """Move objects from outside of the scope into the model's strategy: layers, pretrained ones, whole models.
 
     A model that was built outside of any scope belongs to the strategy in whose scope its method is called, to that of a
-    distribution of Keras, or to the strategy of the model that contains its layers. Raises `ValueError` if it, or one of its
+    distribution of Keras, or to the strategy of the model that contains its layers. Raise `ValueError` if it, or one of its
     variables, belongs to another.
     """
     adopting = strategy_of(model) is None and _only_strategy(model)
@@ -61,7 +61,7 @@ def bring_along(model: TrainedModel, method: str) -> None:
 
 
 def remember_distribution(model: TrainedModel) -> None:
-    """Lets a model that is made in the scope of a distribution of Keras belong to its strategy."""
+    """Let a model that is made in the scope of a distribution of Keras belong to its strategy."""
     if not tf.distribute.has_strategy() and keras.distribution.distribution() is not None:
         keras_distribution.accept_layouts_of_outputs()
         record_of(model).distribution = keras.distribution.distribution()
@@ -79,6 +79,6 @@ def _only_strategy(model: TrainedModel) -> tf.distribute.Strategy | None:
 
 
 def accumulates(optimizer: Any) -> bool:
-    """Whether the optimizer, or a nested one, accumulates the gradients of several calls for one update."""
+    """Return whether the optimizer, or a nested one, accumulates the gradients of several calls for one update."""
     all_of_them = (optimizer, *inner_optimizers(optimizer))
     return any(getattr(each, "gradient_accumulation_steps", None) for each in all_of_them)

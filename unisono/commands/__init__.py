@@ -29,7 +29,7 @@ _USAGE = "\n".join(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command with its arguments (None: those of this process); returns the exit status."""
+    """Run a command with its arguments (None: those of this process); returns the exit status."""
     if "_ARGCOMPLETE" in os.environ:
         _complete()
     command, *rest = (sys.argv[1:] if argv is None else argv) or [""]
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _flush_quietly() -> None:
-    """Writes the pending output, or drops it where its reader has ended; Python would print a traceback at the end."""
+    """Write the pending output, or drop it where its reader has ended; Python would print a traceback at the end."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -69,7 +69,7 @@ def _module(command: str) -> Any:
 
 
 def _complete() -> None:
-    """Answers argcomplete, which asks for the shell how the line goes on, and ends the process."""
+    """Answer argcomplete, which asks for the shell how the line goes on, and end the process."""
     argcomplete: Any = importlib.import_module("argcomplete")
     parser = argparse.ArgumentParser("unisono")
     parser.add_argument("--version", action="store_true")

@@ -18,7 +18,7 @@ PARSER.add_argument("directory", type=place, help="directory given to BackupAndR
 
 
 def main(argv: list[str]) -> int:
-    """Prints one line for each file after checking every byte of it; returns the status that `--help` explains."""
+    """Print one line for each file after checking every byte of it; return the status that `--help` explains."""
     directory = PARSER.parse_args(argv).directory
     from ..distribute.objects import is_remote, size_of
 

@@ -62,7 +62,7 @@ def examine(seconds: float) -> Iterator[Finding]:
 
 
 def gpus(found: list[Gpu], complaint: str) -> Iterator[Finding]:
-    """What the NVIDIA driver says of each GPU, and what it complains about."""
+    """Yield what the NVIDIA driver says of each GPU, and what it complains about."""
     if complaint:
         yield Finding("devices", "nvidia-smi", complaint, "Install the driver again, or restart the machine.")
     for gpu in found:
@@ -103,7 +103,7 @@ def probe() -> None:
 
 
 def tensorflow(found: Any, failure: str, driver: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """What `probe` found: devices, half precision, and whether an all-reduce gives the right sums."""
+    """Yield what `probe` found: devices, half precision, and whether an all-reduce gives the right sums."""
     if "gpus" not in found:
         yield Finding("devices", "TensorFlow", "fails", f"TensorFlow does not start: {failure}.")
         return
@@ -122,7 +122,7 @@ def tensorflow(found: Any, failure: str, driver: bool, environ: Mapping[str, str
 
 
 def cluster(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """The cluster that the environment describes, and whether its other members can be reached now."""
+    """Yield the cluster that the environment describes, and whether its other members can be reached now."""
     try:
         found, problem = read_cluster(environ), str(read_place(environ) or "")
     except ClusterError as error:
@@ -140,7 +140,7 @@ def cluster(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """The findings in columns, and a last line that lists the problems."""
+    """Return the findings in columns, and a last line that lists the problems."""
     lines, width = [], max(len(f.name) for f in findings)
     for f in findings:
         lines.append(f" {'!' if f.problem else ' '} {f.section:11}  {f.name:{width}}  {f.value}")

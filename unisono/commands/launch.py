@@ -13,7 +13,7 @@ _COUNT = at_least(int, 1)
 
 
 def _machines(text: str) -> tuple[int, int]:
-    """The fewest and the most machines, of `2:4`; of a fixed number 0 and it."""
+    """Return the fewest and the most machines, of `2:4`; of a fixed number 0 and it."""
     fewest, elastic, most = text.partition(":")
     fewest, most = _COUNT(fewest), _COUNT(most if elastic else fewest)
     if fewest > most:
@@ -144,7 +144,7 @@ def _check_machines(options: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Starts the cluster and waits for its end; returns the status that `--help` explains."""
+    """Start the cluster and wait for its end; return the status that `--help` explains."""
     options = PARSER.parse_args(argv)
     from ..distribute.launcher.launch import Launcher  # imports NumPy, which `--help` need not wait for
     from ..distribute.launcher.tasks import Layout

@@ -11,14 +11,14 @@ _LONGEST = 400  # characters of a message: a value may have any number
 
 
 def local(text: str) -> Path:
-    """The type of an argument that is a file or a folder."""
+    """Return the type of an argument that is a file or a folder."""
     from ..distribute.storage import local_path  # imports NumPy, which `--help` need not wait for
 
     return _check(local_path, text)
 
 
 def place(text: str) -> Any:
-    """The type of an argument that is a file or a folder, local or in a store."""
+    """Return the type of an argument that is a file or a folder, local or in a store."""
     from ..distribute.storage import storage_path  # imports NumPy, which `--help` need not wait for
 
     return _check(storage_path, text)
@@ -32,7 +32,7 @@ def _check(path_of: Callable[[str, str], Any], text: str) -> Any:
 
 
 def at_least(kind: Callable[[str], Any], least: float, most: float = math.inf) -> Callable[[str], Any]:
-    """The type of an argument that is a number in a range: neither NaN nor infinite."""
+    """Return the type of an argument that is a number in a range: neither NaN nor infinite."""
 
     def parse(text: str) -> Any:
         value = kind(text)
@@ -46,7 +46,7 @@ def at_least(kind: Callable[[str], Any], least: float, most: float = math.inf) -
 
 
 def columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str] = str.ljust) -> list[str]:
-    """The lines of a table: its first column on the left, the others as `align` says."""
+    """Return the lines of a table: its first column on the left, the others as `align` says."""
     first, *others = (max(map(len, column)) for column in zip(*rows))
     return ["  ".join([row[0].ljust(first), *map(align, row[1:], others)]).rstrip() for row in rows]
 
@@ -79,17 +79,17 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with status 2."""
+        """End the process with status 2."""
         message = message if len(message) <= _LONGEST else f"{message[: _LONGEST - 3]}..."
         self.exit(self.fail(f"{message.rstrip('.')}; see `{self.prog} --help`.", 2))
 
     def fail(self, message: str, status: int) -> int:
-        """Prints why the command failed; returns `status`."""
+        """Print why the command failed; return `status`."""
         print(f"{self.prog.removeprefix('python -m ')}: {message}", file=sys.stderr)
         return status
 
     def make_folder(self, argument: str, folder: Path) -> None:
-        """Makes a folder that an argument names, or ends the process with the reason why that is not possible."""
+        """Make a folder that an argument names, or ends the process with the reason why that is not possible."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except FileExistsError:

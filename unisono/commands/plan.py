@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read_model(place: str) -> tuple[Any, ...]:
-    """What FUNCTION of FILE.py returns, as a tuple."""
+    """Return what FUNCTION of FILE.py returns, as a tuple."""
     source, _, name = place.rpartition(":")
     if not Path(source).is_file():
         raise ValueError("`model` must be FILE.py:FUNCTION, and the file must exist")

@@ -30,7 +30,7 @@ _add("--seconds", type=seconds, default=2.0, metavar="SECONDS", help="length of 
 
 
 def main(argv: Sequence[str]) -> int:
-    """Captures and writes the profile; returns 0, or 1 if any worker did not answer."""
+    """Capture and write the profile; return 0, or 1 if any worker did not answer."""
     options = PARSER.parse_args(argv)
     addresses = [address.strip().removeprefix("grpc://") for address in options.service.split(",")]
     for address in addresses:

@@ -25,7 +25,7 @@ _add("-o", "--output", type=local, help="the page to write (default: report.html
 
 
 def main(argv: Sequence[str]) -> int:
-    """Writes the page and prints its path; returns the status that `--help` explains."""
+    """Write the page and print its path; return the status that `--help` explains."""
     options, failed = PARSER.parse_args(argv), PARSER.fail
     if options.output:
         PARSER.make_folder("--output", options.output.parent)

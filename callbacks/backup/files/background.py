@@ -19,7 +19,7 @@ class BackgroundWriter:
         return self._running is not None and not self._running[0].done()
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Starts `job` in the background, after the one before it has ended; raises what that one raised."""
+        """Start `job` in the background, after the one before it has ended; raise what that one raised."""
         self.wait()
         executor = ThreadPoolExecutor(1, "unisono-backup")
         self._running = executor.submit(job), executor
@@ -30,12 +30,12 @@ class BackgroundWriter:
         return None if self._running is None else self._running[0]
 
     def raise_error(self) -> None:
-        """Raises the error of a job that has ended, once."""
+        """Raise the error of a job that has ended, once."""
         if not self.busy:
             self.wait()
 
     def wait(self) -> None:
-        """Waits until the running job has ended, and raises its error."""
+        """Wait until the running job has ended, and raise its error."""
         if self._running is None:
             return
         future, executor = self._running

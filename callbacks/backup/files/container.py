@@ -52,7 +52,7 @@ class BackupMismatchError(ValueError):
 
 @contextlib.contextmanager
 def report_damage(problem: str, advice: str = "") -> Iterator[None]:
-    """Turns the errors of code that reads a content of the wrong form into a DamagedFileError."""
+    """Turn the errors of code that reads a content of the wrong form into a DamagedFileError."""
     try:
         yield
     except BackupMismatchError:
@@ -63,7 +63,7 @@ def report_damage(problem: str, advice: str = "") -> Iterator[None]:
 
 
 def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> None:
-    """Writes `content` and its `summary`, JSON values that a listing shows without reading the arrays.
+    """Write `content` and its `summary`, JSON values that a listing shows without reading the arrays.
 
     A TypeError for other types than dict, list, tuple, None, bool, number, str, bytes and NumPy arrays, and a ValueError
     where the plain values are too long.
@@ -101,13 +101,13 @@ def read(path: str | Path, outline: bool = False) -> tuple[dict[str, Any], Any]:
 
 
 def read_summary(path: str | Path) -> dict[str, Any]:
-    """The summary alone; the bytes of the file are not checked. Raises as `read`."""
+    """Return the summary alone; the bytes of the file are not checked. Raise as `read`."""
     with _open_plain_file(path) as stream:
         return _manifest(path, stream)[0]["summary"]
 
 
 def checksum(path: str | Path) -> bytes:
-    """The checksum that a file ends with, unchecked."""
+    """Return the checksum that a file ends with, unchecked."""
     with _open_plain_file(path) as stream:
         stream.seek(max(0, stream.seek(0, os.SEEK_END) - DIGEST_BYTES))
         return stream.read()
@@ -119,7 +119,7 @@ def parse(data: bytes) -> tuple[dict[str, Any], Any]:
 
 
 def _open_plain_file(path: str | Path) -> BinaryIO:
-    """A plain file; anything else, such as a FIFO or a device, is an error before it is read."""
+    """Return a plain file; anything else, such as a FIFO or a device, is an error before it is read."""
     try:
         return open_plain(path)
     except OSError as error:
@@ -171,7 +171,7 @@ def _manifest(path: Any, stream: BinaryIO) -> tuple[dict[str, Any], int, int]:
 
 
 def _check(path: Any, stream: BinaryIO, end: int, body: memoryview | None = None) -> None:
-    """Raises where the checksum is not that of the `end` bytes before it: of `body`, or read in little memory."""
+    """Raise where the checksum is not that of the `end` bytes before it: of `body`, or read in little memory."""
     digest = hashlib.blake2b(body or b"", digest_size=DIGEST_BYTES)
     if body is None:
         stream.seek(0)
@@ -183,7 +183,7 @@ def _check(path: Any, stream: BinaryIO, end: int, body: memoryview | None = None
 
 
 def _pieces(manifest: bytes, arrays: Iterable[np.ndarray]) -> Iterable[Any]:
-    """The file without its checksum, in order."""
+    """Yield the file without its checksum, in order."""
     head = _PREFIX.pack(MAGIC, VERSION, len(manifest)) + manifest
     yield head + bytes(_pad_size(len(head)) - len(head))
     for array in arrays:

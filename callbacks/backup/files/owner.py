@@ -74,7 +74,7 @@ class FolderOwner:
         self._ticker: Ticker | None = None
 
     def acquire(self) -> None:
-        """Takes the folder, from a dead owner too; a SaveError where it cannot, a FolderInUseError where a run uses it."""
+        """Take the folder, from a dead owner too; a SaveError where it cannot, a FolderInUseError where a run uses it."""
         self.release()
         check_overwrite("`directory` of `BackupAndRestore`", self._path, _CLAIM)
         found = read_owner(self._directory)
@@ -92,7 +92,7 @@ class FolderOwner:
         self._ticker.start()
 
     def check(self) -> None:
-        """Raises FolderInUseError if another run has taken the folder over. Does nothing before `acquire`."""
+        """Raise FolderInUseError if another run has taken the folder over. Do nothing before `acquire`."""
         if self._token is None:
             return
         found = read_owner(self._directory)
@@ -102,7 +102,7 @@ class FolderOwner:
             raise self._in_use(found, taken=True)
 
     def release(self) -> None:
-        """Gives the folder back. Does nothing before `acquire`."""
+        """Give the folder back. Do nothing before `acquire`."""
         token, self._token = self._token, None
         if token is None:
             return
@@ -116,7 +116,7 @@ class FolderOwner:
                 remove_file(self._path)
 
     def _write(self, mine: Owner, instead_of: Owner | None) -> None:
-        """Writes the file: where there was none, only if there still is none."""
+        """Write the file: where there was none, only if there still is none."""
         self._said = dict(zip(Owner._fields, mine)) | {"process": str(mine.process)}
         try:
             with _writes:  # threads share the name of the incomplete file
@@ -159,7 +159,7 @@ class FolderOwner:
         return False
 
     def _age(self, moment: Any) -> float:
-        """Seconds from `moment` to now, by the clock of the file system; 0 where that cannot be measured."""
+        """Return seconds from `moment` to now, by the clock of the file system; 0 where that cannot be measured."""
         if is_remote(self._path):
             return 0.0
         probe = temporary_path(self._directory / "clock")
@@ -191,7 +191,7 @@ class FolderOwner:
 
 
 def read_owner(directory: Any) -> Owner | None:
-    """The owner that is named in a folder, alive or dead; None without one."""
+    """Return the owner that is named in a folder, alive or dead; None without one."""
     try:
         saved: Any = json.loads(read_plain(directory / OWNER_FILE, _MOST_BYTES))
         process = ProcessIdentity.parse(saved["process"])
@@ -211,7 +211,7 @@ def read_owner(directory: Any) -> Owner | None:
 
 
 def _job() -> tuple[str, int]:
-    """The job that a scheduler never runs twice at once, and how often it was restarted; "" outside of one."""
+    """Return the job that a scheduler never runs twice at once, and how often it was restarted; "" outside of one."""
     if job := os.environ.get("SLURM_JOB_ID"):
         restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
         step = os.environ.get("SLURM_STEP_ID", "")

@@ -13,7 +13,7 @@ _PLAIN = (type(None), bool, int, float, str, bytes, np.ndarray, np.generic)
 
 
 def match(value: Any, form: Any, where: str) -> None:
-    """Raises a TypeError where a value has another form: a type, or several; a function; a list or a mapping of forms.
+    """Raise a TypeError where a value has another form: a type, or several; a function; a list or a mapping of forms.
 
     A mapping is from text. An item whose name ends in "?" may be missing or None. "*" stands for all other items.
     """
@@ -41,12 +41,12 @@ def _require(condition: bool, where: str) -> None:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value is a whole number of at least 0 that fits 64 bits."""
+    """Return whether a value is a whole number of at least 0 that fits 64 bits."""
     return type(value) is int and 0 <= value < 2**63
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number for which TensorFlow has a type, or an array of one."""
+    """Return whether a value is a number for which TensorFlow has a type, or an array of one."""
     return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "bif"
 
 
@@ -108,7 +108,7 @@ _CONTENT = {
 
 
 def check(path: Any, summary: Any, content: Any) -> None:
-    """Raises DamagedFileError, with the place, for anything but the summary and the content of a backup."""
+    """Raise DamagedFileError, with the place, for anything but the summary and the content of a backup."""
     with container.report_damage(f"{path} is damaged: its content is not one of a backup"):
         match(summary, _SUMMARY, "the summary")
         match(content, _CONTENT, "the content")

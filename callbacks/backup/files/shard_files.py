@@ -41,7 +41,7 @@ def job(
     content: dict[str, Any],
     summary: dict[str, Any],
 ) -> Callable[[], None] | None:
-    """What this worker writes: the chief the backup, others their shards. Context: the main thread, between steps."""
+    """Return what this worker writes: the chief the backup, others their shards. Context: the main thread, between steps."""
     worker, workers = place_among_workers(strategy)
     held = find_local_shards(content["variables"], "shards") if workers > 1 else {}
     if not (shards := {group: members for group, members in held.items() if members}):
@@ -60,7 +60,7 @@ def part_path(path: Path, worker: int) -> Path:
 
 
 def part_paths(path: Path) -> list[Path]:
-    """The files of parts that belong to a backup, by their names."""
+    """Return the files of parts that belong to a backup, by their names."""
     return sorted(
         path.parent / name
         for name in names_in(path.parent)
@@ -69,7 +69,7 @@ def part_paths(path: Path) -> list[Path]:
 
 
 def write_part(path: Path, save: int, worker: int, shards: Shards) -> None:
-    """Writes this worker's part of the backup `path` and tells the chief. Context: the writing thread of a worker.
+    """Write this worker's part of the backup `path` and tell the chief. Context: the writing thread of a worker.
 
     Each worker writes its part whole, then sends its checksum. The chief waits for all, then writes the backup, which
     names the parts: only then there is one. Parts without a backup are left over from an interrupted save. Where a part
@@ -85,7 +85,7 @@ def write_part(path: Path, save: int, worker: int, shards: Shards) -> None:
 
 
 def wait_for_parts(path: Path, save: int, workers: int) -> list[dict[str, str]]:
-    """The parts of all other workers once written, or a SaveError. Context: the writing thread of the chief."""
+    """Return the parts of all other workers once written, or a SaveError. Context: the writing thread of the chief."""
     found, until = [], time.monotonic() + _LONGEST * peer_timeout()
     for worker in range(1, workers):
         try:
@@ -103,7 +103,7 @@ def wait_for_parts(path: Path, save: int, workers: int) -> list[dict[str, str]]:
 
 
 def with_parts(path: Path, content: Any, outline: bool, only: int | None) -> Any:
-    """The content of the backup `path` with the shards of its parts; a DamagedFileError where a part is not its own.
+    """Return the content of the backup `path` with the shards of its parts; a DamagedFileError where a part is not its own.
 
     Of an `outline`, and of the parts of other workers than `only`, every byte is checked and nothing is kept.
     """

@@ -54,7 +54,7 @@ class BackupInfo:
 
 
 def backup_directory(directory: str | os.PathLike | None, backup_dir: str | os.PathLike | None) -> Path:
-    """The directory that is given as `directory` or as `backup_dir`, its name in Keras; a ValueError without one."""
+    """Return the directory that is given as `directory` or as `backup_dir`, its name in Keras; a ValueError without one."""
     if directory is None:
         directory = backup_dir
     elif backup_dir is not None:
@@ -68,7 +68,7 @@ def backup_directory(directory: str | os.PathLike | None, backup_dir: str | os.P
 
 
 def list_backups(directory: str | os.PathLike) -> list[BackupInfo]:
-    """All backups in `directory`, the newest first, every byte checked; empty if there is no such directory.
+    """Return all backups in `directory`, the newest first, every byte checked; empty if there is no such directory.
 
     Examples:
         >>> [(info.path.name, info.status) for info in unisono.callbacks.list_backups("run")]
@@ -78,7 +78,7 @@ def list_backups(directory: str | os.PathLike) -> list[BackupInfo]:
 
 
 def latest_backup(directory: str | os.PathLike) -> BackupInfo | None:
-    """The `BackupInfo` of the newest good backup in the directory given to `BackupAndRestore`, or None.
+    """Return the `BackupInfo` of the newest good backup in the directory given to `BackupAndRestore`, or None.
 
     Examples:
         >>> info = unisono.callbacks.latest_backup("run")
@@ -113,7 +113,7 @@ def read_checked(path: Path, outline: bool = False, only: int | None = None) -> 
 
 
 def backup_paths(directory: Any, fit: int | None = None) -> list[Path]:
-    """The files with a backup's name, the newest first; of one fit of a process, or of all."""
+    """Return the files with a backup's name, the newest first; of one fit of a process, or of all."""
     places = ((_place(name), name) for name in names_in(directory))
     found = [(*place, name) for place, name in places if place and fit in (None, place[0])]
     return [directory / name for _, _, name in sorted(found, reverse=True)]
@@ -149,7 +149,7 @@ class BackupStore:
         self._check = check
 
     def prepare(self) -> None:
-        """Creates the directory; a SaveError where that is not possible."""
+        """Create the directory; a SaveError where that is not possible."""
         try:
             if not is_remote(self.directory):  # the owner's object says whether a store can be written
                 self.directory.mkdir(parents=True, exist_ok=True)
@@ -158,19 +158,19 @@ class BackupStore:
         self.fit, self._newest = 1 + _finished[self._key()], None
 
     def mark_finished(self) -> None:
-        """Notes that the fit is done: the next one in this process is another."""
+        """Note that the fit is done: the next one in this process is another."""
         _finished[self._key()] += 1
 
     def _key(self) -> str:
         return str(self.directory) if is_remote(self.directory) else os.path.realpath(self.directory)
 
     def others(self) -> list[Path]:
-        """The backups of other fits of the script."""
+        """Return the backups of other fits of the script."""
         own = backup_paths(self.directory, self.fit)
         return [path for path in backup_paths(self.directory) if path not in own]
 
     def remove_leftovers(self) -> None:
-        """Removes what writes that were interrupted left behind. The owner of the directory calls it."""
+        """Remove what writes that were interrupted left behind. The owner of the directory calls it."""
         remove_leftovers(self.directory)
         names = set(names_in(self.directory))
         for name in names:
@@ -178,7 +178,7 @@ class BackupStore:
                 _remove(self.directory / name)
 
     def newest_good(self, read: Callable[[Path], Any] = lambda path: read_checked(path)[1]) -> Found:
-        """The newest backup that is complete; later backups continue its run. `read` gives the content of a backup.
+        """Return the newest backup that is complete; later backups continue its run. `read` gives the content of a backup.
 
         A NewerFormatError where a newer version wrote the newest, a BackupMismatchError where one is of another run.
         """
@@ -197,7 +197,7 @@ class BackupStore:
         return Found(None, None, problems)
 
     def _run_of(self, newest: Path) -> str:
-        """The run that the newest good backup belongs to, and with it all others of this fit."""
+        """Return the run that the newest good backup belongs to, and with it all others of this fit."""
         if (run := container.read_summary(newest).get("run")) is None:  # version 0.2 wrote none
             return uuid.uuid4().hex
         for path in backup_paths(self.directory, self.fit):
@@ -211,7 +211,7 @@ class BackupStore:
         return run
 
     def write(self, content: Any, summary: Mapping[str, Any]) -> None:
-        """Writes one backup under the next number, then removes the oldest beyond `keep`; on SaveError it did neither."""
+        """Write one backup under the next number, then remove the oldest beyond `keep`; on SaveError it did neither."""
         self._check()
         number = self.next_number()
         path = self.path_of(self.fit, number)
@@ -222,31 +222,31 @@ class BackupStore:
             _remove(old)
 
     def next_number(self) -> int:
-        """The number of the next backup. Its own are counted: to list a store takes time."""
+        """Return the number of the next backup. Its own are counted: to list a store takes time."""
         if self._newest is None:
             places = [_place(path.name) for path in backup_paths(self.directory, self.fit)[:1]]
             self._newest = places[0][1] if places and places[0] else 0
         return 1 + self._newest
 
     def path_of(self, fit: int, number: int) -> Path:
-        """The path of a backup of a fit."""
+        """Return the path of a backup of a fit."""
         return self.directory / f"backup-{'' if fit == 1 else f'fit{fit}-'}{number:06d}.unisono"
 
     def delete_all(self) -> None:
-        """Removes the backups of this fit."""
+        """Remove the backups of this fit."""
         self._check()
         for path in backup_paths(self.directory, self.fit):
             _remove(path)
 
     def remove_directory(self) -> None:
-        """Removes the directory if nothing is in it."""
+        """Remove the directory if nothing is in it."""
         with contextlib.suppress(OSError):
             if not is_remote(self.directory):
                 self.directory.rmdir()
 
 
 def _remove(path: Path) -> None:
-    """Removes a backup, then its parts; or a part. A file that has such a name and is none is left."""
+    """Remove a backup, then its parts; or a part. A file that has such a name and is none is left."""
     for file in [path, *shard_files.part_paths(path)]:
         with contextlib.suppress(OSError):
             if is_own(file, _MARK):

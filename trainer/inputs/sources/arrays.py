@@ -47,18 +47,18 @@ class ArraySource(Source):
         self.spec = self._spec_of_batches()
 
     def whole(self) -> Any:
-        """All samples as one batch; None where they must be read: with class weights, or for other tensor types."""
+        """Return all samples as one batch; None where they must be read: with class weights, or for other tensor types."""
         plain = self.class_weights is None and self.spec is self._signature
         return self._copies[0] if plain else None
 
     def _spec_of_batches(self) -> Any:
-        """The spec of the arrays; of one sample, where arrays are stored as another tensor type than batches."""
+        """Return the spec of the arrays; of one sample, where arrays are stored as another tensor type than batches."""
         if all(isinstance(leaf, tf.TensorSpec | None) for leaf in tf.nest.flatten(self._signature)):
             return self._signature
         return batch_spec(ArrayReader("", 1)((self._copies, tf.constant(0, tf.int64)), tf.constant(0)))
 
     def _read(self, steps: int) -> Chunk:
-        """The next chunk: batches of one size, or, where the reader does not know the size, of both sizes."""
+        """Return the next chunk: batches of one size, or, where the reader does not know the size, of both sizes."""
         size: int | None
         first, batches, size = self.position.next_batches(steps)
         place: Any = first

@@ -102,7 +102,7 @@ class DatasetSource(Source):
         return "iterator" if self._saves else "skip"
 
     def _pack(self) -> bytes | None:
-        """The iterator's checkpoint; None, from then on, where it cannot be saved at some moment."""
+        """Return the iterator's checkpoint; None, from then on, where it cannot be saved at some moment."""
         try:
             return save_iterator(self._iterator)
         except (tf.errors.OpError, ValueError) as error:
@@ -111,7 +111,7 @@ class DatasetSource(Source):
             return None
 
     def identity(self) -> dict[str, Any]:
-        """Includes the checksum of the pipeline, where it is the same for every number of replicas."""
+        """Include the checksum of the pipeline, where it is the same for every number of replicas."""
         known = super().identity()
         if not self._by_replica:
             known["pipeline"] = pipeline_checksum(self._dataset, text_of_value)
@@ -125,16 +125,16 @@ class DatasetSource(Source):
         self._iterator = iter(self._dataset)
 
     def check_values(self, rules: tuple[LabelRule, ...]) -> None:
-        """Lets the reader check each batch."""
+        """Let the reader check each batch."""
         self._reader = dataclasses.replace(self._reader, rules=rules)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Starts an epoch: a new pass, or the next part of a pass that is split by `steps_per_epoch`."""
+        """Start an epoch: a new pass, or the next part of a pass that is split by `steps_per_epoch`."""
         if self.position.begin(epoch) or self._iterator is None:
             self._open()
 
     def _read(self, steps: int) -> Chunk:
-        """The next chunk. Its batches are drawn when the compiled function runs."""
+        """Return the next chunk. Its batches are drawn when the compiled function runs."""
         if self._iterator is None:
             self._open()
         self._asked, inputs = steps, self._inputs()
@@ -150,7 +150,7 @@ class DatasetSource(Source):
         )
 
     def _inputs(self) -> Any:
-        """The iterator for the steps. Where workers compare what they read, the first batch of all is drawn here."""
+        """Return the iterator for the steps. Where workers compare what they read, the first batch of all is drawn here."""
         if self.digest is None:
             return self._iterator
         if self._early is None:
@@ -165,10 +165,10 @@ class DatasetSource(Source):
         return ComparedIterator(self._iterator, self._early, self.digest.handle)
 
     def draws(self) -> bool:
-        """Whether its functions draw random numbers."""
+        """Return whether its functions draw random numbers."""
         return draws_numbers(self._dataset)
 
-    def drawn(self, steps: int) -> None:
+    def note_drawn(self, steps: int) -> None:
         """The data ended after `steps` steps of the last chunk; where it ended with the epoch before, it begins anew."""
         if steps >= self._asked:
             return
@@ -181,7 +181,7 @@ class DatasetSource(Source):
             position.end_epoch()
 
     def state(self) -> dict[str, Any]:
-        """The position after the last chunk, with the iterator's checkpoint where possible."""
+        """Return the position after the last chunk, with the iterator's checkpoint where possible."""
         state = {**super().state(), **self._outside.state()}
         if self._iterator is not None and not self.position.is_over() and self.resume_by == "iterator":
             packed = self._pack()
@@ -227,14 +227,14 @@ class DatasetSource(Source):
                 ) from None
 
     def close(self) -> None:
-        """Releases the iterator."""
+        """Release the iterator."""
         if self._iterator is not None:
             end_iterator(self._iterator, self._dataset)
         self._iterator = None
 
 
 def without_optionals(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The dataset with None instead of every `tf.experimental.Optional`, as in Keras."""
+    """Return the dataset with None instead of every `tf.experimental.Optional`, as in Keras."""
     if not any(isinstance(leaf, tf.OptionalSpec) for leaf in tf.nest.flatten(dataset.element_spec)):
         return dataset
 
@@ -248,7 +248,7 @@ def without_optionals(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _count_batches(cardinality: int, steps_per_epoch: int | None) -> int | None:
-    """The number of batches of a pass, or None if it is not known."""
+    """Return the number of batches of a pass, or None if it is not known."""
     if cardinality == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
         raise ValueError("steps_per_epoch (None) must be given for a dataset that never ends.")
     if cardinality == 0:
@@ -257,7 +257,7 @@ def _count_batches(cardinality: int, steps_per_epoch: int | None) -> int | None:
 
 
 def _is_dense(spec: Any) -> bool:
-    """Whether all leaves are tensors of numbers whose shapes are known except for the samples."""
+    """Return whether all leaves are tensors of numbers whose shapes are known except for the samples."""
     return all(
         isinstance(leaf, tf.TensorSpec)
         and bool(leaf.shape.rank)
@@ -268,7 +268,7 @@ def _is_dense(spec: Any) -> bool:
 
 
 def save_iterator(iterator: Any) -> bytes:
-    """The checkpoint of a `tf.data.Iterator` as the bytes of a ZIP file."""
+    """Return the checkpoint of a `tf.data.Iterator` as the bytes of a ZIP file."""
     with tempfile.TemporaryDirectory() as folder:
         tf.train.Checkpoint(iterator=iterator).write(os.path.join(folder, "iterator"))
         packed = io.BytesIO()

@@ -25,7 +25,7 @@ def first_batches(
     """For `overfit_batches`: the first `count` batches, or those of an epoch if it has fewer, in the order of the data.
 
     Arrays are sliced. Batches of a dataset are drawn once, in the first epoch, and kept in memory; batches of Python code
-    are drawn here. Returns `(x, y, sample_weight, batch_size)` for `make_source`, without `steps_per_epoch`.
+    are drawn here. Return `(x, y, sample_weight, batch_size)` for `make_source`, without `steps_per_epoch`.
     """
     kind = kind_of(x)
     count = min(count, steps_per_epoch or count)
@@ -70,7 +70,7 @@ def _first_of_function(function: Any, count: int) -> Callable[[tf.distribute.Inp
 def split_for_validation(
     x: Any, y: Any = None, sample_weight: Any = None, *, validation_split: float
 ) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
-    """Splits arrays, before any shuffling, into those for training and for validation, the last samples, as in Keras.
+    """Split arrays, before any shuffling, into those for training and for validation, the last samples, as in Keras.
 
     NumPy arrays are views: memory-mapped ones stay in files.
     """
@@ -93,7 +93,7 @@ def split_for_validation(
 
 
 def _samples_of(arrays: tuple[Any, ...], start: int, stop: int) -> tuple[Any, Any, Any]:
-    """The samples from `start` to `stop` of `(x, y, sample_weight)`, as from `standard_arrays`."""
+    """Return the samples from `start` to `stop` of `(x, y, sample_weight)`, as from `standard_arrays`."""
 
     def cut(leaf: Any) -> Any:
         return leaf[start:stop] if isinstance(leaf, np.ndarray) else slice_samples(leaf, start, stop)

@@ -42,7 +42,7 @@ class Group:
         return len(self.splits) - 1
 
     def part(self, first: int, steps: int, signature: Any) -> Chunk:
-        """Batches `first` to `first + steps - 1` as a chunk; nothing is copied."""
+        """Return batches `first` to `first + steps - 1` as a chunk; nothing is copied."""
         place: Any = self.splits[first : first + steps + 1] if self.batch_size is None else self.splits[first]
         arrays, spec = [self.arrays], [signature]
         reader: Any = ArrayReader(str(signature), self.batch_size)
@@ -64,7 +64,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(batch: Any) -> Layout:
-    """The layout of a nest of NumPy arrays and tensors with samples. Fast for NumPy arrays."""
+    """Return the layout of a nest of NumPy arrays and tensors with samples. Fast for NumPy arrays."""
     leaves = tf.nest.flatten(batch)
     specs = (
         (leaf.dtype, leaf.shape[1:]) if isinstance(leaf, np.ndarray) else open_spec(leaf) for leaf in leaves
@@ -82,7 +82,7 @@ def _concat_arrays(*arrays: Any) -> Any:
 
 
 def _bytes_of(batch: Any) -> int:
-    """The bytes of all NumPy arrays and tensors of a batch."""
+    """Return the bytes of all NumPy arrays and tensors of a batch."""
     leaves = [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if leaf is not None]
     return sum(max(1, tf.as_dtype(leaf.dtype).size * int(np.prod(leaf.shape))) for leaf in leaves)
 
@@ -133,7 +133,7 @@ class Feed:
         return None
 
     def close(self) -> None:
-        """Stops the thread; waits for at most five seconds while the user's code makes a batch."""
+        """Stop the thread; wait for at most five seconds while the user's code makes a batch."""
         self._stop.set()
         self._thread.join(timeout=5)
 
@@ -161,7 +161,7 @@ class FedSource(Source):
         self.digest = np.zeros(1, np.int64) if steady else None
 
     def _batches(self) -> Iterator[tuple[Any, Layout]]:
-        """The batches from the position on to the end of the epoch, with their layouts. Context: the thread."""
+        """Return the batches from the position on to the end of the epoch, with their layouts. Context: the thread."""
         raise NotImplementedError
 
     def _read(self, steps: int) -> Chunk | None:
@@ -181,13 +181,13 @@ class FedSource(Source):
         return chunk
 
     def close(self) -> None:
-        """Stops the thread."""
+        """Stop the thread."""
         feed, self._feed, self._group = self._feed, None, None
         if feed is not None:
             feed.close()
 
     def _groups(self, waiting: Callable[[], bool]) -> Iterator[Group]:
-        """The batches as groups; an error of the user's code comes after the valid batches before it."""
+        """Yield the batches as groups; an error of the user's code comes after the valid batches before it."""
         batches = self._batches()
         held: list[tuple[Any, Layout]] = []
         held_bytes, began = 0, 0.0

@@ -47,7 +47,7 @@ def make_source(
     resumable: bool = True,
     custom_step: bool = False,
 ) -> Source:
-    """Makes the source of global batches from the arguments of `fit`, `evaluate` or `predict`.
+    """Make the source of global batches from the arguments of `fit`, `evaluate` or `predict`.
 
     Args:
         x: any input that the guide (docs/guides/input.md) lists.
@@ -123,7 +123,7 @@ def check_shuffle(shuffle: Any) -> Any:
 
 
 def kind_of(x: Any) -> str:
-    """The kind of the input `x`, as named in messages."""
+    """Return the kind of the input `x`, as named in messages."""
     if isinstance(x, type):
         raise TypeError(f"`x` must be an instance: give {x.__name__}(...). Received: {show(x)}")
     if isinstance(x, tf.data.Dataset):
@@ -171,7 +171,7 @@ def _from_arrays(
 
 
 def _replica_devices(strategy: tf.distribute.Strategy) -> list[str]:
-    """The devices of this worker's replicas."""
+    """Return the devices of this worker's replicas."""
     if shares_variables(strategy):
         return []
     try:
@@ -188,7 +188,7 @@ def _from_dataset(
     resumable: bool,
     sharing: checks.Sharing,
 ) -> Source:
-    """The source of a `tf.data` pipeline, or of one that `tf.distribute` splits over replicas.
+    """Return the source of a `tf.data` pipeline, or of one that `tf.distribute` splits over replicas.
 
     The elements of the latter are the samples of one replica; those of all replicas of this worker are concatenated.
     """
@@ -230,7 +230,7 @@ def _call_with(context: tf.distribute.InputContext, function: Any) -> tf.data.Da
 
 
 def input_context(strategy: tf.distribute.Strategy) -> tf.distribute.InputContext:
-    """The argument of a function of `tf.distribute.InputContext` on this worker."""
+    """Return the argument of a function of `tf.distribute.InputContext` on this worker."""
     seen: list[tf.distribute.InputContext] = []
 
     def keep(context: tf.distribute.InputContext) -> tf.data.Dataset:

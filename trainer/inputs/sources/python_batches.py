@@ -63,19 +63,19 @@ class PythonSource(FedSource):
         return self._checksum if self.rewinds and self.inexact is None else None
 
     def draws(self) -> bool:
-        """Whether its first batches drew random numbers."""
+        """Return whether its first batches drew random numbers."""
         return self.inexact is not None
 
     def check_values(self, rules: tuple[LabelRule, ...]) -> None:
-        """Lets the thread check each batch."""
+        """Let the thread check each batch."""
         self._rules = rules
 
     def state(self) -> dict[str, Any]:
-        """The position, with the calls of the user's code between batches."""
+        """Return the position, with the calls of the user's code between batches."""
         return {**super().state(), "calls": self._calls.state()}
 
     def _check_items(self, items: Iterator[Any], first: int) -> Iterator[tuple[Any, Layout]]:
-        """The batches of these items, of which the first is batch `first` of the epoch."""
+        """Yield the batches of these items, of which the first is batch `first` of the epoch."""
         for number, item in enumerate(items, first):
             batch = self._standard(item, number)
             layout = layout_of(batch)
@@ -118,7 +118,7 @@ class PythonSource(FedSource):
         return batch
 
     def _check(self, batch: Any, number: int) -> None:
-        """Rejects a batch that differs in structure, dtype or shape from the first ones."""
+        """Reject a batch that differs in structure, dtype or shape from the first ones."""
         try:
             tf.nest.assert_same_structure(self._signature, batch)
         except (TypeError, ValueError):
@@ -140,7 +140,7 @@ class PythonSource(FedSource):
 
 
 def _specs(batch: Any) -> Any:
-    """The nest of `tf.TypeSpec` of a batch of NumPy arrays and tensors; its number of samples is None."""
+    """Return the nest of `tf.TypeSpec` of a batch of NumPy arrays and tensors; its number of samples is None."""
 
     def spec(leaf: Any) -> Any:
         if isinstance(leaf, np.ndarray):

@@ -53,7 +53,7 @@ class StreamSource(PythonSource):
         self._unused = []
 
     def begin_epoch(self, epoch: int) -> None:
-        """Starts an epoch: an iterator continues, an iterable starts again when its pass is over."""
+        """Start an epoch: an iterator continues, an iterable starts again when its pass is over."""
         super().close()
         if self.position.begin(epoch):
             self._start_pass()
@@ -72,7 +72,7 @@ class StreamSource(PythonSource):
         return self._unused.pop(0) if self._unused else next(self._iterator, _END)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Draws and drops the used batches. Exact if the stream gives the same batches as before."""
+        """Draw and drop the used batches. Exact if the stream gives the same batches as before."""
         super().close()
         taken = int(state["taken"])
         if self.rewinds:
@@ -94,7 +94,7 @@ class StreamSource(PythonSource):
             _log.warning("Resumed the %s by skipping %d batches.", self._kind, len(dropped))
 
     def _start_passes(self, passes: int, saved: list[dict[str, str]]) -> None:
-        """Starts the passes again, so that an order drawn from a random generator is the one of this pass."""
+        """Start the passes again, so that an order drawn from a random generator is the one of this pass."""
         again = self.position.taken or self.position.passes or (saved and saved[0])
         if again:
             self._calls = RecordedCalls(self._stream)
@@ -105,7 +105,7 @@ class StreamSource(PythonSource):
         self.position.passes, self.position.taken = passes, 0
 
     def close(self) -> None:
-        """Stops the thread. Batches that were drawn to be checked are kept for the next call with the same generator."""
+        """Stop the thread. Batches that were drawn to be checked are kept for the next call with the same generator."""
         super().close()
         if not self.rewinds and self._unused:
             with contextlib.suppress(TypeError):  # of an iterator of Python's, which has no weak references
@@ -157,7 +157,7 @@ class PyDatasetSource(PythonSource):
         self._inside = False
 
     def begin_epoch(self, epoch: int) -> None:
-        """Starts an epoch, after the hook of the dataset at the end of the last one."""
+        """Start an epoch, after the hook of the dataset at the end of the last one."""
         self._end_epoch()
         order = self._make_order()
         if order.samples != self.position.samples:
@@ -176,7 +176,7 @@ class PyDatasetSource(PythonSource):
         self._calls.call(getattr(self._dataset, hook, lambda: None), saved)
 
     def take(self, max_steps: int) -> Chunk | None:
-        """The next chunk; at the end of the epoch the dataset's hook is called."""
+        """Return the next chunk; at the end of the epoch the dataset's hook is called."""
         chunk = super().take(max_steps)
         if chunk is None:
             self._end_epoch()
@@ -205,7 +205,7 @@ class PyDatasetSource(PythonSource):
 
 
 def _batch_order(dataset: Any, shuffle: bool, seed: int, steps_per_epoch: int | None) -> SampleOrder:
-    """The order of a dataset's batches, whose number may differ in every epoch."""
+    """Return the order of a dataset's batches, whose number may differ in every epoch."""
     try:
         count = dataset.num_batches
     except TypeError as error:  # of Python's `len`
@@ -223,7 +223,7 @@ def _batch_order(dataset: Any, shuffle: bool, seed: int, steps_per_epoch: int | 
 
 
 def _items_of(dataset: Any, numbers: list[int]) -> Generator[Any, None, None]:
-    """The items with these numbers, made by the threads or processes that the dataset requests.
+    """Yield the items with these numbers, made by the threads or processes that the dataset requests.
 
     They come in the order of their numbers, and are made at most `max_queue_size` ahead.
     """

@@ -52,7 +52,7 @@ class ArrayReader:
     ordered: bool = False
 
     def __call__(self, inputs: Any, i: Any) -> Any:
-        """The whole batch, from the first copy."""
+        """Return the whole batch, from the first copy."""
         return self.read(inputs, i, 0)
 
     def read(self, inputs: Any, i: Any, replica: int, first: Any = 0, last: Any = None) -> Any:
@@ -93,7 +93,7 @@ class WholeReader:
     layout: str
 
     def __call__(self, inputs: Any, i: Any) -> Any:
-        """The arrays."""
+        """Return the arrays."""
         return inputs[0]
 
 
@@ -114,7 +114,7 @@ class IteratorReader:
     rules: tuple[LabelRule, ...] | None = None
 
     def __call__(self, iterator: Any, i: Any) -> Any:
-        """The next batch."""
+        """Return the next batch."""
         if self.counted:
             return self._check(iterator.get_next())
         first, *others = [iterator.get_next_as_optional() for _ in range(self.parts)]
@@ -134,7 +134,7 @@ class IteratorReader:
         return map_optional(whole, first, batch_spec(spec) if others else spec)
 
     def _check(self, batch: Any) -> Any:
-        """The batch, after the check of its values."""
+        """Return the batch, after the check of its values."""
         if self.rules is None:
             return batch
         with tf.control_dependencies(assert_values(batch, self.rules)):
@@ -158,12 +158,12 @@ class ComparedIterator(NamedTuple):
         return self.iterator.element_spec
 
     def get_next(self) -> Any:
-        """The next batch."""
+        """Return the next batch."""
         early = self.early.get_next()
         return self._note(tf.cond(early.has_value(), early.get_value, self.iterator.get_next))
 
     def get_next_as_optional(self) -> Any:
-        """The next batch, if there is one."""
+        """Return the next batch, if there is one."""
         early = self.early.get_next()
         drawn = tf.cond(early.has_value(), lambda: early, self.iterator.get_next_as_optional)
         return map_optional(self._note, drawn, self.element_spec)

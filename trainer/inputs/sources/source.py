@@ -95,7 +95,7 @@ class Source:
     class_weights: ClassWeights | None = None
 
     def _read(self, steps: int) -> Chunk | None:
-        """The next chunk of at most `steps` steps, which the epoch has; None where the data has ended."""
+        """Return the next chunk of at most `steps` steps, which the epoch has; None where the data has ended."""
         raise NotImplementedError
 
     @property
@@ -104,17 +104,17 @@ class Source:
         return self.position.steps_per_epoch
 
     def check_values(self, rules: tuple[LabelRule, ...]) -> None:
-        """Checks labels by these rules, and that weights are finite: of arrays at once, else in each batch that is read."""
+        """Check labels by these rules, and that weights are finite: of arrays at once, else in each batch that is read."""
         targets, self.targets = self.targets, None
         check_values(y=targets, rules=rules)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Starts the pass over the data that belongs to `epoch` (0-based), at its first step."""
+        """Start the pass over the data that belongs to `epoch` (0-based), at its first step."""
         self.close()
         self.position.begin(epoch)
 
     def take(self, max_steps: int) -> Chunk | None:
-        """The next chunk of at most `max_steps` steps, or None at the end of the epoch.
+        """Return the next chunk of at most `max_steps` steps, or None at the end of the epoch.
 
         An error of the user's code gets a note with the number of the batch.
         """
@@ -133,7 +133,7 @@ class Source:
         return dataclasses.replace(chunk, reader=reader, part_reader=part_reader)
 
     def _begins_anew(self) -> bool:
-        """Begins another pass, if the data has ended with the last step of the epoch before."""
+        """Begin another pass, if the data has ended with the last step of the epoch before."""
         another = self.rewinds and self.position.step == 0 < self.position.taken
         if another:
             self.begin_epoch(self.position.epoch)
@@ -143,7 +143,7 @@ class Source:
         """The loop reports how many steps the last chunk gave; only needed after an `open_ended` one that gave fewer."""
 
     def identity(self) -> dict[str, Any]:
-        """The identity of this input, before anything was drawn: JSON values, None for unknown ones.
+        """Return the identity of this input, before anything was drawn: JSON values, None for unknown ones.
 
         Called once in a `fit` with backups; a resumed one compares the known values.
         """
@@ -156,15 +156,15 @@ class Source:
         }
 
     def _content(self) -> str | None:
-        """A checksum of the data."""
+        """Return a checksum of the data."""
         return None
 
     def draws(self) -> bool:
-        """Whether its batches draw random numbers, which differ where workers draw for themselves."""
+        """Return whether its batches draw random numbers, which differ where workers draw for themselves."""
         return False
 
     def state(self) -> dict[str, Any]:
-        """The position after the last chunk taken, as a flat dict of NumPy arrays, numbers, strings and bytes."""
+        """Return the position after the last chunk taken, as a flat dict of NumPy arrays, numbers, strings and bytes."""
         return self.position.state()
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -173,4 +173,4 @@ class Source:
         self.position.restore(state)
 
     def close(self) -> None:
-        """Releases threads, files and iterators."""
+        """Release threads, files and iterators."""

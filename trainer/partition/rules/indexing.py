@@ -21,7 +21,7 @@ from .view import Gather, Ruling, View, require_known, rule
 
 
 def _chooses_samples(view: View, axis: int) -> bool:
-    """Whether the second input has positions of samples along the sharded axis of the first one."""
+    """Return whether the second input has positions of samples along the sharded axis of the first one."""
     params, indices = view.labels[:2]
     plain = is_sharded(params) and params.axis == axis and params.blocks == 1 and not params.chosen
     return plain and is_sharded(indices) and view.shape(0)[axis] == indices.counts
@@ -153,7 +153,7 @@ _SAME_NUMBERS = ("Identity", "Cast", "StopGradient", "Reshape", "ExpandDims")
 
 
 def _origin(tensor: Any) -> Any:
-    """The tensor that has the same numbers in the same order, before changes of shape or dtype."""
+    """Return the tensor that has the same numbers in the same order, before changes of shape or dtype."""
     while tensor.op.type in _SAME_NUMBERS:
         tensor = tensor.op.inputs[0]
     return tensor
@@ -180,12 +180,12 @@ def _multiple(view: View, tensor: Any) -> tuple[Extent, int] | None:
 
 
 def _counts_samples(view: View, tensor: Any, extent: Extent) -> bool:
-    """Whether a tensor is `[0, 1, ..., n - 1]`, n being this extent of an axis with samples."""
+    """Return whether a tensor is `[0, 1, ..., n - 1]`, n being this extent of an axis with samples."""
     return _multiple(view, tensor) == (extent, 1)
 
 
 def _first_column_counts_samples(view: View, number: int, extent: Extent) -> bool:
-    """Whether the first column of an input, a matrix, is `[0, 1, ..., n - 1]`."""
+    """Return whether the first column of an input, a matrix, is `[0, 1, ..., n - 1]`."""
     packed = view.op.inputs[number]
     while packed.op.type in ("Identity", "Cast"):
         packed = packed.op.inputs[0]
@@ -205,7 +205,7 @@ def _first_column_counts_samples(view: View, number: int, extent: Extent) -> boo
 
 
 def _are_in_parts_of_samples(view: View, number: int, extent: Extent) -> bool:
-    """Whether each sample has a part of this extent that contains the positions of its own entries.
+    """Return whether each sample has a part of this extent that contains the positions of its own entries.
 
     This holds in the backward pass of a gather with `batch_dims`: `k * [0, ..., n - 1]` is added to positions in `range(k)`.
     """

@@ -44,7 +44,7 @@ def describe_list(op: tf.Operation, inputs: Sequence[Value], labels: Labels) -> 
 
 
 def _holds_only(held: Value | None, constant: np.ndarray | None) -> bool:
-    """Whether a list only holds one constant."""
+    """Return whether a list only holds one constant."""
     if held is None or held.label == EMPTY or constant is None or held.elements is None:
         return held is not None and held.label == EMPTY
     return np.array_equal(held.elements, constant)

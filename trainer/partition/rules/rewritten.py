@@ -19,7 +19,7 @@ def rewritten(op: tf.Operation, values: Sequence[Value]) -> Any:
 
 
 def _mean(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
-    """A mean over data-dependent samples, as a sum and a count, because no replica knows the count."""
+    """Return a mean over data-dependent samples, as a sum and a count, because no replica knows the count."""
     (value, axes), rank = values, op.inputs[0].shape.rank
     fixed = plain(axes.constant)
     if not rank or fixed is None or not value.label.chosen or not value.dtype.is_floating:
@@ -38,7 +38,7 @@ def _mean(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Te
 
 
 def _entropy_of_columns(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
-    """The cross-entropy of logits whose classes are the samples, as reductions over the classes."""
+    """Return the cross-entropy of logits whose classes are the samples, as reductions over the classes."""
     logits, labels = values
     if not is_sharded(logits.label) or logits.label.axis != 1 or logits.label.chosen:
         return None

@@ -15,7 +15,7 @@ def _name_axes(view: View, rank: int) -> tuple[list[int | None], dict[int, int]]
 
 
 def _blocks(label: Label, start: Extent, whole: Extent, part: Extent) -> int:
-    """The number of blocks in a slice along the sharded axis, which must not cut through one."""
+    """Return the number of blocks in a slice along the sharded axis, which must not cut through one."""
     count, before = (quotient(product([extent, label.blocks]), whole) for extent in (part, start))
     if not isinstance(count, int) or not isinstance(before, int) or not count:
         raise Gather

@@ -88,7 +88,7 @@ class View:
         return self.op.type
 
     def attr(self, name: str) -> Any:
-        """An attribute; bytes as text."""
+        """Return an attribute; bytes as text."""
         found = self.op.get_attr(name)
         return found.decode() if isinstance(found, bytes) else found
 
@@ -100,35 +100,35 @@ class View:
         return label
 
     def shape(self, number: int) -> list[Extent]:
-        """The shape of an input."""
+        """Return the shape of an input."""
         return require_known(self.values[number].shape)
 
     def rank(self, number: int) -> int:
-        """The rank of an input."""
+        """Return the rank of an input."""
         return len(self.shape(number))
 
     def out_rank(self) -> int:
-        """The rank of the first output."""
+        """Return the rank of the first output."""
         return len(self.out_shape())
 
     def out_shape(self, number: int = 0) -> list[Extent]:
-        """The shape of an output."""
+        """Return the shape of an output."""
         return require_known(self.out_shapes[number])
 
     def constant(self, number: int) -> np.ndarray:
-        """The value of an input, as sizes."""
+        """Return the value of an input, as sizes."""
         return require_known(self.values[number].constant)
 
     def require_fixed(self, number: int) -> np.ndarray:
-        """The value of an input that does not depend on the size of the batch."""
+        """Return the value of an input that does not depend on the size of the batch."""
         return require_known(plain(self.values[number].constant))
 
     def axes(self, number: int, data: int = 0) -> list[int]:
-        """The axes of the input `data` from an axis input, counted from 0."""
+        """Return the axes of the input `data` from an axis input, counted from 0."""
         return [int(axis) % max(self.rank(data), 1) for axis in np.ravel(self.require_fixed(number))]
 
     def depends_on_batch(self) -> list[int]:
-        """The axes of the first output whose extents depend on the size of the batch, as far as they are known."""
+        """Return the axes of the first output whose extents depend on the size of the batch, as far as they are known."""
         return find_varying_axes(self.out_shapes[0]) or []
 
     def samples_axis(self) -> int | None:
@@ -164,10 +164,10 @@ class View:
         return self.keep(label._replace(axis=label.axis - sum(axis < label.axis for axis in set(axes))))
 
     def gather(self) -> Ruling:
-        """Requests whole inputs, as on a single device."""
+        """Request whole inputs, as on a single device."""
         return [REPLICATED] * len(self.labels), [REPLICATED] * len(self.op.outputs)
 
     def keep(self, label: Label, data: int = 0) -> Ruling:
-        """Takes the input `data` unchanged, and the others whole; all outputs have one label."""
+        """Take the input `data` unchanged, and the others whole; all outputs have one label."""
         wants: Wants = [None if number == data else REPLICATED for number in range(len(self.labels))]
         return wants, [label] * len(self.op.outputs)

@@ -31,12 +31,12 @@ def find_shapes(op: tf.Operation, inputs: Sequence[Any]) -> list[Shape]:
 
 
 def _as(*numbers: int) -> Callable[..., Shapes]:
-    """The outputs have the shapes of these inputs."""
+    """Return the outputs have the shapes of these inputs."""
     return lambda op, inputs: [inputs[number].shape for number in numbers]
 
 
 def _from_value(number: int, rest: int | None = None) -> Callable[..., Shapes]:
-    """The first output has the shape that an input contains, and the axes of the input `rest` after it."""
+    """Return the first output has the shape that an input contains, and the axes of the input `rest` after it."""
 
     def rule(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
         after = [] if rest is None else require(inputs[rest].shape)
@@ -46,7 +46,7 @@ def _from_value(number: int, rest: int | None = None) -> Callable[..., Shapes]:
 
 
 def _keep_leading(dropped: int, *numbers: int) -> Callable[..., Shapes]:
-    """All but the last axes of the inputs `numbers`, which are the same; the rest is static."""
+    """Return all but the last axes of the inputs `numbers`, which are the same; the rest is static."""
 
     def rule(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
         shapes = [require(inputs[number].shape) for number in numbers or (0,)]
@@ -62,7 +62,7 @@ def _keep_leading(dropped: int, *numbers: int) -> Callable[..., Shapes]:
 
 
 def _first_axis(*numbers: int) -> Callable[..., Shapes]:
-    """The first axis of the inputs `numbers`, which is the same; the rest is static."""
+    """Return the first axis of the inputs `numbers`, which is the same; the rest is static."""
 
     def rule(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
         first = functools.reduce(same_extent, [require(inputs[number].shape)[0] for number in numbers])
@@ -75,7 +75,7 @@ def _first_axis(*numbers: int) -> Callable[..., Shapes]:
 
 
 def broadcast(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
-    """The inputs are broadcast against each other."""
+    """Return the inputs are broadcast against each other."""
     if op.type == "Bitcast" and op.inputs[0].dtype.size != op.outputs[0].dtype.size:
         raise Unknown
     if op.type in ("Equal", "NotEqual") and not op.get_attr("incompatible_shape_error"):

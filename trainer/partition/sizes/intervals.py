@@ -47,12 +47,12 @@ def find_interval(op: tf.Operation, number: int, inputs: Sequence[Any], value: n
 
 
 def is_finite(value: Any) -> bool:
-    """Whether no number is infinite, and no integer wrapped around."""
+    """Return whether no number is infinite, and no integer wrapped around."""
     return math.isfinite(value.interval[0]) and math.isfinite(value.interval[1])
 
 
 def is_not_zero(value: Any) -> bool:
-    """Whether no number is 0, nor so small that its computation may round it to 0."""
+    """Return whether no number is 0, nor so small that its computation may round it to 0."""
     low, high = value.interval
     tiny = np.finfo(value.dtype.as_numpy_dtype).tiny if value.dtype.is_floating else 0
     return low > tiny or high < -tiny
@@ -81,7 +81,7 @@ def _largest(size: Extent) -> float:
 
 
 def _combine_bounds(fn: Callable[[float, float], float]) -> Callable[..., Interval]:
-    """A rule for an operation on two numbers whose extremes are those of the bounds."""
+    """Return a rule for an operation on two numbers whose extremes are those of the bounds."""
 
     def rule(op: tf.Operation, inputs: Sequence[Any]) -> Interval:
         one, other = (value.interval for value in inputs)
@@ -122,7 +122,7 @@ def _power(op: tf.Operation, inputs: Sequence[Any]) -> Interval:
 
 
 def _sum(op: tf.Operation, inputs: Sequence[Any]) -> Interval:
-    """The sum over any axes has at most as many terms as the tensor."""
+    """Return the sum over any axes has at most as many terms as the tensor."""
     low, high = inputs[0].interval
     most = _largest(product(inputs[0].shape)) if inputs[0].shape is not None else math.inf
     return (low * most if low < 0 else 0), (high * most if high > 0 else 0)

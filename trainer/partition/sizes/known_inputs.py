@@ -11,12 +11,12 @@ from .size_arrays import Unknown, plain
 
 
 def shape_of(shape: Any) -> Shape:
-    """A `TensorShape` as a list."""
+    """Return a `TensorShape` as a list."""
     return None if shape.rank is None else shape.as_list()
 
 
 def find_traced_shape(op: tf.Operation, inputs: Sequence[Any], number: int = 0) -> Shape:
-    """TensorFlow's static shape of an output, without its extents where it took another one of an input for certain.
+    """Return TensorFlow's static shape of an output, without its extents where it took another one of an input for certain.
 
     TensorFlow's shape of `x[:9]` has 9 samples, also for a batch of 7.
     """

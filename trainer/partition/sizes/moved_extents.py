@@ -208,7 +208,7 @@ def _blocks_of_batch(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
 
 
 def _element(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
-    """The elements of a list, which is the first input."""
+    """Return the elements of a list, which is the first input."""
     if inputs[0].dtype != tf.variant or inputs[0].label.kind == "empty list":
         raise Unknown
     shape = require(inputs[0].shape)

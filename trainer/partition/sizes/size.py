@@ -124,12 +124,12 @@ def if_known(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_open(extent: Extent) -> bool:
-    """Whether an extent depends on the size of the batch, or is not known."""
+    """Return whether an extent depends on the size of the batch, or is not known."""
     return not isinstance(extent, int)
 
 
 def never_negative(size: Known) -> bool:
-    """Whether a size is at least 0 for every batch: no coefficient is negative for `samples - 1`."""
+    """Return whether a size is at least 0 for every batch: no coefficient is negative for `samples - 1`."""
     if not isinstance(size, Size):
         return size >= 0
     found: dict[Monomial, int] = {}
@@ -212,7 +212,7 @@ def per_sample(size: Extent) -> int | None:
 
 
 def is_divided(extent: Extent, blocks: int = 1) -> bool:
-    """Whether each of the blocks of an axis certainly has a part for every sample: a multiple of their number."""
+    """Return whether each of the blocks of an axis certainly has a part for every sample: a multiple of their number."""
     if not isinstance(extent, Size):
         return False
     if any(factor % blocks for factor in extent.terms.values()):

@@ -51,7 +51,7 @@ def _fits(values: np.ndarray, dtype: tf.DType) -> bool:
 
 
 def _value(value: Any) -> np.ndarray:
-    """The value of an input; one that is not known has unknown elements where its shape is."""
+    """Return the value of an input; one that is not known has unknown elements where its shape is."""
     if value.constant is not None:
         return value.constant
     shape = value.shape
@@ -63,7 +63,7 @@ def _value(value: Any) -> np.ndarray:
 
 
 def _each(fn: Callable[..., Any]) -> Callable[..., np.ndarray]:
-    """A rule for an operation on each element."""
+    """Return a rule for an operation on each element."""
     numpy = np.frompyfunc(fn, fn.__code__.co_argcount if hasattr(fn, "__code__") else 2, 1)
 
     def rule(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
@@ -73,7 +73,7 @@ def _each(fn: Callable[..., Any]) -> Callable[..., np.ndarray]:
 
 
 def _move_elements(fn: Callable[..., Any], data: int = 1) -> Callable[..., np.ndarray]:
-    """A rule for an operation that moves elements of its first `data` inputs; the others are fixed."""
+    """Return a rule for an operation that moves elements of its first `data` inputs; the others are fixed."""
 
     def rule(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
         return as_sizes(fn(op, *map(_value, inputs[:data]), *map(require_fixed, inputs[data:])))
@@ -118,7 +118,7 @@ def _either(one: bool | None, other: bool | None) -> bool | None:
 
 
 def _truncate(part: int) -> Callable[[Any, Any], Any]:
-    """The quotient or the remainder of a division that rounds towards 0; the signs decide whether it rounds down."""
+    """Return the quotient or the remainder of a division that rounds towards 0; the signs decide whether it rounds down."""
 
     def fn(one: Any, other: Any) -> Any:
         down = None not in (one, other) and never_negative(one) and never_negative(other)

@@ -64,7 +64,7 @@ class OptimizerCall:
 
     @classmethod
     def of(cls, optimizer: Any, pairs: Any, layouts: Callable[..., list[Any]] | None = None) -> OptimizerCall:
-        """Records a call; `layouts(optimizer, pairs)` gives those of gradients. Context: the single-device step."""
+        """Record a call; `layouts(optimizer, pairs)` gives those of gradients. Context: the single-device step."""
         step = this_step()
         pairs, options = after_aggregation(optimizer, list(pairs), current_options())
         noted = step.writes.variables
@@ -76,7 +76,7 @@ class OptimizerCall:
         return cls(optimizer, pairs, found, written, step.weight_total, options)
 
     def find_wanted_labels(self) -> list[Labels | None]:
-        """The labels of the gradients that are not None, and of what is written; None: parts of a sum."""
+        """Return the labels of the gradients that are not None, and of what is written; None: parts of a sum."""
         found: list[Labels | None] = []
         for (gradient, _), layout in zip(self.pairs, self.layouts):
             if gradient is not None:
@@ -86,7 +86,7 @@ class OptimizerCall:
         return found + [WHOLE if layout is None else labels_of_layout(layout) for layout in layouts]
 
     def apply(self, gradients: Sequence[Any], written: Sequence[tf.Tensor], weight: tf.Tensor | None) -> None:
-        """Calls the optimizer with a replica's parts of the gradients, after the first replica's assignments."""
+        """Call the optimizer with a replica's parts of the gradients, after the first replica's assignments."""
         assign([variable for variable, _ in self.written], written, range(len(written)))
         summed = frozenset(id(v) for (_, v), layout in zip(self.pairs, self.layouts) if layout is not None)
         with call_options(dataclasses.replace(self.options, weight_total=weight, summed=summed)):
@@ -101,7 +101,7 @@ def _of_shape(gradient: Any, variable: Any) -> tf.Tensor:
 
 
 def labels_of_layout(layout: Layout) -> Labels:
-    """The labels of a variable that is divided, along each axis of the mesh."""
+    """Return the labels of a variable that is divided, along each axis of the mesh."""
     kinds = [label_stored, *[label_sharded] * (len(layout.axes) - 1)]
     return tuple(REPLICATED if axis is None else kind(axis) for kind, axis in zip(kinds, layout.axes))
 
@@ -133,12 +133,12 @@ def hand_over(variables: Iterable[Any]) -> None:
 
 
 def numbers_in(results: Any) -> list[tf.Tensor]:
-    """The tensors among the results of a step; None and text are passed through unchanged."""
+    """Return the tensors among the results of a step; None and text are passed through unchanged."""
     return [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(results) if _is_number(leaf)]
 
 
 def with_numbers(results: Any, numbers: Sequence[tf.Tensor]) -> Any:
-    """The results of a step with other tensors."""
+    """Return the results of a step with other tensors."""
     rest = iter(numbers)
     return tf.nest.map_structure(lambda leaf: next(rest) if _is_number(leaf) else leaf, results)
 

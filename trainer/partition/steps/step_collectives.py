@@ -14,7 +14,7 @@ from ..exchange import Exchange, Request
 
 
 def run_with_collectives(run: Exchange) -> list[tf.Tensor]:
-    """Runs a replica's step; the collectives of its strategy answer its requests."""
+    """Run a replica's step; the collectives of its strategy answer its requests."""
     answers: Any = None
     while True:
         try:

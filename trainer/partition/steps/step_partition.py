@@ -38,7 +38,7 @@ class StepPartition:
         self._traced: dict[str, TracedStep | None] = {}
 
     def of(self, spec: Any, compiles: bool = False, batches: Sequence[Any] = ()) -> TracedStep | WholeStep:
-        """The step for these batches of a spec, for XLA if it `compiles`. Context: cross-replica."""
+        """Return the step for these batches of a spec, for XLA if it `compiles`. Context: cross-replica."""
         leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
         key = str((tf.nest.map_structure(lambda leaf: leaf is None, spec), [*map(_layout, leaves)], compiles))
         if key not in self._traced:
@@ -53,7 +53,7 @@ class StepPartition:
         return step
 
     def on_one_device(self, spec: Any) -> TracedStep | None:
-        """The traced step; None where it cannot be partitioned."""
+        """Return the traced step; None where it cannot be partitioned."""
         key = str(tf.nest.map_structure(lambda leaf: leaf is None or _layout(leaf), spec))
         if key not in self._traced:
             try:
@@ -63,14 +63,14 @@ class StepPartition:
         return self._traced[key]
 
     def explain(self, spec: Any, samples: int) -> StepExplanation:
-        """The collectives of a step on a batch of so many samples. Context: cross-replica."""
+        """Return the collectives of a step on a batch of so many samples. Context: cross-replica."""
         try:
             return TracedStep(self._step, spec).explain(samples)
         except NotPartitioned as error:
             return StepExplanation(self._step.strategy.num_replicas_in_sync, samples, whole=str(error))
 
     def whole(self) -> WholeStep:
-        """The step that the first replica runs on the whole batch."""
+        """Return the step that the first replica runs on the whole batch."""
         self._check_runs_on_one("eager steps do")
         return WholeStep(self._step)
 
@@ -95,7 +95,7 @@ class StepPartition:
         return None
 
     def _warn(self, reason: Any) -> None:
-        """Warns once for each reason why the step runs on one replica."""
+        """Warn once for each reason why the step runs on one replica."""
         self._check_runs_on_one(reason)
         if str(reason) not in self._said:
             warnings.warn(
@@ -127,7 +127,7 @@ class ModelPartition:
         return StepPartition(step, record_of(model).said)
 
     def of(self, batch: Any, compiles: bool = False) -> TracedStep | WholeStep | None:
-        """The step for a batch, for XLA if it `compiles`; None where no replicas share it. Context: cross-replica.
+        """Return the step for a batch, for XLA if it `compiles`; None where no replicas share it. Context: cross-replica.
 
         On one device it is traced like this, too, where it computes activations again.
         """
@@ -145,16 +145,16 @@ class ModelPartition:
         return self._name == "train_step" and any(map(computes_again, layers_of(model)))
 
     def explain(self, spec: Any, samples: int) -> StepExplanation:
-        """The collectives of a step on such a batch. Context: cross-replica, on several replicas."""
+        """Return the collectives of a step on such a batch. Context: cross-replica, on several replicas."""
         return self._partition.explain(spec, samples)
 
     def results(self, batch: Any) -> Any:
-        """The single-device step: returns the outputs for a batch, or the logs that are not metrics."""
+        """Return the single-device step: returns the outputs for a batch, or the logs that are not metrics."""
         with losses_count_samples(self._model):
             return self.check_results(self._step_fn(batch))
 
     def check_results(self, results: Any) -> Any:
-        """The relevant part of the step's results: the outputs, or the logs that are not metrics."""
+        """Return the relevant part of the step's results: the outputs, or the logs that are not metrics."""
         if self._name == "predict_step":
             return results
         if not self._model._has_own_logs(self._name == "train_step"):
@@ -164,7 +164,7 @@ class ModelPartition:
 
 
 def shared_by_replicas(model: TrainedModel) -> bool:
-    """Whether replicas share a batch without a pipeline."""
+    """Return whether replicas share a batch without a pipeline."""
     servers = tf.distribute.experimental.ParameterServerStrategy
     strategy = model.distribute_strategy
     several = strategy.num_replicas_in_sync > 1 and not isinstance(strategy, servers)

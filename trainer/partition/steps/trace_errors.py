@@ -33,14 +33,14 @@ def user_errors() -> Iterator[None]:
 
 
 def name_bug(error: Exception) -> str:
-    """The reason for one replica where the partition failed for an error of this library."""
+    """Return the reason for one replica where the partition failed for an error of this library."""
     text = f"{type(error).__name__}: {error}".partition("\n")[0]
     where = _innermost_line(error, is_unisono_file)
     return f"its partition ended in {text} ({where}). This is a bug in Unisono: please report it with the log"
 
 
 def _is_bug(error: Exception) -> bool:
-    """Whether a line of this library ended in the error, and does not raise it."""
+    """Return whether a line of this library ended in the error, and does not raise it."""
     trace: Any = error.__traceback__
     while trace.tb_next is not None:
         trace = trace.tb_next
@@ -49,7 +49,7 @@ def _is_bug(error: Exception) -> bool:
 
 
 def _innermost_line(error: Exception, of: Callable[[str], bool]) -> str:
-    """The innermost line in files of this kind, as `file.py:41`; empty if there is none."""
+    """Return the innermost line in files of this kind, as `file.py:41`; empty if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in frames if of(f.filename)]
     return lines[-1] if lines else ""

@@ -105,7 +105,7 @@ class TracedStep:
         return [*numbers, *(value for _, value in writes.items())]
 
     def _stand_in_for(self, graph: Any, weight: ShardedValue) -> TensorInPlace:
-        """The stand-in for a sharded weight that the step reads, outside of branches and loops."""
+        """Return the stand-in for a sharded weight that the step reads, outside of branches and loops."""
         with graph.as_default(), tf.control_dependencies(None):
             return TensorInPlace(weight.key, read_unrecorded(weight.traced), weight.name)
 
@@ -134,7 +134,7 @@ class TracedStep:
         self._calls.append(call)
 
     def explain(self, samples: int) -> StepExplanation:
-        """The collectives of a step on a batch of so many samples."""
+        """Return the collectives of a step on a batch of so many samples."""
         results = ["/".join(map(str, path)) for path, _ in keras.tree.flatten_with_path(self._result)]
         names = [name or "result" for name in results][: self._results] + [v.path for v in self._variables]
         counts = [len(call.pairs) for call in self._calls]
@@ -143,7 +143,7 @@ class TracedStep:
     def check_samples(self, batch: Any) -> list[Any]:
         """Return checks that arrays whose samples the step combines one by one have the same number of them.
 
-        Raises `NotPartitioned` where they certainly have not, or one of them has a single sample.
+        Raise `NotPartitioned` where they certainly have not, or one of them has a single sample.
         """
         paths = {id(leaf): path for path, leaf in all_leaves(batch)}
         leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
@@ -158,14 +158,14 @@ class TracedStep:
         return checks
 
     def read_part(self, batch: Any) -> Any:
-        """The batch with None instead of the arrays that the step does not read: their sizes do not matter."""
+        """Return the batch with None instead of the arrays that the step does not read: their sizes do not matter."""
         numbers = itertools.count()
         return tf.nest.map_structure(
             lambda leaf: leaf if leaf is not None and next(numbers) in self._read_inputs else None, batch
         )
 
     def __call__(self, data: Any) -> Any:
-        """Runs the step on a replica's samples; returns its results, with the labels of `Step.exits`.
+        """Run the step on a replica's samples; return its results, with the labels of `Step.exits`.
 
         Outputs of `predict_step` that are the same on every replica are taken from the first replica with samples.
 
@@ -196,7 +196,7 @@ class TracedStep:
         return [label == PARTIAL_SUM for label in self._labels]
 
     def _exit(self, tensor: tf.Tensor, label: Label, step: StepContext, first: bool) -> tf.Tensor:
-        """An output without the borrowed sample of a replica that has no samples.
+        """Return an output without the borrowed sample of a replica that has no samples.
 
         Of the replicas with the same samples the `first` one returns it.
         """
@@ -223,7 +223,7 @@ class TracedStep:
         call.apply(gradients, written, None if call.weight is None else next(rest))
 
     def _note_writes(self, values: list[tf.Tensor]) -> None:
-        """Collects what the step has assigned.
+        """Collect what the step has assigned.
 
         Numbers that every replica has computed are the first one's, since others may have rounded in another way; what a
         collective gave is equal already.
@@ -240,12 +240,12 @@ class TracedStep:
 
 
 def _has_own_statistics(layer: keras.layers.Layer) -> bool:
-    """Whether each replica normalizes by the statistics of its own samples."""
+    """Return whether each replica normalizes by the statistics of its own samples."""
     return isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
 
 
 def _find_written(program: Program) -> list[Any]:
-    """The distributed variables that a program writes with numbers that replicas may round differently."""
+    """Return the distributed variables that a program writes with numbers that replicas may round differently."""
     captured, equal = dict((number, outer) for outer, number in program.captures), find_received(program)
     found: dict[int, Any] = {}
     for node in program.nodes:
@@ -268,7 +268,7 @@ def _aggregates_itself(optimizer: Any) -> NotPartitioned | None:
 
 
 def _contents(handle: Any, axes: int) -> Labels | None:
-    """The labels of the value of a variable along the axes of the mesh; None where each replica has a copy."""
+    """Return the labels of the value of a variable along the axes of the mesh; None where each replica has a copy."""
     variable = find_distributed_variable(handle)
     if isinstance(variable, ShardedValue):
         return labels_of_layout(variable.layout)
@@ -278,6 +278,6 @@ def _contents(handle: Any, axes: int) -> Labels | None:
 
 
 def _labels_written(variable: Any) -> Label | Labels:
-    """The labels that a variable needs of what is assigned to it; a replica writes its part."""
+    """Return the labels that a variable needs of what is assigned to it; a replica writes its part."""
     layout = layout_of(variable)
     return MEAN_OF_STATISTICS if layout is None else (MEAN_OF_STATISTICS, *labels_of_layout(layout)[1:])

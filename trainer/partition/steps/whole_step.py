@@ -44,7 +44,7 @@ class WholeStep:
         self._ended = False
 
     def __call__(self, data: Any) -> Any:
-        """Runs the step; returns its results, with the labels of `Step.exits`.
+        """Run the step; return its results, with the labels of `Step.exits`.
 
         Context: inside of a step that collects writes.
         """
@@ -82,7 +82,7 @@ class WholeStep:
         return [False] * len(numbers_in(self._result))
 
     def _compute(self, data: Any, step: StepContext, state: _State, written: Callable[[], list[Any]]) -> None:
-        """Runs the user's code like on a single device."""
+        """Run the user's code like on a single device."""
         strategy, context = tf.distribute.get_strategy(), tf.distribute.get_replica_context()
         samples = step.global_samples
         totals = WeightTotals() if self._step.notes_weights else None
@@ -108,7 +108,7 @@ class WholeStep:
             self._result = self._step.fn(data)
 
     def _apply(self, call: OptimizerCall, written: list[Any], step: StepContext, state: _State) -> None:
-        """Calls the optimizer: the gradients of the first replica, and zeros of the others."""
+        """Call the optimizer: the gradients of the first replica, and zeros of the others."""
         hand_over(written)  # the optimizer may read them
         first = step.replica_id == 0
         weight = None if call.weight is None else of_first_replica([call.weight])[0]
@@ -117,7 +117,7 @@ class WholeStep:
         state.read()
 
     def _apply_inside(self, own: StepContext, optimizer: Any, pairs: list[tuple[Any, Any]]) -> None:
-        """Calls the optimizer on the first replica alone."""
+        """Call the optimizer on the first replica alone."""
         variables = [v for _, v in pairs]
         if any(isinstance(raw_value(v), ShardedValue) for v in [*variables, *optimizer.variables]):
             raise ValueError(
@@ -131,7 +131,7 @@ class WholeStep:
             own.take_gradients = take
 
     def _share_writes(self, step: StepContext) -> None:
-        """Writes on every replica what the first one has written. Of a sum of the copies it alone holds all."""
+        """Write on every replica what the first one has written. Of a sum of the copies it alone holds all."""
         shared = [n for n, (v, _) in enumerate(self._writes) if not sums_on_read(raw_value(v))]
         values = [value if step.replica_id == 0 else tf.zeros_like(value) for _, value in self._writes]
         assign([variable for variable, _ in self._writes], values, shared)
@@ -154,13 +154,13 @@ class _State:
         self.read()
 
     def read(self) -> None:
-        """Gathers the weights, which an optimizer may have updated."""
+        """Gather the weights, which an optimizer may have updated."""
         for value in self._sharded:
             whole = ShardedValue.read_value(value)  # kept, because its backward pass would gather it again
             self._whole[id(value)] = TensorInPlace(value.key, whole, value.name)
 
     def whole(self, value: ShardedValue) -> Any:
-        """The stand-in for a sharded weight."""
+        """Return the stand-in for a sharded weight."""
         if id(value) not in self._whole:
             raise ValueError(
                 f"A step that runs on one replica uses {value.name}, optimizer state of which each replica has a shard: "
@@ -174,7 +174,7 @@ def _no_samples(output: Any) -> Any:
 
 
 def _make_zero(gradient: Any) -> Any:
-    """A zero gradient."""
+    """Return a zero gradient."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values[:0], gradient.indices[:0], gradient.dense_shape)
     return tf.zeros_like(gradient)

@@ -43,7 +43,7 @@ class BlockCost:
 
 
 def estimate(chain: Chain, samples: int) -> list[BlockCost]:
-    """Counts the floating-point operations in the graph of each block and of its gradient.
+    """Count the floating-point operations in the graph of each block and of its gradient.
 
     A product counts two operations for each multiplication and addition, every other operation one for each element of its
     result. Dimensions that the model leaves open count as 64. Nothing is computed. A micro-batch has `samples` samples.
@@ -131,7 +131,7 @@ def _count(stage: Stage, samples: int) -> tuple[float, float, float, list[Any]]:
 
 
 def _loop_operations(node: Any, specs: list[tf.TensorSpec], samples: int) -> float:
-    """The cost of a recurrent layer, whose loop has a nested graph: a product with all weights per position."""
+    """Return the cost of a recurrent layer, whose loop has a nested graph: a product with all weights per position."""
     if not isinstance(node.operation, keras.layers.RNN | keras.layers.Bidirectional):
         return 0.0
     length = (specs[0].shape[1] if specs and len(specs[0].shape) > 2 else 1) or 1
@@ -160,7 +160,7 @@ def _operations_of(op: Any) -> float:
 
 
 def _convolution(op: Any, shapes: list[Any], elements: float) -> float:
-    """Two operations for each entry of the result and of its kernel; a gradient costs as much."""
+    """Return two operations for each entry of the result and of its kernel; a gradient costs as much."""
     results, kernel = elements, shapes[1]
     if "Backprop" in op.type:
         results = float(shapes[2].num_elements() or 0)
@@ -172,14 +172,14 @@ def _convolution(op: Any, shapes: list[Any], elements: float) -> float:
 
 
 def _count_kept_inside(forward: list[Any], used: set[int], ends: set[int]) -> float:
-    """Bytes of forward results that backward operations read, without the block's inputs and outputs."""
+    """Return bytes of forward results that backward operations read, without the block's inputs and outputs."""
     made = [t for op in forward if op.type not in _NOT_KEPT for t in op.outputs if t.shape.rank is not None]
     kept = [t for t in made if id(t) in used and id(t) not in ends]
     return float(sum((t.shape.num_elements() or 0) * t.dtype.size for t in kept))
 
 
 def _seconds(stage: Stage, samples: int, device: str, repeats: int) -> tuple[float, float]:
-    """Operations of the forward pass, and of the forward and backward passes together."""
+    """Return operations of the forward pass, and of the forward and backward passes together."""
 
     def run(backward: bool, *values: Any) -> Any:
         run = _forward(stage, values)

@@ -94,7 +94,7 @@ class Chain:
         self.shared = _find_shared(self.blocks)
 
     def sizes_of(self, partition: Sequence[Any]) -> list[int]:
-        """The number of blocks in each of K stages, from a user's partition.
+        """Return the number of blocks in each of K stages, from a user's partition.
 
         That is K layer counts, or K - 1 names: those of the first layer of each stage but the first.
         """
@@ -125,7 +125,7 @@ class Chain:
         return _differences([0, *free, len(self.blocks)])
 
     def check_enough(self, stages: int) -> None:
-        """Raises a `ValueError` for more stages than there are blocks to separate."""
+        """Raise a `ValueError` for more stages than there are blocks to separate."""
         if stages > len(self.blocks):
             raise ValueError(
                 f"devices ({stages} stages) must not be more than the layers of model {self.model.name!r} "
@@ -139,7 +139,7 @@ class Chain:
             )
 
     def cut(self, sizes: Sequence[int]) -> list[Stage]:
-        """The stages with these numbers of blocks."""
+        """Return the stages with these numbers of blocks."""
         stages, start = [], 0
         for index, size in enumerate(sizes):
             blocks = self.blocks[start : start + size]
@@ -152,7 +152,7 @@ class Chain:
         return stages
 
     def find_crossing(self, edge: int) -> list[Any]:
-        """The symbolic tensors that a cut before block `edge` would send."""
+        """Return the symbolic tensors that a cut before block `edge` would send."""
         made = _find_made(self.blocks[:edge])
         needed = {id(t) for t in find_taken(self.blocks[edge:])}.union(self.output_ids)
         return [tensor for key, tensor in made.items() if key in needed]
@@ -163,19 +163,19 @@ def _differences(edges: Sequence[int]) -> list[int]:
 
 
 def _find_made(blocks: Sequence[Block]) -> dict[int, Any]:
-    """The symbolic outputs of blocks, by their ids."""
+    """Return the symbolic outputs of blocks, by their ids."""
     return {id(out): out for block in blocks for node in block.nodes for out in node.outputs}
 
 
 def find_taken(blocks: Sequence[Block]) -> list[Any]:
-    """The symbolic tensors that blocks read from outside, without duplicates."""
+    """Return the symbolic tensors that blocks read from outside, without duplicates."""
     needed = {id(t): t for block in blocks for node in block.nodes for t in node.input_tensors}
     made = _find_made(blocks)
     return [tensor for key, tensor in needed.items() if key not in made]
 
 
 def _blocks(nodes: list[Any]) -> list[Block]:
-    """Starts a block at the first call of each layer; operations and later calls belong to the previous block."""
+    """Start a block at the first call of each layer; operations and later calls belong to the previous block."""
     blocks: list[Block] = []
     seen: set[int] = set()
     leading: list[Any] = []

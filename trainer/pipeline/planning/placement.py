@@ -17,7 +17,7 @@ _PASSES = {"ReadVariableOp", "Identity"}
 
 
 def move_weights(stages: Sequence[Stage], state_is_sharded: bool) -> None:
-    """Moves every variable of a stage to the stage's first device.
+    """Move every variable of a stage to the stage's first device.
 
     Later optimizer state follows them, or is sharded over the devices of the stage.
     """
@@ -28,7 +28,7 @@ def move_weights(stages: Sequence[Stage], state_is_sharded: bool) -> None:
 
 
 def move_optimizer_state(optimizer: Any, stages: Sequence[Stage]) -> None:
-    """Moves the state of an optimizer that was built before its weights had a stage (such as a loaded one).
+    """Move the state of an optimizer that was built before its weights had a stage (such as a loaded one).
 
     The variables of the state are identified by their names, which contain the weights' names.
     """
@@ -45,7 +45,7 @@ def move_optimizer_state(optimizer: Any, stages: Sequence[Stage]) -> None:
 
 @contextlib.contextmanager
 def follow_inputs() -> Iterator[None]:
-    """Places operations that have no device next to the largest of their inputs.
+    """Place operations that have no device next to the largest of their inputs.
 
     So an optimizer's operations on the gradient and the state of a variable run on the variable's stage, also in custom
     optimizers. Context: while tracing; in eager mode TensorFlow places operations itself.
@@ -72,7 +72,7 @@ def _device_of_largest_input(op: Any) -> str:
 
 
 def _device_of(tensor: Any) -> str:
-    """The device of a tensor's producer; for a captured tensor or a variable read, the device of its source."""
+    """Return the device of a tensor's producer; for a captured tensor or a variable read, the device of its source."""
     while tensor is not None:
         if not tf.is_symbolic_tensor(tensor):
             return tensor.device or ""
@@ -87,6 +87,6 @@ def _device_of(tensor: Any) -> str:
 
 
 def _size(tensor: Any) -> float:
-    """The number of elements, unknown dimensions counted as 64."""
+    """Return the number of elements, unknown dimensions counted as 64."""
     shape = [None] if tensor.shape.rank is None else tensor.shape
     return float(math.prod(64 if size is None else size for size in shape))

@@ -104,7 +104,7 @@ class Plan:
         return weights + self._kept[stage] * (boundary + activations)
 
     def simulation(self, transfer: float | Sequence[float] = 0.0) -> Simulation:
-        """The step as simulated from the costs, with these times for the transfers (in the costs' unit)."""
+        """Return the step as simulated from the costs, with these times for the transfers (in the costs' unit)."""
         return simulate(
             stage_costs([cost.forward for cost in self.costs], self.sizes),
             stage_costs([cost.backward for cost in self.costs], self.sizes),
@@ -115,11 +115,11 @@ class Plan:
         )
 
     def timeline(self, transfer: float | Sequence[float] = 0.0) -> Timeline:
-        """The diagram of `simulation`."""
+        """Return the diagram of `simulation`."""
         return Timeline(self.simulation(transfer), unit=self.costs[0].unit)
 
     def check_batch_size(self, samples: int | None) -> None:
-        """Rejects a global batch with fewer samples than micro-batches."""
+        """Reject a global batch with fewer samples than micro-batches."""
         pipeline = self.pipeline
         if samples is not None and samples < self.parts:
             of_replicas = f" * `replicas` ({pipeline.replicas})" if pipeline.replicas > 1 else ""
@@ -129,7 +129,7 @@ class Plan:
             )
 
     def check_statistics(self) -> None:
-        """Rejects batch statistics over all samples, because the samples are in several micro-batches."""
+        """Reject batch statistics over all samples, because the samples are in several micro-batches."""
         pipeline = self.pipeline
         if self.parts == 1:
             return
@@ -142,7 +142,7 @@ class Plan:
                 )
 
     def summary(self) -> str:
-        """A table of the stages, and the expected step."""
+        """Return a table of the stages, and the expected step."""
         unit = self.costs[0].unit
         costs = stage_costs([cost.total for cost in self.costs], self.sizes)
         table = [["stage", "device", "layers", "parameters", f"cost ({unit})", "share", "memory"]]

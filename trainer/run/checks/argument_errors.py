@@ -41,7 +41,7 @@ def explain_errors(
     first: bool = True,
     argument: str = "",
 ) -> Iterator[None]:
-    """Converts an error of the block to an `ArgumentError`, if an argument does not fit.
+    """Convert an error of the block to an `ArgumentError`, if an argument does not fit.
 
     Assertions of ours name a label or a weight. Any other argument is found by `mismatch`, for the `first`
     batch of such a `spec`, if no custom step got it. `argument` is that of `fit` with the batches, where that is not `x`.
@@ -61,7 +61,7 @@ def explain_errors(
 
 
 def check_labels(model: TrainedModel, source: Source, step: str) -> None:
-    """Rejects class numbers for which the built model has no output, in batches as they are read, in arrays at once."""
+    """Reject class numbers for which the built model has no output, in batches as they are read, in arrays at once."""
     if model._overrides_step(step) or overrides_compute_loss(model):  # which may use targets differently
         return
     check_class_weights(model, source.spec, source.class_weights, step)
@@ -73,7 +73,7 @@ def check_labels(model: TrainedModel, source: Source, step: str) -> None:
 
 
 def _label_rules(model: TrainedModel) -> list[tuple[LabelRule, int]]:
-    """The class numbers that each loss accepts, and the rank of its output."""
+    """Return the class numbers that each loss accepts, and the rank of its output."""
     rules = []
     for path, ignored in losses_of_classes(model):
         scores = at(path, getattr(graph_of(model), "output", None))
@@ -83,7 +83,7 @@ def _label_rules(model: TrainedModel) -> list[tuple[LabelRule, int]]:
 
 
 def check_class_weights(model: TrainedModel, spec: Any, weights: ClassWeights | None, step: str) -> None:
-    """Rejects `class_weight` for classes that do not exist, and for targets of several class numbers, taken for one-hot."""
+    """Reject `class_weight` for classes that do not exist, and for targets of several class numbers, taken for one-hot."""
     if weights is None or model._overrides_step(step) or overrides_compute_loss(model):
         return
     shape, rules = unpack(spec)[1].shape, _label_rules(model)
@@ -103,7 +103,7 @@ def check_class_weights(model: TrainedModel, spec: Any, weights: ClassWeights | 
 
 
 def check_weights(model: TrainedModel, spec: Any, sizes: set[int | None], step: str) -> None:
-    """Rejects weights that would be ignored, or would weigh another axis, which is as long as a batch of these `sizes`."""
+    """Reject weights that would be ignored, or would weigh another axis, which is as long as a batch of these `sizes`."""
     if not is_standard(spec) or model._overrides_step(step) or overrides_compute_loss(model):
         return
     _, y, weights = unpack(spec)
@@ -120,7 +120,7 @@ def check_weights(model: TrainedModel, spec: Any, sizes: set[int | None], step: 
 
 
 def check_validation(model: TrainedModel, spec: Any, batch_size: int | None, training_spec: Any) -> None:
-    """Rejects validation data that does not fit the built model, before the first epoch instead of after it.
+    """Reject validation data that does not fit the built model, before the first epoch instead of after it.
 
     `spec` is that of a batch of `batch_size` samples. Context: cross-replica, under the model's strategy.
     """
@@ -132,7 +132,7 @@ def check_validation(model: TrainedModel, spec: Any, batch_size: int | None, tra
 
 
 def _layout(spec: Any) -> Any:
-    """The properties that two batches of the same model must share: all but the number of samples."""
+    """Return the properties that two batches of the same model must share: all but the number of samples."""
     leaves = [
         part if part is None else (type(part), getattr(part, "dtype", None), str(part.shape[1:]))
         for part in tf.nest.flatten(spec)

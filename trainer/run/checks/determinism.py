@@ -13,7 +13,7 @@ _said: set[str] = set()
 
 
 def say_what_determinism_costs(model: TrainedModel, x: Any) -> None:
-    """Prints one line, where `tf.config.experimental.enable_op_determinism()` was called; once for each cost.
+    """Print one line, where `tf.config.experimental.enable_op_determinism()` was called; once for each cost.
 
     `x` is the input of `fit`, as the user gave it. Context: the chief.
     """

@@ -11,7 +11,7 @@ from ....state.trained_model import TrainedModel
 
 
 def check_layouts(model: TrainedModel) -> None:
-    """Warns once of patterns of a layout map that no variable matches: a renamed layer would be whole, silently."""
+    """Warn once of patterns of a layout map that no variable matches: a renamed layer would be whole, silently."""
     home: Any = strategy_of(model)
     layouts = getattr(home, "layouts", None) or {}
     paths = [variable.path for variable in model.variables]

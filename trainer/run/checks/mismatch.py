@@ -23,7 +23,7 @@ from ...step.first_call import placeholder
 
 
 def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) -> str | None:
-    """The sentence with the argument that does not fit the model; None if all fit, or if it is unknown.
+    """Return the sentence with the argument that does not fit the model; None if all fit, or if it is unknown.
 
     Nothing is called again without an error, except for validation data of another layout than the training data, which
     would otherwise fail after the first epoch. The sentence is only given where the shapes disagree.
@@ -126,7 +126,7 @@ def _about_y(model: TrainedModel, y: Any, outputs: Any, made: str, error: Except
 
 
 def _about_missing(model: TrainedModel, y: Any, made: str) -> str | None:
-    """The sentence for an output with a loss or metrics that has no target, or is missing in a dict of them."""
+    """Return the sentence for an output with a loss or metrics that has no target, or is missing in a dict of them."""
     names = output_names(model) or []
     targets = y if isinstance(y, dict) else dict(zip(names, y)) if isinstance(y, list | tuple) else None
     if targets is None or len(names) < 2:
@@ -147,7 +147,7 @@ def _about_missing(model: TrainedModel, y: Any, made: str) -> str | None:
 
 
 def _fix_of_y(model: TrainedModel, y: Any, outputs: Any) -> str:
-    """The fix, for each kind of mistake."""
+    """Return the fix, for each kind of mistake."""
     usual = "give targets in the structure and the shape of the outputs"
     if (
         tf.nest.is_nested(y)
@@ -164,7 +164,7 @@ def _fix_of_y(model: TrainedModel, y: Any, outputs: Any) -> str:
 
 
 def _name_of(loss: Any) -> str:
-    """The name of a loss of Keras without `_`, in small letters, from any form of the argument."""
+    """Return the name of a loss of Keras without `_`, in small letters, from any form of the argument."""
     if not isinstance(loss, str):
         loss = getattr(loss, "__name__", None) or type(loss).__name__
     return loss.lower().replace("_", "")
@@ -181,7 +181,7 @@ def _blames_targets(model: TrainedModel, y: Any, outputs: Any) -> bool:
 
 
 def _fits(tensor: Any, given: Any) -> bool:
-    """Whether the value of a declared input has its shape, except for a last axis of one, and its kind."""
+    """Return whether the value of a declared input has its shape, except for a last axis of one, and its kind."""
     expected, shape = tf.TensorShape(tensor.shape), tf.TensorShape(given.shape)
     if (tensor.dtype == "string") != (given.dtype == tf.string):
         return False
@@ -191,7 +191,7 @@ def _fits(tensor: Any, given: Any) -> bool:
 
 
 def _broadcasts(a: tf.TensorShape, b: tf.TensorShape) -> bool:
-    """Whether two shapes are equal, except for a last axis of 1."""
+    """Return whether two shapes are equal, except for a last axis of 1."""
     longer, shorter = (a, b) if len(a) > len(b) else (b, a)
     if len(longer) == len(shorter) + 1 and longer[-1] in (1, None):
         longer = longer[:-1]
@@ -204,7 +204,7 @@ def _placeholders(spec: Any, batch_size: int | None) -> Any:
 
 
 def _shapes(structure: Any) -> str:
-    """The shapes of a nest as short text, with the dtype for strings."""
+    """Return the shapes of a nest as short text, with the dtype for strings."""
 
     def text(part: Any) -> str:
         if part is None:
@@ -219,13 +219,13 @@ def _shapes(structure: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The error in one line, as it was before Keras added the arguments of the call."""
+    """Return the error in one line, as it was before Keras added the arguments of the call."""
     text = " ".join(str(first_error(error)).split()).rstrip(".")
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _line_of_users(error: Exception) -> str:
-    """The line of user code that raised an error, as " (file, line 3)"; "" where there is none."""
+    """Return the line of user code that raised an error, as " (file, line 3)"; "" where there is none."""
     stack = traceback.extract_tb(error.__traceback__)
     libraries = ("/keras/", "/tensorflow/", "/unisono/")
     own = [frame for frame in stack if not any(name in frame.filename for name in libraries)]

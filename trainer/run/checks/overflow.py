@@ -13,7 +13,7 @@ from ..loops.compiled_calls import CompiledCall
 
 
 def check_progress(model: TrainedModel, call: CompiledCall, done: int) -> None:
-    """Raises `LossScaleError` if every step is skipped: it names the first layer with a value that is not finite.
+    """Raise `LossScaleError` if every step is skipped: it names the first layer with a value that is not finite.
 
     After a compiled call of `done` steps it analyses the last step of its last chunk. Context: host.
     """
@@ -31,12 +31,12 @@ def check_progress(model: TrainedModel, call: CompiledCall, done: int) -> None:
 
 
 def optimizer_logs(model: TrainedModel) -> dict[str, Any]:
-    """The optimizers' additions to the logs: the loss scale and the skipped steps, where there is one."""
+    """Return the optimizers' additions to the logs: the loss scale and the skipped steps, where there is one."""
     return skipped_steps.step_logs(optimizers_of(model))
 
 
 def explain_batch(model: TrainedModel, batch: Any) -> tuple[str, list[dict[str, Any]]]:
-    """A sentence that names non-finite values in a step on `batch`, and the batch's statistics."""
+    """Return a sentence that names non-finite values in a step on `batch`, and the batch's statistics."""
     return _explanation(model, batch), mixed_precision.batch_statistics(batch)
 
 

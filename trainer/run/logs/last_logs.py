@@ -35,7 +35,7 @@ class Shares:
 
 
 def whole(logs: dict[str, Any] | Shares) -> dict[str, Any]:
-    """The logs over all replicas. Context: cross-replica."""
+    """Return the logs over all replicas. Context: cross-replica."""
     if not isinstance(logs, Shares):
         return logs
     each, sums, strategy = logs.logs, logs.sums, logs.strategy
@@ -64,7 +64,7 @@ class LastLogs:
         self._kept: tuple[Any, list[tf.Variable]] | None = None
 
     def keep(self, logs: dict[str, Any] | Shares, device: str | None) -> None:
-        """Keeps the logs of a step, on this device or, if it is None, where they are. Context: the body of the loop."""
+        """Keep the logs of a step, on this device or, if it is None, where they are. Context: the body of the loop."""
         leaves = keras.tree.flatten(logs.logs if isinstance(logs, Shares) else logs)
         key = str([(leaf.shape, leaf.dtype, device or leaf.device) for leaf in leaves])
         if key not in self._variables:
@@ -74,7 +74,7 @@ class LastLogs:
         self._kept = logs, self._variables[key]
 
     def take(self) -> dict[str, Any] | Shares:
-        """The logs of the last step. Context: the graph of the loop, after it."""
+        """Return the logs of the last step. Context: the graph of the loop, after it."""
         (logs, variables), self._kept = self._kept or ({}, []), None
         each = logs.logs if isinstance(logs, Shares) else logs
         leaves = [tf.cast(kept, leaf.dtype) for kept, leaf in zip(variables, keras.tree.flatten(each))]

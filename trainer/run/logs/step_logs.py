@@ -19,7 +19,7 @@ from .step_recorder import MOST_STEPS, StepRecorder
 
 
 def record_steps(model: TrainedModel, callbacks: Sequence[Any]) -> None:
-    """Makes the training steps record the logs that these callbacks need from each.
+    """Make the training steps record the logs that these callbacks need from each.
 
     Where the user set the steps of a compiled call, per-batch hooks wait for its end, as in Keras. If one worker needs a
     record, all keep it: their graphs are the same. Context: host.

@@ -54,7 +54,7 @@ class StepRecorder(StepHook):
             self._halted.assign(False)
 
     def after_step(self, logs: Mapping[str, Any]) -> None:
-        """Records the logs of a step, or of the metrics where it has none of its own; under XLA too."""
+        """Record the logs of a step, or of the metrics where it has none of its own; under XLA too."""
         model = self._model
         logs = flat({**(logs or model.get_metrics_result()), **step_values(optimizers_of(model))})
         if self.halts and "loss" in logs:
@@ -69,11 +69,11 @@ class StepRecorder(StepHook):
             self._buffer.scatter_update(tf.IndexedSlices(_row(logs, self._layout or []), at))
 
     def goes_on(self, more: Any) -> Any:
-        """Whether there is `more` to do and the loss is finite; bool tensor."""
+        """Return whether there is `more` to do and the loss is finite; bool tensor."""
         return tf.logical_and(more, tf.logical_not(self._halted)) if self.halts else more
 
     def is_halted(self) -> bool:
-        """Whether the last step's loss was not finite. Context: host."""
+        """Return whether the last step's loss was not finite. Context: host."""
         return self.halts and bool(self._halted.numpy())
 
     def rows(self) -> tuple[dict[str, np.ndarray], dict[int, np.ndarray]]:
@@ -107,7 +107,7 @@ class StepRecorder(StepHook):
 
 
 def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """The logs without nested dicts, in the order in which callbacks get them."""
+    """Return the logs without nested dicts, in the order in which callbacks get them."""
     result: dict[str, Any] = {}
     for name, value in sorted(logs.items()):
         result.update(flat(value) if isinstance(value, dict) else {name: value})
@@ -115,13 +115,13 @@ def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scalars(model: TrainedModel) -> list[keras.Variable]:
-    """The variables of optimizers that are one number."""
+    """Return the variables of optimizers that are one number."""
     found = (variable for each in optimizers_of(model) for variable in each.variables)
     return [each for each in found if isinstance(each, keras.Variable) and each.shape == ()]
 
 
 def _row(logs: Mapping[str, Any], layout: list[tf.TensorSpec]) -> tf.Tensor:
-    """The concatenated logs, as float64; where all are scalars of one dtype with two operations."""
+    """Return the concatenated logs, as float64; where all are scalars of one dtype with two operations."""
     if all(log.shape.rank == 0 and log.dtype == layout[0].dtype for log in layout):
         return tf.cast(tf.stack([logs[log.name] for log in layout]), tf.float64)
     if all(log.shape.rank == 0 for log in layout):
@@ -130,7 +130,7 @@ def _row(logs: Mapping[str, Any], layout: list[tf.TensorSpec]) -> tf.Tensor:
 
 
 def _describe(name: str, value: Any) -> tf.TensorSpec | None:
-    """The stored form of a log; None if it cannot be stored: it is not a number, or its shape is not known."""
+    """Return the stored form of a log; None if it cannot be stored: it is not a number, or its shape is not known."""
     try:
         tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError):

@@ -24,7 +24,7 @@ class Compiled(NamedTuple):
 
 
 def inputs_and_steps(chunk: Chunk) -> tuple[Any, int]:
-    """The arguments of functions in Python."""
+    """Return the arguments of functions in Python."""
     return chunk.inputs, chunk.steps
 
 

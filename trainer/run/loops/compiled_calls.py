@@ -58,7 +58,7 @@ class CallLength:
         self._began, self._results = clock(), 0
 
     def next(self) -> int:
-        """The number of steps of the next compiled call."""
+        """Return the number of steps of the next compiled call."""
         self._began = self._clock()
         if self._fixed is not None:
             return self._fixed
@@ -78,7 +78,7 @@ class CallLength:
         return max(1, min([steps, *(bound for bound in bounds if bound is not None)]))
 
     def last_batch(self, done: int) -> int:
-        """The batch number for callbacks at the end of a compiled call of `done` steps.
+        """Return the batch number for callbacks at the end of a compiled call of `done` steps.
 
         It is that of the last batch. Where the user set the steps, it is Keras' number, which assumes that every compiled
         call is full, including the last of an epoch.
@@ -86,7 +86,7 @@ class CallLength:
         return self.step - 1 if self._fixed is None or self._workers else self.step - done + self._fixed - 1
 
     def note_call(self, steps: int) -> None:
-        """Lets the next compiled call grow or shrink: this one ended after `steps` steps, and its results are ready."""
+        """Let the next compiled call grow or shrink: this one ended after `steps` steps, and its results are ready."""
         now, function, workers = self._clock(), self._function, self._workers
         seconds = now - self._began
         self.step += steps
@@ -105,7 +105,7 @@ class CallLength:
 
 @contextlib.contextmanager
 def note_step(reached: Callable[[], int | None], step: int) -> Iterator[None]:
-    """Adds a note with the step to an error of a compiled function.
+    """Add a note with the step to an error of a compiled function.
 
     `reached()` is the number of steps of the last call that ran, if known; `step` that of the epoch before this call.
     """

@@ -27,11 +27,11 @@ class OptionalBatches:
         return read
 
     def exists(self, drawn: Any) -> tf.Tensor:
-        """Whether `drawn`, a result of `take`, has a batch."""
+        """Return whether `drawn`, a result of `take`, has a batch."""
         return drawn.has_value()
 
     def arguments(self, drawn: Any) -> tuple[Any, ...]:
-        """The batch, its samples (int or None), and the samples of each worker where their inputs differ."""
+        """Return the batch, its samples (int or None), and the samples of each worker where their inputs differ."""
         return drawn.get_value(), self._samples
 
 
@@ -53,11 +53,11 @@ class WorkerBatches(OptionalBatches):
         return batch, self._count(samples)
 
     def exists(self, drawn: Any) -> tf.Tensor:
-        """Whether any worker has samples."""
+        """Return whether any worker has samples."""
         return tf.reduce_sum(drawn[1]) > 0
 
     def arguments(self, drawn: Any) -> tuple[Any, ...]:
-        """The batch, None, and the samples of every worker."""
+        """Return the batch, None, and the samples of every worker."""
         batch, counts = drawn
         return batch, None, counts
 
@@ -65,7 +65,7 @@ class WorkerBatches(OptionalBatches):
 def batches_of(
     chunk: Chunk, strategy: tf.distribute.Strategy, compile_count: Callable[..., Any] = lambda count: count
 ) -> OptionalBatches:
-    """How a loop draws the batches of open-ended chunks; `compile_count` wraps the function that counts samples."""
+    """Return how a loop draws the batches of open-ended chunks; `compile_count` wraps the function that counts samples."""
     if chunk.per_worker:
         return WorkerBatches(compile_count(functools.partial(samples_of_workers, strategy)))
     return OptionalBatches(chunk.batch_size)
@@ -107,7 +107,7 @@ def run_until_the_end(
 
 
 def samples_of_workers(strategy: tf.distribute.Strategy, samples: tf.Tensor) -> tf.Tensor:
-    """The number of samples of every worker, int32 `(workers,)`, on every worker: one small all-reduce.
+    """Return the number of samples of every worker, int32 `(workers,)`, on every worker: one small all-reduce.
 
     Context: cross-replica, in a `tf.function` or eager.
     """
@@ -121,7 +121,7 @@ def samples_of_workers(strategy: tf.distribute.Strategy, samples: tf.Tensor) -> 
 
 
 def _empty(spec: Any) -> Any:
-    """A part of a batch of one sample of zeros, for a worker that never had any data; `spec` is a `tf.TypeSpec`."""
+    """Return a part of a batch of one sample of zeros, for a worker that never had any data; `spec` is a `tf.TypeSpec`."""
     if spec == tf.type_spec_from_value(None):
         return None
     shape = [1 if size is None else size for size in spec.shape]

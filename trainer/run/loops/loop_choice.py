@@ -52,7 +52,7 @@ class LoopedSteps(StepFunction):
         return self.compile_loop(chunk)
 
     def _collectives_vary(self, loop: Compiled, chunk: Chunk) -> bool:
-        """Whether each step needs a separate call, because replicas gather samples or slices whose number differs.
+        """Return whether each step needs a separate call, because replicas gather samples or slices whose number differs.
 
         TensorFlow keeps the shape of a collective for a whole call. They are known once the loop has been traced.
         """

@@ -72,7 +72,7 @@ class StepFunction:
             self.reached_steps = plain_variable(tf.constant(UNKNOWN))
 
     def __call__(self, call: CompiledCall) -> tuple[int, Any]:
-        """Runs a compiled call, whose errors name the step.
+        """Run a compiled call, whose errors name the step.
 
         Returns:
             The steps that ran (fewer than requested when an open-ended input ended), and the logs after the last or a list
@@ -97,7 +97,7 @@ class StepFunction:
         return done, results
 
     def results(self, before: Any = (), new: Any = ()) -> Any:
-        """The results after more steps, which returned `new`: all outputs, or the last logs."""
+        """Return the results after more steps, which returned `new`: all outputs, or the last logs."""
         return [*before, *new] if self.predicts else dict(new)
 
     def _optimization(self) -> contextlib.AbstractContextManager[None]:
@@ -117,18 +117,18 @@ class StepFunction:
         return None if steps == UNKNOWN else steps
 
     def device(self) -> str:
-        """The device of the model's variables, on one replica; the first replica's where there are several."""
+        """Return the device of the model's variables, on one replica; the first replica's where there are several."""
         if not self._device:  # a model creates the list of its variables on each access
             self._device = next((getattr(copies_of(v)[0], "device", "") for v in self.model.variables), "")
         return self._device
 
     def graph(self) -> Any:
-        """The first graph, for drawing; None without one."""
+        """Return the first graph, for drawing; None without one."""
         graphs = (first_graph(function) for function in self._functions())
         return next((graph for graph in graphs if graph is not None), None)
 
     def compilations(self) -> int:
-        """The number of graphs so far; 0 where every step runs eagerly."""
+        """Return the number of graphs so far; 0 where every step runs eagerly."""
         return sum(function.experimental_get_tracing_count() for function in self._functions())
 
     def _functions(self) -> list[Any]:
@@ -146,7 +146,7 @@ class StepFunction:
         self.use(GRAPH, reason)
 
     def hooks(self) -> list[StepHook]:
-        """What callbacks have added to the step."""
+        """Return what callbacks have added to the step."""
         return step_hooks(self.model, self.phase)
 
     def compile_loop(self, chunk: Chunk) -> Compiled:
@@ -154,7 +154,7 @@ class StepFunction:
         raise NotImplementedError
 
     def find_compiled(self, chunk: Chunk) -> tuple[Compiled, bool]:
-        """The compiled function for chunks of this layout, and whether it existed already."""
+        """Return the compiled function for chunks of this layout, and whether it existed already."""
         familiar = self._key(chunk) in self._compiled
         if not familiar:
             if runs_in_threads(self.model.distribute_strategy):
@@ -225,7 +225,7 @@ class StepFunction:
         hooks: bool = True,
         part: Callable[[int, Any, Any], Any] | None = None,
     ) -> Any:
-        """One step on a global batch; returns the outputs, or the logs that are not metrics. Context: cross-replica.
+        """Return one step on a global batch; returns the outputs, or the logs that are not metrics. Context: cross-replica.
 
         Args:
             batch: nest of tensors `(batch, ...)` and Nones.
@@ -279,17 +279,17 @@ class StepFunction:
         return logs
 
     def logs(self, own: dict[str, Any] | Shares) -> dict[str, Any]:
-        """The logs after the last step: custom ones, of all replicas, else the results of the metrics."""
+        """Return the logs after the last step: custom ones, of all replicas, else the results of the metrics."""
         return whole(own) or self.model.get_metrics_result()
 
     def goes_on(self, more: Any) -> Any:
-        """Whether a loop that has `more` to do continues after this step; bool tensor."""
+        """Return whether a loop that has `more` to do continues after this step; bool tensor."""
         return more if self.recorder is None else self.recorder.goes_on(more)
 
     def is_halted(self) -> bool:
-        """Whether the completed step is the last, regardless of remaining ones. Context: host."""
+        """Return whether the completed step is the last, regardless of remaining ones. Context: host."""
         return self.recorder is not None and self.recorder.is_halted()
 
     def begin(self, i: Any) -> None:
-        """Records that step `i` of the call begins."""
+        """Record that step `i` of the call begins."""
         self.reached_steps.assign(i)

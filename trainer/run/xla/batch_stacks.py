@@ -56,7 +56,7 @@ class Stacks:
         self.single = graph_function(lambda batch: function.logs(single(batch, None)), reduce_retracing=True)
 
     def __call__(self, iterator: Any, steps: int) -> tuple[int, Any]:
-        """Runs up to `steps` steps, fewer where the data ends; returns how many, and the logs after the last.
+        """Run up to `steps` steps, fewer where the data ends; return how many, and the logs after the last.
 
         An error of the pipeline is raised after the steps on earlier batches.
         """
@@ -92,9 +92,9 @@ class Stacks:
             return done, logs
 
     def _draw_full(self, iterator: Any, count: tf.Tensor) -> Any:
-        """Draws `count` batches that certainly exist and have the usual number of samples.
+        """Draw `count` batches that certainly exist and have the usual number of samples.
 
-        Returns the number (TensorFlow runs loops three times slower in a function that returns nothing).
+        Return the number (TensorFlow runs loops three times slower in a function that returns nothing).
         """
 
         def body(i: tf.Tensor) -> Any:
@@ -104,7 +104,7 @@ class Stacks:
         return tf.while_loop(lambda i: i < count, body, (tf.constant(0),))
 
     def _draw_until_another(self, iterator: Any, count: tf.Tensor) -> Any:
-        """Draws up to `count` batches; ends with the first that has another size, which is returned, or with the data."""
+        """Draw up to `count` batches; end with the first that has another size, which is returned, or with the data."""
 
         def body(i: tf.Tensor, full: tf.Tensor, batch: Any) -> Any:
             batch = self._reader(iterator, i)

@@ -35,7 +35,7 @@ def step_in_graph(function: StepFunction, chunk: Chunk) -> Callable[..., Any]:
 def _step_by_itself(
     function: StepFunction, batch: Any, samples: int | None, worker_samples: Any = None, after: Any = ()
 ) -> Any:
-    """One step, compiled; uncompiled where XLA does not support a part of the batch (strings)."""
+    """Return one step, compiled; uncompiled where XLA does not support a part of the batch (strings)."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     # XLA takes tensors of numbers. Their shape may be unknown: XLA compiles for each one that occurs.
     if not all(isinstance(leaf, tf.Tensor) and leaf.dtype not in (tf.string, tf.variant) for leaf in leaves):
@@ -48,7 +48,7 @@ def _step_by_itself(
 
 
 def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
-    """The loop over steps as one XLA program, on one replica; None where it is impossible, or known to be slow.
+    """Return the loop over steps as one XLA program, on one replica; None where it is impossible, or known to be slow.
 
     For batches that a GPU receives from the host it is slow: they would be copied and computed in turn. In a loop over
     steps that are compiled one by one, TensorFlow copies the next batch while the GPU computes.
@@ -73,20 +73,20 @@ def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
 
 
 def _is_far(chunk: Chunk, device: str) -> bool:
-    """Whether the chunk's data are on the host, and the model on a GPU."""
+    """Return whether the chunk's data are on the host, and the model on a GPU."""
     leaves = tf.nest.flatten(chunk.inputs, expand_composites=True)
     return is_gpu(device) and not is_gpu(next((leaf.device for leaf in leaves if leaf is not None), ""))
 
 
 def _on_device(function: StepFunction, loop: Any, inputs: Any, steps: tf.Tensor) -> Any:
-    """Calls a loop on the model's device: XLA compiles for one device, which need not be the first."""
+    """Call a loop on the model's device: XLA compiles for one device, which need not be the first."""
     function.reached_steps.assign(UNKNOWN, read_value=False)  # unknown in XLA
     with tf.device(function.device()):
         return only_graph(loop)(inputs, steps)
 
 
 def has_one_size(chunk: Chunk) -> bool:
-    """Whether XLA can run on the chunk's batches in a loop: their shapes are known, and most have the same."""
+    """Return whether XLA can run on the chunk's batches in a loop: their shapes are known, and most have the same."""
     if chunk.signature is None or chunk.per_worker:
         return False
     if chunk.usual_batch_size is None:
@@ -96,7 +96,7 @@ def has_one_size(chunk: Chunk) -> bool:
 
 
 def operations(function: Any) -> set[str]:
-    """The types of the operations in a `tf.function`, traced or with a signature, and in the functions it calls."""
+    """Return the types of the operations in a `tf.function`, traced or with a signature, and in the functions it calls."""
     graph = first_graph(function) or function.get_concrete_function().graph
     names = {operation.type for operation in graph.get_operations()}
     for called in graph.as_graph_def(add_shapes=False).library.function:
@@ -105,7 +105,7 @@ def operations(function: Any) -> set[str]:
 
 
 def slow_loop(names: set[str]) -> bool:
-    """Whether XLA's loops are slow at one of the operations: convolutions on CPUs."""
+    """Return whether XLA's loops are slow at one of the operations: convolutions on CPUs."""
     return not tf.config.list_physical_devices("GPU") and any(name in names for name in _SLOW_LOOPS_ON_CPU)
 
 
@@ -120,5 +120,5 @@ def _loop_in_xla(function: StepFunction, chunk: Chunk) -> Callable[..., Any]:
 
 
 def _read_stack(stack: Any, i: tf.Tensor) -> Any:
-    """The reader of `Stacks`: batch `i` of a stack."""
+    """Return the reader of `Stacks`: batch `i` of a stack."""
     return tf.nest.map_structure(lambda batches: tf.gather(batches, i), stack)

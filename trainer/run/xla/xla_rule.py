@@ -86,7 +86,7 @@ def choose_backend(function: StepFunction, source: Source, steps: int | None) ->
 
 
 def _reason_before_tracing(function: StepFunction, source: Source, steps: int | None) -> str | None:
-    """The reason for the plain graph that is known before the step is traced; None where XLA is to be used."""
+    """Return the reason for the plain graph that is known before the step is traced; None where XLA is to be used."""
     model, several = function.model, not function.alone
     if model.run_eagerly:
         return "`run_eagerly` is set"
@@ -125,7 +125,7 @@ def _reason_before_tracing(function: StepFunction, source: Source, steps: int | 
 
 
 def decides(function: StepFunction, chunk: Chunk) -> bool:
-    """Whether chunks of this layout decide the backend: a smaller last batch does not."""
+    """Return whether chunks of this layout decide the backend: a smaller last batch does not."""
     return chunk.usual_batch_size is not None or chunk.batch_size == function.full_size
 
 
@@ -139,7 +139,7 @@ def reason_in_layout(function: StepFunction, chunk: Chunk) -> str | None:
 
 
 def reason_in_step(function: StepFunction, graph: Any) -> str | None:
-    """The reason for the plain graph in the operations of a traced loop; None where XLA is to be used."""
+    """Return the reason for the plain graph in the operations of a traced loop; None where XLA is to be used."""
     names = xla_loops.operations(graph)
     if any(name in names for name in _EFFECTS):
         return "the step communicates with the host"
