@@ -11,9 +11,9 @@ import keras
 from ..compat.keras_private.optimizers import own_variables
 from ..compat.keras_private.serialization import our_classes, save_as, unpickle
 from ..compat.keras_private.variables import as_number
-from ..distribute.variables import prepare_variables
+from ..distribute.moved_variables import prepare_variables
 from .building import build_outside, inner_optimizers
-from .settings import check_optimizer, with_checked_arguments
+from .hyperparameters import check_optimizer, with_checked_arguments
 
 _classes: dict[type, type] = {}
 _ARGS = "\n    Args:\n"

@@ -12,8 +12,8 @@ import tensorflow as tf
 from ..compat.keras_private.optimizers import find_wrapped_optimizers
 from ..compat.keras_private.variables import stateless_scope
 from ..compat.tensorflow_graphs.graphs import leave_as_written
+from ..distribute.moved_variables import move_to_strategy
 from ..distribute.step_context import current_step
-from ..distribute.variables import move_to_strategy
 
 _HOLDING = (keras.optimizers.Optimizer, list, tuple, dict)
 _lock = threading.RLock()

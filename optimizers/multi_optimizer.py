@@ -12,8 +12,8 @@ from ..compat.keras_private.optimizers import (
 )
 from ..distribute.arguments import show, takes_arguments
 from .adoption import adopt, register_class
-from .checks import Pairs
 from .optimizer import Optimizer
+from .optimizer_checks import Pairs
 from .saved_state import config_of_stages, with_stages
 
 

@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from ..compat.keras_private.optimizers import call_count
 from ..compat.keras_private.variables import as_number
+from ..distribute.moved_variables import move_into_scope, prepare_variables
 from ..distribute.parameter_servers.shards import colocate_creation, gradient
 from ..distribute.sharding.row_sharding import create_in_rows
-from ..distribute.variables import move_into_scope, prepare_variables
-from . import checks
+from . import optimizer_checks
 from .adoption import register_class
-from .checks import GradsAndVars, Pairs
+from .optimizer_checks import GradsAndVars, Pairs
 from .saved_state import SavedState
 from .stages import accumulation
 from .stages.aggregated_gradients import after_aggregation, aggregate_alone
@@ -80,7 +80,9 @@ class Optimizer(SavedState, ReplicaRule):
 
     @gradient_transformers.setter
     def gradient_transformers(self, stages: Sequence[Stage] | None) -> None:
-        self._stages = _Stages(checks.check_stages(stages, "gradient_transformers"), self.gradient_aggregator)
+        self._stages = _Stages(
+            optimizer_checks.check_stages(stages, "gradient_transformers"), self.gradient_aggregator
+        )
         self._mark_if_extended()
 
     @property
@@ -91,7 +93,7 @@ class Optimizer(SavedState, ReplicaRule):
     @gradient_aggregator.setter
     def gradient_aggregator(self, stage: Stage | None) -> None:
         if stage is not None:
-            checks.check_stage(stage, "gradient_aggregator")
+            optimizer_checks.check_stage(stage, "gradient_aggregator")
         self._stages = _Stages(self.gradient_transformers, stage)
         self._mark_if_extended()
 
@@ -133,9 +135,11 @@ class Optimizer(SavedState, ReplicaRule):
         Context: replica; or cross-replica, where `PerReplica` gradients are each replica's own and others are the total.
         """
         del name
-        pairs = checks.check_pairs(grads_and_vars)
+        pairs = optimizer_checks.check_pairs(grads_and_vars)
         outer = current_options()
-        skip = checks.skips_aggregation(skip_gradients_aggregation, experimental_aggregate_gradients)
+        skip = optimizer_checks.skips_aggregation(
+            skip_gradients_aggregation, experimental_aggregate_gradients
+        )
         options = CallOptions(
             skip_aggregation=skip or outer.skip_aggregation,
             weight_total=outer.weight_total if weight_total is None else weight_total,
@@ -156,7 +160,7 @@ class Optimizer(SavedState, ReplicaRule):
         if len(grads) == 0:
             return
         if trainable_variables is None:
-            trainable_variables = checks.require_built(self, len(grads))
+            trainable_variables = optimizer_checks.require_built(self, len(grads))
         pairs, options = list(zip(grads, trainable_variables)), current_options()
         if options.update is not None:
             options.update(self, pairs)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..compat.keras_private import random_state as private
+from ..compat.keras_private import seed_generators as private
 from ..compat.keras_private.variables import raw_value
 
 # Where objects are not looked into: none of theirs holds what is not found otherwise.

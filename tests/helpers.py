@@ -228,7 +228,7 @@ def stable_id(value: Any) -> str:
 def threads_since(threads: set[threading.Thread]) -> list[threading.Thread]:
     """The live Python threads that are not in `threads`, except those that end soon.
 
-    A pipeline's iterator may wait a minute for its tuner when it is deleted; see `compat.tensorflow_private.datasets`.
+    A pipeline's iterator may wait a minute for its tuner when it is deleted; see `compat.tensorflow_private.tf_data`.
     """
     new = [t for t in threading.enumerate() if t not in threads and not _belongs_to_tensorflow(t)]
     new = [thread for thread in new if thread.name != "unisono end of an iterator"]

@@ -18,7 +18,7 @@ from unisono.distribute.mesh import Layout, Mesh
 from unisono.trainer.partition.conversions import Replica
 from unisono.trainer.partition.labels import REPLICATED, is_sharded, is_stored, label_sharded, label_stored
 from unisono.trainer.partition.memory import save_memory
-from unisono.trainer.partition.partition import partition_graph
+from unisono.trainer.partition.partition_graph import partition_graph
 from unisono.trainer.partition.program import BATCH, Convert, MeshAxis
 from unisono.trainer.partition.rebuild import rebuilt
 

@@ -9,7 +9,7 @@ from unisono.compat.tensorflow_graphs.one_device import subgraphs, trace_on_one_
 from unisono.trainer.partition.conversions import Replica
 from unisono.trainer.partition.exchange import Request
 from unisono.trainer.partition.labels import REPLICATED, is_sharded
-from unisono.trainer.partition.partition import partition_graph
+from unisono.trainer.partition.partition_graph import partition_graph
 from unisono.trainer.partition.program import NotPartitioned
 from unisono.trainer.partition.rebuild import rebuilt
 

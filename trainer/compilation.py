@@ -20,7 +20,7 @@ from ..state.trained_model import FitState, TrainedModel, record_of
 from . import compile_checks
 from .compile_checks import interpret
 from .parameter_servers.runner import ParameterServerRunner
-from .pipeline import step as pipeline_step
+from .pipeline import pipeline_runner as pipeline_step
 from .run.fit_loop import Runner
 from .step.variable_placement import bring_along
 

@@ -23,10 +23,10 @@ from ..compat.keras_private.serialization import (
 from ..compat.keras_private.training import KerasFunctional, TensorFlowTrainer
 from ..compat.patches import wrap
 from ..distribute.arguments import show, truth
+from ..distribute.moved_variables import prepare_variables
 from ..distribute.objects import download
 from ..distribute.storage import is_store_url, is_url, path_text, storage_path
-from ..distribute.variables import prepare_variables
-from .pipeline import step as pipeline_step
+from .pipeline import pipeline_runner as pipeline_step
 from .step.variable_placement import bring_along, place_with_model, remember_distribution
 from .trainer import Trainer
 

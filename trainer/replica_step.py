@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ..callbacks.output_paths import check_launched_alone
 from ..compat.keras_private.layers import layers_of
-from ..compat.keras_private.random_state import thread_state
+from ..compat.keras_private.seed_generators import thread_state
 from ..compat.tensorflow_graphs.graphs import control_status_ctx, convert_as_in, leave_as_written
 from ..compat.tensorflow_private.parameter_servers import num_workers_of
 from ..distribute.arguments import show

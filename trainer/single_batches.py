@@ -6,7 +6,7 @@ import keras
 
 from ..compat.keras_private.training import convert_to_np_if_not_ragged, logs_in_order, pythonify_logs
 from ..state.trained_model import TrainedModel
-from . import checks
+from . import fit_checks
 from .compilation import runner_of
 from .inputs import Chunk, make_source
 from .inputs.batch import batch_spec, sample_count, unpack
@@ -109,7 +109,7 @@ class SingleBatches:
             A NumPy array `(batch, ...)` or a nest of them.
         """
         bring_along(self, "predict_on_batch")
-        checks.check_stateful(self, "predict_on_batch")
+        fit_checks.check_stateful(self, "predict_on_batch")
         runner = runner_of(self)
         inputs = _whole_batch(self, x).inputs[:1]  # the step gets `(x,)`, as in Keras
         with runner.watch(self):

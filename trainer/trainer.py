@@ -21,7 +21,7 @@ from ..distribute.replicas import in_replica_context
 from ..distribute.step_context import current_step
 from ..mixed_precision.policy import check_policy_order
 from ..state.trained_model import TrainedModel
-from . import checks, compile_checks
+from . import compile_checks, fit_checks
 from .compilation import Compilation, runner_of
 from .replica_step import draws_of_replica
 from .run import fit_loop
@@ -186,8 +186,8 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
             dict of floats.
         """
         self._ready("evaluate")
-        checks.check_loop(verbose, callbacks)
-        size = checks.global_batch_size(self, x, batch_size, per_replica_batch_size)
+        fit_checks.check_loop(verbose, callbacks)
+        size = fit_checks.global_batch_size(self, x, batch_size, per_replica_batch_size)
         with pass_source(self, "test", x, y, sample_weight, batch_size=size, steps=steps) as source:
             logs = evaluate(self, source, verbose, callbacks, runner_of(self))
         return logs if return_dict else logs_in_order(self, logs)
@@ -216,9 +216,9 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
             A NumPy array `(batch, ...)` or a nest of them; ragged and sparse outputs stay tensors.
         """
         bring_along(self, "predict")
-        checks.check_loop(verbose, callbacks)
-        checks.check_stateful(self, "predict")
-        size = checks.global_batch_size(self, x, batch_size, per_replica_batch_size)
+        fit_checks.check_loop(verbose, callbacks)
+        fit_checks.check_stateful(self, "predict")
+        size = fit_checks.global_batch_size(self, x, batch_size, per_replica_batch_size)
         with pass_source(self, "predict", x, batch_size=size, steps=steps) as source:
             return predict(self, source, verbose, callbacks, runner_of(self))
 
@@ -227,9 +227,9 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         bring_along(self, method)
         check_compiled(self, method)
         compile_checks.check_outside(method)
-        checks.check_stateful(self, method)
+        fit_checks.check_stateful(self, method)
         if method in ("fit", "train_on_batch"):
-            checks.check_compiles(self, method)
+            fit_checks.check_compiles(self, method)
             compile_checks.check_optimizer(self, method)
             check_policy_order(self, unless_trained=True)
         place_with_model(self)

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.keras_private.random_state import seeds_as_set
+from ...compat.keras_private.seed_generators import seeds_as_set
 from ...compat.tensorflow_private.strategies import devices_of
 from ...compat.versions import find_version
 from ...distribute.environment import show_variables

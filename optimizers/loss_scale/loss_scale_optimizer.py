@@ -19,8 +19,8 @@ from ...distribute.replicas import in_replica_context, local_copy, once_per_copy
 from ...distribute.sharding.sharded_value import own_copy
 from ..adoption import adopt, register_class
 from ..building import ensure_built
-from ..checks import GradsAndVars, Pairs, require_built
 from ..optimizer import Optimizer
+from ..optimizer_checks import GradsAndVars, Pairs, require_built
 from ..stages.accumulation import update_is_due
 from ..stages.aggregated_gradients import after_aggregation, aggregate_alone, forget_applied
 from ..stages.call_options import current_options, gradients_are_taken

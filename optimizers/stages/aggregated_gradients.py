@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from ...distribute.replicas import in_replica_context, local_replica_index, num_replicas, of_first_replica
 from ...distribute.step_context import NOT_AGGREGATED, current_step
-from .. import checks
-from ..records import record_of
+from .. import optimizer_checks
+from ..optimizer_records import record_of
 from .aggregators import aggregate
 from .call_options import CallOptions, current_options
 from .run_stages import unscale
@@ -31,7 +31,7 @@ class _Memory:
 
 def aggregate_alone(
     optimizer: Any,
-    grads_and_vars: checks.GradsAndVars,
+    grads_and_vars: optimizer_checks.GradsAndVars,
     inner: Any = None,
     scale: Any = None,
     widen: Any = None,
@@ -53,8 +53,8 @@ def aggregate_alone(
         raise RuntimeError(
             "`aggregate_gradients` was called outside of `strategy.run`: call it inside, in replica context."
         )
-    given = checks.check_pairs(grads_and_vars)
-    present = checks.with_gradients(inner, given)
+    given = optimizer_checks.check_pairs(grads_and_vars)
+    present = optimizer_checks.with_gradients(inner, given)
     widened = [(g if widen is None else widen(g), v) for g, v in present]
     summed = aggregate(inner, widened, current_options())
     totals = [(unique_rows(g) if is_on_gpu() else g, v) for g, v in summed]
@@ -89,7 +89,7 @@ def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tup
     if others:
         raise ValueError(
             f"`apply_gradients` received gradients of {_names(known)}, which `aggregate_gradients` aggregated, and of "
-            f"{[checks.name_of(v) for v in others]}, which it did not: pass all of them to `aggregate_gradients`."
+            f"{[optimizer_checks.name_of(v) for v in others]}, which it did not: pass all of them to `aggregate_gradients`."
         )
     again = [(g, v) for g, v in known if memory[id(v)].applied]
     if again:
@@ -116,7 +116,7 @@ def _alike(pairs: Pairs) -> Pairs:
     """
     if num_replicas() == 1:
         return pairs
-    pairs = [(g if g is None else checks.as_gradient(g), v) for g, v in pairs]
+    pairs = [(g if g is None else optimizer_checks.as_gradient(g), v) for g, v in pairs]
     present = [(g, v) for g, v in pairs if g is not None]
     rest = iter(of_first_replica([values_of(g) for g, _ in present]))
     return [(g if g is None else map_values(lambda _: next(rest), g), v) for g, v in pairs]
@@ -147,4 +147,4 @@ def _reference(gradient: Any) -> Callable[[], Any]:
 
 
 def _names(pairs: Pairs) -> list[str]:
-    return [checks.name_of(v) for _, v in pairs]
+    return [optimizer_checks.name_of(v) for _, v in pairs]

@@ -18,7 +18,7 @@ from ...compat.tensorflow_graphs.equal_operations import reuse_equal_operations
 from ...distribute.arguments import one_of, whole_number
 from ...distribute.replicas import all_reduce_sum, all_reduce_sum_packed, num_replicas, replica_id
 from ...distribute.step_context import current_step
-from ..checks import GradsAndVars, as_pairs, same_variables
+from ..optimizer_checks import GradsAndVars, as_pairs, same_variables
 from .call_options import CallOptions
 from .sparse_gradients import (
     DENSEST,

@@ -21,11 +21,11 @@ from ...distribute.replicas import (
 from ...distribute.sharding.collectives import if_all
 from ...distribute.sharding.sharded_value import layout_of, own_copy
 from ...distribute.step_context import current_step
-from .. import checks
+from .. import optimizer_checks
 from ..adoption import adopt
 from ..building import ensure_built
 from ..update_rules.replica_rule import once_there_is_one, transform_and_apply
-from ..update_rules.sharded import (
+from ..update_rules.sharded_update import (
     aggregate_shards,
     check_shards,
     cut,
@@ -47,7 +47,7 @@ Apply = Callable[[Any, Pairs], None]
 @tf.autograph.experimental.do_not_convert
 def run_stages(
     optimizer: Any,
-    grads_and_vars: checks.GradsAndVars,
+    grads_and_vars: optimizer_checks.GradsAndVars,
     *,
     scale: Any = None,
     check_finite: bool = False,
@@ -79,7 +79,7 @@ def run_stages(
     Context: replica, or cross-replica (then each replica takes its own part of `PerReplica` gradients).
     """
     options = options or current_options()
-    pairs = checks.check_pairs(grads_and_vars)
+    pairs = optimizer_checks.check_pairs(grads_and_vars)
     ensure_built(optimizer, [v for _, v in pairs])
     if called:
         with direct_writes():
@@ -94,7 +94,7 @@ def run_stages(
         }
         return _in_every_replica(optimizer, pairs, settings)
     every = [v for _, v in pairs]
-    pairs, sharded = checks.with_gradients(optimizer, pairs), shards_state(optimizer, every)
+    pairs, sharded = optimizer_checks.with_gradients(optimizer, pairs), shards_state(optimizer, every)
     apply_to: Any = transform_and_apply_shards if sharded else transform_and_apply
     check: Callable[[Any, Pairs, Any], Any] = (
         check_shards if sharded else lambda hook, *args: hook.check_gradients(*args)

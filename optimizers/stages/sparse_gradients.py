@@ -12,7 +12,7 @@ from ...distribute.hardware.devices import computes_on_gpu
 from ...distribute.replicas import all_reduce_sum, num_replicas
 from ...distribute.sharding.collectives import gather_dense, sizes_are_known
 from ...distribute.step_context import current_step
-from ..checks import Pairs
+from ..optimizer_checks import Pairs
 
 DENSEST = 16
 """Rows of a tensor for each row that slices name, up to which XLA is given the tensor: it sorts rows to name each once."""

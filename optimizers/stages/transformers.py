@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ...distribute.arguments import number, whole_number
 from ...distribute.replicas import local_copy
-from ..checks import GradsAndVars, as_pairs
+from ..optimizer_checks import GradsAndVars, as_pairs
 from . import clipping
 from .aggregators import Piece, piece
 from .call_options import updates_so_far

@@ -31,8 +31,8 @@ from ...distribute.parameter_servers.updates import colocate_with, shards_of
 from ...distribute.replicas import in_replica_context, local_copy
 from ...distribute.sharding.row_sharding import rows_per_shard, state_devices
 from ...distribute.sharding.sharded_value import TensorInPlace, own_copy
-from .. import checks
-from ..settings import check_learning_rate
+from .. import optimizer_checks
+from ..hyperparameters import check_learning_rate
 from ..stages import clipping
 from ..stages.aggregators import without_overwriting
 from ..stages.call_options import freeze_iterations
@@ -254,7 +254,9 @@ def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
 def transform(optimizer: Any, pairs: Pairs) -> Pairs:
     """Stage 4: the transformers in order, then clipping; both see the aggregated, unscaled gradients of all variables."""
     for transformer in optimizer.gradient_transformers:
-        pairs = checks.same_variables(transformer, "gradient_transformers", pairs, transformer(list(pairs)))
+        pairs = optimizer_checks.same_variables(
+            transformer, "gradient_transformers", pairs, transformer(list(pairs))
+        )
     return clip(optimizer, pairs)
 
 

@@ -22,11 +22,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.keras_private.random_state import seeds_as_set
+from ...compat.keras_private.seed_generators import seeds_as_set
 from ...compat.keras_private.variables import raw_value
 from .. import variable_state
 from ..trained_model import FitState, TrainedModel
-from . import settings
+from . import described_values
 
 _MOST_LISTED = 12
 
@@ -42,7 +42,7 @@ def identity(model: TrainedModel, fit_state: FitState, declared: str | None = No
 
     return {
         **({} if declared is None else {"declared": declared}),
-        "settings": settings.settings_of(model),
+        "settings": described_values.settings_of(model),
         "seeds": seeds_as_set(),
         "data": of_data(fit_state.source),
         "validation data": of_data(fit_state.validation),
@@ -103,14 +103,14 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
                 yield from (f"{kind} {entry} only now" for entry in new if entry not in old)
 
     old, new = saved["identity"], now["identity"]
-    found = settings.differences("identity", old.get("declared"), new.get("declared"))
+    found = described_values.differences("identity", old.get("declared"), new.get("declared"))
     found = [*found, *of_variables("model", "other")]
     same_versions = old["versions"] == new["versions"]
     parts = ["optimizer", "other optimizers", "loss", "loss_weights"]
     for part in parts if found else [*parts, "model"]:  # its variables say it better
         old_part, new_part = old["settings"].get(part), new["settings"].get(part)
-        found += settings.differences(part, old_part, new_part, same_versions)
-    found += settings.differences("seed of", old["seeds"], new["seeds"])
+        found += described_values.differences(part, old_part, new_part, same_versions)
+    found += described_values.differences("seed of", old["seeds"], new["seeds"])
     for part in ("data", "validation data"):
         found += _find_differences(part, old[part], new[part], same_versions)
     found = found or [*of_variables("optimizer", "metrics")]

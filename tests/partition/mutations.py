@@ -24,7 +24,7 @@ from partition_in_parts import Parts, types_of  # noqa: E402
 from partition_programs import COMMUNICATED, PROGRAMS, SINGLE  # noqa: E402
 
 from unisono.compat.tensorflow_graphs.one_device import subgraphs  # noqa: E402
-from unisono.trainer.partition import partition  # noqa: E402
+from unisono.trainer.partition import partition_graph  # noqa: E402
 from unisono.trainer.partition.labels import (  # noqa: E402
     OWN,
     PARTIAL_MAX,
@@ -275,7 +275,7 @@ TABLES = [label_table(RULES), size_table(SHAPES, SIZES), size_table(VALUES, SIZE
 
 
 def main(wanted, tables=TABLES):
-    partition.Samples = lambda: _SAMPLES
+    partition_graph.Samples = lambda: _SAMPLES
     programs = sorted(map(Program, PROGRAMS), key=lambda program: len(program.parts.graph.get_operations()))
     made, left = 0, []
     for table in tables:

@@ -154,6 +154,6 @@ def test_user_who_asks_for_xla_gets_it_for_a_pipeline(pipeline):
     ],
 )
 def test_size_of_a_batch_is_read_from_the_pipeline(pipeline, found):
-    from unisono.compat.tensorflow_private.datasets import batch_size
+    from unisono.compat.tensorflow_private.tf_data import batch_size
 
     assert batch_size(pipeline(tf.data.Dataset.range(20))) == found

@@ -20,11 +20,11 @@ from helpers import Stop, StopAt, mirrored
 import unisono
 from unisono import callbacks
 from unisono.callbacks.output_paths import check_launched_alone
-from unisono.compat.tensorflow_private import datasets
+from unisono.compat.tensorflow_private import tf_data
 from unisono.distribute import automatic
 from unisono.mixed_precision import hardware
 from unisono.trainer.inputs import make_source, same_input
-from unisono.trainer.inputs.sources.datasets import DatasetSource
+from unisono.trainer.inputs.sources.dataset_source import DatasetSource
 
 ROOT = Path(unisono.trainer.__file__).parents[1]
 PACKAGES = (
@@ -60,7 +60,7 @@ NEIGHBOURS = {
         "callbacks/saving/checkpoint_files.py keep_foreign_file",
         "callbacks/call_schedule.py _renamed",
         "distribute/workers/peer_monitor.py meeting",
-        "compat/tensorflow_private/datasets.py _wait_for_ends",
+        "compat/tensorflow_private/tf_data.py _wait_for_ends",
     ],
     "resumed fit": [
         "callbacks/backup/resuming.py warn_if_inexact",
@@ -71,7 +71,7 @@ NEIGHBOURS = {
     ],
     "inputs at the position they are at": [
         "trainer/inputs/sources/python_inputs.py restore",
-        "trainer/inputs/sources/datasets.py restore",
+        "trainer/inputs/sources/dataset_source.py restore",
     ],
     "one input made by two workers": [
         "trainer/inputs/same_input.py check_same_data",
@@ -90,7 +90,7 @@ NEIGHBOURS = {
         "mixed_precision/hardware.py warn_if_slow",
     ],
     "layout map whose patterns name variables": ["trainer/run/checks/layouts.py check_layouts"],
-    "gradients for all that is trained": ["optimizers/checks.py with_gradients"],
+    "gradients for all that is trained": ["optimizers/optimizer_checks.py with_gradients"],
 }
 
 
@@ -171,9 +171,9 @@ def fit_to_every_limit(tmp_path, monkeypatch):
         keras.config.set_max_steps_per_epoch(None)
     assert len(found.epoch) == 2 and len(list((tmp_path / "profile").rglob("*.xplane.pb"))) == 1
     # Earlier tests have such threads, too. On a busy machine they take longer than a program waits for them.
-    while ending := list(datasets._ending):
+    while ending := list(tf_data._ending):
         ending[0].join(600)
-    datasets._wait_for_ends()
+    tf_data._wait_for_ends()
 
 
 @program

@@ -20,7 +20,7 @@ from unisono.callbacks.backup import callback_state, snapshot
 from unisono.callbacks.backup.save_schedule import InterruptionHandlers, SaveSchedule, stop
 from unisono.distribute.workers import agreement
 from unisono.state import variable_state
-from unisono.state.identity import settings
+from unisono.state.identity import described_values
 from unisono.state.identity import table as fingerprint
 from unisono.state.trained_model import FitState
 
@@ -206,7 +206,7 @@ def test_long_lists_are_cut():
 def identity(model=None, data=None, **identity_changes):
     found = {**prints()["identity"], **identity_changes}
     if model is not None:
-        found["settings"] = json.loads(json.dumps(settings.settings_of(model)))
+        found["settings"] = json.loads(json.dumps(described_values.settings_of(model)))
     return {**prints(), "identity": {**found, "data": data or found["data"]}}
 
 
@@ -282,9 +282,13 @@ def test_loss_of_the_user_is_known_by_what_it_computes():
 
 def test_functions_in_backups_of_version_0_2_have_no_values_of_theirs():
     old, now = ("f code 0123", "f code 0123 values 4567")
-    assert list(settings.differences("loss", old, now)) == list(settings.differences("loss", now, old)) == []
-    assert len(list(settings.differences("loss", "f code 89", now))) == 1
-    assert len(list(settings.differences("loss", now.replace("7", "8"), now))) == 1
+    assert (
+        list(described_values.differences("loss", old, now))
+        == list(described_values.differences("loss", now, old))
+        == []
+    )
+    assert len(list(described_values.differences("loss", "f code 89", now))) == 1
+    assert len(list(described_values.differences("loss", now.replace("7", "8"), now))) == 1
 
 
 def test_layers_of_a_model_without_settings_are_analysed():

@@ -6,15 +6,15 @@ import time
 import pytest
 import tensorflow as tf
 
-from unisono.compat.tensorflow_private import datasets
-from unisono.compat.tensorflow_private.datasets import (
+from unisono.compat.tensorflow_private import tf_data
+from unisono.compat.tensorflow_private.tf_data import (
     LIVE_SHUFFLE,
     _wait_for_ends,
     copy_dataset,
     count_shuffles,
     end_iterator,
 )
-from unisono.trainer.inputs.sources.datasets import DatasetSource, save_iterator
+from unisono.trainer.inputs.sources.dataset_source import DatasetSource, save_iterator
 
 
 def test_shuffles_of_a_pipeline_are_found():
@@ -60,9 +60,9 @@ def test_iterator_is_empty_once_it_was_ended():
     dataset = tf.data.Dataset.range(9).batch(2).prefetch(tf.data.AUTOTUNE)
     iterator = iter(dataset)
     next(iterator)
-    ending = set(datasets._ending)
+    ending = set(tf_data._ending)
     end_iterator(iterator, dataset)
-    wait_for(lambda: datasets._ending <= ending)
+    wait_for(lambda: tf_data._ending <= ending)
     with pytest.raises(StopIteration):
         next(iterator)
 
@@ -92,8 +92,8 @@ def test_program_waits_for_ends_with_a_bound(monkeypatch, caplog):
     may_end = threading.Event()
     thread = threading.Thread(target=may_end.wait)
     thread.start()
-    monkeypatch.setattr(datasets, "_ending", {thread})
-    monkeypatch.setattr(datasets, "_PATIENCE", 0.01)
+    monkeypatch.setattr(tf_data, "_ending", {thread})
+    monkeypatch.setattr(tf_data, "_PATIENCE", 0.01)
     _wait_for_ends()
     assert "1 input pipelines had not ended" in caplog.text
     may_end.set()

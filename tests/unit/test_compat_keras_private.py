@@ -8,7 +8,7 @@ from helpers import in_threads
 from keras.src.backend.common import global_state
 
 from unisono.compat.keras_private.callbacks import CALLBACK_ATTRIBUTES
-from unisono.compat.keras_private.random_state import global_seed_generator_state, thread_state
+from unisono.compat.keras_private.seed_generators import global_seed_generator_state, thread_state
 from unisono.trainer.step import global_loss as exact_loss
 
 

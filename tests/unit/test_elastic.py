@@ -12,7 +12,7 @@ from helpers import in_threads
 import unisono
 from unisono.commands import launch as launch_command
 from unisono.distribute import environment
-from unisono.distribute.launcher import launch
+from unisono.distribute.launcher import launcher
 from unisono.distribute.launcher.error_attribution import ProcessState, Restarts, attribute
 from unisono.distribute.launcher.tasks import Layout, Task, plan
 from unisono.distribute.workers import newcomers, rendezvous
@@ -149,7 +149,7 @@ def test_plan_of_an_elastic_launch_leaves_ranks_to_the_exchange():
 
 def layout_of(monkeypatch, *arguments):
     found = {}
-    monkeypatch.setattr(launch.Launcher, "run", lambda self: found.update(vars(self)) or 0)
+    monkeypatch.setattr(launcher.Launcher, "run", lambda self: found.update(vars(self)) or 0)
     assert launch_command.main(["--rdzv-endpoint", *arguments, __file__]) == 0
     return found["layout"], found["most_restarts"]
 

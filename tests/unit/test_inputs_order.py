@@ -9,7 +9,7 @@ import tensorflow as tf
 from helpers import mirrored, next_batch
 
 from unisono.trainer.inputs import make_source
-from unisono.trainer.inputs.sources.datasets import DatasetSource
+from unisono.trainer.inputs.sources.dataset_source import DatasetSource
 
 ROWS, BATCH = 22, 4
 X = np.arange(ROWS, dtype="float32")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from unisono.trainer.inputs import concat_samples, make_source, sample_count, slice_samples
 from unisono.trainer.inputs.batch import batch_spec, gather_samples, slice_units, unit_count
-from unisono.trainer.inputs.checks import check_equal_samples
+from unisono.trainer.inputs.input_checks import check_equal_samples
 
 # Timings are meaningless on a busy machine.
 SETTINGS = hypothesis.settings(

@@ -16,7 +16,7 @@ from unisono.distribute.workers.cluster import ClusterError
 from unisono.optimizers.stages.user_code import is_elementwise
 from unisono.optimizers.update_rules import replica_rule
 from unisono.trainer.inputs.sources.source import Chunk
-from unisono.trainer.parameter_servers.schedule import wants_each_step
+from unisono.trainer.parameter_servers.piece_schedule import wants_each_step
 from unisono.trainer.parameter_servers.step_results import CustomLogs, ResultLayout
 from unisono.trainer.parameter_servers.worker_function import pieces_of
 from unisono.trainer.parameter_servers.worker_steps import WorkerSteps

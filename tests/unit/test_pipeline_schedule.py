@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from unisono.distribute.pipeline.partition import balance, stage_costs
+from unisono.distribute.pipeline.balance import balance, stage_costs
 from unisono.distribute.pipeline.schedule import (
     SCHEDULES,
     find_needed,

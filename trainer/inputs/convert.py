@@ -13,7 +13,7 @@ import tensorflow as tf
 from ...distribute.arguments import show
 from .batch import name_leaves
 from .sparse import sparse_rows
-from .values import check_values
+from .value_checks import check_values
 
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic)
 

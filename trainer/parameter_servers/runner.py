@@ -9,7 +9,7 @@ from ...distribute.parameter_servers.worker_pool import ParameterServerError
 from ...state.trained_model import TrainedModel
 from ..run.fit_loop import Runner
 from ..run.passes import Pass
-from .schedule import Schedule
+from .piece_schedule import Schedule
 from .worker_function import WorkerFunction, WorkerPrediction
 from .worker_steps import WorkerSteps
 

@@ -16,7 +16,7 @@ from ...compat.shared_change import share_attributes
 from ...compat.tensorflow_graphs.graphs import enter_this_graph, graph_function
 from ...distribute.step_context import StepContext, step_scope
 from ...state.trained_model import TrainedModel
-from ..checks import check_logs
+from ..fit_checks import check_logs
 from ..step.collected_writes import CollectedWrites
 from ..step.global_metrics import as_tensors, leaf_metrics
 

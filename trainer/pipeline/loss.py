@@ -14,7 +14,7 @@ from ...state.trained_model import TrainedModel
 from ..step import global_loss as exact_loss
 from .engine import Head, PipelinedStep
 from .micro_batches import micro_slices
-from .planning.plan import Plan
+from .planning.stage_plan import Plan
 
 
 def head_of(

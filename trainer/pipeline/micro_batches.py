@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.layers import get_keras_mask, is_own, layers_of, own_state, set_keras_mask
-from ...compat.keras_private.random_state import global_seed_generator_state
+from ...compat.keras_private.seed_generators import global_seed_generator_state
 from ...compat.keras_private.variables import raw_value
 from ...distribute.step_context import StepContext
 from ..inputs.batch import concat_samples, is_scalar, sample_count, slice_samples

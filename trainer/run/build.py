@@ -29,7 +29,7 @@ from ...distribute.step_context import StepContext, step_scope
 from ...optimizers.building import ensure_built
 from ...optimizers.held_optimizers import optimizers_of
 from ...state.trained_model import TrainedModel
-from .. import checks
+from .. import fit_checks
 from ..step.first_call import placeholder
 from ..step.global_metrics import metrics_of
 from .checks.argument_errors import explain_errors
@@ -42,7 +42,7 @@ def build_for(model: TrainedModel, spec: Any, name: str) -> None:
     is built by tracing that step once, without running it. For "predict_step" only the layers are built, for the inputs in
     `spec`. Context: cross-replica, under the model's strategy.
     """
-    checks.check_batches(model, spec, name)
+    fit_checks.check_batches(model, spec, name)
     predicts = name == "predict_step"
     build = _for_prediction if predicts else _symbolically
     if predicts and all(layer.built for layer in layers_of(model)):

@@ -11,7 +11,7 @@ from ...compat.keras_private.training import convert_to_np_if_not_ragged, potent
 from ...compat.shared_change import share_attribute
 from ...state.trained_model import TrainedModel
 from ..inputs import Source, make_source
-from ..inputs.checks import name_arguments
+from ..inputs.input_checks import name_arguments
 from ..inputs.sources.derived_inputs import copy_input, first_batches
 from .callback_list import callback_list
 from .checks.argument_errors import check_labels

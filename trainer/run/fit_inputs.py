@@ -8,9 +8,9 @@ from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...compat.keras_private.training import unpack_x_y_sample_weight
 from ...distribute.workers.agreement import from_chief
 from ...state.trained_model import TrainedModel
-from .. import checks
+from .. import fit_checks
 from ..inputs import Source, make_source, split_for_validation
-from ..inputs.checks import name_arguments
+from ..inputs.input_checks import name_arguments
 from ..inputs.sources.derived_inputs import first_batches
 from ..inputs.sources.make_source import kind_of
 
@@ -42,8 +42,8 @@ class FitArguments:
     validation_sanity_steps: int = 0
 
     def __post_init__(self, model: TrainedModel, per_replica_batch_size: int | None) -> None:
-        self.batch_size = checks.global_batch_size(model, self.x, self.batch_size, per_replica_batch_size)
-        checks.check_fit(self)
+        self.batch_size = fit_checks.global_batch_size(model, self.x, self.batch_size, per_replica_batch_size)
+        fit_checks.check_fit(self)
         if self.fast_dev_run:
             self.callbacks, self.validation_freq = one_batch_of_everything(self.callbacks), 1
 
@@ -91,7 +91,7 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
             other=source,
             custom_step=model._overrides_step("test_step"),
         )
-        checks.check_batches(model, validation.spec, "test_step")
+        fit_checks.check_batches(model, validation.spec, "test_step")
     return source, validation
 
 

@@ -19,7 +19,7 @@ from ...distribute.hardware.devices import wait_for_accelerators
 from ...distribute.workers.records import report_position
 from ...state.trained_model import FitState, TrainedModel
 from ..inputs import Source
-from ..inputs.checks import name_arguments
+from ..inputs.input_checks import name_arguments
 from ..step.variable_placement import place_with_model
 from . import build
 from .calls import Calls

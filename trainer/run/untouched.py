@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...compat.keras_private.random_state import forget_generators
+from ...compat.keras_private.seed_generators import forget_generators
 from ...optimizers.stages.step_hooks import add_step_hook, remove_step_hook, step_hooks
 from ...state import random_state, variable_state
 from ...state.random_state import find_generators

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...distribute.workers.agreement import check_same_everywhere, exchange, spans_workers
-from ...state.identity.settings import settings_of
+from ...state.identity.described_values import settings_of
 from ...state.trained_model import TrainedModel
 from ..inputs.same_input import check_same_data
 from ..inputs.sources.arrays import ArraySource
-from ..inputs.sources.datasets import DatasetSource
+from ..inputs.sources.dataset_source import DatasetSource
 from ..inputs.sources.source import Source
 
 

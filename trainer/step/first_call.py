@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.layers import arguments_of
-from ...compat.keras_private.random_state import thread_state
+from ...compat.keras_private.seed_generators import thread_state
 from ...compat.keras_private.training import compute_output_spec
 from ...optimizers.building import run_in_thread
 from ..inputs.batch import open_spec

@@ -10,7 +10,7 @@ from typing import Any, cast
 import tensorflow as tf
 
 from ...compat.keras_private.layers import takes_training
-from ...compat.keras_private.random_state import thread_state
+from ...compat.keras_private.seed_generators import thread_state
 from ...compat.keras_private.training import (
     TensorFlowTrainer,
     compute_loss,

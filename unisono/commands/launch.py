@@ -146,7 +146,7 @@ def _check_machines(options: argparse.Namespace) -> None:
 def main(argv: Sequence[str]) -> int:
     """Start the cluster and wait for its end; return the status that `--help` explains."""
     options = PARSER.parse_args(argv)
-    from ..distribute.launcher.launch import Launcher  # imports NumPy, which `--help` need not wait for
+    from ..distribute.launcher.launcher import Launcher  # imports NumPy, which `--help` need not wait for
     from ..distribute.launcher.tasks import Layout
 
     if not options.module and not os.path.isfile(options.script):

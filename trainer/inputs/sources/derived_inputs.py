@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ....compat.tensorflow_private.datasets import copy_dataset
+from ....compat.tensorflow_private.tf_data import copy_dataset
 from ....distribute.arguments import number
-from .. import checks
+from .. import input_checks
 from ..batch import slice_samples
 from ..convert import is_array, standard_arrays
 from .make_source import DISTRIBUTED, FUNCTION, kind_of
@@ -31,10 +31,10 @@ def first_batches(
     count = min(count, steps_per_epoch or count)
     if kind == "array":
         arrays = standard_arrays(x, y, sample_weight)
-        samples = checks.same_samples(arrays)
+        samples = input_checks.same_samples(arrays)
         size = batch_size or (math.ceil(samples / steps_per_epoch) if steps_per_epoch else 32)
         return *_samples_of(arrays, 0, min(samples, count * size)), size
-    checks.alone(kind, y, sample_weight, batch_size=batch_size)
+    input_checks.alone(kind, y, sample_weight, batch_size=batch_size)
     if kind == DISTRIBUTED:
         raise ValueError(
             f"`overfit_batches` ({count}) cannot be used with a {kind}, whose single batches are not accessible: give the "
@@ -82,7 +82,7 @@ def split_for_validation(
             "advance; give validation_data."
         )
     arrays = standard_arrays(x, y, sample_weight)
-    samples = checks.same_samples(arrays)
+    samples = input_checks.same_samples(arrays)
     cut = math.floor(samples * (1.0 - validation_split))
     if cut in (0, samples):
         raise ValueError(

@@ -10,19 +10,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ....compat.tensorflow_private.datasets import find_parts
+from ....compat.tensorflow_private.tf_data import find_parts
 from ....distribute.arguments import show, takes_arguments, whole_number
 from ....distribute.hardware.data_placement import data_home
 from ....distribute.replicas import shares_variables
 from ....distribute.workers.agreement import spans_workers
-from .. import checks
+from .. import input_checks
 from ..batch import concat_samples, digest_of, is_memory_mapped
 from ..class_weights import check_class_weight, class_weights, weight_spec
 from ..convert import is_array, resident_size, standard_arrays
 from ..position import SampleOrder
 from ..same_input import check_same_input
 from .arrays import ArraySource, StreamedArrays
-from .datasets import DatasetSource, without_optionals
+from .dataset_source import DatasetSource, without_optionals
 from .python_inputs import PyDatasetSource, StreamSource
 from .source import Source
 
@@ -83,7 +83,7 @@ def make_source(
     check_same_input(x, strategy, kind)
     if kind == "array":
         arrays = standard_arrays(x, y, sample_weight)
-        samples = checks.same_samples(arrays)
+        samples = input_checks.same_samples(arrays)
         if batch_size is None:
             batch_size = math.ceil(samples / steps_per_epoch) if steps_per_epoch else 32
         order = SampleOrder(samples, batch_size, shuffle, seed, steps_per_epoch)
@@ -93,14 +93,14 @@ def make_source(
         if isinstance(source, ArraySource) and spans_workers(strategy):
             source.digest = digest_of(batch)
     else:
-        checks.alone(kind, y, sample_weight, batch_size=batch_size)
+        input_checks.alone(kind, y, sample_weight, batch_size=batch_size)
         if shuffle == "batch":  # True is the default of `fit`, no request
             warnings.warn(
                 f"`shuffle={shuffle}` was passed, but will be ignored since the data `x` was provided as a {kind}, which "
                 "is expected to already be shuffled.",
                 stacklevel=3,
             )
-        sharing = checks.Sharing(custom_step, strategy.num_replicas_in_sync)
+        sharing = input_checks.Sharing(custom_step, strategy.num_replicas_in_sync)
         if kind == "PyDataset":
             source = PyDatasetSource(x, shuffle, seed, steps_per_epoch, spans_workers(strategy), sharing)
         elif kind in ("generator", "iterable", "torch DataLoader"):
@@ -186,7 +186,7 @@ def _from_dataset(
     steps_per_epoch: int | None,
     strategy: tf.distribute.Strategy,
     resumable: bool,
-    sharing: checks.Sharing,
+    sharing: input_checks.Sharing,
 ) -> Source:
     """Return the source of a `tf.data` pipeline, or of one that `tf.distribute` splits over replicas.
 
@@ -207,7 +207,7 @@ def _from_dataset(
         if len(datasets) > 1:  # one for each replica
             x, parts = tf.data.Dataset.zip(*datasets).map(lambda *each: concat_samples(each)), 1
     x = without_optionals(x)
-    checks.check_batched(x.element_spec, parts, sharing)
+    input_checks.check_batched(x.element_spec, parts, sharing)
     by_replica = kind in (FUNCTION, DISTRIBUTED)
     return DatasetSource(x, steps_per_epoch, parts, per_worker, by_replica, batches, resumable, compared)
 

@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from ....distribute.arguments import show
 from ....state.identity.data import checksum
-from .. import checks
+from .. import input_checks
 from ..batch import name_parts, open_spec, unpack
 from ..convert import host_arrays, is_array
 from ..outside_state import RecordedCalls, explain_drawn_ahead, notes_drawn_numbers
-from ..values import LabelRule, check_values
+from ..value_checks import LabelRule, check_values
 from .feed import FedSource, Layout, layout_of
 
 _END = object()
@@ -44,7 +44,7 @@ class PythonSource(FedSource):
     _rules: tuple[LabelRule, ...] | None = None
 
     def __init__(
-        self, given: Any, kind: str, first: Iterable[Any], steady: bool, sharing: checks.Sharing
+        self, given: Any, kind: str, first: Iterable[Any], steady: bool, sharing: input_checks.Sharing
     ) -> None:
         self._kind, self._sharing = kind, sharing
         with notes_drawn_numbers(given) as drawn_from:
@@ -109,7 +109,7 @@ class PythonSource(FedSource):
         if hasattr(item, "_fields"):
             batch = type(item)(*parts)
         try:
-            checks.same_samples(batch, self._sharing)
+            input_checks.same_samples(batch, self._sharing)
             if self._rules is not None:
                 _, y, sample_weight = unpack(batch)
                 check_values(sample_weight, y, self._rules)

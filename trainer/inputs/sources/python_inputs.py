@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from ....compat.side_table import SideTable
-from ..checks import Sharing
+from ..input_checks import Sharing
 from ..outside_state import RecordedCalls, read_saved_calls
 from ..position import Position, SampleOrder
 from .feed import Layout

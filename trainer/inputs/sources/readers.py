@@ -20,7 +20,7 @@ from ..batch import (
     on_device,
     slice_samples,
 )
-from ..values import LabelRule, assert_values
+from ..value_checks import LabelRule, assert_values
 
 HOST = "CPU:0"
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ..class_weights import ClassWeights, WeightedReader
 from ..position import Position
-from ..values import LabelRule, check_values
+from ..value_checks import LabelRule, check_values
 
 
 @dataclasses.dataclass(frozen=True)

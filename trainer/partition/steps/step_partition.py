@@ -15,7 +15,7 @@ import tensorflow as tf
 from ....compat.keras_private.layers import computes_again, layers_of
 from ....distribute.mesh import mesh_of
 from ....state.trained_model import TrainedModel, record_of
-from ...checks import check_logs
+from ...fit_checks import check_logs
 from ...inputs.batch import batch_spec
 from ...step.global_metrics import losses_count_samples, metrics_of
 from ...step.variable_placement import accumulates

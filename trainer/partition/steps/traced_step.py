@@ -21,7 +21,7 @@ from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotal
 from ....optimizers.building import ensure_built
 from ....optimizers.update_rules.parts import gradient_layouts
 from ...inputs.batch import all_leaves, sample_count
-from ...inputs.checks import check_combined_samples
+from ...inputs.input_checks import check_combined_samples
 from ...step.collected_writes import CollectedWrites
 from ..builder import APPLY
 from ..conversions import Replica
@@ -35,7 +35,7 @@ from ..labels import (
 )
 from ..memory import save_memory
 from ..operation_labels import WRITES
-from ..partition import partition_graph, read_inputs
+from ..partition_graph import partition_graph, read_inputs
 from ..program import BATCH, Copy, MeshAxis, NotPartitioned, Program, find_received
 from ..rebuild import rebuilt
 from .explain import StepExplanation, explain_program

@@ -12,7 +12,7 @@ from ....state.trained_model import TrainedModel
 from ...inputs import Source
 from ...inputs.batch import is_standard, unpack
 from ...inputs.class_weights import ClassWeights
-from ...inputs.values import LabelRule, at, sentence_in
+from ...inputs.value_checks import LabelRule, at, sentence_in
 from .mismatch import mismatch
 
 _ERRORS = (

@@ -18,7 +18,7 @@ from ....distribute.arguments import show, takes_arguments
 from ....state.trained_model import TrainedModel
 from ...compile_checks import output_names
 from ...inputs.batch import is_standard, unpack
-from ...inputs.values import holds_text
+from ...inputs.value_checks import holds_text
 from ...step.first_call import placeholder
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ....compat.keras_private.random_state import thread_state
+from ....compat.keras_private.seed_generators import thread_state
 from ....compat.keras_private.variables import plain_variable
 from ....compat.tensorflow_graphs.graph_optimizer import optimize_briefly
 from ....compat.tensorflow_graphs.graphs import effects, first_graph, graph_for, only_graph
@@ -19,7 +19,7 @@ from ....optimizers.held_optimizers import optimizers_of
 from ....optimizers.stages.accumulation import CallsOnHost
 from ....optimizers.stages.step_hooks import StepHook, step_hooks
 from ....state.trained_model import TrainedModel
-from ...inputs.checks import check_equal_samples, check_samples
+from ...inputs.input_checks import check_equal_samples, check_samples
 from ...inputs.sources.source import Chunk
 from ...partition.steps.step_partition import ModelPartition
 from ...partition.steps.traced_step import TracedStep

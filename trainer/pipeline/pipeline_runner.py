@@ -22,7 +22,7 @@ from .loss import head_of, own_loss, track_single_losses
 from .micro_batches import micro_slices, micro_steps
 from .mixed_samples import warn_of_mixed_samples
 from .planning.placement import follow_inputs, move_optimizer_state
-from .planning.plan import Plan
+from .planning.stage_plan import Plan
 
 
 def attach(model: TrainedModel) -> None:

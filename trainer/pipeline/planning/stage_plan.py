@@ -10,7 +10,7 @@ import keras
 
 from ....compat.keras_private.layers import layers_of
 from ....distribute.hardware.device_memory import in_words
-from ....distribute.pipeline.partition import balance, stage_costs
+from ....distribute.pipeline.balance import balance, stage_costs
 from ....distribute.pipeline.pipeline import Pipeline, register_planner
 from ....distribute.pipeline.schedule import SCHEDULES, Simulation, forward_only, peak_activations, simulate
 from ....distribute.pipeline.timeline import Timeline

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ....compat.keras_private.variables import plain_variable
 from ....compat.tensorflow_private.dataset_graph import find_held_data, pipeline_checksum
-from ....compat.tensorflow_private.datasets import (
+from ....compat.tensorflow_private.tf_data import (
     LIVE_SHUFFLE,
     batch_size,
     count_shuffles,
@@ -20,11 +20,11 @@ from ....compat.tensorflow_private.datasets import (
     save_exactly,
 )
 from ....state.identity.data import checksum
-from ....state.identity.settings import text_of_value
+from ....state.identity.described_values import text_of_value
 from ..batch import batch_spec, digest_of
 from ..outside_state import PipelineState, draws_numbers
 from ..position import Position
-from ..values import LabelRule
+from ..value_checks import LabelRule
 from .readers import ComparedIterator, IteratorReader
 from .source import Chunk, Source
 

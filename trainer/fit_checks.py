@@ -25,9 +25,9 @@ from ..distribute.sharding.sharded_value import ShardedValue
 from ..state.trained_model import TrainedModel
 from .compile_checks import takes_numbers
 from .inputs.batch import is_standard, unpack
-from .inputs.checks import alone
+from .inputs.input_checks import alone
 from .inputs.sources.make_source import check_shuffle, kind_of
-from .inputs.values import holds_text
+from .inputs.value_checks import holds_text
 
 _SUPPORTED = (
     tf.distribute.OneDeviceStrategy,

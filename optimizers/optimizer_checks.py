@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ..compat.keras_private.optimizers import trained_variables
 from ..distribute.arguments import show, takes_arguments
-from .records import record_of
+from .optimizer_records import record_of
 from .stages.call_options import current_options
 
 Pairs = list[tuple[Any, Any]]  # gradients and their variables
