@@ -231,7 +231,7 @@ def of_first_copy(layout: Layout, part: tf.Tensor) -> tf.Tensor:
     return part
 
 
-ROWS = -1
+MATRICES = -1
 """Instead of an axis, of matrices with a row for each replica of a group: the sum of this replica's rows."""
 
 
@@ -240,8 +240,9 @@ def combine_in_groups(
 ) -> list[tf.Tensor]:
     """Sum or concatenate each tensor of the replicas that differ along one axis of the mesh alone.
 
-    `axes` are those of the mesh. `along` are those of the tensors, to concatenate; None: the sum; ROWS: that of own rows.
-    `equal`: the shapes on replicas that differ along another axis than that of the batch are. Context: replica.
+    `axes` are those of the mesh. `along` are those of the tensors, to concatenate; None: the sum; MATRICES: that of
+    this replica's rows of each matrix.
+    `equal`: the shapes are, on replicas that differ along an axis that is not the batch's. Context: replica.
     """
     mesh = mesh_of()
 
@@ -254,20 +255,20 @@ def combine_in_groups(
                 with tf.device(mine.device):
                     place = mesh.place(first_local_replica(strategy) + number)[axis]
                     if len(group) < 2:
-                        made.append(tf.identity(mine[0] if concat == ROWS else mine))
+                        made.append(tf.identity(mine[0] if concat == MATRICES else mine))
                     elif len(local) < strategy.num_replicas_in_sync:
                         launcher = launcher_in_group(
                             strategy, number, axis * len(mesh.replicas) + group[0], len(group)
                         )
                         total = _launch(
-                            launcher, mine, None if concat == ROWS else concat, equal and axis > 0
+                            launcher, mine, None if concat == MATRICES else concat, equal and axis > 0
                         )
-                        made.append(total[place] if concat == ROWS else total)
+                        made.append(total[place] if concat == MATRICES else total)
                     else:
                         members = [local[replica] for replica in group]
-                        if concat == ROWS:
+                        if concat == MATRICES:
                             members = [member[place] for member in members]
-                        summed = concat in (None, ROWS)
+                        summed = concat in (None, MATRICES)
                         made.append(tf.add_n(members) if summed else tf.concat(members, concat))
             found.append(PerReplica(made))
         return found

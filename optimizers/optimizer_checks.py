@@ -55,7 +55,7 @@ def _fits(variable: Any, shape: Any) -> bool:
 def check_pairs(grads_and_vars: Any) -> Pairs:
     """Return the argument as a list of pairs.
 
-    Raise a ValueError if it is anything else, has a variable twice, or a gradient of another shape than its variable's.
+    Raise a ValueError if it is anything else, has a variable twice, or a gradient whose shape is not its variable's.
     """
     pairs, seen = as_pairs(grads_and_vars), set()
     for gradient, variable in pairs:

@@ -78,7 +78,7 @@ def global_batch_size(
 
 
 def check_home(model: TrainedModel, method: str) -> None:
-    """Reject a model whose variables belong to another strategy than the current one."""
+    """Reject a model whose variables belong to a strategy that is not the current one."""
     if tf.distribute.has_strategy() and strategy_of(model) is not tf.distribute.get_strategy():
         raise ValueError(
             f"`{method}()` was called under the scope of {_name(tf.distribute.get_strategy())}, but the model was built "

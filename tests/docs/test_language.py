@@ -39,6 +39,13 @@ OLD = {
     r"\bbeside\b|\bin place of\b|\bof one's own\b": "next to, compared with; instead of; custom",
     r"\brooms?\b|\bhouses?\b|\bthinned\b|\btravel(s|led)?\b": "the plain word",
 }
+# Turns of phrase that read as translated, in sentences of pages and docstrings.
+TRANSLATED = {
+    r"\banother\b[^.;:,]{0,60}\bthan\b": "a different ... from, or a relative clause",
+    r"\bsay\)": "such as, for example",
+    r"\b[Gg]ive CODE (a|an|CODE|one|more)\b": "pass",
+    r":\s.*[a-z]:\s": "one colon in a sentence",
+}
 # A sentence with one of these may say "row": of a matrix, a table, a sparse gradient, or a table of text.
 MATRIX = re.compile(r"matri|table|sparse|IndexedSlices|embedding|slices|unique|CSV|Parquet", re.IGNORECASE)
 FILE_NAMES = r"room|house|verdict|meeting|accusation|wake|travel|misfit|words|unison-rule|see.training"
@@ -64,14 +71,18 @@ def prose(text):
     return re.sub(r"`[^`\n]+`", "CODE", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text))
 
 
-def sentences(text):
-    """The sentences of a page's paragraphs and lists, without headings and tables."""
+def sentences(text, ends=".!?:;"):
+    """The sentences of each paragraph and item of a page, without headings and tables."""
     text = re.sub(r"(?m)^ *(\||#|<|\$|\?\?\?|    options|    \w+:).*$", "", prose(text))
     text = re.sub(r"^ *([-*]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
     for paragraph in re.split(r"\n\s*\n", text):
-        for each in re.split(r"(?<=[.!?:;])[\"')*_]*\s+(?=[\"'(*_]*[A-Z0-9])", " ".join(paragraph.split())):
-            if len(each.split()) > 1:
-                yield each
+        yield [
+            each
+            for each in re.split(
+                rf"(?<=[{ends}])[\"')*_]*\s+(?=[\"'(*_]*[A-Z0-9])", " ".join(paragraph.split())
+            )
+            if len(each.split()) > 1
+        ]
 
 
 def old_words(text):
@@ -102,10 +113,21 @@ def test_page_has_short_sentences_in_the_terms_of_the_field(page):
     assert list(old_words(prose(text))) == []
     if page.parent.name == "design":
         assert re.search(r"\n\nStatus: (accepted|superseded by \[\d{4}\])", text)
-    lengths = {each: len(each.split()) for each in sentences(text)}
+    lengths = {each: len(each.split()) for paragraph in sentences(text) for each in paragraph}
     average = sum(lengths.values()) / max(1, len(lengths))
     found = [each for each, length in lengths.items() if length > 40]
     assert average <= 20 and not found, (average, found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_page_reads_as_written_in_english(page):
+    found = []
+    for paragraph in sentences(page.read_text(encoding="utf-8"), ".!?"):
+        short = "".join(str(int(len(each.split()) < 9 and "**" not in each)) for each in paragraph)
+        found += [f"join short sentences: {paragraph}"] if "111" in short else []
+        for each in paragraph:
+            found += [f"{new}: {each}" for pattern, new in TRANSLATED.items() if re.search(pattern, each)]
+    assert found == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -52,7 +52,7 @@ class ArraySource(Source):
         return self._copies[0] if plain else None
 
     def _spec_of_batches(self) -> Any:
-        """Return the spec of the arrays; of one sample, where arrays are stored as another tensor type than batches."""
+        """Return the spec of the arrays; of one sample, where arrays are stored as a type that batches do not have."""
         if all(isinstance(leaf, tf.TensorSpec | None) for leaf in tf.nest.flatten(self._signature)):
             return self._signature
         return batch_spec(ArrayReader("", 1)((self._copies, tf.constant(0, tf.int64)), tf.constant(0)))

@@ -23,7 +23,7 @@ class Chunk:
         reader: `reader(inputs, i)` is batch `i` (int32 scalar tensor, 0 to steps - 1) of the chunk, in the structure
             that a step gets (see `batch.py`), with the samples of the whole global batch. It is called while tracing,
             must be a pure function of its arguments, and must be equal for chunks of one layout (the compiled function
-            is kept by it). When `open_ended`, it gives a `tf.experimental.Optional` of the batch.
+            is kept by it). When `open_ended`, it yields a `tf.experimental.Optional` of the batch.
         open_ended: whether the data may end before `steps` batches have been drawn.
         signature: nest of `tf.TypeSpec` that `inputs` matches in every chunk with this reader (the number of steps and
             of samples in the data left open), so that one trace serves them all; None: as the inputs are.

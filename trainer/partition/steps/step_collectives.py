@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from ....distribute.gathering import gather_outputs
-from ....distribute.mesh import ROWS, combine_in_groups, mesh_of
+from ....distribute.mesh import MATRICES, combine_in_groups, mesh_of
 from ....distribute.replicas import all_reduce_sum_packed, num_replicas
 from ....distribute.sharding.collectives import all_gather, reduce_scatter
 from ....distribute.step_context import this_step
@@ -28,7 +28,7 @@ def _answers(requests: list[Request]) -> list[tf.Tensor]:
     if num_replicas() == 1:
         return [r.tensor[0] if r.parts and r.axis is None else r.tensor for r in requests]
     if mesh_of().divides_weights:
-        asked = [(r.tensor, r.mesh, ROWS if r.parts and r.axis is None else r.axis) for r in requests]
+        asked = [(r.tensor, r.mesh, MATRICES if r.parts and r.axis is None else r.axis) for r in requests]
         return combine_in_groups(*map(list, zip(*asked))) if asked else []  # type: ignore[arg-type]
     summed = [request.tensor for request in requests if request.axis is None and not request.parts]
     totals = iter(all_reduce_sum_packed(summed))

@@ -25,7 +25,7 @@ from ...step.first_call import placeholder
 def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) -> str | None:
     """Return the sentence with the argument that does not fit the model; None if all fit, or if it is unknown.
 
-    Nothing is called again without an error, except for validation data of another layout than the training data, which
+    Nothing is called again without an error, except for validation data whose layout differs from the training data's, which
     would otherwise fail after the first epoch. The sentence is only given where the shapes disagree.
     """
     if model._overrides_step(step) or not is_standard(spec):

@@ -14,7 +14,7 @@ from ...inputs.sources.source import Chunk
 
 
 class OptionalBatches:
-    """Batches of data that may end: the reader gives a `tf.experimental.Optional`. `samples`: of each, where known.
+    """Batches of data that may end: the reader yields a `tf.experimental.Optional`. `samples`: of each, where known.
 
     Context: cross-replica, in a `tf.function` or eager.
     """
