@@ -1,7 +1,7 @@
 """The register of changes to Keras and TensorFlow: functions that are replaced, and names that are added.
 
 `REPLACED` while a step of ours is computed, in the threads that compute it; `WRAPPED` and `ADDED` for good, when they are
-first needed.
+first needed. `tensorflow_graphs/gradients.py` registers a function with TensorFlow besides: the one that tapes call.
 """
 
 import contextlib
