@@ -23,8 +23,8 @@ def show(value: Any) -> str:
     Specs and tensors of more than a few numbers are shown as "(batch, 4) float32", objects without an address.
 
     >>> import tensorflow as tf
-    >>> shown((tf.TensorSpec([None, 4]), {"a": tf.TensorSpec([2], tf.int32)})), shown("a"), shown(shown)
-    ("((batch, 4) float32, {'a': (2,) int32})", "'a'", '<function shown>')
+    >>> show((tf.TensorSpec([None, 4]), {"a": tf.TensorSpec([2], tf.int32)})), show("a"), show(show)
+    ("((batch, 4) float32, {'a': (2,) int32})", "'a'", '<function show>')
     """
     text = without_password(re.sub(r"\s+", " ", _text(value)))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -13,7 +13,7 @@ from ..compat.keras_private.optimizers import find_wrapped_optimizers
 from ..compat.keras_private.variables import stateless_scope
 from ..compat.tensorflow_graphs.graphs import leave_as_written
 from ..distribute.moved_variables import move_to_strategy
-from ..distribute.step_context import current_step
+from ..distribute.step_context import current_step, step_scope
 
 _HOLDING = (keras.optimizers.Optimizer, list, tuple, dict)
 _lock = threading.RLock()
@@ -34,7 +34,7 @@ def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
         with _lock:  # two threads may trace the first use at the same time
             if optimizer.built:
                 return
-            with strategy.scope(), keras.name_scope(optimizer.name, caller=optimizer):
+            with step_scope(None), strategy.scope(), keras.name_scope(optimizer.name, caller=optimizer):
                 for each in (optimizer, *inner_optimizers(optimizer)):
                     move_to_strategy(each, strategy)
                 optimizer.build(list(variables))

@@ -89,7 +89,7 @@ def metric_charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
 def group_metrics(names: Sequence[str], outputs: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
     """Return metrics by the output that they are of, or by what comes before the "/" in their names.
 
-    >>> grouped(["loss", "left_loss", "left_auc", "a/b"], ["left", "right"])
+    >>> group_metrics(["loss", "left_loss", "left_auc", "a/b"], ["left", "right"])
     {'': [('loss', 'loss')], 'left': [('left_loss', 'loss'), ('left_auc', 'auc')], 'a': [('a/b', 'b')]}
     """
     groups: dict[str, list[tuple[str, str]]] = {"": []}

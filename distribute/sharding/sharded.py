@@ -32,7 +32,7 @@ _levels: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
-    """Return shards the training state over the replicas of a strategy; the results stay the same.
+    """Shard the training state over the replicas of a strategy; the results stay the same.
 
     Bytes for each float32 parameter of Adam with N replicas, on each of them: 16 without, `4 + 4 + 8 / N` with the level
     "optimizer", `4 + 12 / N` with "gradients", `16 / N` with "weights", and the transient full-size tensors.

@@ -3,6 +3,8 @@
 `OLD` lists words that were used before, with their replacements. It has only words that can be matched reliably.
 """
 
+import ast
+import collections
 import io
 import pathlib
 import re
@@ -62,6 +64,32 @@ PAGES = sorted(
 # Packages whose docstrings, comments, messages and other texts are checked.
 PACKAGES = ("benchmarks", "callbacks", "compat", "distribute", "examples", "mixed_precision", "optimizers")
 PACKAGES += ("state", "tests", "trainer", "unisono")
+LIBRARY = (
+    "callbacks",
+    "compat",
+    "distribute",
+    "mixed_precision",
+    "optimizers",
+    "state",
+    "trainer",
+    "unisono",
+)
+
+PARTICIPLES = {
+    "made",
+    "kept",
+    "held",
+    "known",
+    "given",
+    "taken",
+    "shown",
+    "drawn",
+    "found",
+    "sent",
+    "seen",
+    "written",
+    "lost",
+}
 
 
 def prose(text):
@@ -140,6 +168,29 @@ def test_package_uses_the_terms_of_the_field(package):
 def test_files_are_named_for_what_they_hold():
     files = [path for folder in (*PACKAGES, "docs") for path in (ROOT / folder).rglob("*.*")]
     assert [path for path in files if re.search(FILE_NAMES, path.stem)] == []
+
+
+def test_each_file_of_the_library_has_a_name_of_its_own():
+    paths = [path for package in LIBRARY for path in (ROOT / package).rglob("*.py") if not path.is_symlink()]
+    counts = collections.Counter(path.name for path in {path.resolve() for path in paths})
+    assert [name for name, count in counts.items() if count > 1 and name != "__init__.py"] == []
+
+
+def test_functions_are_named_by_verbs():
+    """A participle says neither what a function does nor what it returns; properties and nested functions may have one."""
+    found = []
+    for path in {path.resolve() for package in LIBRARY for path in (ROOT / package).rglob("*.py")}:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        bodies = [tree.body, *(each.body for each in ast.walk(tree) if isinstance(each, ast.ClassDef))]
+        for each in (each for body in bodies for each in body if isinstance(each, ast.FunctionDef)):
+            word = each.name.strip("_").split("_")[0]
+            if (
+                not each.decorator_list
+                and (word in PARTICIPLES or re.search(r"(?<!e)ed$", word))
+                and word != "shared"
+            ):
+                found.append(f"{name_of(path)}: {each.name}")
+    assert len(found) <= 5, sorted(found)
 
 
 def anchors(text):

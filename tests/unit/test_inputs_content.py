@@ -400,7 +400,7 @@ def test_iterator_that_cannot_be_saved_later_is_not_asked_again(monkeypatch):
         asked.append(iterator)
         raise tf.errors.FailedPreconditionError(None, None, "PyFunc is stateful.")
 
-    monkeypatch.setattr("unisono.trainer.inputs.sources.datasets.save_iterator", refused)
+    monkeypatch.setattr("unisono.trainer.inputs.sources.dataset_source.save_iterator", refused)
     assert "iterator" not in source.state() and "iterator" not in source.state()
     assert source.resume_by == "skip" and len(asked) == 1
     source.close()

@@ -226,7 +226,7 @@ class PipelinedStep:
         return weights + [pair for key, pair in state.items() if key not in known]
 
     def _pass_on(self, stage: Stage, q: int, key: int, gradients: list[Any]) -> None:
-        """Pass the gradients of a stage's input to the stage that made it, or adds those of a weight to the sums."""
+        """Pass the gradients of a stage's input to the stage that made it, or add those of a weight to the sums."""
         if key in stage.inputs:
             self._cotangents[q].setdefault(key, []).append(gradients)
         elif gradients:
