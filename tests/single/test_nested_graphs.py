@@ -149,7 +149,7 @@ def numbers(steps, base, on=None, **how):
     return [*model.get_weights(), *slots, *history.values()]
 
 
-@pytest.mark.short("Whole", "Branch", "Kept", "UpdateInBranch", "UpdatesInLoop")
+@pytest.mark.short("Branch", "UpdateInBranch", "UpdatesInLoop")
 @pytest.mark.parametrize("steps", [Whole, Inner, Forward, Branch, Kept, UpdateInBranch, UpdatesInLoop])
 def test_step_has_the_numbers_of_keras_on_one_device_and_on_several(steps):
     right = numbers(steps, keras.Model)

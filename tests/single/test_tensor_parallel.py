@@ -162,7 +162,7 @@ OVER_BATCH = {  # the layouts, the mesh and the parts of the kernel of `down`, o
 
 
 @pytest.mark.parametrize("name", OVER_BATCH)
-@pytest.mark.short("llama", "four of the batch")
+@pytest.mark.short("llama")
 def test_maps_that_divide_weights_over_the_batch_too_train_as_one_device(name):
     layouts, shape, part = OVER_BATCH[name]
     _, expected = of_transformer()

@@ -94,6 +94,7 @@ print(seen)
 
 
 @pytest.mark.process
+@pytest.mark.short("after import")
 @pytest.mark.parametrize("when", ["before", "after import", "after use"])
 def test_tool_that_is_switched_on_at_any_time_sees_each_fit_once(when):
     command = [sys.executable, "-c", TOOL, when]

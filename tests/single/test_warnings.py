@@ -53,12 +53,12 @@ NEIGHBOURS = {
         "callbacks/stochastic_weight_averaging.py on_train_end",
         "callbacks/monitoring/profiler.py on_train_end",
         "callbacks/diagnosis/anomaly_report.py _explain",
-        "callbacks/saving/model_checkpoint.py _wanted",
+        "callbacks/saving/model_checkpoint.py _is_wanted",
         "callbacks/saving/model_checkpoint.py on_fit_exit",
         "callbacks/spool.py __exit__",
         "callbacks/spool.py _tick",
         "callbacks/saving/checkpoint_files.py keep_foreign_file",
-        "callbacks/call_schedule.py _renamed",
+        "callbacks/call_schedule.py _read_old_name",
         "distribute/workers/peer_monitor.py meeting",
         "compat/tensorflow_private/tf_data.py _wait_for_ends",
     ],
@@ -90,6 +90,9 @@ NEIGHBOURS = {
         "mixed_precision/hardware.py warn_if_slow",
     ],
     "layout map whose patterns name variables": ["trainer/run/checks/layouts.py check_layouts"],
+    "pipeline of layers that compute each sample alone": [
+        "trainer/pipeline/mixed_samples.py warn_of_mixed_samples"
+    ],
     "gradients for all that is trained": ["optimizers/optimizer_checks.py with_gradients"],
 }
 
@@ -307,6 +310,16 @@ def layout_map_whose_patterns_name_variables(tmp_path, monkeypatch):
     with unisono.distribute.strategy_of(distribution).scope():
         layers = [keras.Input((3,)), keras.layers.Dense(4, name="wide"), keras.layers.Dense(1, name="only")]
         model = unisono.Sequential(layers)
+        model.compile(unisono.optimizers.SGD(0.01), "mse")
+    model.fit(*arrays(), batch_size=4, epochs=1, verbose=0)
+
+
+@program
+def pipeline_of_layers_that_compute_each_sample_alone(tmp_path, monkeypatch):
+    """Softmax and layer normalization combine the numbers of one sample."""
+    with unisono.distribute.Pipeline(["cpu:0", "cpu:1"], micro_batches=2).scope():
+        layers = [keras.Input((3,)), keras.layers.Dense(4, "softmax"), keras.layers.LayerNormalization()]
+        model = unisono.Sequential([*layers, keras.layers.Dense(1)])
         model.compile(unisono.optimizers.SGD(0.01), "mse")
     model.fit(*arrays(), batch_size=4, epochs=1, verbose=0)
 

@@ -66,6 +66,7 @@ def test_killed_mesh_of_workers_resumes_on_any_mesh(start_workers, alone, axes, 
     check(second, {name: value for name, value in alone.items() if not name.startswith("history")})
 
 
+@pytest.mark.long
 def test_workers_find_each_other_by_the_variables_of_keras(forked, tmp_path, alone):
     ports = free_ports(2)
     addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
