@@ -111,6 +111,17 @@ def test_step_may_assign_divided_weights_before_and_after_the_update():
     compare(lambda: mlp(Moving), lambda: OPTIMIZER.Adam(0.05))
 
 
+def test_write_of_a_weight_that_the_batch_divides_is_rejected_before_the_first_step():
+    with strategy_for((2, 2), {".*down/kernel": ("model", "batch")}).scope():
+        model = mlp(Moving)
+        model.compile("sgd", "mse")
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=r"assigns 'down/kernel'.*over the axis of the batch"):
+        model.fit(X, X, batch_size=8, verbose=0)
+    for found, expected in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_layer_may_assign_a_divided_weight():
     def make():
         keras.utils.set_random_seed(1)
