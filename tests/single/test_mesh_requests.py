@@ -75,6 +75,7 @@ def test_own_loop_on_a_mesh_computes_the_global_batch_of_all_replicas(shape, par
     check_equal(run_loop(strategy_for(shape, MLP), parts, rate), expected)
 
 
+@pytest.mark.long
 def test_own_loop_on_three_axes_keeps_the_order_of_the_samples():
     strategy = strategy_for((1, 2, 2), {".*up/kernel": ("expert", "model")}, ("batch", "expert", "model"))
     check_equal(run_loop(strategy, (3, 1, 0, 5)), run_loop(tf.distribute.get_strategy(), (9,)))

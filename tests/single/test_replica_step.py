@@ -115,7 +115,7 @@ def expected():
     return losses, results, loop.model.get_weights()
 
 
-@pytest.mark.short("mirrored[12]")
+@pytest.mark.short("mirrored2")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_loop_with_everything_of_keras_gives_the_results_of_one_device(name, expected):
     strategy = helpers.strategy(name)
