@@ -30,7 +30,7 @@ def initialize(
         elif (cluster.worker_index, cluster.num_workers) != (place.rank, place.size):
             raise ClusterError(
                 f"`process_id` ({place.rank}) and `num_processes` ({place.size}) contradict TF_CONFIG, which says that this "
-                f"is worker {cluster.worker_index} of {cluster.num_workers}: unset TF_CONFIG, or give no arguments."
+                f"is worker {cluster.worker_index} of {cluster.num_workers}: unset TF_CONFIG, or pass no arguments."
             )
     else:
         cluster = join_cluster()

@@ -170,7 +170,7 @@ class OnMesh:
         if len(layout.axes) != len(shape):
             raise ValueError(
                 f"The layout {layout.axes} of {path!r} has {len(layout.axes)} entries, but the weight of shape "
-                f"{tuple(shape)} has {len(shape)} axes: give one entry for each axis."
+                f"{tuple(shape)} has {len(shape)} axes: name an axis of the mesh, or None, for each."
             )
         named = [name for name in layout.axes if name is not None]
         if wrong := [name for name in named if name not in self._names or named.count(name) > 1]:

@@ -18,13 +18,7 @@ from .optimizer_checks import GradsAndVars, Pairs
 from .saved_state import SavedState
 from .stages import accumulation
 from .stages.aggregated_gradients import after_aggregation, aggregate_alone
-from .stages.call_options import (
-    CallOptions,
-    call_options,
-    current_options,
-    find_frozen_count,
-    gradients_are_taken,
-)
+from .stages.call_options import CallOptions, call_options, current_options, gradients_are_taken, read_count
 from .stages.run_stages import run_stages
 from .update_rules.parts import create_as_shards
 from .update_rules.replica_rule import ReplicaRule, register_shards
@@ -291,7 +285,7 @@ class Optimizer(SavedState, ReplicaRule):
     @property
     def iterations(self) -> Any:
         """Updates applied so far; with accumulation one for every `gradient_accumulation_steps` calls."""
-        frozen = find_frozen_count(self)
+        frozen = read_count(self)
         return super().iterations if frozen is None else frozen
 
     is_inner = False

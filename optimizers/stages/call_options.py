@@ -69,7 +69,7 @@ def freeze_iterations(optimizer: Any) -> contextlib.AbstractContextManager[None]
     return _call.set_to(counts={**_call.counts, id(optimizer): count, 0: count})
 
 
-def find_frozen_count(optimizer: Any) -> Any:
+def read_count(optimizer: Any) -> Any:
     """Return the count that `freeze_iterations` holds for the optimizer, or None."""
     return _call.counts.get(id(optimizer))
 

@@ -271,7 +271,7 @@ def test_samples_per_replica_are_counted_along_the_batch():
 EXPERTS = keras.distribution.DeviceMesh((2,), ("experts",), ["cpu:0", "cpu:1"])
 WRONG_MAPS = {
     "leaves a remainder": ({".*up/kernel": (None, "model")}, (1, 3)),
-    "one entry for each axis": ({".*up/kernel": ("model",)}, (1, 2)),
+    "name an axis of the mesh, or None, for each": ({".*up/kernel": ("model",)}, (1, 2)),
     r"of shape \(4, 8\), names 'model'.*once.*'batch', 'model'": (
         {".*up/kernel": ("model", "model")},
         (1, 2),
