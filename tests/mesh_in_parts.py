@@ -66,12 +66,14 @@ class MeshParts(Parts):
             self.graph, len(self.batch), [REPLICATED] * len(self.graph.outputs),
             lambda handle: getattr(find_distributed_variable(handle), "labels", None), mesh=(BATCH, MeshAxis(self.parts)),
         )  # fmt: skip
+        self.traced = {}
         if self.again:
             save_memory(self.program, (), 0)
 
     def on_replicas(self, samples, known=True):
-        for weight in self.weights:
-            weight.divide((len(samples), self.parts))
+        if known or len(samples) not in self.traced:
+            for weight in self.weights:
+                weight.divide((len(samples), self.parts))
         return super().on_replicas(samples, known)
 
     def _run_parts(self, tensors, samples):

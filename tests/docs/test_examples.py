@@ -54,7 +54,7 @@ SAID = {
 }
 
 
-@pytest.mark.short("curve*", "digits_mir*", "vae.py", "search.py", "sharded_state.py", "image*", "numpy*")
+@pytest.mark.short("curve*", "vae.py", "search.py", "sharded_state.py", "image*", "numpy*")
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in LAUNCHED])

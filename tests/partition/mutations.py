@@ -214,8 +214,7 @@ class Program:
             self.parts.graph.outputs = [self.outputs[number] for number in used]
             self.parts.partition()
             expected = [self.expected[number] for number in used]
-            for samples in PARTS:
-                self.parts.check([samples], self.tolerance, expected)
+            self.parts.check(PARTS, self.tolerance, expected)
         except Exception:
             return True
         finally:

@@ -34,7 +34,7 @@ def _assert_right(names, outcomes):
     assert not defects, "\n".join(defects)
 
 
-@pytest.mark.short(*map(str, range(8)))
+@pytest.mark.short(*map(str, range(5)))
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_program_with_sizes_and_special_numbers_matches_one_device(block):
     names = PROGRAMS[block::BLOCKS]

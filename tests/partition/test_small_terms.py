@@ -69,7 +69,7 @@ def test_small_term_is_as_right_as_a_large_one(dtype):
     parts = Parts(fn, X)
     whole = parts.on_one_device()
     for samples in ((3, 4), (2, 3, 2), (2, 2, 2, 1), (6, 0, 1)):
-        for copy in parts.on_replicas(samples):
+        for copy in parts.on_replicas(samples, known=len(samples) != 3):
             for number, (found, expected) in enumerate(zip(copy, whole, strict=True)):
                 rounded = 8 * np.finfo(single.as_numpy_dtype).eps / sizes[number // 2 % len(sizes)]
                 assert_close(found, expected, TOLERANCES[dtype] + rounded, f"output {number}")

@@ -64,6 +64,7 @@ def counted(monkeypatch):
     return known
 
 
+@pytest.mark.short("*-options1", "*-options4", "*-options5")
 @pytest.mark.parametrize(
     ("optimizer", "counts", "options"),
     [

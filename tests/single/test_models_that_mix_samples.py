@@ -208,9 +208,8 @@ MODELS = {
 
 
 @pytest.mark.short(
-    *("a loop-2", "between layers-2", "in a custom prediction-2", "an inner model-2", "samples-2"),
-    *("gathered pairs-3", "declared state-2", "state in a branch-2", "clipped state-2"),
-    *("a layer made in call, compared integers-2", "attention of one group-2"),
+    *("a loop-2", "between layers-2", "an inner model-2", "samples-2"),
+    *("gathered pairs-3", "state in a branch-2", "clipped state-2"),
 )
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("name", MODELS)

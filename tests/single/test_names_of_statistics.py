@@ -80,7 +80,7 @@ def trained(kind, name):
     return history, model.get_weights()
 
 
-@pytest.mark.short("name-mirrored2", "gradient-mirrored2", "step-mirrored3", "direct-mirrored2")
+@pytest.mark.short("gradient-mirrored2", "step-mirrored3", "direct-mirrored2")
 @pytest.mark.parametrize("name", ["mirrored2", "mirrored3", "mirrored4"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_code_with_the_name_of_a_normalization_sees_the_whole_batch(kind, name):

@@ -133,6 +133,7 @@ def test_fifty_short_fits_of_every_kind_leave_no_thread_iterator_graph_or_file(t
     assert after[-1][2][0] - after[1][2][0] < FEW and after[-1][2][1] <= after[1][2][1]
 
 
+@pytest.mark.short("arrays-XLA as on GPUs", "dataset-graph", "two replicas-graph", "interrupted-XLA")
 @pytest.mark.parametrize("way", ["graph", "XLA", "XLA as on GPUs"])
 @pytest.mark.parametrize("kind", ["arrays", "dataset", "two replicas", "interrupted"])
 def test_compiled_functions_do_not_hold_the_data_of_a_fit(tmp_path, monkeypatch, kind, way):

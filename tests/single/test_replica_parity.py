@@ -277,9 +277,7 @@ def rows_of(name: str) -> int:
 WHOLE = ("plain", "sample_weight", "masked", "two_outputs", "many_losses", "penalties", "stock_metrics")
 
 
-@pytest.mark.short(
-    "masked", "many_losses", "two_outputs", "sample_weight", "own_loss", "class_weight", "none"
-)
+@pytest.mark.short("masked", "two_outputs", "own_loss", "class_weight")
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_fit_on_three_replicas_uneven_equals_one_device(name, one_device):
     eager = name == "many_losses"  # other tests run each kind in a graph; tracing all of them is slow

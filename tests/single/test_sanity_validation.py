@@ -37,6 +37,7 @@ def trained(kind, steps, *extra, strategy=None):
     return values, count, history.history, drawn(), log
 
 
+@pytest.mark.short("dataset", "arrays", "split")
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_follows_has_the_same_bits(kind, tmp_path):
     assert trained(kind, 2) == trained(kind, 0)

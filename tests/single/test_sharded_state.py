@@ -116,7 +116,6 @@ def state(model):
 
 
 @pytest.mark.short(
-    "own transformer, average-2-optimizer",
     "loss scale-2-gradients",
     "aggregated by the step-3-weights",
     "several optimizers-3-weights",
@@ -283,7 +282,7 @@ def test_gradient_watch_sees_the_gradients_of_all_shards():
     helpers.assert_close(found[1], found[0], helpers.FLOAT32)
 
 
-@pytest.mark.short("before0-after0", "before4-after4")
+@pytest.mark.short("before0-after0")
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -121,7 +121,7 @@ def trained(strategy, make, x, **options):
     return model
 
 
-@pytest.mark.short("nested graphs", "tied", "penalizes slopes")
+@pytest.mark.short("nested graphs", "tied")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_user_code_sees_whole_weights_and_gets_the_results_of_one_device(name, recwarn):
     make, x = PROGRAMS[name]

@@ -84,9 +84,7 @@ def trained(pipeline, way, strategy, monkeypatch, own=False, **options):
     return history, [v.numpy() for v in (*model.variables, *model.optimizer.variables)], notes
 
 
-@pytest.mark.short(
-    "broken-a replica's thread", "broken, of unknown length-no strategy", "a partial batch-another device"
-)
+@pytest.mark.short("broken, of unknown length-no strategy", "a partial batch-another device")
 @pytest.mark.parametrize(
     "pipeline, place",
     [

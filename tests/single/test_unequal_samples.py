@@ -69,7 +69,6 @@ def equal(found, expected):
     "last of fewer-items-reduce_mean-1",
     "last of fewer-zipped-reduce_sum-3",
     "known-zipped-reduce_mean-3",
-    "known-items-reduce_sum-1",
     "no divisor-items-reduce_mean-3",
 )
 @pytest.mark.parametrize("replicas", [1, 3])

@@ -284,7 +284,13 @@ INEXACT = {
 
 
 @pytest.mark.short(
-    "shuffled*", "from_drawing*", "*py_function", "*undetermined*", "*_cached", "seeded*", "python_global"
+    "shuffled",
+    "from_drawing*",
+    "py_function",
+    "*undetermined*",
+    "numpy_and_cached",
+    "seeded_layer",
+    "python_global",
 )
 @pytest.mark.parametrize("name", resumed_inputs.INPUTS)
 def test_input_resumes_bit_for_bit_or_says_why_it_cannot(name):

@@ -51,6 +51,7 @@ def test_more_kinds_of_input_on_two_workers_give_the_results_of_one_device(start
     check_two_workers(start_workers, program, "MORE_CASES", more)
 
 
+@pytest.mark.long
 def test_inputs_with_shared_weights_give_the_results_of_one_device(program, one_device):
     found = program.run(helpers.strategy("central2"), program.SHARED_CASES, eager=True)
     assert len(found) == 4 * len(program.SHARED_CASES)

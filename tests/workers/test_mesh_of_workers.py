@@ -56,6 +56,7 @@ def test_mesh_over_two_workers_trains_as_one_device(start_workers, alone, axes, 
     ("axes", "shape"), [("batch,model", "1x4"), ("batch,model", "2x2"), ("model,batch", "2x2")]
 )
 @pytest.mark.short("batch,model-1x4")
+@pytest.mark.long
 def test_killed_mesh_of_workers_resumes_on_any_mesh(start_workers, alone, axes, shape):
     first = start_workers(
         "meshed", replicas=2, arguments=["batch,model", "2x2", "initialize", "backup", "dies"], timeout=15
