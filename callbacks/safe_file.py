@@ -129,6 +129,13 @@ def save_error(directory: Any, error: OSError) -> SaveError:
     return SaveError(error.errno or errno.EIO, message)
 
 
+def explain_going_on(error: OSError, what_next: str) -> str:
+    """Return the sentences for a failed save of a run that goes on."""
+    return (
+        f"{str(error).removesuffix(' and run again.').removesuffix('.')}. Training goes on, and {what_next}."
+    )
+
+
 def check_overwrite(argument: str, path: Any, mark: re.Pattern[bytes]) -> None:
     """Raise a SaveError that names the `argument`, if the file at `path` has content but not the `mark` of the callback."""
     try:

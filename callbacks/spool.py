@@ -16,7 +16,7 @@ from ..distribute.objects import download, is_remote, names_in, remove_file, upl
 from ..distribute.storage import storage_path
 from ..distribute.workers.ticker import Ticker
 from ..state.trained_model import FitState
-from .safe_file import SaveError, save_error
+from .safe_file import SaveError, explain_going_on, save_error
 
 _PAUSE = 30.0  # seconds between uploads while training goes on
 
@@ -101,7 +101,7 @@ class Spool:
             self.upload()
         except OSError as error:
             if not self._has_warned:
-                warnings.warn(f"{_as_save_error(error)} Training goes on, and the upload is tried again.")
+                warnings.warn(explain_going_on(_as_save_error(error), "the upload is tried again"))
             self._has_warned = True
         return True
 

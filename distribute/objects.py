@@ -24,6 +24,10 @@ _SIGNATURE = re.compile(r"(?i)\b(sig|signature|accountkey|token|x-amz-signature)
 _BUFFER_BYTES = 1 << 20
 
 
+class StoreError(OSError):
+    """A store did not answer, or answered with an error other than missing rights, names or buckets."""
+
+
 def is_remote(path: Any) -> bool:
     """Return whether a path is a `upath.UPath` in a store, rather than a local one."""
     return hasattr(path, "storage_options") and not isinstance(path, str)
@@ -130,8 +134,7 @@ def ask_store(path: Any, call: Callable[[], Any]) -> Any:
 
     A missing or existing object and missing rights are not tried again.
 
-
-    Raises FileNotFoundError, FileExistsError, PermissionError or another OSError with the cause, without credentials.
+    Raises FileNotFoundError, FileExistsError, PermissionError or a StoreError with the cause, without credentials.
     """
     pauses = iter(_PAUSES)
     while True:
@@ -142,7 +145,7 @@ def ask_store(path: Any, call: Callable[[], Any]) -> Any:
         except Exception as error:  # each store has errors of its own
             pause = next(pauses, None)
             if pause is None or isinstance(error, PermissionError):
-                kind = PermissionError if isinstance(error, PermissionError) else OSError
+                kind = PermissionError if isinstance(error, PermissionError) else StoreError
                 reason = f"{type(error).__name__}: {without_secrets(str(error), path)}"
                 raise kind(getattr(error, "errno", None) or errno.EIO, reason, str(path)) from None
         time.sleep(pause * _jitter.uniform(0.5, 1.5))

@@ -271,7 +271,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         reason = self._fit_state().save_and_exit
         assert reason is not None
         self._save(epoch, step)
-        self._writer.wait()
+        self._writer.settle()
         # Leave together: a worker that exits first would look to the others as if it had died.
         exchange([0.0], self.model.distribute_strategy)
         self._handlers.remove()
@@ -280,7 +280,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
     def _save(self, epoch: int, step: int) -> None:
         begin = self._clock()
         fit_state = self._fit_state()
-        self._writer.wait()
+        self._writer.settle()
         if not self.saves and self._in_fit:
             warn_of_own_states(self.model)
         content, summary = fit_snapshot.capture(
@@ -291,7 +291,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         if (job := shard_files.job(strategy, fit_state.chief, self._store, content, summary)) is not None:
             self._writer.submit(after_uploads(fit_state, job))
             if not self.background:
-                self._writer.wait()
+                self._writer.settle()
         self.saves += 1
         self._saved_at_step, self._saved_at_time = self._steps_before_epoch + step, self._clock()
         self.stall_seconds += self._saved_at_time - begin

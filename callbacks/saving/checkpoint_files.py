@@ -121,7 +121,8 @@ def keep_foreign_file(path: Any) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError:
-        pass
+        if is_remote(path):
+            raise
     names = (f"{path}.old{number or ''}" for number in itertools.count())
     if is_remote(path):
         there = set(names_in(path.parent))

@@ -23,7 +23,7 @@ from ..backup.files.background import BackgroundWriter
 from ..backup.save_schedule import SaveSchedule
 from ..custom_loop import CustomLoopSupport
 from ..output_paths import check_template
-from ..safe_file import remove_leftovers, save_error
+from ..safe_file import SaveError, remove_leftovers, save_error
 from ..spool import check_writable, find_fixed_folder, name_below
 from .checkpoint_files import Saved, keep_foreign_file, remove_checkpoint, valid_entries, write_checkpoint
 
@@ -109,7 +109,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         self.keep_last = keep_last
         self._folder = find_fixed_folder(place)
         self._saved: list[Saved] = []
-        self._writer = BackgroundWriter()  # of uploads
+        self._writer = BackgroundWriter(repeats=True)  # of uploads
 
     def steps_until_call(self, step: int) -> int | None:
         """Return the number of steps after which the loop must call `on_train_batch_end`; None: not in this epoch."""
@@ -210,9 +210,9 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
             upload(local, path)
             self._remove(unwanted)
         except OSError as error:
-            raise save_error(path.parent, error) from error
-        finally:
-            shutil.rmtree(local.parent, ignore_errors=True)
+            failed = save_error(path.parent, error)
+            raise SaveError(failed.errno, f"{failed.strerror} {path.name} is in {local.parent}.") from error
+        shutil.rmtree(local.parent, ignore_errors=True)
 
     def _writes_files(self) -> bool:
         return self._fit_state().chief

@@ -221,6 +221,59 @@ def test_store_that_stays_unreachable_is_an_error_before_the_first_step_without_
         assert int(model.optimizer.iterations.numpy()) == 0
 
 
+class Outage(keras.callbacks.Callback):
+    """The store answers nothing after the steps of `steps`. It runs before the backup."""
+
+    def __init__(self, monkeypatch, steps):
+        super().__init__()
+        self.steps, self.down, self.done = steps, False, 0
+        faulty = Faulty._faulty
+
+        def answer(store, name, call, *args, **kwargs):
+            if self.down:
+                raise ConnectionError("no route to host")
+            return faulty(store, name, call, *args, **kwargs)
+
+        monkeypatch.setattr(Faulty, "_faulty", answer)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.done += 1
+        self.down = self.done in self.steps
+
+    def on_train_end(self, logs=None):
+        self.down = False
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_run_goes_on_while_its_store_is_down_and_saves_when_it_is_back(monkeypatch, background):
+    outage = Outage(monkeypatch, (3, 4))
+    backup = callbacks.BackupAndRestore(
+        "faulty://bucket/down", save_freq=1, background=background, delete_when_done=False
+    )
+    checkpoint = callbacks.ModelCheckpoint(
+        "faulty://bucket/{epoch}-{batch}.weights.h5", save_freq=1, save_weights_only=True
+    )
+    with pytest.warns(UserWarning, match="no route to host.*Training goes on, and the next save tries again"):
+        model = train(outage, checkpoint, backup)
+    assert same(model, train())
+    assert callbacks.latest_backup("faulty://bucket/down").epoch == 2
+    names = objects.names_in(UPath("faulty://bucket"))
+    assert sum(name.endswith(".weights.h5") for name in names) == 8
+
+
+def test_store_that_is_down_is_no_owner_and_at_the_end_an_error(monkeypatch):
+    outage = Outage(monkeypatch, range(6, 100))
+    monkeypatch.setattr(outage, "on_train_end", lambda logs=None: None)
+    backup = callbacks.BackupAndRestore("faulty://bucket/down", save_freq=1)
+    with (
+        pytest.warns(UserWarning, match="Training goes on"),
+        pytest.raises(callbacks.SaveError, match="no route to host"),
+    ):
+        train(outage, backup)
+    outage.down = False
+    assert callbacks.latest_backup("faulty://bucket/down").total_steps == 5
+
+
 def test_two_runs_never_write_to_one_place(monkeypatch):
     first = FolderOwner(UPath("memory://bucket/run"), beat=0.02, patience=0.3)
     first.acquire()

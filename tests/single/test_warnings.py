@@ -55,6 +55,7 @@ NEIGHBOURS = {
         "callbacks/diagnosis/anomaly_report.py _explain",
         "callbacks/saving/model_checkpoint.py _is_wanted",
         "callbacks/saving/model_checkpoint.py on_fit_exit",
+        "callbacks/backup/files/background.py settle",
         "callbacks/spool.py __exit__",
         "callbacks/spool.py _tick",
         "callbacks/saving/checkpoint_files.py keep_foreign_file",

@@ -18,7 +18,15 @@ from ....distribute.objects import is_remote, remove_file
 from ....distribute.workers.ticker import Ticker
 from ...monitoring.formatting import moment
 from ...process_identity import ProcessIdentity, this_process
-from ...safe_file import SaveError, check_overwrite, open_plain, read_plain, temporary_path, write_safely
+from ...safe_file import (
+    SaveError,
+    check_overwrite,
+    open_plain,
+    read_plain,
+    save_error,
+    temporary_path,
+    write_safely,
+)
 
 OWNER_FILE = "owner.json"
 _CLAIM = re.compile(rb'"token"|\A\0*\Z')  # of zeros is what a power failure may leave of it
@@ -77,7 +85,7 @@ class FolderOwner:
         """Take the folder, from a dead owner too; a SaveError where it cannot, a FolderInUseError where a run uses it."""
         self.release()
         check_overwrite("`directory` of `BackupAndRestore`", self._path, _CLAIM)
-        found = read_owner(self._directory)
+        found = self._read()
         if found is not None and self._lives(found):
             raise self._in_use(found)
         mine = Owner(this_process(), socket.gethostname(), time.time(), uuid.uuid4().hex, *_job())
@@ -95,7 +103,7 @@ class FolderOwner:
         """Raise FolderInUseError if another run has taken the folder over. Do nothing before `acquire`."""
         if self._token is None:
             return
-        found = read_owner(self._directory)
+        found = self._read()
         if found is None and not is_remote(self._directory) and not self._directory.is_dir():
             return  # the save itself says that the folder is gone
         if found is None or found.token != self._token:
@@ -110,10 +118,16 @@ class FolderOwner:
             self._ticker.stop(self._patience)  # it may be writing to a disk that hangs
             self._ticker = None
         _held.pop(token, None)
-        found = read_owner(self._directory)
-        if found is not None and found.token == token:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            found = read_owner(self._directory)
+            if found is not None and found.token == token:
                 remove_file(self._path)
+
+    def _read(self) -> Owner | None:
+        try:
+            return read_owner(self._directory)
+        except OSError as error:
+            raise save_error(self._directory, error) from error
 
     def _write(self, mine: Owner, instead_of: Owner | None) -> None:
         """Write the file: where there was none, only if there still is none."""
@@ -202,10 +216,10 @@ def read_owner(directory: Any) -> Owner | None:
             return Owner(process, host[:255], float(since), token, run, restarts)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except PermissionError:
+    except OSError:
         if is_remote(directory):
             raise
-    except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         pass
     return Owner(None, "", 0.0, "")
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from ....compat.keras_private.variables import raw_value
 from ....compat.tensorflow_private.clusters import get_value, set_value
 from ....distribute.environment import peer_timeout
-from ....distribute.objects import names_in
+from ....distribute.objects import StoreError, names_in
 from ....distribute.sharding.sharded_value import ShardedValue
 from ....distribute.workers.agreement import from_chief, place_among_workers
 from ...safe_file import SaveError, write_safely
@@ -80,7 +80,8 @@ def write_part(path: Path, save: int, worker: int, shards: Shards) -> None:
         write_safely(own, lambda stream: container.write(stream, {"shards": shards}, {}))
         set_value(key, json.dumps({"name": own.name, "checksum": container.checksum(own).hex()}))
     except OSError as error:
-        set_value(key, json.dumps({"error": str(error)}))
+        unanswered = isinstance(error.__cause__, StoreError)
+        set_value(key, json.dumps({"error": str(error), "unanswered": unanswered}))
         raise
 
 
@@ -97,7 +98,7 @@ def wait_for_parts(path: Path, save: int, workers: int) -> list[dict[str, str]]:
             raise SaveError(
                 f"{path} was not written, because worker {worker} could not write its part ({answer['error']}); earlier "
                 "backups are unchanged. All workers must be able to write to the directory."
-            )
+            ) from (StoreError(answer["error"]) if answer.get("unanswered") else None)
         found.append(answer)
     return found
 
