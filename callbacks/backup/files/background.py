@@ -22,7 +22,7 @@ class BackgroundWriter:
     def __init__(self, repeats: bool = False) -> None:
         self._repeats = repeats
         self._failed: list[Job] = []  # to be done again
-        self._failures = 0  # in a row
+        self._failures = 0  # since the last one that succeeded
         self._running: tuple[Future[object], list[Job], ThreadPoolExecutor] | None = None
 
     @property
@@ -59,7 +59,7 @@ class BackgroundWriter:
                 raise
             self._failures += 1
             self._failed = jobs if self._repeats else []
-            times = f" ({self._failures} times in a row)" if self._failures > 1 else ""
+            times = f" ({self._failures} saves have failed)" if self._failures > 1 else ""
             warnings.warn(explain_going_on(error, f"the next save tries again{times}"), stacklevel=2)
 
     def wait(self) -> None:
