@@ -154,9 +154,7 @@ def replace_value(variable: keras.Variable, value: Any) -> Iterator[None]:
         variable._value = own
 
 
-def with_shapes(
-    variables: Sequence[tuple[keras.Variable, Any]],
-) -> contextlib.AbstractContextManager[None]:
+def with_shapes(variables: Sequence[tuple[keras.Variable, Any]]) -> contextlib.AbstractContextManager[None]:
     """Inside, each Keras variable reports the paired shape, which Keras' functions read."""
     return share_attributes("_shape", [(v, lambda _, shape=shape: tuple(shape)) for v, shape in variables])
 

@@ -18,13 +18,7 @@ from .planning.stage_plan import Plan
 
 
 def head_of(
-    model: TrainedModel,
-    plan: Plan,
-    run: PipelinedStep,
-    step: StepContext,
-    x: Any,
-    y: Any,
-    sample_weight: Any,
+    model: TrainedModel, plan: Plan, run: PipelinedStep, step: StepContext, x: Any, y: Any, sample_weight: Any
 ) -> tuple[Head, bool]:
     """Return the loss as a function of the outputs, and whether it is computed for each micro-batch alone.
 

@@ -150,10 +150,7 @@ class MicroBatchStates:
 
 
 def variance_of_batch(
-    variances: Sequence[tf.Tensor],
-    means: Sequence[tf.Tensor],
-    momentum: float,
-    steps: Sequence[StepContext],
+    variances: Sequence[tf.Tensor], means: Sequence[tf.Tensor], momentum: float, steps: Sequence[StepContext]
 ) -> tf.Tensor:
     r"""Return the moving variance after a batch of which each micro-batch has updated a separate copy.
 

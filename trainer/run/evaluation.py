@@ -39,12 +39,7 @@ def pass_source(
 
 
 def evaluate(
-    model: TrainedModel,
-    source: Source,
-    verbose: Any,
-    callbacks: Any,
-    runner: Any,
-    passes: int = 1,
+    model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Any, passes: int = 1
 ) -> dict[str, Any]:
     """Return the logs of one pass over `source`, of `passes` in all. Context: host."""
     with (
