@@ -1,5 +1,6 @@
 """Checks of an optimizer's arguments and of the results of custom stages, before any variable changes."""
 
+import dataclasses
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -7,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from ..compat.keras_private.optimizers import trained_variables
+from ..compat.side_table import SideTable
 from ..distribute.arguments import show, takes_arguments
-from .optimizer_records import record_of
 from .stages.call_options import current_options
 
 Pairs = list[tuple[Any, Any]]  # gradients and their variables
@@ -171,3 +172,20 @@ def same_variables(stage: Any, argument: str, before: Pairs, after: Any) -> Pair
 def name_of(variable: Any) -> str:
     """Return the variable's path, or its name where it has none."""
     return getattr(variable, "path", None) or variable.name
+
+
+@dataclasses.dataclass
+class OptimizerRecord:
+    """The memory of an optimizer's stages, of this process."""
+
+    accumulated: dict[Any, Any] = dataclasses.field(
+        default_factory=dict
+    )  # variables that had a gradient, by key
+    warned_missing: list[list[str]] = dataclasses.field(
+        default_factory=list
+    )  # variables without one, in warnings
+    # By replica: what `aggregate_gradients` remembers where no step is traced, see `aggregated_gradients.py`.
+    aggregated: dict[int, dict[int, Any]] = dataclasses.field(default_factory=dict)
+
+
+record_of = SideTable(OptimizerRecord).of

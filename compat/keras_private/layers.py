@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend import get_keras_mask, set_keras_mask
+from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.saved_model.function_deserialization import RestoredFunction
@@ -140,3 +141,19 @@ def watch_calls(
         return call
 
     return share_attribute(layer, "call", watch_call)
+
+
+def layouts_of(distribution: Any) -> Any:
+    """Return the `keras.distribution.LayoutMap` of a `ModelParallel`; None for a `DataParallel`."""
+    return getattr(distribution, "_layout_map", None)
+
+
+def is_made_by_layer() -> bool:
+    """Return whether the innermost name scope, in which a variable is being created, is that of a layer."""
+    scopes = global_state.get_global_attribute("name_scope_stack")
+    return bool(scopes) and isinstance(scopes[-1].caller, keras.layers.Layer)
+
+
+def ignore_layout(tensor: Any, layout: Any) -> Any:
+    """Return the tensor: a layout of an output is a hint, as what is computed where is derived from the weights."""
+    return tensor

@@ -19,7 +19,7 @@ from ...distribute.replicas import copies_of, local_copy
 from ...distribute.sharding.sharded_value import own_copy
 from ...distribute.step_context import current_step
 from ..building import inner_optimizers
-from ..optimizer_records import record_of
+from ..optimizer_checks import record_of
 from .sparse_gradients import Pairs, assign_add, dense, times
 from .user_code import has_user_class
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from ...distribute.replicas import in_replica_context, local_replica_index, num_replicas, of_first_replica
 from ...distribute.step_context import NOT_AGGREGATED, current_step
 from .. import optimizer_checks
-from ..optimizer_records import record_of
+from ..optimizer_checks import record_of
 from .aggregators import aggregate
 from .call_options import CallOptions, current_options
 from .run_stages import unscale

@@ -2,25 +2,32 @@
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from ...compat.keras_private.layers import layers_of
 from ...compat.keras_private.training import unpack_x_y_sample_weight
+from ...compat.tensorflow_graphs.one_device import line_of_user
 from ...distribute.pipeline.pipeline import current_pipeline
 from ...distribute.pipeline.remote import raise_if_lost
 from ...distribute.step_context import StepContext, this_step
 from ...optimizers.held_optimizers import optimizers_of
 from ...state.trained_model import TrainedModel, record_of
+from ..partition.labels import SAMPLES
+from ..partition.program import Convert, NotPartitioned
+from ..partition.rules import RULES
+from ..partition.steps.step import Step
+from ..partition.steps.traced_step import TracedStep
 from ..run import build
 from ..run.fit_loop import Runner
 from ..step.train_step import default_train_step, track_loss
 from .engine import PipelinedStep, Result
 from .loss import head_of, own_loss, track_single_losses
 from .micro_batches import micro_slices, micro_steps
-from .mixed_samples import warn_of_mixed_samples
 from .planning.placement import follow_inputs, move_optimizer_state
 from .planning.stage_plan import Plan
 
@@ -154,3 +161,37 @@ class PipelineRunner(Runner):
         """Return the step, its passes in stages."""
         steps = {"train_step": train_step, "test_step": test_step, "predict_step": predict_step}
         return functools.partial(steps[name], model)
+
+
+def warn_of_mixed_samples(model: TrainedModel, spec: Any) -> None:
+    """Warn of the first operation of the model that needs other samples of its batch, as its rule tells.
+
+    The forward pass is traced and labelled as for several replicas, and never run. Operations without a rule are left out:
+    whether they combine samples is not known. Context: host, for a built model.
+    """
+    x, _, _ = unpack_x_y_sample_weight(spec)
+    step = Step(
+        lambda batch: model(batch, training=True),
+        tf.distribute.get_strategy(),
+        "The model",
+        layers_of(model),
+        model.variables,
+        SAMPLES,
+    )
+    try:
+        program = TracedStep(step, x).program
+    except NotPartitioned:
+        return
+    exchanges = (n for n in program.nodes if isinstance(n, Convert) and program.communicates(n))
+    causes = (node.cause for node in exchanges if node.cause is not None and node.cause.type in RULES)
+    cause = next(causes, None)
+    if cause is None:
+        return
+    line, code = line_of_user(cause)
+    place = f" ({line}: `{code}`)" if line else ""
+    warnings.warn(
+        f"Model {model.name!r} combines the samples of a batch in {cause.name}{place}, and a pipeline computes it for each "
+        "micro-batch alone: compute it in `compute_loss`, which gets the whole batch, or use `micro_batches=1` and "
+        "`replicas=1`.",
+        stacklevel=2,
+    )

@@ -24,11 +24,9 @@ from ..step.variable_placement import place_with_model
 from . import build
 from .calls import Calls
 from .checks.argument_errors import check_labels, check_validation
-from .checks.layouts import check_layouts
-from .evaluation import evaluate, try_validation
+from .evaluation import evaluate, forward_pass, try_validation
 from .fit_begin import begin_fit
 from .fit_inputs import FitArguments, draw_seed, sources
-from .forward_pass import forward_pass
 from .logs.step_logs import record_steps
 from .loops.loop_choice import LoopedSteps
 from .passes import Pass, TrainingPass
@@ -58,7 +56,7 @@ class Runner:
         unbuilt = not (predicts or build.is_built(model))
         with model._strategy_scope(), replace_functions() if unbuilt else contextlib.nullcontext():
             build.build_for(model, spec, step)
-        check_layouts(model)
+        build.check_layouts(model)
         if not predicts:
             place_with_model(model)  # the model has the metrics of `compile` only now
 

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ....distribute.hardware.data_placement import DataHome
-from ....state.identity.data import checksum
+from ....state.identity.described_values import checksum
 from ..batch import batch_spec, gather_samples, slice_samples
 from ..convert import as_resident, cast_floats
 from ..position import SampleOrder

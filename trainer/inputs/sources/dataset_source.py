@@ -19,8 +19,7 @@ from ....compat.tensorflow_private.tf_data import (
     end_iterator,
     save_exactly,
 )
-from ....state.identity.data import checksum
-from ....state.identity.described_values import text_of_value
+from ....state.identity.described_values import checksum, text_of_value
 from ..batch import batch_spec, digest_of
 from ..outside_state import PipelineState, draws_numbers
 from ..position import Position

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from ....distribute.arguments import show
-from ....state.identity.data import checksum
+from ....state.identity.described_values import checksum
 from .. import input_checks
 from ..batch import name_parts, open_spec, unpack
 from ..convert import host_arrays, is_array
