@@ -8,6 +8,8 @@ import keras
 from keras.src.layers.input_spec import assert_input_compatibility
 from keras.src.models.functional import Functional, operation_fn, unpack_singleton
 
+from . import private_method
+
 _AS_KERAS = "_unisono_calls_as_keras"
 
 
@@ -37,9 +39,8 @@ def nodes_in_order(graph: Any) -> list[Any]:
     return nodes
 
 
-def flat_inputs(graph: Any, inputs: Any) -> list[Any]:
-    """Return the inputs of one call as a flat list: converted, ranks adjusted, None for an absent optional one."""
-    return graph._standardize_inputs(inputs)
+flat_inputs = private_method("_standardize_inputs")
+"""`flat_inputs(graph, inputs)`: those of one call as a flat list, converted, None for an absent optional one."""
 
 
 def find_declared_inputs(model: Any) -> Any:

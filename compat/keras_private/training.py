@@ -24,6 +24,7 @@ from keras.src.utils import traceback_utils
 from keras.src.utils.python_utils import pythonify_logs
 
 from ..shared_change import share_attribute
+from . import private_method
 from .functional import find_known_outputs
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -46,6 +47,12 @@ strategy_of = attrgetter("_distribute_strategy")
 """The strategy that the model was built under; None for one that was built outside of any scope."""
 epoch_to_begin_with = attrgetter("_initial_epoch")
 """The initial epoch that a callback of Keras has set."""
+check_compiled = private_method("_assert_compile_called")
+"""`check_compiled(model, method)` raises for a model without `compile`, and names the method that was called."""
+logs_in_order = private_method("_flatten_metrics_in_order")
+"""`logs_in_order(model, logs)`: the results in the order of the model's metrics, a number or a list of them."""
+evaluates_after = private_method("_should_eval")
+"""`evaluates_after(model, epoch, validation_freq)`: whether `fit` evaluates after this epoch."""
 
 
 def flat_losses(model: Any) -> list[Any]:
@@ -96,16 +103,6 @@ def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
 def overrides_compute_loss(model: Any) -> bool:
     """Return whether the model has a custom `compute_loss`."""
     return type(model).compute_loss is not KerasTrainer.compute_loss or "compute_loss" in vars(model)
-
-
-def check_compiled(model: Any, method: str) -> None:
-    """Raise for a model without `compile`; the message names the method that was called."""
-    model._assert_compile_called(method)
-
-
-def logs_in_order(model: Any, logs: dict[str, Any]) -> Any:
-    """Return the results in the order of the model's metrics: a number, or a list of them."""
-    return model._flatten_metrics_in_order(logs)
 
 
 def set_strategy_of(model: Any, strategy: Any) -> None:
@@ -159,11 +156,6 @@ def _plain_fits(frame: types.FrameType | None) -> Iterator[types.FrameType]:
         if frame.f_code.co_name == "fit" and frame.f_globals.get("__name__", "").startswith("keras.src."):
             yield frame
         frame = frame.f_back
-
-
-def evaluates_after(model: Any, epoch: int, validation_freq: Any) -> bool:
-    """Return whether `fit` evaluates after this epoch."""
-    return model._should_eval(epoch, validation_freq)
 
 
 def losses_of_classes(model: Any) -> list[tuple[tuple[Any, ...], Any]]:

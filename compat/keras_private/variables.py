@@ -13,6 +13,7 @@ from keras.src.backend.common import global_state
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
 from ..shared_change import share_attributes
+from ..side_table import SideTable
 
 _SCOPE = "stateless_scope"
 
@@ -132,15 +133,17 @@ def move_to_device(variable: Any, device: str) -> None:
     _mark_left(old)
 
 
+_left = SideTable(lambda: [False]).of  # of a handle: whether its Keras variable has another variable now
+
+
 def _mark_left(value: Any, left: bool = True) -> None:
     if isinstance(value, BaseResourceVariable):
-        handle: Any = value.handle
-        handle._unisono_left = left
+        _left(value.handle)[0] = left
 
 
 def was_left(captured: Any) -> bool:
     """Whether a function has captured a TensorFlow variable that was inside a Keras variable which has another one now."""
-    return getattr(captured, "_unisono_left", False)
+    return _left(captured)[0]
 
 
 @contextlib.contextmanager
