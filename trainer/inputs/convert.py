@@ -106,7 +106,9 @@ def as_host_array(leaf: Any) -> Any:
     if tf.is_tensor(leaf) or isinstance(leaf, tf.experimental.ExtensionType):
         return leaf
     if _is_scipy_sparse(leaf):
-        return _from_scipy(leaf)
+        rows = leaf.tocsr().tocoo()
+        indices = np.stack([rows.row, rows.col], 1).astype("int64")
+        return tf.sparse.reorder(tf.SparseTensor(indices, rows.data, rows.shape))
     if _is_defined_in(leaf, "jax.experimental.sparse"):
         return tf.sparse.reorder(tf.SparseTensor(np.asarray(leaf.indices), np.asarray(leaf.data), leaf.shape))
     if _is_defined_in(leaf, "torch"):
@@ -151,12 +153,6 @@ def _from_objects(array: np.ndarray) -> Any:
 
 def _is_scipy_sparse(leaf: Any) -> bool:
     return type(leaf).__module__.startswith("scipy.sparse") and hasattr(leaf, "tocsr")
-
-
-def _from_scipy(leaf: Any) -> tf.SparseTensor:
-    rows = leaf.tocsr().tocoo()
-    indices = np.stack([rows.row, rows.col], 1).astype("int64")
-    return tf.sparse.reorder(tf.SparseTensor(indices, rows.data, rows.shape))
 
 
 def _is_pandas(leaf: Any, name: str) -> bool:

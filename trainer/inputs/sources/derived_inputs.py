@@ -4,7 +4,6 @@ import collections
 import copy
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,21 +49,18 @@ def _first_of(x: Any, kind: str, count: int) -> Any:
     if kind == "tf.data.Dataset":
         return x.take(count).cache()
     if kind == FUNCTION:
-        return _first_of_function(x, count)
+
+        def first(context: tf.distribute.InputContext) -> Any:
+            dataset = x(context)
+            parts = max(1, context.num_replicas_in_sync // context.num_input_pipelines)
+            return dataset.take(count * parts).cache() if isinstance(dataset, tf.data.Dataset) else dataset
+
+        return first
     if kind == "PyDataset":
         numbers = range(min(count, count if x.num_batches is None else x.num_batches))
         items = with_places((x[number] for number in numbers), places)
         return collections.deque((item,) if is_array(item) else item for item in items)  # a list is one array
     return collections.deque(itertools.islice(with_places(iter(x), places), count))
-
-
-def _first_of_function(function: Any, count: int) -> Callable[[tf.distribute.InputContext], Any]:
-    def first(context: tf.distribute.InputContext) -> Any:
-        dataset = function(context)
-        parts = max(1, context.num_replicas_in_sync // context.num_input_pipelines)
-        return dataset.take(count * parts).cache() if isinstance(dataset, tf.data.Dataset) else dataset
-
-    return first
 
 
 def split_for_validation(

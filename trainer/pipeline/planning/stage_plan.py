@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -59,8 +60,13 @@ class Plan:
         pipeline, chain = self.pipeline, self.chain
         if pipeline.partition != "auto":
             sizes = chain.sizes_of(pipeline.partition)
-            if pipeline.memory_limit is not None:
-                self._check_memory(sizes, pipeline.memory_limit)
+            limit = math.inf if pipeline.memory_limit is None else pipeline.memory_limit
+            for index, needs in enumerate(self._memory_of_stages(sizes) if limit < math.inf else ()):
+                if needs > limit:
+                    raise ValueError(
+                        f"`memory_limit` ({limit:.4g} bytes) must be at least the estimated need of stage {index} of "
+                        f"partition={list(sizes)} ({needs:.4g} bytes): move layers to other stages."
+                    )
             return sizes
         if pipeline.stages == 1 and pipeline.memory_limit is None:
             return [len(chain.blocks)]
@@ -74,14 +80,6 @@ class Plan:
             memory_limit=pipeline.memory_limit,
         )
         return [int(size) for size in stage_costs(groups, in_groups)]
-
-    def _check_memory(self, sizes: Sequence[int], limit: float) -> None:
-        for index, needs in enumerate(self._memory_of_stages(sizes)):
-            if needs > limit:
-                raise ValueError(
-                    f"`memory_limit` ({limit:.4g} bytes) must be at least the estimated need of stage {index} of "
-                    f"partition={list(sizes)} ({needs:.4g} bytes): move layers to other stages."
-                )
 
     def _memory_of_stages(self, sizes: Sequence[int]) -> list[float]:
         edges = itertools.accumulate(sizes, initial=0)

@@ -42,12 +42,10 @@ def compile_for(body: Callable[..., Any], signature: Any, first: bool = False, *
         options["reduce_retracing"] = True
     else:
         counts = [tf.TensorSpec([], tf.int32)] * (1 + len(numbers))
-        options["input_signature"] = [with_none_specs(signature), *counts]
+        none = tf.type_spec_from_value(
+            None
+        )  # of a part that is None (the targets of an output without a loss)
+        given = tf.nest.map_structure(lambda leaf: none if leaf is None else leaf, signature)
+        options["input_signature"] = [given, *counts]
     function = graph_function(body, **options)
     return Compiled(function, arguments, (function,))
-
-
-def with_none_specs(signature: Any) -> Any:
-    """The nest with a spec for each part that is None (the targets of an output without a loss), for `tf.function`."""
-    none = tf.type_spec_from_value(None)
-    return tf.nest.map_structure(lambda leaf: none if leaf is None else leaf, signature)

@@ -30,7 +30,7 @@ from ...step.train_step import Tracing, replica_function
 from ...step.variable_placement import accumulates
 from ..logs.last_logs import LastLogs, Shares, whole
 from ..logs.step_recorder import StepRecorder
-from ..outputs import check_outputs, output_array, outputs_of_replicas, write_outputs
+from ..outputs import check_outputs, outputs_of_replicas, write_outputs
 from .compiled import GRAPH, XLA, Compiled
 from .compiled_calls import UNKNOWN, CompiledCall, note_step
 from .drawn_batches import batches_of, run_until_the_end
@@ -191,12 +191,13 @@ class StepFunction:
 
             if not (in_xla or eager):
                 self._calls.begin()
-            kept = [output_array(spec) for spec in keras.tree.flatten(like)] if self.predicts else ()
+            kept = [
+                tf.TensorArray(spec.dtype, 0, dynamic_size=True, element_shape=spec.shape, infer_shape=False)
+                for spec in (keras.tree.flatten(like) if self.predicts else ())
+            ]
             if layout.open_ended:
-                batches, read = (
-                    batches_of(layout, self.model.distribute_strategy),
-                    functools.partial(reader, inputs),
-                )
+                batches = batches_of(layout, self.model.distribute_strategy)
+                read = functools.partial(reader, inputs)
                 done, kept = run_until_the_end(self, step, batches, read, steps, kept)
             else:
                 start = tf.convert_to_tensor(first), kept

@@ -53,7 +53,10 @@ def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
     For batches that a GPU receives from the host it is slow: they would be copied and computed in turn. In a loop over
     steps that are compiled one by one, TensorFlow copies the next batch while the GPU computes.
     """
-    if chunk.signature is None or _is_far(chunk, function.device()):
+    leaves = tf.nest.flatten(chunk.inputs, expand_composites=True)
+    held = next((leaf for leaf in leaves if leaf is not None), None)
+    far = is_gpu(function.device()) and not is_gpu(getattr(held, "device", ""))
+    if chunk.signature is None or far:
         return None
     if chunk.usual_batch_size is not None:
         if function.recorder is not None and function.recorder.halts:
@@ -70,12 +73,6 @@ def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
         compiled = compiled._replace(function=functools.partial(_on_device, function, compiled.function))
     slow = function.model.jit_compile and slow_loop(operations(compiled.graphs[0]))
     return None if slow else compiled
-
-
-def _is_far(chunk: Chunk, device: str) -> bool:
-    """Return whether the chunk's data are on the host, and the model on a GPU."""
-    leaves = tf.nest.flatten(chunk.inputs, expand_composites=True)
-    return is_gpu(device) and not is_gpu(next((leaf.device for leaf in leaves if leaf is not None), ""))
 
 
 def _on_device(function: StepFunction, loop: Any, inputs: Any, steps: tf.Tensor) -> Any:
