@@ -58,10 +58,7 @@ def steps_until_call(
 
 
 def batch_hook_of(callback: Any) -> tuple[str, bool]:
-    """Return the per-batch hook of training that a callback overrides, as "Class.hook", and whether a user wrote it.
-
-    The class is the one that defines the hook: Keras', where a subclass of its `TensorBoard` leaves the hook as it is.
-    """
+    """Return the per-batch hook that a callback overrides, as "Class.hook" of its owner, and whether a user wrote it."""
     kind = type(callback)
     hook = next(reversed(_batch_hooks(callback)), "steps_until_call")
     is_set = hook in vars(callback)  # as `LambdaCallback` does

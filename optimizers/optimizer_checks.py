@@ -54,10 +54,7 @@ def _fits(variable: Any, shape: Any) -> bool:
 
 
 def check_pairs(grads_and_vars: Any) -> Pairs:
-    """Return the argument as a list of pairs.
-
-    Raise a ValueError if it is anything else, has a variable twice, or a gradient whose shape is not its variable's.
-    """
+    """Return the argument as pairs; a ValueError for anything else, a variable twice, or a gradient of another shape."""
     pairs, seen = as_pairs(grads_and_vars), set()
     for gradient, variable in pairs:
         if isinstance(gradient, str) or not hasattr(variable, "shape") or isinstance(variable, tf.Tensor):

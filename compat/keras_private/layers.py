@@ -60,10 +60,7 @@ takes_training = attrgetter("_call_has_training_arg")
 
 
 def arguments_of(layer: Any, call_spec: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of a call of `layer`, as positions and names, from Keras' call specification.
-
-    The first one has a position where it can: `__call__` of preprocessing layers names it differently from `call`.
-    """
+    """Return the positional and named arguments of a call of `layer`; the first is positional where it can be."""
     given, parameters = call_spec.user_arguments_dict, layer._call_signature.parameters
     kinds = {name: parameter.kind for name, parameter in parameters.items()}
     starred = any(kind == inspect.Parameter.VAR_POSITIONAL for kind in kinds.values())

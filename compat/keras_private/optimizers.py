@@ -39,10 +39,7 @@ def set_strategy(optimizer: keras.optimizers.Optimizer, strategy: Any) -> None:
 
 
 def scope_of(optimizer: keras.optimizers.Optimizer) -> Any:
-    """Return the scope of the strategy of the optimizer's variables; a null context where a strategy's scope is active.
-
-    An optimizer that was made in another scope is moved into the active one later.
-    """
+    """Return the scope of the optimizer's strategy; a null context where one is active, into which it is moved later."""
     strategy = optimizer_strategy(optimizer)
     if tf.distribute.has_strategy() or strategy is tf.distribute.get_strategy():
         return contextlib.nullcontext()

@@ -136,10 +136,7 @@ def begin_with_epoch(model: Any, epoch: int) -> None:
 
 
 def plain_fit() -> weakref.ref[Any] | None:
-    """The innermost `fit` of plain Keras in this thread, for `still_runs`; None without one. Called in `on_train_begin`.
-
-    It is the list of callbacks, which lives in the frame of `fit`: when that ends by an error, Keras calls no hook.
-    """
+    """Return the callbacks of the innermost plain `fit` of this thread, which live in its frame; None without one."""
     return next((weakref.ref(frame.f_locals["callbacks"]) for frame in _plain_fits(sys._getframe())), None)
 
 

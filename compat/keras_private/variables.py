@@ -61,10 +61,7 @@ def collects_writes() -> bool:
 
 @contextlib.contextmanager
 def direct_writes(write: Callable[[Any, Any], Any] | None = None) -> Iterator[None]:
-    """Writes to Keras variables reach the variables, even where a `keras.StatelessScope` would collect them.
-
-    `write(variable, value)` makes them; None: `variable.assign`, as Keras does.
-    """
+    """Writes to Keras variables are made at once, by `write(variable, value)` or else `assign`, whatever the scope."""
     scope = stateless_scope()
     global_state.set_global_attribute(_SCOPE, None if write is None else _WrittenAtOnce(write))
     try:
@@ -91,10 +88,7 @@ def as_number(variable: Any) -> Any:
 
 
 def make_again(variable: keras.Variable) -> None:
-    """Recreate the TensorFlow variable inside `variable`, with its value and id, under the current strategy.
-
-    The old one is the new one's copy on its device, because functions that were compiled before read it.
-    """
+    """Recreate the TensorFlow variable in `variable` under the current strategy; compiled functions read the old one."""
     old, value = variable._value, variable.numpy()
     _mark_left(old)
 
@@ -113,10 +107,7 @@ def make_again(variable: keras.Variable) -> None:
 
 
 def move_to_device(variable: Any, device: str) -> None:
-    """Recreate the TensorFlow variable inside a Keras variable on `device`, with its value and id.
-
-    Optimizers that were built earlier know their variables by that id.
-    """
+    """Recreate the TensorFlow variable in a Keras variable on `device`, with its value and the id that optimizers know."""
     old = variable._value
     if isinstance(old, tf.Variable) and old.device == device:
         return

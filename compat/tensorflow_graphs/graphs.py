@@ -87,10 +87,7 @@ def inline_function(function: Any) -> Callable[..., Any] | None:
 
 
 def retrace_compiled(function: Any) -> Callable[..., Any] | None:
-    """Return a `tf.function` with compile options (`jit_compile=True`, `_noinline`), traced anew; None for any other.
-
-    An earlier trace may belong to another graph, or read a variable's value from before this step's writes.
-    """
+    """Trace a `tf.function` with compile options anew, as an earlier trace may read old values; None for any other."""
     if not (function._jit_compile or function._attributes):
         return None
     anew = function._clone(None)

@@ -123,10 +123,7 @@ def pretend_replicas(count: int | None) -> Iterator[None]:
 
 
 def launchers_of(strategy: tf.distribute.Strategy) -> list[Any]:
-    """Return the launchers of collectives, one for each local replica of a strategy of several workers.
-
-    They share the group, instance keys and ordering tokens of the all-reduces, so all collectives run in one order.
-    """
+    """Return the launchers of the replicas' collectives; they share keys and tokens, so that all run in one order."""
     return list(strategy.extended._cross_device_ops._launchers)
 
 
@@ -153,10 +150,7 @@ def launcher_in_group(strategy: Any, local: int, group: int, size: int) -> Any:
 
 
 def gather_in_group(launcher: Any, tensor: tf.Tensor, axis: int, equal: bool) -> tf.Tensor:
-    """Concatenate the tensors of a group along an axis, in the order of its replicas; `equal`: their shapes are.
-
-    Context: a graph.
-    """
+    """Concatenate the tensors of a group along an axis, in its order; `equal`: their shapes are. Context: a graph."""
     if not equal:
         return launcher.all_gather(tensor, axis)
     order = [axis, *(n for n in range(tensor.shape.rank) if n != axis)]

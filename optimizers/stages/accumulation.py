@@ -27,10 +27,7 @@ _HOST = "CPU:0"
 
 
 def create_weight(optimizer: Any) -> None:
-    """Give the optimizer `accumulated_weight`: the sum of the W since the last update; float64 scalar.
-
-    It is not among Keras' own variables of an optimizer, so that a saved state still fits plain Keras.
-    """
+    """Create `accumulated_weight`, the sum of W since the last update (float64 scalar), apart from Keras' own variables."""
     weight = keras.Variable(
         float(int(call_count(optimizer).numpy()) % _steps(optimizer)),
         dtype="float64",

@@ -66,10 +66,7 @@ def aggregate_alone(
 
 
 def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tuple[Pairs, CallOptions]:
-    """Return the pairs and the options of a call of `apply_gradients`, given what `aggregate_gradients` did before.
-
-    A ValueError if aggregated gradients would be summed, or unscaled, twice.
-    """
+    """Return pairs and options of `apply_gradients` after `aggregate_gradients`; a ValueError for sums of sums."""
     if not in_replica_context():  # nothing is aggregated there
         return pairs, options
     memory = _memory(optimizer)
@@ -110,10 +107,7 @@ def forget_applied(optimizer: Any) -> None:
 
 
 def _alike(pairs: Pairs) -> Pairs:
-    """Return the first replica's gradients, on every replica.
-
-    What a user computes with equal numbers need not be equal to the last bit: see `replicas.function_of_its_own`.
-    """
+    """Return the first replica's gradients on every replica: users' code may round differently on each."""
     if num_replicas() == 1:
         return pairs
     pairs = [(g if g is None else optimizer_checks.as_gradient(g), v) for g, v in pairs]

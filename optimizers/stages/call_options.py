@@ -94,10 +94,7 @@ def updates_so_far() -> Any:
 
 
 def gradients_are_taken(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
-    """Return whether the current step collects the gradients, scaled as they are: then nothing is to be applied now.
-
-    So do the parts of a synchronous step on parameter servers: the sum of all parts is applied, once. Context: replica.
-    """
+    """Return whether the step takes the gradients to apply them later, as on parameter servers. Context: replica."""
     step = current_step()
     if step is None or step.take_gradients is None:
         return False

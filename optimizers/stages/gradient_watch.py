@@ -115,10 +115,7 @@ class GradientWatch(StepHook):
 
 
 def watch_gradients(optimizer: Any, guard: bool = False) -> tuple[GradientWatch, bool]:
-    """Return the watch of a built optimizer (with a loss scale of its inner one), and whether it is new.
-
-    If it is new, the step must be compiled again. Context: host, inside the strategy's scope.
-    """
+    """Return the watch of a built optimizer, and whether it is new: then the step must be compiled again. Context: host."""
     optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
     variables = trained_variables(optimizer)
     for watch in [each for each in step_hooks(optimizer) if isinstance(each, GradientWatch)]:

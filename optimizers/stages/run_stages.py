@@ -136,10 +136,7 @@ def unscale(optimizer: Any, pairs: Pairs, scale: Any = None) -> Pairs:
 
 
 def _all_finite(optimizer: Any, pairs: Pairs, options: CallOptions, apply_to: Apply) -> tf.Tensor:
-    """Stage 3: whether every number of every gradient is finite; bool scalar, the same on every replica.
-
-    It must be finite in the dtype of its variable, in which the update rule computes: a gradient can be wider.
-    """
+    """Stage 3: whether all gradients are finite in their variables' dtypes; bool scalar, the same on every replica."""
     finite = tf.reduce_all(
         tf.stack([tf.reduce_all(tf.math.is_finite(tf.cast(values_of(g), v.dtype))) for g, v in pairs])
     )
@@ -241,10 +238,7 @@ def _take_collected_writes(variables: Sequence[Any]) -> list[tuple[keras.Variabl
 
 
 def _in_every_replica(optimizer: Any, pairs: Pairs, settings: dict[str, Any]) -> Any:
-    """Return the stages on each replica, called from cross-replica context, with the `settings` of `run_stages`.
-
-    A `PerReplica` gradient is each replica's own part. Any other is the total: replica 0 sends it, the others send 0.
-    """
+    """Run the stages on each replica; `PerReplica` gradients are its own, of others replica 0 sends the total."""
     strategy = tf.distribute.get_strategy()
     gradients = [g for g, _ in pairs]
     whole = [g is not None and not isinstance(g, tf.distribute.DistributedValues) for g in gradients]

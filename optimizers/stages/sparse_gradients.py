@@ -65,10 +65,7 @@ def assign_add(variable: tf.Variable, gradient: Gradient) -> None:
 
 
 def shorter(gradient: Gradient, shape: Sequence[int], ratio: int) -> Gradient:
-    """Return slices as one tensor if it has at most `ratio` times the rows that they name; else unchanged.
-
-    The tensor then has fewer bytes, and no row of it is searched: the table of a feature with fewer values than samples.
-    """
+    """Return slices as one tensor if it has at most `ratio` times the rows that they name: then it has fewer bytes."""
     named = tf.convert_to_tensor(gradient.indices).shape.num_elements() if is_sparse(gradient) else None
     if named is None or shape[0] > ratio * named:
         return gradient

@@ -71,10 +71,7 @@ def write_where(
 
 
 def makes_slices_dense(optimizer: Any) -> bool:
-    """Return whether all rules of the optimizer are Keras' that make one tensor of a sparse gradient.
-
-    Others, such as SGD's and Adagrad's, write only those rows of the matrix that it names.
-    """
+    """Return whether all rules are Keras' that make one tensor of a sparse gradient; others write the named rows alone."""
     rules = inner_optimizers(optimizer) or [optimizer]
     return all(isinstance(rule, _DENSE_RULES) for rule in rules)
 

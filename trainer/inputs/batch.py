@@ -60,10 +60,7 @@ def name_arrays(batch: Any) -> list[tuple[str, Any]]:
 
 
 def sample_count(structure: Any) -> Any:
-    """Return the number of samples of a batch: an int where it is known while tracing, else an int32 scalar tensor.
-
-    All leaves but None and scalars have that number. Without any other leaf, it is a ValueError.
-    """
+    """Return the samples of a batch, an int or int32 scalar tensor; a ValueError if all leaves are None or scalars."""
     leaves = [
         _one_tensor(leaf) for leaf in tf.nest.flatten(structure) if leaf is not None and not is_scalar(leaf)
     ]

@@ -19,10 +19,7 @@ _SCALARS = (bool, int, float, complex, str, bytes, np.generic)
 
 
 def _standard_nest(structure: Any) -> Any:
-    """Return a nest with tuples instead of lists, as in batches of Keras and `tf.data`.
-
-    A list that holds only Python numbers or strings (`y=[0, 1, 1]`, `[[1, 2], [3, 4]]`) is one array.
-    """
+    """Return a nest with tuples for lists, as in `tf.data`; a list of Python numbers or strings alone is one array."""
     if isinstance(structure, dict):
         return {key: _standard_nest(part) for key, part in structure.items()}
     if not isinstance(structure, list | tuple):
@@ -59,10 +56,7 @@ def host_arrays(name: str, structure: Any, complaint: str) -> Any:
 
 
 def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-    """Return the arguments as `(x, y, sample_weight)`, nests of NumPy arrays and tensors; None where an argument is None.
-
-    Weights without targets are dropped, as in Keras.
-    """
+    """Return nests of NumPy arrays and tensors, None for None; weights without targets are dropped, as in Keras."""
     complaint = (
         "{place} is a {kind}; give arrays or tensors with samples, a tf.data.Dataset, a keras.utils.PyDataset, a torch "
         "DataLoader or a generator of batches."

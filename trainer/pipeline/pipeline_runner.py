@@ -46,10 +46,7 @@ def attach(model: TrainedModel) -> None:
 
 
 def prepare(model: TrainedModel, samples: int | None, training: bool) -> None:
-    """Split a built model, move its variables to their stages, and reject features that a pipeline does not support.
-
-    `samples` are those of a global batch, where known. Context: host, before the optimizer is built.
-    """
+    """Split a built model, and reject what a pipeline does not support; `samples` of a global batch, where known."""
     for name in ("train_step", "test_step", "predict_step"):
         if model._overrides_step(name):
             raise ValueError(

@@ -73,10 +73,7 @@ def is_built(model: TrainedModel) -> bool:
 
 
 def creates_variables_late(model: TrainedModel) -> bool:
-    """Return whether an eager custom step creates the variables that are missing: then it runs as often as in Keras.
-
-    Those of layers it cannot create, because their initial values would be writes of the step.
-    """
+    """Return whether an eager custom step creates the missing variables itself, of metrics and losses but no layers."""
     eager = model.run_eagerly and model._overrides_step("train_step")
     return eager and strategy_of(model) is None and all(layer.built for layer in layers_of(model)[1:])
 
@@ -115,10 +112,7 @@ def _build_by_custom_step(
 
 @contextlib.contextmanager
 def _step_of_a_replica(model: TrainedModel, built: bool) -> Iterator[StepContext]:
-    """The step that traces the custom step. A variable with copies has a gradient in the context of a replica only.
-
-    Code that creates variables is traced outside of replicas: variables belong to all of them.
-    """
+    """The step that traces a custom step: in replica context for gradients of copies, outside where variables are made."""
     copied = any(
         isinstance(raw_value(variable), tf.distribute.DistributedValues | ShardedValue)
         for variable in model.variables

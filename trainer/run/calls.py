@@ -9,10 +9,7 @@ from .worker_settlement import Workers
 
 
 class Calls:
-    """The compiled calls of a pass: of `length.next()` steps each, fewer at its end; none after workers settle on 0.
-
-    An error of the input is raised after the steps on the batches before it.
-    """
+    """The compiled calls of a pass; an error of the input is raised after the steps on the batches before it."""
 
     def __init__(self, steps: Pass) -> None:
         self._pass, self._workers = steps, Workers(steps.model, steps.stop)

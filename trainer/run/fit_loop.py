@@ -48,10 +48,7 @@ class Runner:
     def build(
         self, model: TrainedModel, spec: Any, samples: int | None = None, step: str = "train_step"
     ) -> None:
-        """Create every variable that "train_step", "test_step" or "predict_step" needs for batches of `spec`.
-
-        `samples`: of a global batch, where known.
-        """
+        """Create every variable that a step needs for batches of `spec`; `samples` of a global batch, where known."""
         predicts = step == "predict_step"
         unbuilt = not (predicts or build.is_built(model))
         with model._strategy_scope(), replace_functions() if unbuilt else contextlib.nullcontext():

@@ -57,10 +57,7 @@ class Workers:
         return self.settle(1) == 0
 
     def check_taken(self, source: Source, steps: int) -> None:
-        """Reject inputs that differ between workers, before steps on them, with a `ValueError` on all workers.
-
-        Of a dataset, which is read inside the steps, the first batch is known then.
-        """
+        """Reject inputs that differ between workers, before steps on them: a `ValueError` on all workers."""
         once = isinstance(source, ArraySource | DatasetSource)  # the others change in each compiled call
         if not (once and self._checked):
             check_same_data(source, self._strategy, 0 if once else steps)

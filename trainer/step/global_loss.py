@@ -53,10 +53,7 @@ def rowwise(fn: Any) -> Any:
 
 
 def works_on_samples(loss: keras.losses.Loss, y_pred: Any = None) -> bool:
-    """Tell whether each entry of `loss.call(y_true, y_pred)` depends on its own sample only.
-
-    Without `y_pred`, outputs have at least two axes.
-    """
+    """Return whether each entry of the loss depends on its own sample alone; without `y_pred` for two axes or more."""
     if any(each in _declared for each in (loss, *type(loss).__mro__)):
         return True
     if type(loss).call is not getattr(_WRAPPER, "call", None):

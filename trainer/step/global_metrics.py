@@ -40,10 +40,7 @@ def metrics_of(model: TrainedModel) -> list[Any]:
 
 
 def losses_count_samples(model: TrainedModel) -> contextlib.AbstractContextManager[None]:
-    """While a step is traced, the metrics that Keras updates with the loss of one output weight it with its samples.
-
-    Keras counts each batch once where the batch size is unknown while tracing.
-    """
+    """Inside, Keras weights the losses of single outputs with samples, where it would count each batch once."""
     loss = compiled_loss(model)
     metrics = leaf_metrics([] if loss is None else loss.metrics)
     return share_attributes("update_state", [(metric, _weight_with_samples) for metric in metrics])

@@ -66,10 +66,7 @@ def _first_of(x: Any, kind: str, count: int) -> Any:
 def split_for_validation(
     x: Any, y: Any = None, sample_weight: Any = None, *, validation_split: float
 ) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
-    """Split arrays, before any shuffling, into those for training and for validation, the last samples, as in Keras.
-
-    NumPy arrays are views: memory-mapped ones stay in files.
-    """
+    """Split arrays into those for training and, at the end, for validation, before any shuffling. Arrays are views."""
     number("validation_split", validation_split, above=0, below=1)
     kind = kind_of(x)
     if kind != "array":

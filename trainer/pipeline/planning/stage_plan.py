@@ -26,10 +26,7 @@ _WEIGHT_AND_GRADIENT, _SLOTS = 2.0, 2.0
 
 
 class Plan:
-    """A model split for a pipeline. Owns the stages; the variables stay the model's.
-
-    `samples` are those of a global batch, for the costs; None: 32 for each micro-batch.
-    """
+    """A model split for a pipeline. `samples` are those of a global batch, for the costs; None: 32 for a micro-batch."""
 
     def __init__(self, model: TrainedModel, pipeline: Pipeline, samples: int | None) -> None:
         self.pipeline = pipeline

@@ -13,10 +13,7 @@ from ..loops.compiled_calls import CompiledCall
 
 
 def check_progress(model: TrainedModel, call: CompiledCall, done: int) -> None:
-    """Raise `LossScaleError` if every step is skipped: it names the first layer with a value that is not finite.
-
-    After a compiled call of `done` steps it analyses the last step of its last chunk. Context: host.
-    """
+    """Raise `LossScaleError` if every step is skipped, with the layer that causes it in the last of `done` steps."""
 
     def diagnose(loss_scale: float) -> str:
         if on_parameter_servers(model.distribute_strategy):

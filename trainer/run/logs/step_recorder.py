@@ -77,10 +77,7 @@ class StepRecorder(StepHook):
         return self.halts and bool(self._halted.numpy())
 
     def rows(self) -> tuple[dict[str, np.ndarray], dict[int, np.ndarray]]:
-        """The logs, name -> `(steps, ...)`, and the optimizers' scalars, id -> `(steps,)`, of this compiled call so far.
-
-        Context: host.
-        """
+        """Return the logs, name -> `(steps, ...)`, and scalars, id -> `(steps,)`, of this call so far. Context: host."""
         if self._buffer is None or not self._layout or self._rejected:
             return {}, {}
         rows = self._buffer[: self._count].numpy()

@@ -17,10 +17,7 @@ MOST_OF_WORKER = 512  # steps of one call of a worker of parameter servers
 
 
 class CompiledCall:
-    """The chunks of one compiled call. A chunk has batches of one size, so the last partial batch is a separate one.
-
-    `first` is the number of its first step in the epoch.
-    """
+    """The chunks of a compiled call, each of batches of one size; `first` is the number of its first step in the epoch."""
 
     def __init__(self, chunks: list[Chunk], first: int = 0) -> None:
         self.chunks, self.first = chunks, first
@@ -105,10 +102,7 @@ class CallLength:
 
 @contextlib.contextmanager
 def note_step(reached: Callable[[], int | None], step: int) -> Iterator[None]:
-    """Add a note with the step to an error of a compiled function.
-
-    `reached()` is the number of steps of the last call that ran, if known; `step` that of the epoch before this call.
-    """
+    """Add the step to an error: `reached()` of this call ran, if known, after `step` steps of the epoch."""
     try:
         yield
     except tf.errors.OpError as error:

@@ -107,10 +107,7 @@ def run_until_the_end(
 
 
 def samples_of_workers(strategy: tf.distribute.Strategy, samples: tf.Tensor) -> tf.Tensor:
-    """Return the number of samples of every worker, int32 `(workers,)`, on every worker: one small all-reduce.
-
-    Context: cross-replica, in a `tf.function` or eager.
-    """
+    """Return the samples of every worker, int32 `(workers,)`, by one all-reduce. Context: cross-replica."""
     me, workers = place_among_workers(strategy)
 
     def on_replica() -> tf.Tensor:

@@ -49,10 +49,7 @@ class LoopedSteps(StepFunction):
         return self.compile_loop(chunk)
 
     def _collectives_vary(self, loop: Compiled, chunk: Chunk) -> bool:
-        """Return whether each step needs a separate call, because replicas gather samples or slices whose number differs.
-
-        TensorFlow keeps the shape of a collective for a whole call. They are known once the loop has been traced.
-        """
+        """Return whether each step is a call, because replicas gather shapes that vary: a collective keeps its own."""
         self.open_collectives.clear()
         has_signature = chunk.signature is not None and not chunk.open_ended
         loop.function.get_concrete_function(*(() if has_signature else loop.arguments(chunk)))

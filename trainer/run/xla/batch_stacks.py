@@ -56,10 +56,7 @@ class Stacks:
         self.single = graph_function(lambda batch: function.logs(single(batch, None)), reduce_retracing=True)
 
     def __call__(self, iterator: Any, steps: int) -> tuple[int, Any]:
-        """Run up to `steps` steps, fewer where the data ends; return how many, and the logs after the last.
-
-        An error of the pipeline is raised after the steps on earlier batches.
-        """
+        """Run up to `steps` steps; return how many, and the last logs. The pipeline's errors come after earlier batches."""
         with tf.device(self._device):
             done, logs = 0, {}
             if steps == 0:
@@ -92,10 +89,7 @@ class Stacks:
             return done, logs
 
     def _draw_full(self, iterator: Any, count: tf.Tensor) -> Any:
-        """Draw `count` batches that certainly exist and have the usual number of samples.
-
-        Return the number (TensorFlow runs loops three times slower in a function that returns nothing).
-        """
+        """Draw `count` batches of the usual size; a loop in a function that returns nothing is three times slower."""
 
         def body(i: tf.Tensor) -> Any:
             self._keep(i, self._reader(iterator, i))

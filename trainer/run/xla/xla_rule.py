@@ -125,10 +125,7 @@ def _reason_before_tracing(function: StepFunction, source: Source, steps: int | 
 
 
 def follows_rule(function: StepFunction, chunk: Chunk) -> bool:
-    """Return whether the rule chose XLA for chunks of this layout; choose the graph where XLA cannot take the layout.
-
-    A smaller last batch decides nothing.
-    """
+    """Return whether the rule has XLA compile this layout, else choose the graph; a smaller last batch has no say."""
     decides = chunk.usual_batch_size is not None or chunk.batch_size == function.full_size
     if function.backend != XLA or function.model.jit_compile or not decides:
         return False
