@@ -91,7 +91,7 @@ class Chain:
         self.shared = _find_shared(self.blocks)
 
     def sizes_of(self, partition: Sequence[Any]) -> list[int]:
-        """Return the blocks of each of K stages, of K layer counts or the names of the first layers of the K - 1 later stages."""
+        """Return the blocks of each stage, of K layer counts or K - 1 names of the first layers of later stages."""
         names = [block.name for block in self.blocks]
         if all(isinstance(part, str) for part in partition):
             unknown = [name for name in partition if name not in names]
