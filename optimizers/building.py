@@ -1,4 +1,4 @@
-"""Creating an optimizer's variables wherever it is used first."""
+"""Creating an optimizer's variables wherever it is used first, and the optimizers that a model holds."""
 
 import concurrent.futures
 import functools
@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.keras_private.layers import layers_of
 from ..compat.keras_private.optimizers import find_wrapped_optimizers
 from ..compat.keras_private.variables import stateless_scope
 from ..compat.tensorflow_graphs.graphs import leave_as_written
@@ -85,6 +86,21 @@ def attributes_of(holder: Any) -> list[Any]:
             values = value.values() if isinstance(value, dict) else value
             found += [each for each in values if isinstance(each, keras.optimizers.Optimizer)]
     return found
+
+
+def optimizers_of(model: Any, of_layers: bool = False) -> list[Any]:
+    """Return the optimizers among the attributes of any model, each once, that of `compile` first.
+
+    Attributes may be lists, tuples and dicts of them, if their names are public. Where a custom step trains the model,
+    those of its layers and of models within it count too, since such a step may use them; in any case with `of_layers`.
+    """
+    custom_step = getattr(model, "_overrides_step", lambda name: True)("train_step")
+    holders = [model, *layers_of(model)[1:]] if custom_step or of_layers else [model]
+    found = [
+        getattr(model, "optimizer", None),
+        *(each for holder in holders for each in attributes_of(holder)),
+    ]
+    return list({id(each): each for each in found if each is not None}.values())
 
 
 @leave_as_written

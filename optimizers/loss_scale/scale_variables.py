@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from ...compat.keras_private.optimizers import scope_of
 from ...distribute.replicas import local_copy
-from ...distribute.step_context import current_step
 from ..building import move_to_strategy, run_in_thread
+from ..stages.call_options import notes_of_trace
 from .scale_rule import ScaleState
 
 _lock = threading.RLock()
@@ -64,24 +64,19 @@ def note(optimizer: Any, scale: tf.Tensor) -> None:
     Until its gradients arrive the variable may have moved: by another call in the same step, or, with parameter
     servers, by another worker.
     """
-    step = current_step()
-    if step is not None:
-        step.notes[_key(optimizer)] = scale
-    elif not tf.executing_eagerly():
-        tf.compat.v1.get_default_graph().get_collection_ref(_key(optimizer))[:] = [scale]
+    if (notes := notes_of_trace()) is not None:
+        notes[_key(optimizer)] = scale
 
 
 def find_noted_scale(optimizer: Any) -> tf.Tensor | None:
     """Return the scale that the loss was last multiplied with; None if that is not known in the current graph."""
-    step, eager, graph = current_step(), tf.executing_eagerly(), tf.compat.v1.get_default_graph()
-    if step is None:
-        return None if eager else next(iter(graph.get_collection(_key(optimizer))), None)
-    scale = step.notes.get(_key(optimizer))
-    return scale if eager or getattr(scale, "graph", None) is graph else None
+    scale = (notes_of_trace() or {}).get(_key(optimizer))
+    known = tf.executing_eagerly() or getattr(scale, "graph", None) is tf.compat.v1.get_default_graph()
+    return scale if known else None
 
 
-def _key(optimizer: Any) -> str:
-    return f"unisono_loss_scale_{id(optimizer)}"
+def _key(optimizer: Any) -> tuple[Any, ...]:
+    return "loss scale", id(optimizer), id(tf.compat.v1.get_default_graph())
 
 
 def read(optimizer: Any) -> ScaleState:

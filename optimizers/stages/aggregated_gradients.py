@@ -5,14 +5,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from ...distribute.replicas import in_replica_context, local_replica_index, num_replicas, of_first_replica
 from ...distribute.step_context import NOT_AGGREGATED, current_step
 from .. import optimizer_checks
 from ..optimizer_checks import record_of
 from .aggregators import aggregate
-from .call_options import CallOptions, current_options
+from .call_options import CallOptions, current_options, notes_of_trace
 from .run_stages import unscale
 from .sparse_gradients import Pairs, is_on_gpu, map_values, unique_rows, values_of
 
@@ -118,19 +116,10 @@ def _alike(pairs: Pairs) -> Pairs:
 
 def _memory(optimizer: Any) -> dict[int, _Memory]:
     """What this replica's part of the current step, trace or eager loop remembers, by the identity of the variable."""
-    key = "unisono_aggregated", id(optimizer), local_replica_index()
-    step = current_step()
-    if step is not None:
-        return step.notes.setdefault(key, {})
-    if tf.executing_eagerly():
-        return record_of(optimizer).aggregated.setdefault(local_replica_index(), {})
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
-        graph = graph.outer_graph
-    found = graph.get_collection_ref(str(key))
-    if not found:
-        found.append({})
-    return found[0]
+    notes, replica = notes_of_trace(), local_replica_index()
+    if notes is None:
+        return record_of(optimizer).aggregated.setdefault(replica, {})
+    return notes.setdefault(("aggregated", id(optimizer), replica), {})
 
 
 def _reference(gradient: Any) -> Callable[[], Any]:

@@ -74,6 +74,19 @@ def read_count(optimizer: Any) -> Any:
     return _call.counts.get(id(optimizer))
 
 
+def notes_of_trace() -> dict[Any, Any] | None:
+    """Return what is noted for the current step, or for the outermost function that is being traced; None eagerly."""
+    step = current_step()
+    if step is not None or tf.executing_eagerly():
+        return None if step is None else step.notes
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    notes: list[Any] = graph.get_collection_ref("unisono")
+    notes += [] if notes else [{}]
+    return notes[0]
+
+
 def updates_so_far() -> Any:
     """Return the number of updates that the optimizer has applied before this one: int64 scalar tensor.
 

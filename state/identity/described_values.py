@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from ...compat.keras_private.layers import layers_within
 from ...compat.keras_private.training import compile_config
-from ...optimizers.held_optimizers import optimizers_of
+from ...optimizers.building import optimizers_of
 from ..random_state import find_closed_over
 
 # Names that say where a class is defined or that Keras numbers; and what follows from the rest.

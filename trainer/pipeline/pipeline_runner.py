@@ -15,7 +15,7 @@ from ...compat.tensorflow_graphs.one_device import line_of_user
 from ...distribute.pipeline.pipeline import current_pipeline
 from ...distribute.pipeline.remote import raise_if_lost
 from ...distribute.step_context import StepContext, this_step
-from ...optimizers.held_optimizers import optimizers_of
+from ...optimizers.building import optimizers_of
 from ...state.trained_model import TrainedModel, record_of
 from ..partition.labels import SAMPLES
 from ..partition.program import Convert, NotPartitioned

@@ -29,8 +29,7 @@ from ...compat.tensorflow_graphs.one_device import as_on_one_device
 from ...distribute.sharding.sharded_value import ShardedValue
 from ...distribute.sharding.whole_reads import read_together
 from ...distribute.step_context import StepContext, step_scope
-from ...optimizers.building import ensure_built
-from ...optimizers.held_optimizers import optimizers_of
+from ...optimizers.building import ensure_built, optimizers_of
 from ...state.trained_model import TrainedModel
 from .. import fit_checks
 from ..step.first_call import placeholder

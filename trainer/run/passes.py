@@ -13,7 +13,7 @@ from ...compat.tensorflow_private.strategies import devices_of
 from ...distribute.hardware.device_memory import in_words
 from ...distribute.hardware.memory_plan import memory_plans, plan_memory
 from ...distribute.sharding.sharded import SHARDABLE, level_of
-from ...optimizers.held_optimizers import optimizers_of
+from ...optimizers.building import optimizers_of
 from ...state.trained_model import FitState, TrainedModel
 from ..inputs import Source
 from ..model_memory import bytes_of, memory_of

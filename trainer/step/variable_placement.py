@@ -13,8 +13,7 @@ from ...compat.keras_private.variables import raw_value
 from ...distribute import keras_distribution
 from ...distribute.moved_variables import move_variables
 from ...distribute.step_context import here
-from ...optimizers.building import inner_optimizers
-from ...optimizers.held_optimizers import optimizers_of
+from ...optimizers.building import inner_optimizers, optimizers_of
 from ...state.trained_model import TrainedModel, record_of
 from ..fit_checks import check_home, check_traced_functions
 from .global_metrics import metrics_of

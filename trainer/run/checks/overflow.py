@@ -7,7 +7,7 @@ import keras
 from .... import mixed_precision
 from ....distribute.parameter_servers.updates import on_parameter_servers
 from ....mixed_precision import skipped_steps
-from ....optimizers.held_optimizers import optimizers_of
+from ....optimizers.building import optimizers_of
 from ....state.trained_model import TrainedModel
 from ..loops.compiled_calls import CompiledCall
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ....compat.keras_private.variables import plain_variable
 from ....mixed_precision.skipped_steps import step_values
-from ....optimizers.held_optimizers import optimizers_of
+from ....optimizers.building import optimizers_of
 from ....optimizers.stages.step_hooks import StepHook
 from ....state.trained_model import TrainedModel
 

@@ -15,7 +15,7 @@ from ....compat.tensorflow_graphs.graph_optimizer import optimize_briefly
 from ....compat.tensorflow_graphs.graphs import effects, first_graph, graph_for, only_graph
 from ....distribute.replicas import copies_of, runs_in_threads
 from ....distribute.workers.peer_monitor import monitored_collective
-from ....optimizers.held_optimizers import optimizers_of
+from ....optimizers.building import optimizers_of
 from ....optimizers.stages.accumulation import CallsOnHost
 from ....optimizers.stages.step_hooks import StepHook, step_hooks
 from ....state.trained_model import TrainedModel
