@@ -73,11 +73,7 @@ def own_schedule(callback: Any) -> Any:
 
 
 def takes_step_logs(callback: Any) -> bool:
-    """Return whether a callback has the hook `on_train_steps_end(first, logs)`.
-
-    The loop calls it at the end of each compiled call, before the `on_train_batch_end` of its last step, with the number of
-    its first step in the epoch, and the values of each log after each step: arrays `(steps, ...)`, scalars in float64.
-    """
+    """Return whether a callback has `on_train_steps_end(first, logs)`: arrays `(steps, ...)` after each compiled call."""
     return hasattr(callback, "on_train_steps_end")
 
 

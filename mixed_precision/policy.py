@@ -112,11 +112,7 @@ def loss_scale_of(policy: Policy) -> LossScale:
 
 
 def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None:
-    """Raise `ValueError` if no layer of the model follows the mixed policy that was set after it was built.
-
-    A model that was built in a `policy_scope` or with `dtype="float32"`, or read from a file, is valid; so is a trained one
-    with `unless_trained`, as `fit` and `train_on_batch` call it.
-    """
+    """Raise `ValueError` if the model was built before its mixed policy was set; `unless_trained`, not if it was trained."""
     current, own = keras.config.dtype_policy(), model.dtype_policy
     if current.compute_dtype == current.variable_dtype or not any(ref() is own for ref in _replaced):
         return

@@ -89,11 +89,7 @@ def attributes_of(holder: Any) -> list[Any]:
 
 
 def optimizers_of(model: Any, of_layers: bool = False) -> list[Any]:
-    """Return the optimizers among the attributes of any model, each once, that of `compile` first.
-
-    Attributes may be lists, tuples and dicts of them, if their names are public. Where a custom step trains the model,
-    those of its layers and of models within it count too, since such a step may use them; in any case with `of_layers`.
-    """
+    """Return a model's optimizers, that of `compile` first, and its layers' for a custom step or if `of_layers`."""
     custom_step = getattr(model, "_overrides_step", lambda name: True)("train_step")
     holders = [model, *layers_of(model)[1:]] if custom_step or of_layers else [model]
     found = [

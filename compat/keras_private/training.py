@@ -111,11 +111,7 @@ def set_strategy_of(model: Any, strategy: Any) -> None:
 
 
 def build_symbolically(model: Any, batch: Any) -> None:
-    """Make the variables of the model, its loss, metrics and optimizer from a nest of `keras.KerasTensor`.
-
-    Keras calls the whole model to get the outputs for losses and metrics: a second trace of its forward pass. Where the
-    model's graph already has them, losses and metrics are built before.
-    """
+    """Make all variables from `keras.KerasTensor`s, without Keras' second trace where the graph has the outputs."""
     x, y, sample_weight = unpack_x_y_sample_weight(batch)
     y_pred = find_known_outputs(model, x)
     if y_pred is not None:

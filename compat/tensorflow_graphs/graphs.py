@@ -26,22 +26,14 @@ _CALLS = ("While", "If", "PartitionedCall")  # the called functions may have sid
 
 
 def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
-    """`tf.function` of an internal function: without AutoGraph, and without a retracing warning for each new model.
-
-    TensorFlow counts the traces of all functions from one line of code together, so the tenth model of a program would
-    cause a warning although no function is traced twice.
-    """
+    """`tf.function` of an internal function: no AutoGraph, and no retracing warning for each new model."""
     function = tf.function(fn, autograph=False, **kwargs)
     function._omit_frequent_tracing_warning = True
     return function
 
 
 def only_graph(function: Any) -> Callable[..., Any]:
-    """Return a callable that runs the one graph of a `tf.function` with a signature, on tensors in nests like it.
-
-    TensorFlow's search for the graph inspects every argument, device and strategy before each call and takes half a
-    millisecond. Where the function has no graph yet, may have several, or runs eagerly, the result is the function itself.
-    """
+    """Call the one graph of a `tf.function` with a signature, past TensorFlow's search (0.5 ms), where there is one."""
     graph: Any = getattr(function, "_concrete_variable_creation_fn", None)
     known = graph is not None and function.input_signature is not None and not function._created_variables
     if not known or not tf.executing_eagerly() or tf.config.functions_run_eagerly():
@@ -199,11 +191,7 @@ def is_inside(graph: Any, outer: Any) -> bool:
 
 @contextlib.contextmanager
 def effects() -> Iterator[list[tf.Operation]]:
-    """A list that holds, when the block has ended, the operations with side effects that were made in it.
-
-    For `tf.control_dependencies`: TensorFlow only orders operations on the same variable or iterator. Eager operations are
-    in order, and the list stays empty.
-    """
+    """A list that gets the operations with side effects that the block makes in a graph, for `tf.control_dependencies`."""
     made: list[tf.Operation] = []
     if tf.executing_eagerly():
         yield made

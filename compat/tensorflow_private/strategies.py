@@ -43,11 +43,7 @@ _grouped: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def give_collectives_a_group(strategy: Any) -> None:
-    """Keep the collectives of a `MirroredStrategy` separate from those of other strategies in this process.
-
-    TensorFlow numbers the groups of every strategy from 1, and a group has one size for the life of a process: collectives
-    of a second strategy with another number of replicas are aborted.
-    """
+    """Give a `MirroredStrategy` groups of its own: a group has one size for the life of a process."""
     if not isinstance(strategy, tf.distribute.MirroredStrategy) or strategy in _grouped:
         return
     _grouped.add(strategy)

@@ -40,11 +40,7 @@ def create(optimizer: Any) -> None:
 
 
 def move_to_current_strategy(optimizer: Any) -> None:
-    """Move the variables of an optimizer that was created outside of the strategy's scope and has not been used.
-
-    `scale_loss` is the first call of a step to its optimizer, often while a function is traced in replica context; the
-    variables are then created in another thread.
-    """
+    """Move variables from outside of the scope, in another thread: `scale_loss` may be traced in replica context."""
     strategy = tf.distribute.get_strategy()
     if optimizer.built or not tf.distribute.has_strategy():
         return
@@ -59,11 +55,7 @@ def move_to_current_strategy(optimizer: Any) -> None:
 
 
 def note(optimizer: Any, scale: tf.Tensor) -> None:
-    """Remembers, for the step or else for the graph being built, the scale that a loss was multiplied with.
-
-    Until its gradients arrive the variable may have moved: by another call in the same step, or, with parameter
-    servers, by another worker.
-    """
+    """Note a loss's scale for the step or the traced function: the variable may move before the gradients come."""
     if (notes := notes_of_trace()) is not None:
         notes[_key(optimizer)] = scale
 
@@ -101,11 +93,7 @@ def _state(optimizer: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def to_keras_layout(optimizer: Any) -> list[np.ndarray]:
-    """Return the values for Keras' four variables of a `LossScaleOptimizer`, in its order.
-
-    Keras keeps an iteration count and a learning rate there that nothing reads (both are the inner optimizer's). They
-    carry the skipped steps, and the consecutive skipped steps with a half for an overflow in the update under way.
-    """
+    """Return Keras' four variables: skipped steps are where it keeps a count and a rate that nothing reads."""
     in_a_row = float(optimizer.skipped_in_a_row.numpy()) + float(optimizer.overflowed.numpy()) / 2
     return [
         np.asarray(optimizer.skipped_steps.numpy(), np.int64),

@@ -17,11 +17,7 @@ from .sparse_gradients import Pairs, is_on_gpu, map_values, unique_rows, values_
 
 @dataclasses.dataclass
 class _Memory:
-    """What is remembered of one variable.
-
-    `aggregate_gradients(pairs)` is stages 1 and 2, `apply_gradients(changed, skip_gradients_aggregation=True)` stages 3
-    to 5. The memory belongs to one replica of one step; in a custom loop to the function that is being traced.
-    """
+    """What a replica remembers of a variable, from `aggregate_gradients` to `apply_gradients`."""
 
     given: Callable[[], Any]  # returns the gradient that was given, while it exists
     applied: bool = False  # whether the aggregated gradient was applied
@@ -34,11 +30,7 @@ def aggregate_alone(
     scale: Any = None,
     widen: Any = None,
 ) -> Pairs:
-    """Stages 1 and 2; see `Optimizer.aggregate_gradients`.
-
-    `optimizer`, which is called, remembers it; the stages are those of `inner`, if given. `widen` is called on each gradient
-    first. `scale` is as for `run_stages`. Context: replica.
-    """
+    """Stages 1 and 2 of `inner` or `optimizer`, which remembers it; `widen` comes first. Context: replica."""
     inner, step = inner or optimizer, current_step()
     on_replica, taken = in_replica_context(), step is not None and step.take_gradients is not None
     if taken and not on_replica:  # the step is traced for its variables alone

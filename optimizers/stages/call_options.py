@@ -15,11 +15,7 @@ from ...distribute.step_context import current_step
 
 @dataclasses.dataclass(frozen=True)
 class CallOptions:
-    """One call of an optimizer.
-
-    Methods with Keras' signatures, which subclasses override, are between the call and the stages. So the options are
-    kept on the calling thread, and end with the call.
-    """
+    """One call of an optimizer, kept on the thread, as methods with Keras' signatures stand before the stages."""
 
     skip_aggregation: bool = False  # the gradients are the same on every replica already
     # `aggregate_gradients` has divided the gradients by the loss scale already. Only with `skip_aggregation`.

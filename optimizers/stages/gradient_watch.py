@@ -60,11 +60,7 @@ class GradientWatch(StepHook):
 
     @property
     def all_reduce_seconds(self) -> list[float] | None:
-        """Seconds from a replica's last gradient to the last sum, over all steps, for each replica of this worker.
-
-        The replica that waits least is the one for which the others wait. None where it is unknown: with one replica, and
-        on GPUs, whose kernels run later than the operations that start them.
-        """
+        """Seconds that each replica here has waited for sums; None where it is unknown: on one replica, and on GPUs."""
         if not self._timed:
             return None
         return [float(copy.numpy()) for copy in copies_of(self._waited)]

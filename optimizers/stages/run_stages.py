@@ -159,11 +159,7 @@ def _update(
     gradients: Sequence[Any],
     weight_total: Any,
 ) -> None:
-    """Stages 4 and 5, if `finite`: of the optimizer, or of each one inside for its part of the variables.
-
-    Those of `every` variable that are not in `variables` have no gradient. Context: where variables are written
-    (`once_per_copy`).
-    """
+    """Stages 4 and 5, if `finite`, of the optimizer or of each inside; `every` other variable has no gradient."""
     branch = if_true if apply_to is transform_and_apply else if_all
     if finite is not True:
         accepted = functools.partial(
@@ -220,11 +216,7 @@ def _call_apply(optimizer: Any, pairs: Pairs, weight_total: Any, apply_to: Apply
 
 
 def _take_collected_writes(variables: Sequence[Any]) -> list[tuple[keras.Variable, Any]]:
-    """What the current `keras.StatelessScope` holds for `variables`, taken out of it, to be written before the update.
-
-    A layer may assign a trainable variable while it computes (spectral normalization does), and a step the learning rate. In
-    a step that write is collected; after the update it would undo the update, or be too late for it, so it is made first.
-    """
+    """Take what a scope has collected for `variables`: written before the update, as it would undo it after."""
     scope, step = stateless_scope(), current_step()
     if scope is None:
         return []

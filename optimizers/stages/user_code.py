@@ -27,11 +27,7 @@ _DENSE_RULES = (keras.optimizers.Adam, keras.optimizers.Adamax, keras.optimizers
 
 
 def has_user_code(optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Return whether the transform or the update of `variables` runs code that is neither Keras' nor ours.
-
-    Those two contain no sum of three terms or more that TensorFlow could reorder (see `replicas.function_of_its_own`); of
-    any other code nothing is known.
-    """
+    """Return whether code that is neither Keras' nor ours takes part in an update: replicas may round differently."""
     for each in (optimizer, *inner_optimizers(optimizer)):
         if not all(map(_is_known, [*_code_of_update(each), *each.gradient_transformers])):
             return True

@@ -88,11 +88,7 @@ def is_array(leaf: Any) -> bool:
 
 
 def as_host_array(leaf: Any) -> Any:
-    """Return one array of samples (see `is_array`), not yet cast; memory-mapped ones are not yet read.
-
-    Dense data in host memory is an `np.ndarray`, a view wherever possible. Strings become a `tf.Tensor`; ragged and
-    sparse tensors and extension types stay what they are. A dtype that TensorFlow does not support is a TypeError.
-    """
+    """Return an array (see `is_array`), not yet cast or read: dense ones as NumPy's, others as tensors."""
     if leaf is None:
         return None
     if isinstance(leaf, tf.Variable | keras.Variable):

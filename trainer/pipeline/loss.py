@@ -60,11 +60,7 @@ def head_of(
 
 
 def _weight_totals(run: PipelinedStep, loss_of: Callable[..., Any]) -> list[tf.Tensor]:
-    """Return the divisors of the batch (masks, sample weights), known before the first backward pass.
-
-    For them, each micro-batch's forward pass and loss are traced once more. Only the dependencies of a mask ever run; the
-    rest is unused and pruned from the graph.
-    """
+    """Return the divisors of the batch (masks, weights) before the first backward pass; the unused rest is pruned."""
 
     def of(q: int) -> list[tf.Tensor]:
         found = WeightTotals()

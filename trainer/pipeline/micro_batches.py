@@ -114,11 +114,7 @@ class MicroBatchStates:
         return [written[id(variable)][1] for written in self._written]
 
     def _reduce(self, variable: Any) -> tf.Tensor:
-        """Return one value of a variable, from its values of the micro-batches, each of which began with the same value.
-
-        By its `aggregation`; otherwise the mean of floating-point values and the first of others: a counter that each
-        micro-batch increments is incremented once.
-        """
+        """Reduce a variable's values by its `aggregation`; else by the mean of floats, or the first of others."""
         values = self._values(variable)
         if len(values) == 1:
             return values[0]

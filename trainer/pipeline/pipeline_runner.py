@@ -70,11 +70,7 @@ def prepare(model: TrainedModel, samples: int | None, training: bool) -> None:
 
 
 def train_step(model: TrainedModel, data: Any) -> dict[str, Any]:
-    """Return the step of every model, with its forward and backward passes in stages.
-
-    The optimizer gets the gradients of all stages together, so there is one overflow check and one global norm; its
-    operations on a variable's gradient run on the variable's stage. Context: replica, inside a `StepContext`.
-    """
+    """Return the step of every model, in stages, with one overflow check and one global norm. Context: replica."""
     this_step().compute = forward_and_backward
     with follow_inputs():
         return default_train_step(model, data)
@@ -161,11 +157,7 @@ class PipelineRunner(Runner):
 
 
 def warn_of_mixed_samples(model: TrainedModel, spec: Any) -> None:
-    """Warn of the first operation of the model that needs other samples of its batch, as its rule tells.
-
-    The forward pass is traced and labelled as for several replicas, and never run. Operations without a rule are left out:
-    whether they combine samples is not known. Context: host, for a built model.
-    """
+    """Warn of the first operation that needs other samples of its batch, by its rule, in a trace. Context: host."""
     x, _, _ = unpack_x_y_sample_weight(spec)
     step = Step(
         lambda batch: model(batch, training=True),

@@ -80,11 +80,7 @@ def creates_variables_late(model: TrainedModel) -> bool:
 def _build_by_custom_step(
     model: TrainedModel, spec: Any, custom_step: Any, otherwise: Any, optimizers: Sequence[Any]
 ) -> None:
-    """Create the variables of a custom step, as Keras does: where the step first uses them.
-
-    The step is traced, and never run. Its errors are left to the first real step, which names their line. Parts that the
-    step does not reach, or cannot reach outside of a replica, are built from the model's `call`.
-    """
+    """Create a custom step's variables in traces; errors are left to the first real step, which names the line."""
 
     def unbuilt() -> int:
         late = sum(makes_variables_late(metric) for metric in metrics_of(model))

@@ -108,11 +108,7 @@ class Runner:
         return contextlib.nullcontext(Calls(steps))
 
     def run_steps(self, steps: Pass) -> Generator[tuple[int, Any], None, None]:
-        """Yield the host loop: runs the steps of a pass, one compiled call at a time.
-
-        Yields (the number of the last batch, the results) of a call when they are ready. The caller calls the callbacks for
-        the end of the batch.
-        """
+        """Yield (number of the last batch, results) of each compiled call; the caller calls the callbacks for its end."""
         with self.calls(steps) as calls:
             for call in calls:
                 if call.chunks:

@@ -27,11 +27,7 @@ class Workers:
         self._begun = self._checked = False
 
     def settle(self, steps: int) -> int:
-        """Return the steps of the next compiled call: the minimum over the workers; 0 when any worker wants to end the loop.
-
-        The first compiled call always runs, as with one worker. A request to save and exit that one worker received reaches
-        all. One small all-reduce.
-        """
+        """Return the fewest steps that a worker wants, 0 if one ends the loop; share requests to exit. One all-reduce."""
         if not self.several:
             return steps
         state = self._model.fit_state

@@ -20,11 +20,7 @@ from .global_metrics import metrics_of
 
 
 def place_with_model(model: TrainedModel) -> None:
-    """Adopt every optimizer of the model, and move optimizers and metrics into its strategy.
-
-    A user may create a metric or an optimizer outside of `strategy.scope()`. Its Keras variables stay the same objects;
-    the TensorFlow variables inside them are recreated under the strategy, with their values.
-    """
+    """Adopt the model's optimizers, and recreate their variables and its metrics' in its strategy, with their values."""
     held = [optimizers.adopt(optimizer) for optimizer in optimizers_of(model)]
     home = strategy_of(model)
     if home is None:

@@ -18,11 +18,7 @@ from .source import Chunk, Source
 
 
 class ArraySource(Source):
-    """Batches from arrays that stay in the memory of the host, or of each replica's GPU.
-
-    Owns the tensors, except those that `other`, another source of this fit, holds. A chunk is the tensors and the numbers
-    of its samples, so its size does not depend on the steps.
-    """
+    """Batches from arrays in host memory or on each replica's GPU. Owns the tensors that no `other` source holds."""
 
     resume_by = "index"
 

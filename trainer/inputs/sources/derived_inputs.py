@@ -21,11 +21,7 @@ from .python_batches import with_places
 def first_batches(
     x: Any, y: Any, sample_weight: Any, count: int, batch_size: int | None, steps_per_epoch: int | None
 ) -> tuple[Any, Any, Any, int | None]:
-    """For `overfit_batches`: the first `count` batches, or those of an epoch if it has fewer, in the order of the data.
-
-    Arrays are sliced. Batches of a dataset are drawn once, in the first epoch, and kept in memory; batches of Python code
-    are drawn here. Return `(x, y, sample_weight, batch_size)` for `make_source`, without `steps_per_epoch`.
-    """
+    """Return `(x, y, sample_weight, batch_size)` of the first `count` batches, or an epoch's, for `overfit_batches`."""
     kind = kind_of(x)
     count = min(count, steps_per_epoch or count)
     if kind == "array":
@@ -96,11 +92,7 @@ def _samples_of(arrays: tuple[Any, ...], start: int, stop: int) -> tuple[Any, An
 
 
 def copy_input(x: Any, asked_by: str) -> Any:
-    """`x`, or a copy, from which batches can be drawn without changing the state of `x`.
-
-    The caller restores random generators from which `x` draws. An input that can be read only once is a ValueError, which
-    names the feature `asked_by`.
-    """
+    """Return `x`, or a copy to read without changing `x`; a ValueError for `asked_by` if it can be read only once."""
     kind = kind_of(x)
     if kind in ("generator", DISTRIBUTED):
         raise ValueError(

@@ -31,12 +31,7 @@ def with_places(items: Iterator[Any], places: Iterable[str]) -> Iterator[Any]:
 
 
 class PythonSource(FedSource):
-    """Batches from Python code: converted to one structure, and checked against the first ones.
-
-    Args:
-        kind: of the input, for messages.
-        first: at most two first items of the input, which are made and checked here.
-    """
+    """Batches from Python code, converted to one structure, and checked against at most two `first` items, made here."""
 
     _calls: RecordedCalls
     """The calls of the user's code between batches."""
@@ -86,11 +81,7 @@ class PythonSource(FedSource):
             yield batch, layout
 
     def _standard(self, item: Any, number: int) -> Any:
-        """Item `number` of the epoch in the structure that Keras passes to a step.
-
-        It is a tuple, a list where the input can be read again, a dict, or x alone as one array. It becomes NumPy arrays
-        and tensors, not yet cast, in tuples and dicts.
-        """
+        """Return item `number` as a step gets it: a tuple, a dict or one array, of NumPy arrays and tensors."""
         name = f"Batch {number} of the {self._kind}"
         if isinstance(item, list) and self.rewinds:
             item = tuple(item)

@@ -39,11 +39,7 @@ def move_optimizer_state(optimizer: Any, stages: Sequence[Stage]) -> None:
 
 @contextlib.contextmanager
 def follow_inputs() -> Iterator[None]:
-    """Place operations that have no device next to the largest of their inputs.
-
-    So an optimizer's operations on the gradient and the state of a variable run on the variable's stage, also in custom
-    optimizers. Context: while tracing; in eager mode TensorFlow places operations itself.
-    """
+    """Place operations without a device, such as an optimizer's, next to their largest input. Context: tracing."""
     if tf.executing_eagerly():
         yield
         return

@@ -14,11 +14,7 @@ from ....distribute.replicas import all_reduce_sum_packed, find_carrier, local_r
 
 @dataclasses.dataclass
 class Shares:
-    """The logs of a step that replicas share: those of each replica of this process.
-
-    They are kept as they are, so that replicas exchange the logs of a loop's last step alone. `sums` says of each number in
-    them whether it is a part of a sum over the replicas, or equal on all.
-    """
+    """The logs of this process' replicas; `sums`: which are parts of sums, exchanged after a loop's last step alone."""
 
     logs: list[dict[str, Any]]
     sums: list[bool]

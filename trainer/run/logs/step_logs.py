@@ -19,11 +19,7 @@ from .step_recorder import MOST_STEPS, StepRecorder
 
 
 def record_steps(model: TrainedModel, callbacks: Sequence[Any]) -> None:
-    """Make the training steps record the logs that these callbacks need from each.
-
-    Where the user set the steps of a compiled call, per-batch hooks wait for its end, as in Keras. If one worker needs a
-    record, all keep it: their graphs are the same. Context: host.
-    """
+    """Record the logs of each step that callbacks need, on all workers if one needs them. Context: host."""
     function: StepFunction = model.train_function
     fixed = model._fixed_steps
     records = any(takes_step_logs(each) or (fixed is None and only_reads_logs(each)) for each in callbacks)

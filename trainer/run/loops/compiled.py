@@ -12,11 +12,7 @@ GRAPH, XLA = "graph", "xla"  # the backends
 
 
 class Compiled(NamedTuple):
-    """The function for one layout of input: `function(*arguments(chunk))`.
-
-    It returns (the number of steps that ran, the logs of the last). `graphs` are its `tf.function`s: first that of full
-    batches.
-    """
+    """`function(*arguments(chunk))` is (the steps that ran, the last logs); the first of `graphs` takes full batches."""
 
     function: Callable[..., Any]
     arguments: Callable[[Chunk], tuple[Any, ...]]

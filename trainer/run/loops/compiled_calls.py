@@ -75,11 +75,7 @@ class CallLength:
         return max(1, min([steps, *(bound for bound in bounds if bound is not None)]))
 
     def last_batch(self, done: int) -> int:
-        """Return the batch number for callbacks at the end of a compiled call of `done` steps.
-
-        It is that of the last batch. Where the user set the steps, it is Keras' number, which assumes that every compiled
-        call is full, including the last of an epoch.
-        """
+        """Return the last batch's number for callbacks; with fixed steps Keras', as if every call were full."""
         return self.step - 1 if self._fixed is None or self._workers else self.step - done + self._fixed - 1
 
     def note_call(self, steps: int) -> None:

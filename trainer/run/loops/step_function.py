@@ -72,12 +72,7 @@ class StepFunction:
             self.reached_steps = plain_variable(tf.constant(UNKNOWN))
 
     def __call__(self, call: CompiledCall) -> tuple[int, Any]:
-        """Run a compiled call, whose errors name the step.
-
-        Returns:
-            The steps that ran (fewer than requested when an open-ended input ended), and the logs after the last or a list
-            of the outputs in order, each of one batch or of several.
-        """
+        """Run a compiled call, whose errors name the step; return the steps that ran, and the last logs or all outputs."""
         done, results, self.fresh = 0, self.results(), False
         for chunk in call.chunks:
             (function, arguments, _), familiar = self.find_compiled(chunk)

@@ -48,11 +48,7 @@ def _step_by_itself(
 
 
 def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
-    """Return the loop over steps as one XLA program, on one replica; None where it is impossible, or known to be slow.
-
-    For batches that a GPU receives from the host it is slow: they would be copied and computed in turn. In a loop over
-    steps that are compiled one by one, TensorFlow copies the next batch while the GPU computes.
-    """
+    """Return the loop as one XLA program on one replica; None if impossible, or slow (data on the host, model on a GPU)."""
     leaves = tf.nest.flatten(chunk.inputs, expand_composites=True)
     held = next((leaf for leaf in leaves if leaf is not None), None)
     far = is_gpu(function.device()) and not is_gpu(getattr(held, "device", ""))
