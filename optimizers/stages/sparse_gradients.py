@@ -86,7 +86,7 @@ def unique_rows(gradient: Gradient) -> Gradient:
 
 
 def merge_rows(gradient: Gradient) -> Gradient:
-    """`unique_rows` for a GPU, without a count to wait for: spare places hold 0, and name the lowest row."""
+    """`unique_rows` for a GPU, without a count to wait for: spare places hold 0, and name the lowest index."""
     if not is_sparse(gradient):
         return gradient
     indices = tf.cast(gradient.indices, tf.int64)  # on the GPU; 32-bit indices are added up on the host
