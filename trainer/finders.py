@@ -18,8 +18,8 @@ from ..distribute.workers.agreement import exchange
 from .compilation import runner_of
 from .inputs.sources.derived_inputs import copy_input
 from .inputs.sources.make_source import kind_of
+from .run.evaluation import restore_generators, restore_state
 from .run.fit_inputs import FitArguments, sources
-from .run.untouched import restore_generators, restore_state
 
 
 class LearningRates(NamedTuple):

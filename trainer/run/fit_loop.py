@@ -6,7 +6,7 @@ and a `StepFunction` the steps.
 
 import contextlib
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import keras
@@ -18,16 +18,16 @@ from ...distribute.arguments import show
 from ...distribute.hardware.devices import wait_for_accelerators
 from ...distribute.workers.records import report_position
 from ...state.trained_model import FitState, TrainedModel
-from ..inputs import Source
+from ..inputs import Chunk, Source
 from ..inputs.input_checks import name_arguments
 from ..step.variable_placement import place_with_model
 from . import build
-from .calls import Calls
 from .checks.argument_errors import check_labels, check_validation
 from .evaluation import evaluate, forward_pass, try_validation
 from .fit_begin import begin_fit
 from .fit_inputs import FitArguments, draw_seed, sources
 from .logs.step_logs import record_steps
+from .loops.compiled_calls import CallLength, CompiledCall
 from .loops.loop_choice import LoopedSteps
 from .passes import Pass, TrainingPass
 from .worker_settlement import Workers, check_same_begin, check_same_fit
@@ -221,3 +221,63 @@ def _validations(model: TrainedModel, a: FitArguments, state: FitState) -> int:
     """Return the number of validations in all; an early stop may come, so none is counted after a hundred epochs."""
     epochs = range(state.first_epoch, min(state.epochs, state.first_epoch + 100))
     return sum(evaluates_after(model, epoch, a.validation_freq) for epoch in epochs)
+
+
+class Calls:
+    """The compiled calls of a pass; an error of the input is raised after the steps on the batches before it."""
+
+    def __init__(self, steps: Pass) -> None:
+        self._pass, self._workers = steps, Workers(steps.model, steps.stop)
+        self._function = steps.function
+        self._ended = False
+        hooks = steps.callbacks.callbacks
+        self.length = CallLength(steps.fixed_steps, hooks, steps.phase, steps.step, steps.function)
+
+    def __iter__(self) -> Iterator[CompiledCall]:
+        failure: Exception | None = None
+        source, workers = self._pass.source, self._workers
+        while failure is None:
+            wanted = workers.settle(self.length.next())
+            chunks, chunk = list[Chunk](), None
+            while wanted > 0:
+                try:
+                    chunk = source.take(wanted)
+                except Exception as error:
+                    failure, chunk = error, None
+                if chunk is None:
+                    break
+                chunks.append(chunk)
+                wanted -= chunk.steps
+                if chunk.open_ended:
+                    break
+            call = CompiledCall(chunks, self.length.step)
+            try:
+                workers.check_taken(source, call.steps)
+            except ValueError as mismatch:
+                if failure is not None:
+                    raise failure from mismatch
+                raise
+            if chunks:
+                yield call
+            if chunk is None and failure is None:
+                workers.check_read(source)
+                return
+        raise failure
+
+    def report(self, call: CompiledCall, done: int) -> None:
+        """Tell the source where fewer steps ran than planned: the data has ended, or the loss was not finite."""
+        missing, position = call.steps - done, self._pass.source.position
+        if missing and self._function.is_halted():
+            position.advance(-missing)
+        elif missing:
+            self._pass.source.note_drawn(call.chunks[-1].steps - missing)
+        self._ended = missing > 0 and (done > 0 or self._pass.phase != "train" or position.is_over())
+
+    def over(self) -> bool:
+        """Whether no further call follows: the data has ended, or a callback ends the pass or has replaced its steps."""
+        steps, model = self._pass, self._pass.model
+        stopped = self._ended or (getattr(model, steps.stop) and not self._workers.several)
+        steps.replaced = steps.phase == "train" and not stopped and model.train_function is not self._function
+        if stopped:
+            self._workers.check_read(steps.source)
+        return stopped or steps.replaced
