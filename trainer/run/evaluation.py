@@ -1,4 +1,4 @@
-"""`evaluate`, `predict`, the forward pass of callbacks, and trials that restore all state. `runner` is a `fit_loop.Runner`."""
+"""`evaluate`, `predict`, forward passes of callbacks, and trials that restore all state. `runner`: a `fit_loop.Runner`."""
 
 import contextlib
 from collections.abc import Iterator
