@@ -99,11 +99,6 @@ def ends_at_bad_loss(callback: Any) -> bool:
     return type(callback) is keras.callbacks.TerminateOnNaN
 
 
-def logs_of_one_step(logs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the logs of a single step as vectors of one value."""
-    return {name: np.asarray(value)[None] for name, value in logs.items()}
-
-
 class NumbersOfSteps(keras.StatelessScope):
     """A block in which variables have their values after step `row` of a compiled call: `columns[id(variable)]`."""
 

@@ -25,9 +25,8 @@ Policy: TypeAlias = keras.DTypePolicy
 LossScale: TypeAlias = float | Literal["dynamic"] | None
 
 POLICIES = ("mixed_float16", "mixed_bfloat16", "float32", "float64")
-_record_of = SideTable(
-    dict[str, Any]
-).of  # "loss_scale" of a policy that `set_global_policy` or `policy_scope` made
+# "loss_scale" of a policy that `set_global_policy` or `policy_scope` made.
+_record_of = SideTable(dict[str, Any]).of
 _replaced: list[weakref.ref[Any]] = []
 
 

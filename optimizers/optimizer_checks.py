@@ -175,12 +175,10 @@ def name_of(variable: Any) -> str:
 class OptimizerRecord:
     """The memory of an optimizer's stages, of this process."""
 
-    accumulated: dict[Any, Any] = dataclasses.field(
-        default_factory=dict
-    )  # variables that had a gradient, by key
-    warned_missing: list[list[str]] = dataclasses.field(
-        default_factory=list
-    )  # variables without one, in warnings
+    # Variables that had a gradient, by key.
+    accumulated: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    # Variables without one, in warnings.
+    warned_missing: list[list[str]] = dataclasses.field(default_factory=list)
     # By replica: what `aggregate_gradients` remembers where no step is traced, see `aggregated_gradients.py`.
     aggregated: dict[int, dict[int, Any]] = dataclasses.field(default_factory=dict)
 

@@ -41,9 +41,8 @@ class CallOptions:
 
 class _Call(ThreadContext):
     options = CallOptions()
-    counts: Mapping[int, tf.Tensor] = types.MappingProxyType(
-        {}
-    )  # `iterations` by the id of an optimizer; 0: of the newest
+    # `iterations` by the id of an optimizer; 0: of the newest.
+    counts: Mapping[int, tf.Tensor] = types.MappingProxyType({})
 
 
 _call = _Call()

@@ -1,7 +1,6 @@
 """The host loop: epochs, compiled calls and callbacks, in order.
 
-It only schedules: `FitState` has the position, `CallLength` the length of a call, the source the data,
-and a `StepFunction` the steps.
+It only schedules: `FitState` has the position, `CallLength` sizes the calls, a source has data, a `StepFunction` steps.
 """
 
 import contextlib
@@ -133,9 +132,8 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         at_exit.callback(source.close)
         if validation is not None:
             at_exit.callback(validation.close)
-        if a.callbacks or not build.creates_variables_late(
-            model
-        ):  # a callback may restore the state of an optimizer
+        # A callback may restore the state of an optimizer.
+        if a.callbacks or not build.creates_variables_late(model):
             runner.build(model, source.spec, source.batch_size)
         if a.shuffle:
             draw_seed()  # so that the next fit has another order

@@ -4,9 +4,10 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ....callbacks.call_schedule import (
     ends_at_bad_loss,
-    logs_of_one_step,
     only_reads_logs,
     reads_optimizer,
     replay_steps,
@@ -67,7 +68,7 @@ class StepLogs:
             return
         rows, numbers = ({}, {}) if self._recorder is None else self._recorder.rows()
         if done == 1 or not rows:
-            rows, numbers = logs_of_one_step(logs), {}
+            rows, numbers = {name: np.asarray(value)[None] for name, value in logs.items()}, {}
             self._state.step += done - 1
         self._pass_on(rows, numbers)
 

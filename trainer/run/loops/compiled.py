@@ -38,9 +38,8 @@ def compile_for(body: Callable[..., Any], signature: Any, first: bool = False, *
         options["reduce_retracing"] = True
     else:
         counts = [tf.TensorSpec([], tf.int32)] * (1 + len(numbers))
-        none = tf.type_spec_from_value(
-            None
-        )  # of a part that is None (the targets of an output without a loss)
+        # Of a part that is None (the targets of an output without a loss).
+        none = tf.type_spec_from_value(None)
         given = tf.nest.map_structure(lambda leaf: none if leaf is None else leaf, signature)
         options["input_signature"] = [given, *counts]
     function = graph_function(body, **options)

@@ -99,9 +99,8 @@ def run_until_the_end(
     state = tf.constant(0), batches.take(first), kept
     if not function.model.run_eagerly:
         state = tf.while_loop(exists, body, state)
-    while function.model.run_eagerly and exists(
-        *state
-    ):  # TensorFlow's loop takes no None, as a batch may have
+    # TensorFlow's loop takes no None, as a batch may have.
+    while function.model.run_eagerly and exists(*state):
         state = body(*state)
     return state[0], state[2]
 

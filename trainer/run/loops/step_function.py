@@ -253,9 +253,8 @@ class StepFunction:
         )
         tracing = Tracing(self.training and accumulates(model.optimizer), in_xla, after)
         tracing.open_collectives = self.open_collectives
-        if (
-            on_one and worker_samples is not None
-        ):  # the first replica of each worker gathers the samples of all
+        # The first replica of each worker gathers the samples of all.
+        if on_one and worker_samples is not None:
             self.open_collectives[:] = [tf.TensorShape([None])]
         tracing.calls = {} if in_xla else self._calls.next()
         step_fn = check_outputs(own or self._step_fn, strategy) if self.predicts else own or self._step_fn
