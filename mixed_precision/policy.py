@@ -128,10 +128,7 @@ def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None
 
 
 def wrap_optimizer(optimizer: Any, model: keras.Model, auto_scale_loss: bool = True) -> Any:
-    """The optimizer that `compile` uses: `optimizer` itself, or a `LossScaleOptimizer` around it if `auto_scale_loss`.
-
-    The loss is scaled if the model or a layer in it computes in float16, as the first policy of these says.
-    """
+    """Return `optimizer`, with `auto_scale_loss` in a `LossScaleOptimizer` if the model or a layer computes in float16."""
     if optimizer is None:
         return None
     optimizer = adopt(optimizer)

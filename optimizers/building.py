@@ -21,12 +21,7 @@ _lock = threading.RLock()
 
 
 def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Build `optimizer` for the trainable `variables`, in the order of its state, unless it is built.
-
-    It can be called where variables cannot be created: while a `tf.function`, a branch or a loop body is traced, inside
-    `strategy.run`, inside a `keras.StatelessScope`. All of these belong to a thread, so the variables are then created
-    in another thread, in eager mode and in the cross-replica context of the same strategy.
-    """
+    """Build `optimizer`, unless it is, in a thread of its own: in traces and scopes variables cannot be created."""
     if optimizer.built:
         return
     strategy = getattr(current_step(), "builds_under", None) or tf.distribute.get_strategy()

@@ -104,10 +104,7 @@ def takes_numbers(loss: Any) -> bool:
 
 
 def _check_outputs(model: TrainedModel, arguments: dict[str, Any]) -> None:
-    """Reject entries that Keras would ignore: for unknown outputs, and lists with too few or too many entries.
-
-    For metrics of a single output another name only causes a warning, because Keras accepts any.
-    """
+    """Reject what Keras would ignore: unknown outputs (of metrics of one output: a warning), and lists of other lengths."""
     names = output_names(model)
     if isinstance(arguments["loss"], list | tuple | dict) and not any(_leaves("loss", arguments["loss"])):
         raise ValueError(

@@ -168,11 +168,7 @@ def _shares(run: Run) -> list[tuple[str, float, float]]:
 
 
 def slow_worker(run: Run) -> str:
-    """Return which worker makes the others wait for more than a fifth of the last epoch, and why; empty if none does.
-
-    A sum over workers is complete when the last one contributes its part, so the worker that comes last waits least. Where
-    waits are unknown, it is the one that is longest outside of its steps.
-    """
+    """Return which worker, the one that waits least, the others wait for over a fifth of the epoch, and why; else ""."""
     workers = run.epochs[-1]["workers"] if run.epochs else []
     if len(workers) < 2:
         return ""

@@ -123,10 +123,7 @@ def without_layer_losses(model: Any) -> contextlib.AbstractContextManager[None]:
 def watch_calls(
     layer: keras.layers.Layer, watcher: Callable[[str, keras.layers.Layer, Any], None]
 ) -> contextlib.AbstractContextManager[None]:
-    """Call `watcher("start", layer, inputs)` and `watcher("end", layer, outputs)` at every call.
-
-    Keras calls `layer.call` by attribute, so an attribute of the instance comes first.
-    """
+    """Call `watcher("start", layer, inputs)` and `watcher("end", layer, outputs)` at every call."""
 
     def watch_call(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -42,10 +42,7 @@ def only_graph(function: Any) -> Callable[..., Any]:
 
 
 def graph_for(function: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
-    """Return a callable that runs the graph of a `tf.function` without a signature, for arguments with a known layout.
-
-    For new layouts, and for arguments other than None and tensors of numbers or text, it is `function` itself.
-    """
+    """Call the graph of a `tf.function` for a known layout of arguments; for others the function itself."""
     tensors = [leaf for leaf in tf.nest.flatten(args) if leaf is not None]
     plain = all(isinstance(t, tf.Tensor) and t.dtype not in (tf.resource, tf.variant) for t in tensors)
     compiles = hasattr(function, "get_concrete_function") and not tf.config.functions_run_eagerly()
@@ -121,10 +118,7 @@ def first_graph(function: Any) -> Any:
 
 
 def bytes_kept_for_backward(graph: Any) -> int:
-    """Return the bytes that a forward pass keeps for the backward pass, in a graph and in its loops and functions.
-
-    Tensors of unknown shape are not counted, nor are the stacks of a loop whose number of iterations is unknown.
-    """
+    """Return the bytes that a forward pass keeps for the backward pass; unknown shapes are not counted."""
     kept: dict[str, Any] = {}
     total = 0
     for operation in graph.get_operations():
@@ -227,11 +221,7 @@ def operations_are_deterministic() -> bool:
 
 
 def gradient_of_graph(decorator: tf.RegisterGradient, gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the gradient to register, which may hold tensors of the current graph.
-
-    TensorFlow registers the gradients of `tf.custom_gradient`, such as that of every all-reduce, permanently: no graph of
-    several replicas would ever be freed. Here the graph, and its outer graphs, hold the gradient instead.
-    """
+    """Return the gradient to register, which the graph holds: TensorFlow would keep it, and the graph, for good."""
     graph = tf.compat.v1.get_default_graph()
     name: str = decorator._op_type
     if not name.startswith("CustomGradient-") or not isinstance(graph, tf.__internal__.FuncGraph):

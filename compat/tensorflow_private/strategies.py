@@ -70,10 +70,7 @@ def check_merges(check: Callable[[], None]) -> contextlib.AbstractContextManager
 
 
 class LoneReplica(tf.distribute.ReplicaContext):
-    """The context of the replica that computes a step on the whole batch: a reduction over replicas is the identity.
-
-    A `tf.Variable` with an aggregation, assigned by a layer, is written this way in a graph that is then pruned.
-    """
+    """The context of the replica that computes a step on the whole batch: a reduction over replicas is the identity."""
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         """See `tf.distribute.ReplicaContext`."""
@@ -106,10 +103,7 @@ _owner: Any = next(c for c in tf.distribute.Strategy.__mro__ if "num_replicas_in
 
 @contextlib.contextmanager
 def pretend_replicas(count: int | None) -> Iterator[None]:
-    """In this thread `num_replicas_in_sync` of any strategy is `count`; None: the real number.
-
-    For code that computes like a single device.
-    """
+    """In this thread `num_replicas_in_sync` of any strategy is `count`; None: the real number."""
 
     def pretend(real: Any) -> property:
         return property(lambda strategy: tracing.num_replicas or real.fget(strategy))

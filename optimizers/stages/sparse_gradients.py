@@ -121,10 +121,7 @@ def is_on_gpu() -> bool:
 
 
 def fit_to_send(pairs: Pairs) -> Pairs:
-    """On GPUs the gradients to be summed over the replicas, the sparse ones in the form that is `shorter`.
-
-    The shape that slices have is made a constant: XLA's results would have to be copied from the GPU.
-    """
+    """On GPUs the gradients to be summed over the replicas, of constant shape; sparse ones in the `shorter` form."""
     if not is_on_gpu():
         return pairs
 

@@ -53,11 +53,7 @@ def write_where(
     write: Callable[[], Any],
     branch: Callable[..., None] = if_true,
 ) -> None:
-    """Run `write` where `condition`, a bool scalar, is true: in the conditional `branch`, or each old value is selected.
-
-    Values are selected where variables are on a GPU: a conditional would wait for it in every step. On a CPU the conditional
-    costs nothing and saves the update. Side effects of user code must not happen in a skipped step. Context: replica.
-    """
+    """Run `write` where `condition` is true: in the `branch`, or on a GPU, which it would stop, by selecting values."""
     on_gpu = variables and not tf.executing_eagerly() and is_gpu(str(own_copy(variables[0]).device))
     if on_gpu and not has_user_code(optimizer, variables):
         with writes_only_where(condition):

@@ -196,12 +196,7 @@ def warn_of_mixed_samples(model: TrainedModel, spec: Any) -> None:
 def _head_of(
     model: TrainedModel, plan: Plan, run: PipelinedStep, step: StepContext, x: Any, y: Any, sample_weight: Any
 ) -> tuple[Head, bool]:
-    """Return the loss as a function of the outputs, and whether it is computed for each micro-batch alone.
-
-    Under GPipe's schedule every forward pass precedes every backward pass, so the loss of the whole batch is computed at
-    once, and any function of the batch is exact. 1F1B needs the loss of a micro-batch before the next forward passes: its
-    loss must treat every sample independently.
-    """
+    """Return the loss of the outputs, and whether it is of each micro-batch alone, as 1F1B's next passes need it."""
 
     def of_all(q: int | None, outputs: Any) -> tf.Tensor:
         with step_scope(step):

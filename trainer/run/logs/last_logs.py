@@ -50,10 +50,7 @@ def whole(logs: dict[str, Any] | Shares) -> dict[str, Any]:
 
 
 class LastLogs:
-    """Keeps the logs of a custom step in variables, which a loop in the graph overwrites in each step. Owns the variables.
-
-    A loop cannot carry them: it must declare the types of its variables before the trace of its body determines the logs.
-    """
+    """Owns variables for a custom step's logs: a loop must declare the types of what it carries before it is traced."""
 
     def __init__(self) -> None:
         self._variables: dict[Any, list[tf.Variable]] = {}
