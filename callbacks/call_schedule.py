@@ -58,10 +58,7 @@ def steps_until_call(
 
 
 def batch_hook_of(callback: Any) -> tuple[str, bool]:
-    """Return the per-batch hook of training that a callback overrides, as "Class.hook", and whether a user wrote it.
-
-    The class is the one that defines the hook: Keras', where a subclass of its `TensorBoard` leaves the hook as it is.
-    """
+    """Return the per-batch hook that a callback overrides, as "Class.hook" of its owner, and whether a user wrote it."""
     kind = type(callback)
     hook = next(reversed(_batch_hooks(callback)), "steps_until_call")
     is_set = hook in vars(callback)  # as `LambdaCallback` does
@@ -76,11 +73,7 @@ def own_schedule(callback: Any) -> Any:
 
 
 def takes_step_logs(callback: Any) -> bool:
-    """Return whether a callback has the hook `on_train_steps_end(first, logs)`.
-
-    The loop calls it at the end of each compiled call, before the `on_train_batch_end` of its last step, with the number of
-    its first step in the epoch, and the values of each log after each step: arrays `(steps, ...)`, scalars in float64.
-    """
+    """Return whether a callback has `on_train_steps_end(first, logs)`: arrays `(steps, ...)` after each compiled call."""
     return hasattr(callback, "on_train_steps_end")
 
 
@@ -104,11 +97,6 @@ def reads_optimizer(callback: Any) -> bool:
 def ends_at_bad_loss(callback: Any) -> bool:
     """Return whether all that a callback does in a step is to end the training run where the loss is NaN or infinite."""
     return type(callback) is keras.callbacks.TerminateOnNaN
-
-
-def logs_of_one_step(logs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the logs of a single step as vectors of one value."""
-    return {name: np.asarray(value)[None] for name, value in logs.items()}
 
 
 class NumbersOfSteps(keras.StatelessScope):

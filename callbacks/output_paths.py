@@ -78,10 +78,7 @@ def _outputs_of(callback: Any) -> list[tuple[type, str, bool, Any]]:
 
 
 def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
-    """Warn where a launcher started several processes, or TF_CONFIG names them, and each trains a separate model.
-
-    Raise a ClusterError where callbacks would save, and the processes cannot be joined.
-    """
+    """Warn where a launcher's processes each train a separate model; a ClusterError where callbacks would save all."""
     if spans_workers(strategy):
         return
     try:

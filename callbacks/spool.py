@@ -38,10 +38,7 @@ class Spool:
         self._has_warned = False
 
     def place(self, argument: str, url: Any, folder: bool) -> str:
-        """Return the local path to write to instead of `url`: a `folder`, or a file, whose name may have placeholders.
-
-        Files of that name which exist already, with any suffix, are downloaded: a resumed run continues them.
-        """
+        """Return the local path to write to instead of `url`; files of that name are downloaded, for a resumed run."""
         remote = storage_path(argument, url)
         if self._folder is None:
             self._folder = tempfile.mkdtemp(prefix="unisono-spool-")

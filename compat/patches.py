@@ -94,16 +94,8 @@ REPLACED = (
         "apply",
         "an optimizer outside of the model's attributes reduces the replicas' gradients like the others",
     ),
-    Changed(
-        keras.layers.Layer,
-        "add_loss",
-        "the ids of losses are forgotten when a step ends",
-    ),
-    Changed(
-        backend_core.Variable,
-        "handle",
-        "a tape accepts a tensor as the value of a variable",
-    ),
+    Changed(keras.layers.Layer, "add_loss", "the ids of losses are forgotten when a step ends"),
+    Changed(backend_core.Variable, "handle", "a tape accepts a tensor as the value of a variable"),
     Changed(SeedGenerator, "next", "the number of the replica is mixed into the seed of a random layer"),
     Changed(
         random_ops_util,

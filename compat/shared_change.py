@@ -29,10 +29,7 @@ def share_change(key: Any, make: Callable[[], Callable[[], object]]) -> Iterator
 def share_attribute(
     owner: Any, name: str, make: Callable[[Any], Any]
 ) -> contextlib.AbstractContextManager[None]:
-    """Inside, the attribute of an object or a class is `make` of its original value.
-
-    The attribute is set past Keras' tracking. The original value may be a method of the class.
-    """
+    """Inside, the attribute of an object or a class, past Keras' tracking, is `make` of its original value."""
 
     def change() -> Callable[[], object]:
         kind = type if isinstance(owner, type) else object

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.keras_private.distributions import ignore_layout, layouts_of
+from ..compat.keras_private.layers import ignore_layout, layouts_of
 from ..compat.patches import add
 from .arguments import show
 from .hardware.devices import check_exist

@@ -1,6 +1,6 @@
 """The global policy: in which dtype layers compute and keep their variables, and how the loss is scaled.
 
-It is Keras' own policy object; the requested loss scale is an attribute of it, which a model keeps.
+It is Keras' own policy object, which a model keeps; the requested loss scale is kept next to it.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import keras
 
 from ..compat.keras_private.layers import layers_of
 from ..compat.keras_private.optimizers import scope_of
+from ..compat.side_table import SideTable
 from ..distribute.arguments import show
 from ..optimizers.adoption import adopt
 from ..optimizers.loss_scale.loss_scale_optimizer import LossScaleOptimizer
@@ -24,7 +25,8 @@ Policy: TypeAlias = keras.DTypePolicy
 LossScale: TypeAlias = float | Literal["dynamic"] | None
 
 POLICIES = ("mixed_float16", "mixed_bfloat16", "float32", "float64")
-_LOSS_SCALE = "_unisono_loss_scale"
+# "loss_scale" of a policy that `set_global_policy` or `policy_scope` made.
+_record_of = SideTable(dict[str, Any]).of
 _replaced: list[weakref.ref[Any]] = []
 
 
@@ -103,18 +105,13 @@ def loss_scale_of(policy: Policy) -> LossScale:
     """
     if policy.compute_dtype != "float16":
         return None
-    if hasattr(policy, _LOSS_SCALE):
-        return getattr(policy, _LOSS_SCALE)
     current = keras.config.dtype_policy()
-    return getattr(current, _LOSS_SCALE, "dynamic") if current.name == policy.name else "dynamic"
+    of_current = _record_of(current) if current.name == policy.name else {}
+    return {"loss_scale": "dynamic", **of_current, **_record_of(policy)}["loss_scale"]
 
 
 def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None:
-    """Raise `ValueError` if no layer of the model follows the mixed policy that was set after it was built.
-
-    A model that was built in a `policy_scope` or with `dtype="float32"`, or read from a file, is valid; so is a trained one
-    with `unless_trained`, as `fit` and `train_on_batch` call it.
-    """
+    """Raise `ValueError` if the model was built before its mixed policy was set; `unless_trained`, not if it was trained."""
     current, own = keras.config.dtype_policy(), model.dtype_policy
     if current.compute_dtype == current.variable_dtype or not any(ref() is own for ref in _replaced):
         return
@@ -131,10 +128,7 @@ def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None
 
 
 def wrap_optimizer(optimizer: Any, model: keras.Model, auto_scale_loss: bool = True) -> Any:
-    """The optimizer that `compile` uses: `optimizer` itself, or a `LossScaleOptimizer` around it if `auto_scale_loss`.
-
-    The loss is scaled if the model or a layer in it computes in float16, as the first policy of these says.
-    """
+    """Return `optimizer`, with `auto_scale_loss` in a `LossScaleOptimizer` if the model or a layer computes in float16."""
     if optimizer is None:
         return None
     optimizer = adopt(optimizer)
@@ -184,7 +178,7 @@ def _make_policy(name: Any, loss_scale: Any) -> Policy:
             f"`loss_scale={loss_scale:g}` is invalid with policy {policy.name!r}, whose gradients do not "
             "underflow: leave `loss_scale` out, or use policy 'mixed_float16'."
         )
-    setattr(policy, _LOSS_SCALE, loss_scale)
+    _record_of(policy)["loss_scale"] = loss_scale
     return policy
 
 

@@ -22,11 +22,7 @@ def step_logs(optimizer: Any) -> dict[str, float | int]:
 
 
 def step_values(optimizer: Any) -> dict[str, tf.Tensor]:
-    """`loss_scale` (of the next step) and `skipped_steps` (since the start of training), scalars, in a graph too.
-
-    Empty without a loss scale. `optimizer` is one, several or None; of several, each name begins with the optimizer's.
-    Context: cross-replica.
-    """
+    """Return `loss_scale` and `skipped_steps`, scalars, of one optimizer, several (by name) or None; in a graph too."""
     found = _find_scaled(optimizer)
     logs: dict[str, tf.Tensor] = {}
     for each in found:

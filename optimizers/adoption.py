@@ -55,11 +55,7 @@ def register_class(cls: type, own: type) -> None:
 
 
 def publish(cls: type, module: str) -> type:
-    """Our class for one of Keras' classes, as a public class of `module`.
-
-    An instance with a transformer or an aggregator is saved as `unisono>Name`, which plain Keras does not open without
-    unisono; as Keras' own class it would silently train differently.
-    """
+    """Return our class as a public one of `module`; with custom stages it is saved as `unisono>Name`, not as Keras'."""
     own = class_for(cls)
     own.__module__ = module
     own.__doc__ = _public_docstring(cls)

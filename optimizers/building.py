@@ -1,4 +1,4 @@
-"""Creating an optimizer's variables wherever it is used first."""
+"""Creating an optimizer's variables wherever it is used first, and the optimizers that a model holds."""
 
 import concurrent.futures
 import functools
@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.keras_private.layers import layers_of
 from ..compat.keras_private.optimizers import find_wrapped_optimizers
 from ..compat.keras_private.variables import stateless_scope
 from ..compat.tensorflow_graphs.graphs import leave_as_written
@@ -20,12 +21,7 @@ _lock = threading.RLock()
 
 
 def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Build `optimizer` for the trainable `variables`, in the order of its state, unless it is built.
-
-    It can be called where variables cannot be created: while a `tf.function`, a branch or a loop body is traced, inside
-    `strategy.run`, inside a `keras.StatelessScope`. All of these belong to a thread, so the variables are then created
-    in another thread, in eager mode and in the cross-replica context of the same strategy.
-    """
+    """Build `optimizer`, unless it is, in a thread of its own: in traces and scopes variables cannot be created."""
     if optimizer.built:
         return
     strategy = getattr(current_step(), "builds_under", None) or tf.distribute.get_strategy()
@@ -85,6 +81,17 @@ def attributes_of(holder: Any) -> list[Any]:
             values = value.values() if isinstance(value, dict) else value
             found += [each for each in values if isinstance(each, keras.optimizers.Optimizer)]
     return found
+
+
+def optimizers_of(model: Any, of_layers: bool = False) -> list[Any]:
+    """Return a model's optimizers, that of `compile` first, and its layers' for a custom step or if `of_layers`."""
+    custom_step = getattr(model, "_overrides_step", lambda name: True)("train_step")
+    holders = [model, *layers_of(model)[1:]] if custom_step or of_layers else [model]
+    found = [
+        getattr(model, "optimizer", None),
+        *(each for holder in holders for each in attributes_of(holder)),
+    ]
+    return list({id(each): each for each in found if each is not None}.values())
 
 
 @leave_as_written

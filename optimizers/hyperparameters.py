@@ -101,10 +101,7 @@ def _as_keras_says(error: ValueError, init: Any, optimizer: Any, *args: Any, **k
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Reject settings of Keras' optimizers that are of a wrong kind or out of range; tensors are not checked.
-
-    The ValueError is one sentence with the setting, its value and the range.
-    """
+    """Reject settings of Keras' optimizers of a wrong kind or out of range; tensors are not checked."""
     for name, value in settings.items():
         value = value[()] if isinstance(value, np.ndarray) else value  # a number, where the array has no axis
         if name in _CHECKS and not _is_tensor(value) and value is not False:

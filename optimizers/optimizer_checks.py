@@ -1,5 +1,6 @@
 """Checks of an optimizer's arguments and of the results of custom stages, before any variable changes."""
 
+import dataclasses
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -7,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from ..compat.keras_private.optimizers import trained_variables
+from ..compat.side_table import SideTable
 from ..distribute.arguments import show, takes_arguments
-from .optimizer_records import record_of
 from .stages.call_options import current_options
 
 Pairs = list[tuple[Any, Any]]  # gradients and their variables
@@ -53,10 +54,7 @@ def _fits(variable: Any, shape: Any) -> bool:
 
 
 def check_pairs(grads_and_vars: Any) -> Pairs:
-    """Return the argument as a list of pairs.
-
-    Raise a ValueError if it is anything else, has a variable twice, or a gradient whose shape is not its variable's.
-    """
+    """Return the argument as pairs; a ValueError for anything else, a variable twice, or a gradient of another shape."""
     pairs, seen = as_pairs(grads_and_vars), set()
     for gradient, variable in pairs:
         if isinstance(gradient, str) or not hasattr(variable, "shape") or isinstance(variable, tf.Tensor):
@@ -171,3 +169,18 @@ def same_variables(stage: Any, argument: str, before: Pairs, after: Any) -> Pair
 def name_of(variable: Any) -> str:
     """Return the variable's path, or its name where it has none."""
     return getattr(variable, "path", None) or variable.name
+
+
+@dataclasses.dataclass
+class OptimizerRecord:
+    """The memory of an optimizer's stages, of this process."""
+
+    # Variables that had a gradient, by key.
+    accumulated: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    # Variables without one, in warnings.
+    warned_missing: list[list[str]] = dataclasses.field(default_factory=list)
+    # By replica: what `aggregate_gradients` remembers where no step is traced, see `aggregated_gradients.py`.
+    aggregated: dict[int, dict[int, Any]] = dataclasses.field(default_factory=dict)
+
+
+record_of = SideTable(OptimizerRecord).of

@@ -77,10 +77,7 @@ class SavedState(keras.optimizers.Optimizer):
 
 
 def _without_loss_scale(store: Any, count: int) -> Any:
-    """Return the part of the inner optimizer in what a `LossScaleOptimizer` saved: all but its first four variables.
-
-    `store` maps "0", "1", ... to arrays; `count` is the number of this optimizer's variables without `accumulated_weight`.
-    """
+    """Return the inner optimizer's part of what a `LossScaleOptimizer` saved for `count` variables: all but the first 4."""
     keys = set(store.keys())
     # Int64 scalars, with a scale.
     counters = [np.asarray(store[key]) for key in ("0", "2", "4") if key in keys]

@@ -13,7 +13,7 @@ from ..compat.keras_private.variables import is_read_together, raw_value, sums_o
 from ..distribute.replicas import copies_of
 from ..distribute.sharding.sharded_value import ShardedValue
 from ..distribute.workers.agreement import spans_workers
-from ..optimizers.held_optimizers import optimizers_of
+from ..optimizers.building import optimizers_of
 from .random_state import find_reached
 from .trained_model import TrainedModel
 

@@ -141,6 +141,41 @@ def copies_are_equal(variables: Any, strategy: tf.distribute.Strategy) -> bool:
     return True
 
 
+def train(
+    make_model: Callable[[], Any], data: Any, strategy: Any = None, fit: Any = None, **compile: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Trains a new model under a strategy or its name; returns it and its history.
+
+    `data` is one input, or (x, y) or (x, y, sample_weight). `compile` has the optimizer's class or a function that makes
+    one, so that each model has its own; by default SGD(0.1) and "mse".
+    """
+    strategy = globals()["strategy"](strategy) if isinstance(strategy, str) else strategy
+    keras.utils.set_random_seed(1)
+    with scope(strategy):
+        model = make_model()
+        made = {name: value() for name, value in compile.items() if name == "optimizer" and callable(value)}
+        model.compile(**{"optimizer": unisono.optimizers.SGD(0.1), "loss": "mse", **compile, **made})
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+    given = {"epochs": 2, "shuffle": False, "verbose": 0, "sample_weight": weights, **(fit or {})}
+    return model, model.fit(x, y, **given).history
+
+
+def compare(
+    make_model: Callable[[], Any],
+    data: Any,
+    strategies: Any = ("mirrored2", "mirrored3"),
+    tolerance: float = FLOAT32,
+    **arguments: Any,
+) -> None:
+    """Asserts that history, weights and optimizer state under each strategy are those of one device; see `train`."""
+    one, expected = train(make_model, data, **arguments)
+    for each in strategies:
+        model, history = train(make_model, data, each, **arguments)
+        assert_close(history, expected, tolerance, f"{each}: history")
+        assert_close(model.variables, one.variables, tolerance, f"{each}: variables")
+        assert_close(model.optimizer.variables, one.optimizer.variables, tolerance, f"{each}: optimizer")
+
+
 class Clock:
     """Replaces the module `time` in one of our modules: advances when that sleeps or a test sets `now`, never by itself."""
 

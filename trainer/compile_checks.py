@@ -5,7 +5,7 @@ import inspect
 import math
 import numbers
 import warnings
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable
 from typing import Any
 
 import keras
@@ -14,6 +14,7 @@ import tensorflow as tf
 from ..compat.keras_private.training import KerasFunctional
 from ..distribute.arguments import show, takes_arguments, truth, whole_number
 from ..state.trained_model import TrainedModel
+from .inputs.batch import name_leaves
 
 _FUNCTION = "or a function of (y_true, y_pred)"
 _OPTIMIZER = '"adam", or an instance of a class of keras.optimizers or unisono.optimizers'
@@ -41,8 +42,9 @@ def check_compile(model: TrainedModel, arguments: dict[str, Any]) -> None:
     for name, value in _leaves("loss_weights", arguments["loss_weights"]):
         if isinstance(value, str) or (isinstance(value, numbers.Real) and not math.isfinite(value)):
             raise ValueError(f"`{name}` must be a finite number. Received: {show(value)}")
-    _check_outputs(model, arguments)
-    _check_names_of_logs(model, arguments)
+    if not model._overrides_step("train_step"):  # which may use them differently
+        _check_outputs(model, arguments)
+        _check_names_of_logs(arguments)
 
 
 def interpret(name: str, value: Any, kind: str, others: tuple[type, ...] = ()) -> Any:
@@ -53,28 +55,30 @@ def interpret(name: str, value: Any, kind: str, others: tuple[type, ...] = ()) -
             raise TypeError
         return module.get(value)
     except (ValueError, KeyError, TypeError) as error:
-        if isinstance(value, dict) and "class_name" in value:
+        if _is_config(value):
             raise
         fix = f"give a name such as {examples}."
         if isinstance(value, str):
             names = [each for each in dir(module) if not each.startswith("_")]
             short = [name.lower() for name in names] if kind == "optimizer" else _SHORT_NAMES
-            fix = _similar(value, [*short, *names])
+            known = [*short, *names]  # names in small letters come before those of classes
+            close = [
+                each
+                for some in ([name for name in known if name.islower()], known)
+                for each in difflib.get_close_matches(value.lower(), some, 1, 0.6)
+            ]
+            fix = f"did you mean {close[0]!r}?" if close else "give one of its names, or an object."
         elif inspect.isclass(value):
             fix = f"give an instance, {value.__name__}()."
         raise ValueError(f"`{name}` {show(value)} is not {noun} of Keras 3: {fix}") from error
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of a list or dict with their paths; the value itself for other types, nothing for None."""
-    if isinstance(value, dict) and "class_name" not in value:
-        for key, item in value.items():
-            yield from _leaves(f"{name}[{key!r}]", item)
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _leaves(f"{name}[{index}]", item)
-    elif value is not None:
-        yield name, value
+def _is_config(value: Any) -> bool:
+    return isinstance(value, dict) and "class_name" in value
+
+
+def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:
+    return [(place, leaf) for place, leaf in name_leaves(name, value, _is_config) if leaf is not None]
 
 
 def _check_function(name: str, value: Any, kind: str) -> None:
@@ -99,22 +103,8 @@ def takes_numbers(loss: Any) -> bool:
     )
 
 
-def _similar(name: str, known: Iterable[str]) -> str:
-    """Return the most similar names: names in small letters before those of classes."""
-    for names in ([each for each in known if each.islower()], list(known)):
-        close = difflib.get_close_matches(name.lower(), names, 1, 0.6)
-        if close:
-            return f"did you mean {close[0]!r}?"
-    return "give one of its names, or an object."
-
-
 def _check_outputs(model: TrainedModel, arguments: dict[str, Any]) -> None:
-    """Reject entries that Keras would ignore: for unknown outputs, and lists with too few or too many entries.
-
-    For metrics of a single output another name only causes a warning, because Keras accepts any.
-    """
-    if model._overrides_step("train_step"):  # which may use them differently
-        return
+    """Reject what Keras would ignore: unknown outputs (of metrics of one output: a warning), and lists of other lengths."""
     names = output_names(model)
     if isinstance(arguments["loss"], list | tuple | dict) and not any(_leaves("loss", arguments["loss"])):
         raise ValueError(
@@ -122,7 +112,7 @@ def _check_outputs(model: TrainedModel, arguments: dict[str, Any]) -> None:
         )
     for argument in ("loss", "loss_weights", "metrics", "weighted_metrics"):
         value = arguments[argument]
-        given = value if isinstance(value, dict) and "class_name" not in value else {}
+        given = value if isinstance(value, dict) and not _is_config(value) else {}
         if given and argument == "loss" and isinstance(model, keras.Sequential):
             raise ValueError(
                 "`loss` must not be a dict for a Sequential model, which has one output: give its loss alone. "
@@ -146,10 +136,8 @@ def _check_outputs(model: TrainedModel, arguments: dict[str, Any]) -> None:
             )
 
 
-def _check_names_of_logs(model: TrainedModel, arguments: dict[str, Any]) -> None:
+def _check_names_of_logs(arguments: dict[str, Any]) -> None:
     """Reject a metric with the name of another log."""
-    if model._overrides_step("train_step"):
-        return
     named = {
         place: getattr(metric, "name", None) or getattr(metric, "__name__", metric)
         for argument in ("metrics", "weighted_metrics")

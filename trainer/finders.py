@@ -18,8 +18,8 @@ from ..distribute.workers.agreement import exchange
 from .compilation import runner_of
 from .inputs.sources.derived_inputs import copy_input
 from .inputs.sources.make_source import kind_of
+from .run.evaluation import restore_generators, restore_state
 from .run.fit_inputs import FitArguments, sources
-from .run.untouched import restore_generators, restore_state
 
 
 class LearningRates(NamedTuple):
@@ -65,9 +65,8 @@ def find_learning_rate(
 
     with _trials(model, "find_learning_rate", (x, y, sample_weight), batch_size, steps) as fit:
         fit(batch_size, keras.callbacks.LambdaCallback(on_train_batch_begin=begin, on_train_batch_end=end))
-    slopes = (
-        np.gradient(smooth[10:-1]) if len(smooth) > 13 else [0.0]
-    )  # without the noisy and the diverged end
+    # Without the noisy beginning and the diverged end.
+    slopes = np.gradient(smooth[10:-1]) if len(smooth) > 13 else [0.0]
     steepest = int(np.argmin(slopes))
     suggestion = float(rates[10 + steepest]) if slopes[steepest] < 0 else None
     return LearningRates(suggestion, rates[: len(losses)].tolist(), losses)

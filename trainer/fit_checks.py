@@ -104,10 +104,7 @@ def check_home(model: TrainedModel, method: str) -> None:
 
 
 def check_traced_functions(model: TrainedModel, method: str) -> None:
-    """Reject layers with functions, such as those of a SavedModel, that read variables which are trained elsewhere.
-
-    A pipeline does not train variables that a function reads by itself.
-    """
+    """Reject layers whose traced functions, as in a SavedModel, read variables that are trained elsewhere."""
     if strategy_of(model) is None and model._pipeline is None:
         return
     for layer in layers_of(model):

@@ -161,10 +161,7 @@ def _adopt(model: keras.Model, arguments: dict[str, Any]) -> Model:
 
 
 def _leaves_jit_to_us(model: keras.Model, arguments: dict[str, Any]) -> bool:
-    """Return whether `jit_compile` was left at "auto".
-
-    Unisono's files leave out "auto". Keras keeps and writes the resulting value, so its True may be the default on a GPU.
-    """
+    """Return whether `jit_compile` was left at "auto", which we do not save; True of Keras may be its default on a GPU."""
     if arguments:
         return "jit_compile" not in arguments or bool(
             arguments["jit_compile"] and "steps_per_execution" in arguments

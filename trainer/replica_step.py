@@ -132,10 +132,7 @@ def _alone(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _partition(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The user's function on several replicas: `run(strategy, args, kwargs)` gives the shares of its results, `PerReplica`.
-
-    Context: cross-replica, in the `merge_call` of all replicas.
-    """
+    """`run(strategy, args, kwargs)`: the shares of the results, on several replicas. Context: `merge_call` of all."""
     said: set[str] = set()
     partitions: dict[Any, Callable[..., Any]] = {}
 
@@ -254,10 +251,7 @@ def _gather_samples(strategy: tf.distribute.Strategy, tensors: list[Any]) -> lis
 
 
 def _samples_of_replica(strategy: tf.distribute.Strategy, samples: list[Any]) -> ReplicaSamples:
-    """Return the range of this replica's samples in the global batch: on a mesh those of all with parts of the same model.
-
-    Context: replica.
-    """
+    """Return the range of this replica's samples in the global batch; replicas with parts of one model share samples."""
     replicas, me, mesh = strategy.num_replicas_in_sync, this_replica(), mesh_of(strategy)
     if spans_workers(strategy):
         mine = tf.one_hot(me, replicas, dtype=tf.int32) * tf.cast(samples[local_replica_index()], tf.int32)

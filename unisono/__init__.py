@@ -51,9 +51,8 @@ if "tensorflow" in sys.modules or "TF_CONFIG" in os.environ:
     importlib.import_module(".distribute.workers.cluster_start", __name__).install()
 if "keras" in sys.modules:  # layers may be called under `keras.RematScope` before anything of ours is used
     importlib.import_module(".distribute.rematerialized_calls", __name__)
-    importlib.import_module(
-        ".distribute.keras_processes", __name__
-    )  # `keras.distribution.initialize` comes first
+    # `keras.distribution.initialize` comes first.
+    importlib.import_module(".distribute.keras_processes", __name__)
 
 if not TYPE_CHECKING:  # a type checker would take every name for one that is found here
 

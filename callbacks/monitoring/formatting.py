@@ -67,10 +67,7 @@ def duration(seconds: float) -> str:
 
 
 def fit_to_width(parts: list[str], metrics: list[str], columns: int, may_wrap: bool) -> str:
-    """A line of progress in so many columns: without rates, a shorter bar, then fewer metrics and how many are left out.
-
-    A line that is redrawn must not wrap; the last one keeps all metrics.
-    """
+    """Fit a line of progress to so many columns: without rates, with a shorter bar, then with fewer metrics."""
 
     def without(rate: str) -> Callable[[list[str]], list[str]]:
         return lambda parts: [part for part in parts if not part.endswith(rate)]

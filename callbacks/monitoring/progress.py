@@ -25,11 +25,7 @@ _FILE_SECONDS = 30.0
 
 
 class Rate:
-    """How long a step takes, in seconds, from the ends of compiled calls of any length since `began`.
-
-    `first_step` steps of the epoch were done by then: more than 0 where it was resumed. If the first compiled call
-    `compiles`, it counts only while there is no other.
-    """
+    """The seconds of a step since `began`; a first call that `compiles` counts only while there is no other."""
 
     def __init__(self, began: float, first_step: int, compiles: bool) -> None:
         self.began = began

@@ -157,9 +157,10 @@ def _template() -> Any:
 
 def _shares(run: Run) -> list[tuple[str, float, float]]:
     """(what the time was used for, seconds, part of the whole)."""
-    seconds, waited = run.seconds(), run.mean_wait()
+    seconds = run.seconds()
+    waits = run.epochs[-1]["workers"][0].get("waited") if run.epochs else None  # of each replica of worker 0
     parts = {label: seconds.get(part, 0.0) for part, label in _PARTS.items()}
-    if waited is not None and not run.restarts and waited < parts["compute"]:
+    if waits and not run.restarts and (waited := sum(waits) / len(waits)) < parts["compute"]:
         parts["compute"] -= waited
         parts = {"waiting for gradient synchronization": waited, **parts}
     total = sum(parts.values())
@@ -167,11 +168,7 @@ def _shares(run: Run) -> list[tuple[str, float, float]]:
 
 
 def slow_worker(run: Run) -> str:
-    """Return which worker makes the others wait for more than a fifth of the last epoch, and why; empty if none does.
-
-    A sum over workers is complete when the last one contributes its part, so the worker that comes last waits least. Where
-    waits are unknown, it is the one that is longest outside of its steps.
-    """
+    """Return which worker, the one that waits least, the others wait for over a fifth of the epoch, and why; else ""."""
     workers = run.epochs[-1]["workers"] if run.epochs else []
     if len(workers) < 2:
         return ""

@@ -51,11 +51,7 @@ def verify_checkpoint(path: Any) -> bool | None:
 
 
 def checkpoint_checksum(path: str | Path) -> str:
-    """Return the checksum that `write_checkpoint` returned: the stored one, else that of the bytes; empty if damaged.
-
-    Readers of ZIP archives (`.keras`) and of HDF5 (`.h5`) ignore what follows their end. A ZIP says there how long a
-    comment follows, HDF5 says at its beginning where it ends: a file that lost bytes, or its checksum, is recognised.
-    """
+    """Return the stored checksum, else that of the bytes; empty where the end of a ZIP archive or of HDF5 is missing."""
     digest, end = _read_checksum(path)
     return _blake2b(path, end) if digest is None else digest
 
@@ -83,11 +79,7 @@ class Saved(NamedTuple):
 
 
 def remove_checkpoint(folder: Any, saved: Saved) -> None:
-    """Remove a file, if it is the one that was written.
-
-    A list of files may come from a backup, which may have been copied from another run or be damaged on purpose. So a file
-    is removed only if it lies below the folder, no link leads out of it, and its checksum is the one that was written.
-    """
+    """Remove a file that lies below the folder, without links, if its checksum is the one that was written."""
     path = folder / saved.name
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if is_remote(path):

@@ -18,7 +18,7 @@ from ...distribute.arguments import number, truth, whole_number
 from ...distribute.objects import is_remote, upload
 from ...distribute.sharding.whole_reads import read_together
 from ...distribute.storage import storage_path
-from ...optimizers.held_optimizers import optimizers_of
+from ...optimizers.building import optimizers_of
 from ..backup.files.background import BackgroundWriter
 from ..backup.save_schedule import SaveSchedule
 from ..custom_loop import CustomLoopSupport

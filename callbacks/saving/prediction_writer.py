@@ -168,10 +168,7 @@ class PredictionWriter(keras.callbacks.Callback):
 
 
 class _ArrayFile:
-    """An `.npy` file that grows by samples, with the line `end` after them, which readers ignore. Owns its stream.
-
-    NumPy leaves space in the header for the number of samples, which is written at the end.
-    """
+    """An `.npy` file that grows by samples, with the line `end` after them, which readers ignore. Owns its stream."""
 
     def __init__(self, path: Path, like: np.ndarray, end: bytes) -> None:
         self._end = end

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from operator import attrgetter, methodcaller
 from typing import Any
 
+from . import private_method
+
 # Attributes in which Keras' own callbacks keep their state during training.
 CALLBACK_ATTRIBUTES = {
     "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
@@ -30,25 +32,18 @@ no_hook._is_default = True
 
 # ModelCheckpoint
 
-
 batches_since_saving = attrgetter("_batches_seen_since_last_saving")
 """The number of batches since a `ModelCheckpoint` last saved."""
 choose_monitor_op = methodcaller("_set_monitor_op")
 """Lets a `ModelCheckpoint` choose the direction (`min` or `max`) of its monitored value."""
 
 
-def path_to_save(callback: Any, epoch: int, batch: int | None, logs: dict | None) -> str:
-    """Return the file of a `ModelCheckpoint` for this save, its placeholders filled in."""
-    return callback._get_file_path(epoch, batch, logs)
-
-
-def should_save(callback: Any, epoch: int, batch: int | None, logs: dict | None, path: Any) -> bool:
-    """Return whether a `ModelCheckpoint` saves this model, given its monitored value."""
-    return callback._should_save_model(epoch, batch, logs, path)
-
+path_to_save = private_method("_get_file_path")
+"""`path_to_save(checkpoint, epoch, batch, logs)`: the file of a `ModelCheckpoint`, its placeholders filled in."""
+should_save = private_method("_should_save_model")
+"""`should_save(checkpoint, epoch, batch, logs, path)`: whether it saves this model, given its monitored value."""
 
 # TensorBoard
-
 
 train_writer = attrgetter("_train_writer")
 """The summary writer of training; opened when it is first asked for."""

@@ -8,6 +8,8 @@ import keras
 from keras.src.layers.input_spec import assert_input_compatibility
 from keras.src.models.functional import Functional, operation_fn, unpack_singleton
 
+from . import private_method
+
 _AS_KERAS = "_unisono_calls_as_keras"
 
 
@@ -37,9 +39,8 @@ def nodes_in_order(graph: Any) -> list[Any]:
     return nodes
 
 
-def flat_inputs(graph: Any, inputs: Any) -> list[Any]:
-    """Return the inputs of one call as a flat list: converted, ranks adjusted, None for an absent optional one."""
-    return graph._standardize_inputs(inputs)
+flat_inputs = private_method("_standardize_inputs")
+"""`flat_inputs(graph, inputs)`: those of one call as a flat list, converted, None for an absent optional one."""
 
 
 def find_declared_inputs(model: Any) -> Any:
@@ -49,10 +50,7 @@ def find_declared_inputs(model: Any) -> Any:
 
 
 def pair_inputs(model: Any, inputs: Any) -> list[tuple[Any, Any]]:
-    """Pairs (declared input, given value), matched like a functional model does: dicts by names or keys, others by position.
-
-    Empty for a model that declares no inputs, and where the structures differ.
-    """
+    """Pair declared inputs and given values as a functional model does; none where the structures differ."""
     graph = graph_of(model)
     declared = getattr(graph, "_inputs_struct", None)
     if declared is None:
@@ -70,10 +68,7 @@ def pair_inputs(model: Any, inputs: Any) -> list[tuple[Any, Any]]:
 
 
 def find_known_outputs(model: Any, inputs: Any) -> Any:
-    """The symbolic outputs for symbolic `inputs` of a model whose graph was made with inputs like these; None otherwise.
-
-    The result equals that of calling every layer once more in Keras. Unknown batch sizes count as equal.
-    """
+    """Return a model's known outputs for symbolic `inputs` like those of its graph; None otherwise."""
     call = type(model).__call__
     own_call = call is not keras.Model.__call__ and not getattr(call, _AS_KERAS, False)
     if own_call or not all(layer.built for layer in model._flatten_layers()):

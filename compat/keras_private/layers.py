@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend import get_keras_mask, set_keras_mask
+from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.saved_model.function_deserialization import RestoredFunction
@@ -59,10 +60,7 @@ takes_training = attrgetter("_call_has_training_arg")
 
 
 def arguments_of(layer: Any, call_spec: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of a call of `layer`, as positions and names, from Keras' call specification.
-
-    The first one has a position where it can: `__call__` of preprocessing layers names it differently from `call`.
-    """
+    """Return the positional and named arguments of a call of `layer`; the first is positional where it can be."""
     given, parameters = call_spec.user_arguments_dict, layer._call_signature.parameters
     kinds = {name: parameter.kind for name, parameter in parameters.items()}
     starred = any(kind == inspect.Parameter.VAR_POSITIONAL for kind in kinds.values())
@@ -125,10 +123,7 @@ def without_layer_losses(model: Any) -> contextlib.AbstractContextManager[None]:
 def watch_calls(
     layer: keras.layers.Layer, watcher: Callable[[str, keras.layers.Layer, Any], None]
 ) -> contextlib.AbstractContextManager[None]:
-    """Call `watcher("start", layer, inputs)` and `watcher("end", layer, outputs)` at every call.
-
-    Keras calls `layer.call` by attribute, so an attribute of the instance comes first.
-    """
+    """Call `watcher("start", layer, inputs)` and `watcher("end", layer, outputs)` at every call."""
 
     def watch_call(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -140,3 +135,19 @@ def watch_calls(
         return call
 
     return share_attribute(layer, "call", watch_call)
+
+
+def layouts_of(distribution: Any) -> Any:
+    """Return the `keras.distribution.LayoutMap` of a `ModelParallel`; None for a `DataParallel`."""
+    return getattr(distribution, "_layout_map", None)
+
+
+def is_made_by_layer() -> bool:
+    """Return whether the innermost name scope, in which a variable is being created, is that of a layer."""
+    scopes = global_state.get_global_attribute("name_scope_stack")
+    return bool(scopes) and isinstance(scopes[-1].caller, keras.layers.Layer)
+
+
+def ignore_layout(tensor: Any, layout: Any) -> Any:
+    """Return the tensor: a layout of an output is a hint, as what is computed where is derived from the weights."""
+    return tensor

@@ -9,6 +9,8 @@ import keras
 import tensorflow as tf
 from keras.src.optimizers import optimizer as keras_optimizer
 
+from . import private_method
+
 
 def track_apart(optimizer: keras.optimizers.Optimizer, name: str, variable: keras.Variable) -> None:
     """Make `variable` an attribute that `tf.train.Checkpoint` saves, but none of Keras' own list of variables."""
@@ -37,10 +39,7 @@ def set_strategy(optimizer: keras.optimizers.Optimizer, strategy: Any) -> None:
 
 
 def scope_of(optimizer: keras.optimizers.Optimizer) -> Any:
-    """Return the scope of the strategy of the optimizer's variables; a null context where a strategy's scope is active.
-
-    An optimizer that was made in another scope is moved into the active one later.
-    """
+    """Return the scope of the optimizer's strategy; a null context where one is active, into which it is moved later."""
     strategy = optimizer_strategy(optimizer)
     if tf.distribute.has_strategy() or strategy is tf.distribute.get_strategy():
         return contextlib.nullcontext()
@@ -61,21 +60,17 @@ averages_of = attrgetter("_model_variables_moving_average")
 """The moving average of each trained variable, or None."""
 optimizer_strategy = attrgetter("_distribution_strategy")
 """The `tf.distribute.Strategy` under which `optimizer` made its variables."""
-
-
-def variable_key(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
-    """Return the key under which `optimizer` knows a variable."""
-    return optimizer._var_key(variable)
+variable_key = private_method("_var_key")
+"""`variable_key(optimizer, variable)`: the key under which it knows the variable."""
+decays = private_method("_use_weight_decay")
+"""`decays(optimizer, variable)`: whether weight decay is applied to the variable."""
+check_known = private_method("_check_variables_are_known")
+"""`check_known(optimizer, variables)` raises for variables that it was not built for."""
 
 
 def accumulator_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
     """Return the variable that accumulates the gradients of `variable`."""
     return optimizer._accumulated_gradients[optimizer._get_variable_index(variable)]
-
-
-def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
-    """Return whether weight decay is applied to `variable`."""
-    return optimizer._use_weight_decay(variable)
 
 
 def state_of(optimizer: keras.optimizers.Optimizer) -> Callable[[Any], list[Any]]:
@@ -90,11 +85,6 @@ def state_of(optimizer: keras.optimizers.Optimizer) -> Callable[[Any], list[Any]
         return [each[index] for each in lists if isinstance(each[index], keras.Variable)]
 
     return state
-
-
-def check_known(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> None:
-    """Raise for variables that `optimizer` was not built for."""
-    optimizer._check_variables_are_known(variables)
 
 
 def find_wrapped_optimizers(optimizer: keras.optimizers.Optimizer) -> list[Any]:

@@ -50,11 +50,7 @@ def forget_generators(keras: bool, tensorflow: bool) -> None:
 
 
 class thread_state:
-    """Keras' global state of this thread, for the threads in which MirroredStrategy runs its replicas.
-
-    `state = thread_state()` in the calling thread; `state.enter()` in the other one. Without it a replica's thread
-    would draw unseeded random numbers from a separate generator and follow another dtype policy.
-    """
+    """Keras' state of this thread (seeds, dtype policy), which a replica's thread takes over by `enter`."""
 
     def __init__(self) -> None:
         # A single device makes the generator, from a random seed, only on its first use.

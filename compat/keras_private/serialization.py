@@ -40,11 +40,7 @@ _ours: dict[str, type] = {}
 
 
 def save_under_keras_name(cls: type) -> None:
-    """Save `cls`, a subclass of a class of the same name in `keras.optimizers`, under that name.
-
-    Keras searches for a custom object of that name first and then in the module: so the file opens as `cls` within
-    `our_classes()`, and as Keras' own class everywhere else.
-    """
+    """Save `cls` under its name in `keras.optimizers`: it opens as `cls` in `our_classes()`, as Keras' own elsewhere."""
     REGISTERED_OBJS_TO_NAMES.pop(cls, None)
     cls.__module__ = "keras.optimizers"
     _ours[cls.__name__] = cls

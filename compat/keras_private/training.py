@@ -24,6 +24,7 @@ from keras.src.utils import traceback_utils
 from keras.src.utils.python_utils import pythonify_logs
 
 from ..shared_change import share_attribute
+from . import private_method
 from .functional import find_known_outputs
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -46,6 +47,12 @@ strategy_of = attrgetter("_distribute_strategy")
 """The strategy that the model was built under; None for one that was built outside of any scope."""
 epoch_to_begin_with = attrgetter("_initial_epoch")
 """The initial epoch that a callback of Keras has set."""
+check_compiled = private_method("_assert_compile_called")
+"""`check_compiled(model, method)` raises for a model without `compile`, and names the method that was called."""
+logs_in_order = private_method("_flatten_metrics_in_order")
+"""`logs_in_order(model, logs)`: the results in the order of the model's metrics, a number or a list of them."""
+evaluates_after = private_method("_should_eval")
+"""`evaluates_after(model, epoch, validation_freq)`: whether `fit` evaluates after this epoch."""
 
 
 def flat_losses(model: Any) -> list[Any]:
@@ -98,27 +105,13 @@ def overrides_compute_loss(model: Any) -> bool:
     return type(model).compute_loss is not KerasTrainer.compute_loss or "compute_loss" in vars(model)
 
 
-def check_compiled(model: Any, method: str) -> None:
-    """Raise for a model without `compile`; the message names the method that was called."""
-    model._assert_compile_called(method)
-
-
-def logs_in_order(model: Any, logs: dict[str, Any]) -> Any:
-    """Return the results in the order of the model's metrics: a number, or a list of them."""
-    return model._flatten_metrics_in_order(logs)
-
-
 def set_strategy_of(model: Any, strategy: Any) -> None:
     """Assign the model to `strategy`."""
     model._distribute_strategy = strategy
 
 
 def build_symbolically(model: Any, batch: Any) -> None:
-    """Make the variables of the model, its loss, metrics and optimizer from a nest of `keras.KerasTensor`.
-
-    Keras calls the whole model to get the outputs for losses and metrics: a second trace of its forward pass. Where the
-    model's graph already has them, losses and metrics are built before.
-    """
+    """Make all variables from `keras.KerasTensor`s, without Keras' second trace where the graph has the outputs."""
     x, y, sample_weight = unpack_x_y_sample_weight(batch)
     y_pred = find_known_outputs(model, x)
     if y_pred is not None:
@@ -139,10 +132,7 @@ def begin_with_epoch(model: Any, epoch: int) -> None:
 
 
 def plain_fit() -> weakref.ref[Any] | None:
-    """The innermost `fit` of plain Keras in this thread, for `still_runs`; None without one. Called in `on_train_begin`.
-
-    It is the list of callbacks, which lives in the frame of `fit`: when that ends by an error, Keras calls no hook.
-    """
+    """Return the callbacks of the innermost plain `fit` of this thread, which live in its frame; None without one."""
     return next((weakref.ref(frame.f_locals["callbacks"]) for frame in _plain_fits(sys._getframe())), None)
 
 
@@ -159,11 +149,6 @@ def _plain_fits(frame: types.FrameType | None) -> Iterator[types.FrameType]:
         if frame.f_code.co_name == "fit" and frame.f_globals.get("__name__", "").startswith("keras.src."):
             yield frame
         frame = frame.f_back
-
-
-def evaluates_after(model: Any, epoch: int, validation_freq: Any) -> bool:
-    """Return whether `fit` evaluates after this epoch."""
-    return model._should_eval(epoch, validation_freq)
 
 
 def losses_of_classes(model: Any) -> list[tuple[tuple[Any, ...], Any]]:

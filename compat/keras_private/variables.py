@@ -13,6 +13,7 @@ from keras.src.backend.common import global_state
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
 from ..shared_change import share_attributes
+from ..side_table import SideTable
 
 _SCOPE = "stateless_scope"
 
@@ -60,10 +61,7 @@ def collects_writes() -> bool:
 
 @contextlib.contextmanager
 def direct_writes(write: Callable[[Any, Any], Any] | None = None) -> Iterator[None]:
-    """Writes to Keras variables reach the variables, even where a `keras.StatelessScope` would collect them.
-
-    `write(variable, value)` makes them; None: `variable.assign`, as Keras does.
-    """
+    """Writes to Keras variables are made at once, by `write(variable, value)` or else `assign`, whatever the scope."""
     scope = stateless_scope()
     global_state.set_global_attribute(_SCOPE, None if write is None else _WrittenAtOnce(write))
     try:
@@ -90,10 +88,7 @@ def as_number(variable: Any) -> Any:
 
 
 def make_again(variable: keras.Variable) -> None:
-    """Recreate the TensorFlow variable inside `variable`, with its value and id, under the current strategy.
-
-    The old one is the new one's copy on its device, because functions that were compiled before read it.
-    """
+    """Recreate the TensorFlow variable in `variable` under the current strategy; compiled functions read the old one."""
     old, value = variable._value, variable.numpy()
     _mark_left(old)
 
@@ -112,10 +107,7 @@ def make_again(variable: keras.Variable) -> None:
 
 
 def move_to_device(variable: Any, device: str) -> None:
-    """Recreate the TensorFlow variable inside a Keras variable on `device`, with its value and id.
-
-    Optimizers that were built earlier know their variables by that id.
-    """
+    """Recreate the TensorFlow variable in a Keras variable on `device`, with its value and the id that optimizers know."""
     old = variable._value
     if isinstance(old, tf.Variable) and old.device == device:
         return
@@ -132,15 +124,17 @@ def move_to_device(variable: Any, device: str) -> None:
     _mark_left(old)
 
 
+_left = SideTable(lambda: [False]).of  # of a handle: whether its Keras variable has another variable now
+
+
 def _mark_left(value: Any, left: bool = True) -> None:
     if isinstance(value, BaseResourceVariable):
-        handle: Any = value.handle
-        handle._unisono_left = left
+        _left(value.handle)[0] = left
 
 
 def was_left(captured: Any) -> bool:
     """Whether a function has captured a TensorFlow variable that was inside a Keras variable which has another one now."""
-    return getattr(captured, "_unisono_left", False)
+    return _left(captured)[0]
 
 
 @contextlib.contextmanager
@@ -154,9 +148,7 @@ def replace_value(variable: keras.Variable, value: Any) -> Iterator[None]:
         variable._value = own
 
 
-def with_shapes(
-    variables: Sequence[tuple[keras.Variable, Any]],
-) -> contextlib.AbstractContextManager[None]:
+def with_shapes(variables: Sequence[tuple[keras.Variable, Any]]) -> contextlib.AbstractContextManager[None]:
     """Inside, each Keras variable reports the paired shape, which Keras' functions read."""
     return share_attributes("_shape", [(v, lambda _, shape=shape: tuple(shape)) for v, shape in variables])
 

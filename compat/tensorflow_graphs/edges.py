@@ -7,10 +7,7 @@ import tensorflow as tf
 
 
 def graph_of_replica() -> Any:
-    """The graph in which this replica may call `merge_call`: the one in which its strategy runs it; None in eager mode.
-
-    A function, branch or loop that the replica's code traces has a nested graph.
-    """
+    """Return the graph in which this replica may call `merge_call`, and no nested one; None in eager mode."""
     graph: Any = getattr(threading.current_thread(), "graph", None)
     return graph if isinstance(graph, tf.Graph) and graph.building_function else None
 
@@ -38,10 +35,7 @@ def holds_functions(op: tf.Operation) -> bool:
 def copy_operation(
     op: tf.Operation, inputs: list[tf.Tensor], attributes: dict[str, Any] | None = None
 ) -> tuple[tf.Tensor, ...]:
-    """Return the outputs of a copy of `op` in its graph, on its device, with other inputs.
-
-    `attributes` are those of `op`, if they have been read before.
-    """
+    """Return the outputs of a copy of `op` in its graph, with other inputs; `attributes` are its own, if they are known."""
     graph: Any = op.graph
     again = graph._create_op_internal(
         op.type,

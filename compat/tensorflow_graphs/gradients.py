@@ -24,10 +24,7 @@ def count_as_gradient(op: tf.Operation) -> None:
 
 
 def _differentiate(*arguments: Any) -> Any:
-    """Call the gradient function of an operation, as a tape does, and mark the operations that it adds to the graph.
-
-    The last argument is the scope in which the operation was made: a tape knows no more of it.
-    """
+    """Call the gradient function of an operation, as a tape does, and mark the operations that it adds to the graph."""
     if tf.executing_eagerly():
         return _gradient_function(*arguments)
     current: Any = tf.compat.v1.get_default_graph()

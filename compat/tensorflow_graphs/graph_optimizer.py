@@ -15,13 +15,7 @@ _made: list[tuple[Any, Any]] = []
 
 @contextlib.contextmanager
 def optimize_briefly() -> Iterator[None]:
-    """Graphs that first run inside are optimized for the host alone, in one round instead of two.
-
-    The second round finds almost nothing in a step. On the host, passes that save a GPU's memory or order its kernels find
-    nothing, and the "tfg" passes search for branches and loops that are not lowered yet, of which a step has none. Together
-    they take about a quarter of the time to the first step of a large model. User settings are kept. With a GPU or TPU
-    nothing is changed.
-    """
+    """Optimize graphs that first run inside in one round, without passes for GPUs; not with a GPU or TPU."""
     current: Any = context.context()
     usual = current.function_call_options  # of this thread
     ours = current.function_call_options = _briefly(usual)

@@ -26,22 +26,14 @@ _CALLS = ("While", "If", "PartitionedCall")  # the called functions may have sid
 
 
 def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
-    """`tf.function` of an internal function: without AutoGraph, and without a retracing warning for each new model.
-
-    TensorFlow counts the traces of all functions from one line of code together, so the tenth model of a program would
-    cause a warning although no function is traced twice.
-    """
+    """`tf.function` of an internal function: no AutoGraph, and no retracing warning for each new model."""
     function = tf.function(fn, autograph=False, **kwargs)
     function._omit_frequent_tracing_warning = True
     return function
 
 
 def only_graph(function: Any) -> Callable[..., Any]:
-    """Return a callable that runs the one graph of a `tf.function` with a signature, on tensors in nests like it.
-
-    TensorFlow's search for the graph inspects every argument, device and strategy before each call and takes half a
-    millisecond. Where the function has no graph yet, may have several, or runs eagerly, the result is the function itself.
-    """
+    """Call the one graph of a `tf.function` with a signature, past TensorFlow's search (0.5 ms), where there is one."""
     graph: Any = getattr(function, "_concrete_variable_creation_fn", None)
     known = graph is not None and function.input_signature is not None and not function._created_variables
     if not known or not tf.executing_eagerly() or tf.config.functions_run_eagerly():
@@ -50,10 +42,7 @@ def only_graph(function: Any) -> Callable[..., Any]:
 
 
 def graph_for(function: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
-    """Return a callable that runs the graph of a `tf.function` without a signature, for arguments with a known layout.
-
-    For new layouts, and for arguments other than None and tensors of numbers or text, it is `function` itself.
-    """
+    """Call the graph of a `tf.function` for a known layout of arguments; for others the function itself."""
     tensors = [leaf for leaf in tf.nest.flatten(args) if leaf is not None]
     plain = all(isinstance(t, tf.Tensor) and t.dtype not in (tf.resource, tf.variant) for t in tensors)
     compiles = hasattr(function, "get_concrete_function") and not tf.config.functions_run_eagerly()
@@ -87,10 +76,7 @@ def inline_function(function: Any) -> Callable[..., Any] | None:
 
 
 def retrace_compiled(function: Any) -> Callable[..., Any] | None:
-    """Return a `tf.function` with compile options (`jit_compile=True`, `_noinline`), traced anew; None for any other.
-
-    An earlier trace may belong to another graph, or read a variable's value from before this step's writes.
-    """
+    """Trace a `tf.function` with compile options anew, as an earlier trace may read old values; None for any other."""
     if not (function._jit_compile or function._attributes):
         return None
     anew = function._clone(None)
@@ -132,10 +118,7 @@ def first_graph(function: Any) -> Any:
 
 
 def bytes_kept_for_backward(graph: Any) -> int:
-    """Return the bytes that a forward pass keeps for the backward pass, in a graph and in its loops and functions.
-
-    Tensors of unknown shape are not counted, nor are the stacks of a loop whose number of iterations is unknown.
-    """
+    """Return the bytes that a forward pass keeps for the backward pass; unknown shapes are not counted."""
     kept: dict[str, Any] = {}
     total = 0
     for operation in graph.get_operations():
@@ -202,11 +185,7 @@ def is_inside(graph: Any, outer: Any) -> bool:
 
 @contextlib.contextmanager
 def effects() -> Iterator[list[tf.Operation]]:
-    """A list that holds, when the block has ended, the operations with side effects that were made in it.
-
-    For `tf.control_dependencies`: TensorFlow only orders operations on the same variable or iterator. Eager operations are
-    in order, and the list stays empty.
-    """
+    """A list that gets the operations with side effects that the block makes in a graph, for `tf.control_dependencies`."""
     made: list[tf.Operation] = []
     if tf.executing_eagerly():
         yield made
@@ -242,11 +221,7 @@ def operations_are_deterministic() -> bool:
 
 
 def gradient_of_graph(decorator: tf.RegisterGradient, gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the gradient to register, which may hold tensors of the current graph.
-
-    TensorFlow registers the gradients of `tf.custom_gradient`, such as that of every all-reduce, permanently: no graph of
-    several replicas would ever be freed. Here the graph, and its outer graphs, hold the gradient instead.
-    """
+    """Return the gradient to register, which the graph holds: TensorFlow would keep it, and the graph, for good."""
     graph = tf.compat.v1.get_default_graph()
     name: str = decorator._op_type
     if not name.startswith("CustomGradient-") or not isinstance(graph, tf.__internal__.FuncGraph):

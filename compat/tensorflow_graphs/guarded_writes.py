@@ -14,11 +14,7 @@ from ..thread_context import tracing
 
 @contextlib.contextmanager
 def writes_only_where(condition: tf.Tensor) -> Iterator[None]:
-    """Writes of this thread inside the block leave variables bitwise unchanged where `condition`, a bool scalar, is false.
-
-    Both values are computed and one is selected. So a GPU receives the following work before the condition is known, while
-    `tf.cond` would wait for it. In a graph. In nested blocks all conditions must be true.
-    """
+    """In the block writes change nothing where `condition` is false; a GPU selects values and waits for no branch."""
     outer = tracing.write_condition
     every = condition if outer is None else tf.logical_and(outer, condition)
     with contextlib.ExitStack() as stack:

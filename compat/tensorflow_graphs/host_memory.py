@@ -53,10 +53,7 @@ def size_on_host(size: tf.Tensor) -> tf.Tensor:
 
 
 def compares_on_host(graph: Any, kind: str, inputs: Sequence[Any]) -> bool:
-    """Whether a new operation compares 32-bit integers, which a GPU has in its memory: TensorFlow compares on the host.
-
-    Scalars are left out: most of them are counters, which are on the host.
-    """
+    """Whether an operation compares 32-bit integers of a GPU, which TensorFlow would do on the host; not scalars."""
     if kind not in _COMPARISONS or not all(each.dtype == tf.int32 for each in inputs):
         return False
     of_sizes = _known.of(graph)

@@ -25,11 +25,7 @@ def stands_for(op: tf.Operation, what: str) -> int | None:
 
 
 class MadeOperations:
-    """The operations that the calls of some layers make in a trace, and that differentiate those.
-
-    A tape tells the gradient of an operation nothing but the scope in which it was made. So each call has a scope of its
-    own, with a name that is in no other.
-    """
+    """The operations of the calls of some layers and their gradients, found by a scope for each call."""
 
     def __init__(self) -> None:
         self._operations: dict[int, tf.Operation] = {}

@@ -94,9 +94,8 @@ def find_called_graph(op: tf.Operation) -> Any:
 def _graph_of(op: tf.Operation, name: str) -> Any:
     graph: Any = op.graph
     found: Any = None
-    while (
-        found is None and graph is not None
-    ):  # a function that a tape makes again has the branches of the outer graph
+    # A function that a tape makes again has the branches of the outer graph.
+    while found is None and graph is not None:
         found, graph = graph._get_function(name), getattr(graph, "outer_graph", None)
     if found is None or hasattr(found, "graph"):
         return getattr(found, "graph", None)

@@ -16,11 +16,7 @@ from .one_device import find_distributed_variable
 
 @contextlib.contextmanager
 def note_writes() -> Iterator[Callable[[], list[Any]]]:
-    """Note the distributed variables that this thread may write inside, in the current graph or eagerly.
-
-    Yield a function that returns those that were written since its last call. A function that runs eagerly counts as one
-    that writes all of its variables.
-    """
+    """Yield a function that returns the distributed variables written since its last call, by graphs or eagerly."""
     graph, eager = tf.compat.v1.get_default_graph(), tf.executing_eagerly()
     begin, handles = 0 if eager else len(graph.get_operations()), list[Any]()
 

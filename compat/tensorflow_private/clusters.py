@@ -37,11 +37,7 @@ def configure_coordination(
 
 
 def send_in_pieces(size: int) -> None:
-    """Send the data of collectives in chunks of `size` bytes, once this process has joined a cluster.
-
-    TensorFlow's chunks have 4,096 bytes, and sender and receiver allocate, copy and free each one. A `ConfigProto` of the
-    program takes precedence.
-    """
+    """Send collectives in chunks of `size` bytes (TensorFlow: 4,096), unless a `ConfigProto` of the program says so."""
     config = _context()._config or tf.compat.v1.ConfigProto()
     if not config.experimental.recv_buf_max_chunk:
         config.experimental.recv_buf_max_chunk = size

@@ -69,10 +69,7 @@ def _serialize(original: Callable[[Any], dict[str, Any]], variable: Any) -> dict
 
 
 def schedule_python(coordinator: Any, fn: Callable[[], None]) -> None:
-    """Call `fn()` in the thread of some worker, with that worker as the default device.
-
-    The public `schedule` takes a `tf.function` only, which does not know the worker that runs it.
-    """
+    """Call `fn()` in the thread of some worker, with that worker as default device: `schedule` does not tell the worker."""
     coordinator._cluster.schedule(fn, None, None)
 
 

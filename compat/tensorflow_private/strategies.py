@@ -43,11 +43,7 @@ _grouped: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def give_collectives_a_group(strategy: Any) -> None:
-    """Keep the collectives of a `MirroredStrategy` separate from those of other strategies in this process.
-
-    TensorFlow numbers the groups of every strategy from 1, and a group has one size for the life of a process: collectives
-    of a second strategy with another number of replicas are aborted.
-    """
+    """Give a `MirroredStrategy` groups of its own: a group has one size for the life of a process."""
     if not isinstance(strategy, tf.distribute.MirroredStrategy) or strategy in _grouped:
         return
     _grouped.add(strategy)
@@ -74,10 +70,7 @@ def check_merges(check: Callable[[], None]) -> contextlib.AbstractContextManager
 
 
 class LoneReplica(tf.distribute.ReplicaContext):
-    """The context of the replica that computes a step on the whole batch: a reduction over replicas is the identity.
-
-    A `tf.Variable` with an aggregation, assigned by a layer, is written this way in a graph that is then pruned.
-    """
+    """The context of the replica that computes a step on the whole batch: a reduction over replicas is the identity."""
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         """See `tf.distribute.ReplicaContext`."""
@@ -110,10 +103,7 @@ _owner: Any = next(c for c in tf.distribute.Strategy.__mro__ if "num_replicas_in
 
 @contextlib.contextmanager
 def pretend_replicas(count: int | None) -> Iterator[None]:
-    """In this thread `num_replicas_in_sync` of any strategy is `count`; None: the real number.
-
-    For code that computes like a single device.
-    """
+    """In this thread `num_replicas_in_sync` of any strategy is `count`; None: the real number."""
 
     def pretend(real: Any) -> property:
         return property(lambda strategy: tracing.num_replicas or real.fget(strategy))
@@ -123,10 +113,7 @@ def pretend_replicas(count: int | None) -> Iterator[None]:
 
 
 def launchers_of(strategy: tf.distribute.Strategy) -> list[Any]:
-    """Return the launchers of collectives, one for each local replica of a strategy of several workers.
-
-    They share the group, instance keys and ordering tokens of the all-reduces, so all collectives run in one order.
-    """
+    """Return the launchers of the replicas' collectives; they share keys and tokens, so that all run in one order."""
     return list(strategy.extended._cross_device_ops._launchers)
 
 
@@ -153,10 +140,7 @@ def launcher_in_group(strategy: Any, local: int, group: int, size: int) -> Any:
 
 
 def gather_in_group(launcher: Any, tensor: tf.Tensor, axis: int, equal: bool) -> tf.Tensor:
-    """Concatenate the tensors of a group along an axis, in the order of its replicas; `equal`: their shapes are.
-
-    Context: a graph.
-    """
+    """Concatenate the tensors of a group along an axis, in its order; `equal`: their shapes are. Context: a graph."""
     if not equal:
         return launcher.all_gather(tensor, axis)
     order = [axis, *(n for n in range(tensor.shape.rank) if n != axis)]

@@ -51,10 +51,7 @@ def count_shuffles(dataset: tf.data.Dataset) -> int:
 
 
 def batch_size(dataset: tf.data.Dataset) -> int | None:
-    """Return the size of a full batch, from the last `batch` of the pipeline; None without one, or where several disagree.
-
-    This is a guess, because later transformations may change the size.
-    """
+    """Guess the size of a full batch from the last `batch` of a pipeline; None where there is none, or several differ."""
     for name in ("_batch_size", "_batch_sizes"):
         size = getattr(dataset, name, None)
         size = None if size is None else tf.get_static_value(size)
@@ -65,10 +62,7 @@ def batch_size(dataset: tf.data.Dataset) -> int | None:
 
 
 def copy_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return the same pipeline with separate state: passes over it change no order and fill no cache of `dataset`.
-
-    The orders of `shuffle` begin as those of a pipeline that was not read yet. Python functions are shared.
-    """
+    """Return the same pipeline with a separate state, as if unread; Python functions are shared."""
     graph = dataset_graph(dataset)
     for node in graph.node:
         for handle in node.attr["value"].tensor.resource_handle_val if node.op == "Const" else ():

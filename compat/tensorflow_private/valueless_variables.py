@@ -16,10 +16,7 @@ _SMALL = 4096  # elements; Python reads counters, rates and seeds while a model 
 
 @contextlib.contextmanager
 def variables_without_memory() -> Iterator[None]:
-    """Large variables made in the block have no value: only graphs can read them.
-
-    Variables made of an array, not by an initializer, are unchanged: their memory is allocated already.
-    """
+    """Large variables that an initializer makes in the block have no value: only graphs can read them."""
 
     def create(next_creator: Callable[..., Any], **arguments: Any) -> Any:
         initial = arguments.get("initial_value")

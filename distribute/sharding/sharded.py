@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import keras
 import tensorflow as tf
 
-from ...compat.keras_private.distributions import is_made_by_layer
+from ...compat.keras_private.layers import is_made_by_layer
 from ...compat.keras_private.optimizers import (
     call_count,
     overwritten_by_gradient,

@@ -228,10 +228,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
             store[str(len(own) + int(key))] = value
 
     def load_own_variables(self, store: Any) -> None:
-        """Load what `save_own_variables` or plain Keras saved; or the inner optimizer alone, if it was saved alone.
-
-        A model that was trained in float32 has no scale to load: the scale stays what it is.
-        """
+        """Load what `save_own_variables`, plain Keras or the inner optimizer alone saved; without a scale it stays."""
         values = {int(key): store[key] for key in store.keys()}  # noqa: SIM118
         own = len(scale_variables.to_keras_layout(self))
         if len(values) <= len(self.inner_optimizer.variables):

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from ...compat.keras_private.optimizers import scope_of
 from ...distribute.replicas import local_copy
-from ...distribute.step_context import current_step
 from ..building import move_to_strategy, run_in_thread
+from ..stages.call_options import notes_of_trace
 from .scale_rule import ScaleState
 
 _lock = threading.RLock()
@@ -40,11 +40,7 @@ def create(optimizer: Any) -> None:
 
 
 def move_to_current_strategy(optimizer: Any) -> None:
-    """Move the variables of an optimizer that was created outside of the strategy's scope and has not been used.
-
-    `scale_loss` is the first call of a step to its optimizer, often while a function is traced in replica context; the
-    variables are then created in another thread.
-    """
+    """Move variables from outside of the scope, in another thread: `scale_loss` may be traced in replica context."""
     strategy = tf.distribute.get_strategy()
     if optimizer.built or not tf.distribute.has_strategy():
         return
@@ -59,29 +55,20 @@ def move_to_current_strategy(optimizer: Any) -> None:
 
 
 def note(optimizer: Any, scale: tf.Tensor) -> None:
-    """Remembers, for the step or else for the graph being built, the scale that a loss was multiplied with.
-
-    Until its gradients arrive the variable may have moved: by another call in the same step, or, with parameter
-    servers, by another worker.
-    """
-    step = current_step()
-    if step is not None:
-        step.notes[_key(optimizer)] = scale
-    elif not tf.executing_eagerly():
-        tf.compat.v1.get_default_graph().get_collection_ref(_key(optimizer))[:] = [scale]
+    """Note a loss's scale for the step or the traced function: the variable may move before the gradients come."""
+    if (notes := notes_of_trace()) is not None:
+        notes[_key(optimizer)] = scale
 
 
 def find_noted_scale(optimizer: Any) -> tf.Tensor | None:
     """Return the scale that the loss was last multiplied with; None if that is not known in the current graph."""
-    step, eager, graph = current_step(), tf.executing_eagerly(), tf.compat.v1.get_default_graph()
-    if step is None:
-        return None if eager else next(iter(graph.get_collection(_key(optimizer))), None)
-    scale = step.notes.get(_key(optimizer))
-    return scale if eager or getattr(scale, "graph", None) is graph else None
+    scale = (notes_of_trace() or {}).get(_key(optimizer))
+    known = tf.executing_eagerly() or getattr(scale, "graph", None) is tf.compat.v1.get_default_graph()
+    return scale if known else None
 
 
-def _key(optimizer: Any) -> str:
-    return f"unisono_loss_scale_{id(optimizer)}"
+def _key(optimizer: Any) -> tuple[Any, ...]:
+    return "loss scale", id(optimizer), id(tf.compat.v1.get_default_graph())
 
 
 def read(optimizer: Any) -> ScaleState:
@@ -106,11 +93,7 @@ def _state(optimizer: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def to_keras_layout(optimizer: Any) -> list[np.ndarray]:
-    """Return the values for Keras' four variables of a `LossScaleOptimizer`, in its order.
-
-    Keras keeps an iteration count and a learning rate there that nothing reads (both are the inner optimizer's). They
-    carry the skipped steps, and the consecutive skipped steps with a half for an overflow in the update under way.
-    """
+    """Return Keras' four variables: skipped steps are where it keeps a count and a rate that nothing reads."""
     in_a_row = float(optimizer.skipped_in_a_row.numpy()) + float(optimizer.overflowed.numpy()) / 2
     return [
         np.asarray(optimizer.skipped_steps.numpy(), np.int64),

@@ -19,7 +19,7 @@ from ...distribute.replicas import copies_of, local_copy
 from ...distribute.sharding.sharded_value import own_copy
 from ...distribute.step_context import current_step
 from ..building import inner_optimizers
-from ..optimizer_records import record_of
+from ..optimizer_checks import record_of
 from .sparse_gradients import Pairs, assign_add, dense, times
 from .user_code import has_user_class
 
@@ -27,10 +27,7 @@ _HOST = "CPU:0"
 
 
 def create_weight(optimizer: Any) -> None:
-    """Give the optimizer `accumulated_weight`: the sum of the W since the last update; float64 scalar.
-
-    It is not among Keras' own variables of an optimizer, so that a saved state still fits plain Keras.
-    """
+    """Create `accumulated_weight`, the sum of W since the last update (float64 scalar), apart from Keras' own variables."""
     weight = keras.Variable(
         float(int(call_count(optimizer).numpy()) % _steps(optimizer)),
         dtype="float64",

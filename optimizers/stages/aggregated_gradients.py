@@ -5,25 +5,19 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from ...distribute.replicas import in_replica_context, local_replica_index, num_replicas, of_first_replica
 from ...distribute.step_context import NOT_AGGREGATED, current_step
 from .. import optimizer_checks
-from ..optimizer_records import record_of
+from ..optimizer_checks import record_of
 from .aggregators import aggregate
-from .call_options import CallOptions, current_options
+from .call_options import CallOptions, current_options, notes_of_trace
 from .run_stages import unscale
 from .sparse_gradients import Pairs, is_on_gpu, map_values, unique_rows, values_of
 
 
 @dataclasses.dataclass
 class _Memory:
-    """What is remembered of one variable.
-
-    `aggregate_gradients(pairs)` is stages 1 and 2, `apply_gradients(changed, skip_gradients_aggregation=True)` stages 3
-    to 5. The memory belongs to one replica of one step; in a custom loop to the function that is being traced.
-    """
+    """What a replica remembers of a variable, from `aggregate_gradients` to `apply_gradients`."""
 
     given: Callable[[], Any]  # returns the gradient that was given, while it exists
     applied: bool = False  # whether the aggregated gradient was applied
@@ -36,11 +30,7 @@ def aggregate_alone(
     scale: Any = None,
     widen: Any = None,
 ) -> Pairs:
-    """Stages 1 and 2; see `Optimizer.aggregate_gradients`.
-
-    `optimizer`, which is called, remembers it; the stages are those of `inner`, if given. `widen` is called on each gradient
-    first. `scale` is as for `run_stages`. Context: replica.
-    """
+    """Stages 1 and 2 of `inner` or `optimizer`, which remembers it; `widen` comes first. Context: replica."""
     inner, step = inner or optimizer, current_step()
     on_replica, taken = in_replica_context(), step is not None and step.take_gradients is not None
     if taken and not on_replica:  # the step is traced for its variables alone
@@ -66,10 +56,7 @@ def aggregate_alone(
 
 
 def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tuple[Pairs, CallOptions]:
-    """Return the pairs and the options of a call of `apply_gradients`, given what `aggregate_gradients` did before.
-
-    A ValueError if aggregated gradients would be summed, or unscaled, twice.
-    """
+    """Return pairs and options of `apply_gradients` after `aggregate_gradients`; a ValueError for sums of sums."""
     if not in_replica_context():  # nothing is aggregated there
         return pairs, options
     memory = _memory(optimizer)
@@ -110,10 +97,7 @@ def forget_applied(optimizer: Any) -> None:
 
 
 def _alike(pairs: Pairs) -> Pairs:
-    """Return the first replica's gradients, on every replica.
-
-    What a user computes with equal numbers need not be equal to the last bit: see `replicas.function_of_its_own`.
-    """
+    """Return the first replica's gradients on every replica: users' code may round differently on each."""
     if num_replicas() == 1:
         return pairs
     pairs = [(g if g is None else optimizer_checks.as_gradient(g), v) for g, v in pairs]
@@ -124,19 +108,10 @@ def _alike(pairs: Pairs) -> Pairs:
 
 def _memory(optimizer: Any) -> dict[int, _Memory]:
     """What this replica's part of the current step, trace or eager loop remembers, by the identity of the variable."""
-    key = "unisono_aggregated", id(optimizer), local_replica_index()
-    step = current_step()
-    if step is not None:
-        return step.notes.setdefault(key, {})
-    if tf.executing_eagerly():
-        return record_of(optimizer).aggregated.setdefault(local_replica_index(), {})
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
-        graph = graph.outer_graph
-    found = graph.get_collection_ref(str(key))
-    if not found:
-        found.append({})
-    return found[0]
+    notes, replica = notes_of_trace(), local_replica_index()
+    if notes is None:
+        return record_of(optimizer).aggregated.setdefault(replica, {})
+    return notes.setdefault(("aggregated", id(optimizer), replica), {})
 
 
 def _reference(gradient: Any) -> Callable[[], Any]:

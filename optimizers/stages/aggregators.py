@@ -39,10 +39,7 @@ SMALL = 16 * 1024
 
 
 def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
-    """Stage 1: the same gradients on every replica, each row of sparse ones named once.
-
-    The step has summed some already: each replica has its part.
-    """
+    """Stage 1: equal gradients on every replica, each row of sparse ones named once; `options.summed` are sums already."""
     parts = [id(v) in options.summed for _, v in pairs]
     summed = iter(
         _sum_gradients(optimizer, [pair for pair, is_part in zip(pairs, parts) if not is_part], options)

@@ -15,11 +15,7 @@ from ...distribute.step_context import current_step
 
 @dataclasses.dataclass(frozen=True)
 class CallOptions:
-    """One call of an optimizer.
-
-    Methods with Keras' signatures, which subclasses override, are between the call and the stages. So the options are
-    kept on the calling thread, and end with the call.
-    """
+    """One call of an optimizer, kept on the thread, as methods with Keras' signatures stand before the stages."""
 
     skip_aggregation: bool = False  # the gradients are the same on every replica already
     # `aggregate_gradients` has divided the gradients by the loss scale already. Only with `skip_aggregation`.
@@ -45,9 +41,8 @@ class CallOptions:
 
 class _Call(ThreadContext):
     options = CallOptions()
-    counts: Mapping[int, tf.Tensor] = types.MappingProxyType(
-        {}
-    )  # `iterations` by the id of an optimizer; 0: of the newest
+    # `iterations` by the id of an optimizer; 0: of the newest.
+    counts: Mapping[int, tf.Tensor] = types.MappingProxyType({})
 
 
 _call = _Call()
@@ -74,6 +69,19 @@ def read_count(optimizer: Any) -> Any:
     return _call.counts.get(id(optimizer))
 
 
+def notes_of_trace() -> dict[Any, Any] | None:
+    """Return what is noted for the current step, or for the outermost function that is being traced; None eagerly."""
+    step = current_step()
+    if step is not None or tf.executing_eagerly():
+        return None if step is None else step.notes
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    notes: list[Any] = graph.get_collection_ref("unisono")
+    notes += [] if notes else [{}]
+    return notes[0]
+
+
 def updates_so_far() -> Any:
     """Return the number of updates that the optimizer has applied before this one: int64 scalar tensor.
 
@@ -94,10 +102,7 @@ def updates_so_far() -> Any:
 
 
 def gradients_are_taken(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> bool:
-    """Return whether the current step collects the gradients, scaled as they are: then nothing is to be applied now.
-
-    So do the parts of a synchronous step on parameter servers: the sum of all parts is applied, once. Context: replica.
-    """
+    """Return whether the step takes the gradients to apply them later, as on parameter servers. Context: replica."""
     step = current_step()
     if step is None or step.take_gradients is None:
         return False

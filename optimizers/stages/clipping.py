@@ -16,10 +16,7 @@ from .sparse_gradients import map_values, times, values_of
 
 
 def norms_over_shards(copies: Any = 1) -> contextlib.AbstractContextManager[None]:
-    """Inside, this thread's gradients are shards, and their norms take one all-reduce. Context: replica.
-
-    `copies` is how many replicas have the same shard: a number, or one for each gradient.
-    """
+    """Inside, gradients are shards, whose norms take one all-reduce; `copies`: replicas with the same shard, or for each."""
     return here.set_to(copies_of_shards=copies)
 
 
@@ -47,10 +44,7 @@ def _stack(scalars: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
-    """Return the Euclidean norm of all gradients as one vector; scalar in the widest of their dtypes.
-
-    The squares are stacked, so that their order is the same on every replica: see `replicas.function_of_its_own`.
-    """
+    """Return the norm of all gradients, in their widest dtype; stacked squares have one order on every replica."""
     return tf.sqrt(tf.reduce_sum(_stack(_square_norms(gradients))))
 
 

@@ -60,11 +60,7 @@ class GradientWatch(StepHook):
 
     @property
     def all_reduce_seconds(self) -> list[float] | None:
-        """Seconds from a replica's last gradient to the last sum, over all steps, for each replica of this worker.
-
-        The replica that waits least is the one for which the others wait. None where it is unknown: with one replica, and
-        on GPUs, whose kernels run later than the operations that start them.
-        """
+        """Seconds that each replica here has waited for sums; None where it is unknown: on one replica, and on GPUs."""
         if not self._timed:
             return None
         return [float(copy.numpy()) for copy in copies_of(self._waited)]
@@ -115,10 +111,7 @@ class GradientWatch(StepHook):
 
 
 def watch_gradients(optimizer: Any, guard: bool = False) -> tuple[GradientWatch, bool]:
-    """Return the watch of a built optimizer (with a loss scale of its inner one), and whether it is new.
-
-    If it is new, the step must be compiled again. Context: host, inside the strategy's scope.
-    """
+    """Return the watch of a built optimizer, and whether it is new: then the step must be compiled again. Context: host."""
     optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
     variables = trained_variables(optimizer)
     for watch in [each for each in step_hooks(optimizer) if isinstance(each, GradientWatch)]:

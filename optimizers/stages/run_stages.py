@@ -136,10 +136,7 @@ def unscale(optimizer: Any, pairs: Pairs, scale: Any = None) -> Pairs:
 
 
 def _all_finite(optimizer: Any, pairs: Pairs, options: CallOptions, apply_to: Apply) -> tf.Tensor:
-    """Stage 3: whether every number of every gradient is finite; bool scalar, the same on every replica.
-
-    It must be finite in the dtype of its variable, in which the update rule computes: a gradient can be wider.
-    """
+    """Stage 3: whether all gradients are finite in their variables' dtypes; bool scalar, the same on every replica."""
     finite = tf.reduce_all(
         tf.stack([tf.reduce_all(tf.math.is_finite(tf.cast(values_of(g), v.dtype))) for g, v in pairs])
     )
@@ -162,11 +159,7 @@ def _update(
     gradients: Sequence[Any],
     weight_total: Any,
 ) -> None:
-    """Stages 4 and 5, if `finite`: of the optimizer, or of each one inside for its part of the variables.
-
-    Those of `every` variable that are not in `variables` have no gradient. Context: where variables are written
-    (`once_per_copy`).
-    """
+    """Stages 4 and 5, if `finite`, of the optimizer or of each inside; `every` other variable has no gradient."""
     branch = if_true if apply_to is transform_and_apply else if_all
     if finite is not True:
         accepted = functools.partial(
@@ -223,11 +216,7 @@ def _call_apply(optimizer: Any, pairs: Pairs, weight_total: Any, apply_to: Apply
 
 
 def _take_collected_writes(variables: Sequence[Any]) -> list[tuple[keras.Variable, Any]]:
-    """What the current `keras.StatelessScope` holds for `variables`, taken out of it, to be written before the update.
-
-    A layer may assign a trainable variable while it computes (spectral normalization does), and a step the learning rate. In
-    a step that write is collected; after the update it would undo the update, or be too late for it, so it is made first.
-    """
+    """Take what a scope has collected for `variables`: written before the update, as it would undo it after."""
     scope, step = stateless_scope(), current_step()
     if scope is None:
         return []
@@ -241,10 +230,7 @@ def _take_collected_writes(variables: Sequence[Any]) -> list[tuple[keras.Variabl
 
 
 def _in_every_replica(optimizer: Any, pairs: Pairs, settings: dict[str, Any]) -> Any:
-    """Return the stages on each replica, called from cross-replica context, with the `settings` of `run_stages`.
-
-    A `PerReplica` gradient is each replica's own part. Any other is the total: replica 0 sends it, the others send 0.
-    """
+    """Run the stages on each replica; `PerReplica` gradients are its own, of others replica 0 sends the total."""
     strategy = tf.distribute.get_strategy()
     gradients = [g for g, _ in pairs]
     whole = [g is not None and not isinstance(g, tf.distribute.DistributedValues) for g in gradients]

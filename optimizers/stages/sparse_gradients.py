@@ -65,10 +65,7 @@ def assign_add(variable: tf.Variable, gradient: Gradient) -> None:
 
 
 def shorter(gradient: Gradient, shape: Sequence[int], ratio: int) -> Gradient:
-    """Return slices as one tensor if it has at most `ratio` times the rows that they name; else unchanged.
-
-    The tensor then has fewer bytes, and no row of it is searched: the table of a feature with fewer values than samples.
-    """
+    """Return slices as one tensor if it has at most `ratio` times the rows that they name: then it has fewer bytes."""
     named = tf.convert_to_tensor(gradient.indices).shape.num_elements() if is_sparse(gradient) else None
     if named is None or shape[0] > ratio * named:
         return gradient
@@ -89,11 +86,7 @@ def unique_rows(gradient: Gradient) -> Gradient:
 
 
 def merge_rows(gradient: Gradient) -> Gradient:
-    """`unique_rows` for a GPU: the slices name as many rows as before, so the host waits for no count.
-
-    Slices can name a row several times, and then mean the sum: `run_stages` merges them once, right after aggregation.
-    The spare places of the slices hold 0, and name the lowest row.
-    """
+    """`unique_rows` for a GPU, without a count to wait for: spare places hold 0, and name the lowest index."""
     if not is_sparse(gradient):
         return gradient
     indices = tf.cast(gradient.indices, tf.int64)  # on the GPU; 32-bit indices are added up on the host
@@ -128,10 +121,7 @@ def is_on_gpu() -> bool:
 
 
 def fit_to_send(pairs: Pairs) -> Pairs:
-    """On GPUs the gradients to be summed over the replicas, the sparse ones in the form that is `shorter`.
-
-    The shape that slices have is made a constant: XLA's results would have to be copied from the GPU.
-    """
+    """On GPUs the gradients to be summed over the replicas, of constant shape; sparse ones in the `shorter` form."""
     if not is_on_gpu():
         return pairs
 

@@ -27,11 +27,7 @@ _DENSE_RULES = (keras.optimizers.Adam, keras.optimizers.Adamax, keras.optimizers
 
 
 def has_user_code(optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Return whether the transform or the update of `variables` runs code that is neither Keras' nor ours.
-
-    Those two contain no sum of three terms or more that TensorFlow could reorder (see `replicas.function_of_its_own`); of
-    any other code nothing is known.
-    """
+    """Return whether code that is neither Keras' nor ours takes part in an update: replicas may round differently."""
     for each in (optimizer, *inner_optimizers(optimizer)):
         if not all(map(_is_known, [*_code_of_update(each), *each.gradient_transformers])):
             return True
@@ -57,11 +53,7 @@ def write_where(
     write: Callable[[], Any],
     branch: Callable[..., None] = if_true,
 ) -> None:
-    """Run `write` where `condition`, a bool scalar, is true: in the conditional `branch`, or each old value is selected.
-
-    Values are selected where variables are on a GPU: a conditional would wait for it in every step. On a CPU the conditional
-    costs nothing and saves the update. Side effects of user code must not happen in a skipped step. Context: replica.
-    """
+    """Run `write` where `condition` is true: in the `branch`, or on a GPU, which it would stop, by selecting values."""
     on_gpu = variables and not tf.executing_eagerly() and is_gpu(str(own_copy(variables[0]).device))
     if on_gpu and not has_user_code(optimizer, variables):
         with writes_only_where(condition):
@@ -71,10 +63,7 @@ def write_where(
 
 
 def makes_slices_dense(optimizer: Any) -> bool:
-    """Return whether all rules of the optimizer are Keras' that make one tensor of a sparse gradient.
-
-    Others, such as SGD's and Adagrad's, write only those rows of the matrix that it names.
-    """
+    """Return whether all rules are Keras' that make one tensor of a sparse gradient; others write the named rows alone."""
     rules = inner_optimizers(optimizer) or [optimizer]
     return all(isinstance(rule, _DENSE_RULES) for rule in rules)
 

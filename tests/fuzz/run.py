@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import unisono
 from tests.helpers import copies_are_equal, mirrored
-from unisono.optimizers.held_optimizers import optimizers_of
+from unisono.optimizers.building import optimizers_of
 
 from .case import Case
 from .parts.data import Rows, fit_arguments, make_rows

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import assert_equal, mirrored, scope
+from helpers import assert_equal, mirrored, train
 
 import unisono
 from unisono.optimizers.stages.accumulation import CallsOnHost
@@ -42,13 +42,12 @@ class MovesTheCount(keras.callbacks.Callback):
 
 
 def trained(optimizer, y=Y, replicas=1, callbacks=(), **options):
-    keras.utils.set_random_seed(1)
-    with scope(mirrored(2) if replicas == 2 else None):
-        model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
-        model.compile(optimizer(), "mse", jit_compile=False, steps_per_execution=4, **options)
-    model.fit(
-        X, y, batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=[each() for each in callbacks]
-    )
+    def make():
+        return unisono.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+
+    compiled = {"optimizer": optimizer, "jit_compile": False, "steps_per_execution": 4, **options}
+    fit = {"batch_size": 4, "callbacks": [each() for each in callbacks]}
+    model, _ = train(make, (X, y), mirrored(2) if replicas == 2 else None, fit, **compiled)
     return [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import assert_close, mirrored, scope
+from helpers import assert_close, mirrored, train
 
 import unisono
 
@@ -32,12 +32,8 @@ class Distances(unisono.Model):
 
 
 def _fitted(strategy, batches):
-    keras.utils.set_random_seed(1)
-    with scope(strategy):
-        model = Distances()
-        model.compile(keras.optimizers.SGD(0.1), jit_compile=False)
-    logs = model.fit(batches, verbose=0).history["loss"]
-    return [logs, *(w.numpy() for w in model.net.weights)]
+    model, history = train(Distances, batches, strategy, {"epochs": 1}, loss=None, jit_compile=False)
+    return [history["loss"], *(w.numpy() for w in model.net.weights)]
 
 
 def _batches(*arrays, size):

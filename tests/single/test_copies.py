@@ -7,7 +7,7 @@ import joblib
 import keras
 import numpy as np
 import pytest
-from helpers import FLOAT32, assert_close, assert_equal, mirrored
+from helpers import FLOAT32, assert_close, assert_equal, mirrored, train
 from sklearn.base import clone
 
 import unisono
@@ -48,13 +48,12 @@ MODELS = {
 
 
 def trained(kind, replicas=2):
-    keras.utils.set_random_seed(3)
-    with mirrored(replicas).scope():
-        model = MODELS[kind]()
+    def adam():
         clip = unisono.optimizers.ClipByGlobalNorm(0.5)
-        model.compile(unisono.optimizers.Adam(0.1, gradient_transformers=[clip]), "mse", metrics=["mae"])
-    fit(model)
-    return model
+        return unisono.optimizers.Adam(0.1, gradient_transformers=[clip])
+
+    compiled, batches = {"optimizer": adam, "metrics": ["mae"]}, {"batch_size": 5, "epochs": 1}
+    return train(MODELS[kind], (X, Y), mirrored(replicas), batches, **compiled)[0]
 
 
 def fit(model):

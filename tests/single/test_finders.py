@@ -160,7 +160,7 @@ def test_what_determinism_costs_is_said_once(monkeypatch, capsys):
     plain = tf.data.Dataset.from_tensor_slices((X, Y))
     draws = plain.map(lambda x, y: (x + tf.random.uniform([3]), y), num_parallel_calls=2).batch(4)
     assert fit(draws) == []
-    monkeypatch.setattr("unisono.trainer.run.checks.determinism.operations_are_deterministic", lambda: True)
+    monkeypatch.setattr("unisono.trainer.run.fit_begin.operations_are_deterministic", lambda: True)
     assert fit(draws, verbose=0) == []
     (line,) = fit(draws)
     assert "plain graph" in line and "ParallelMapDataset of the input draws random numbers" in line

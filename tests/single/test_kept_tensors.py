@@ -88,25 +88,19 @@ def with_an_endpoint():
     return unisono.Model([inputs, targets], AddsALossForEachRow()(targets, outputs))
 
 
-def trained(make, strategy, **options):
-    keras.utils.set_random_seed(1)
+def compare(make, strategy, **options):
     x, y = np.random.default_rng(0).normal(size=(2, ROWS, 3)).astype("float32")
-    with helpers.scope(strategy):
-        model = make()
-        loss = own_error if make in (KeepsLatents, ComparesLatents) else None
-        model.compile(keras.optimizers.SGD(0.02), loss, jit_compile=False, **options)
-    given = ([x, y],) if make is with_an_endpoint else (x, y)
-    history = model.fit(*given, batch_size=4, epochs=2, shuffle=False, verbose=0).history
-    return [*model.get_weights(), *(np.array(history[name]) for name in sorted(history))]
+    loss = own_error if make in (KeepsLatents, ComparesLatents) else None
+    data, sgd = ([x, y],) if make is with_an_endpoint else (x, y), lambda: keras.optimizers.SGD(0.02)
+    helpers.compare(make, data, [strategy], fit={"batch_size": 4}, optimizer=sgd, loss=loss, **options)
 
 
 @pytest.mark.short("3-KeepsLatents", "3-MatchesFeatures", "2-with_an_endpoint")
 @pytest.mark.parametrize("make", [KeepsLatents, ComparesLatents, MatchesFeatures, with_an_endpoint])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_numbers_are_those_of_one_device(make, replicas):
-    helpers.assert_close(trained(make, helpers.mirrored(replicas)), trained(make, None), helpers.FLOAT32)
+    compare(make, f"mirrored{replicas}")
 
 
 def test_eager_replicas_keep_their_own_too():
-    eager = trained(KeepsLatents, helpers.mirrored(2), run_eagerly=True)
-    helpers.assert_close(eager, trained(KeepsLatents, None), helpers.FLOAT32)
+    compare(KeepsLatents, "mirrored2", run_eagerly=True)

@@ -7,7 +7,7 @@ import tensorflow as tf
 from helpers import mirrored
 
 import unisono
-from unisono.trainer.run.checks import out_of_memory
+from unisono.trainer.run import passes
 
 X = np.ones((64, 8), "float32")
 
@@ -55,8 +55,8 @@ def test_error_tells_sizes_and_what_would_help():
 
 def test_activations_grow_with_a_replicas_samples_and_weights_do_not(monkeypatch):
     needs = []
-    real = out_of_memory.memory_of
-    monkeypatch.setattr(out_of_memory, "memory_of", lambda *sizes: needs.append(real(*sizes)) or needs[-1])
+    real = passes.memory_of
+    monkeypatch.setattr(passes, "memory_of", lambda *sizes: needs.append(real(*sizes)) or needs[-1])
     rows = (16, 32, 32)
     for strategy, batch in zip(
         (tf.distribute.get_strategy(), tf.distribute.get_strategy(), mirrored(2)), rows

@@ -48,14 +48,14 @@ def against_the_order(model, x, y):
 
 
 def trained(strategy, step=None, **options):
-    keras.utils.set_random_seed(1)
-    with helpers.scope(strategy):
+    def make():
         stack = [layers.Dense(8, "tanh") for _ in range(7)]
         model = (unisono.Sequential if step is None else CustomStep)([keras.Input((8,)), *stack])
-        model.compile(unisono.optimizers.Adam(0.01), "mse", steps_per_execution=1, **options)
         model.step, model.other = step, unisono.optimizers.SGD(0.1)
-    model.fit(X, X, batch_size=5, shuffle=False, verbose=0)
-    return model
+        return model
+
+    compiled = {"optimizer": lambda: unisono.optimizers.Adam(0.01), "steps_per_execution": 1, **options}
+    return helpers.train(make, (X, X), strategy, {"batch_size": 5, "epochs": 1}, **compiled)[0]
 
 
 @pytest.mark.short("gradients-None", "weights-against_the_order")

@@ -113,12 +113,8 @@ PROGRAMS = {
 
 
 def trained(strategy, make, x, **options):
-    keras.utils.set_random_seed(1)
-    with helpers.scope(strategy):
-        model = make()
-        model.compile(optimizers.AdamW(0.05, global_clipnorm=0.5), "mse", **options)
-    model.fit(x, Y, batch_size=5, epochs=2, shuffle=False, verbose=0)
-    return model
+    adam = lambda: optimizers.AdamW(0.05, global_clipnorm=0.5)  # noqa: E731
+    return helpers.train(make, (x, Y), strategy, {"batch_size": 5}, optimizer=adam, **options)[0]
 
 
 @pytest.mark.short("nested graphs", "tied")

@@ -10,7 +10,7 @@ import unisono
 from unisono.trainer.run.loops import predictions
 from unisono.trainer.run.outputs import loop_spec
 from unisono.trainer.run.xla import xla_loops
-from unisono.trainer.run.xla.batch_stacks import Stacks
+from unisono.trainer.run.xla.xla_loops import Stacks
 
 # Nine steps; the last batch has six samples and needs its own graph, which not every test needs.
 ROWS, BATCH = 70, 8

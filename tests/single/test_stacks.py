@@ -9,7 +9,7 @@ from xla_trials import force_backend
 
 import unisono
 from unisono.trainer.run.loops.compiled import GRAPH, XLA
-from unisono.trainer.run.xla import batch_stacks as stacks
+from unisono.trainer.run.xla import xla_loops as stacks
 
 ROWS, BATCH = 70, 8
 RANDOM = np.random.default_rng(0)

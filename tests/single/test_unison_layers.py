@@ -18,11 +18,12 @@ REPLICAS = [("mirrored3", False, 16), ("central2", True, 19)]
 
 def fitted(replicas, layer, cls=unisono.Sequential, eager=True, rows=19):
     """History and variables after two epochs in batches of 8 samples."""
-    keras.utils.set_random_seed(3)
-    with helpers.scope(helpers.strategy(replicas)):
-        model = cls([keras.Input((5,)), keras.layers.Dense(6, "tanh"), layer(), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.Adam(0.01), "mse", run_eagerly=eager)
-    history = model.fit(X[:rows], Y[:rows], batch_size=8, epochs=2, shuffle=False, verbose=0).history
+
+    def make():
+        return cls([keras.Input((5,)), keras.layers.Dense(6, "tanh"), layer(), keras.layers.Dense(1)])
+
+    compiled = {"optimizer": lambda: keras.optimizers.Adam(0.01), "run_eagerly": eager}
+    model, history = helpers.train(make, (X[:rows], Y[:rows]), replicas, {"batch_size": 8}, **compiled)
     return [history["loss"], *(np.array(v) for v in [*model.variables, *model.optimizer.variables])]
 
 

@@ -90,9 +90,9 @@ NEIGHBOURS = {
         "mixed_precision/policy.py _explain",
         "mixed_precision/hardware.py warn_if_slow",
     ],
-    "layout map whose patterns name variables": ["trainer/run/checks/layouts.py check_layouts"],
+    "layout map whose patterns name variables": ["trainer/run/build.py check_layouts"],
     "pipeline of layers that compute each sample alone": [
-        "trainer/pipeline/mixed_samples.py warn_of_mixed_samples"
+        "trainer/pipeline/pipeline_runner.py warn_of_mixed_samples"
     ],
     "gradients for all that is trained": ["optimizers/optimizer_checks.py with_gradients"],
 }

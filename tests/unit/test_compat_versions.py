@@ -47,7 +47,11 @@ def test_every_attribute_that_compat_touches_is_in_the_table():
             elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr"):
                 name = getattr(node.args[1], "value", "")
                 touched |= {name} if isinstance(name, str) and is_private(name) else set()
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("attrgetter", "methodcaller"):
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                "attrgetter",
+                "methodcaller",
+                "private_method",
+            ):
                 touched.add(ast.literal_eval(node.args[0]).partition(".")[0])
     others = {"_attributes", "_CoordinatedClosureQueue", "_current_frames", "_getframe"}
     assert touched - others <= known

@@ -13,7 +13,7 @@ import tensorflow as tf
 from helpers import in_threads, next_batch
 
 from unisono.compat.tensorflow_private.dataset_graph import find_held_data, pipeline_checksum
-from unisono.state.identity import data as content
+from unisono.state.identity import described_values as content
 from unisono.state.identity.described_values import text_of_value
 from unisono.trainer.inputs import make_source
 

@@ -152,7 +152,11 @@ def attributes(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             name, owner = node.attr, node.value
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("attrgetter", "methodcaller"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "attrgetter",
+            "methodcaller",
+            "private_method",
+        ):
             name, owner = str(getattr(node.args[0], "value", "")).partition(".")[0], node.args[0]
         elif (
             isinstance(node, ast.Call)

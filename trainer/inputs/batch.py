@@ -34,15 +34,19 @@ def name_parts(batch: Any) -> list[tuple[str, Any]]:
     return [(f"data[{index}]", part) for index, part in enumerate(batch)]
 
 
-def name_leaves(name: str, structure: Any) -> list[tuple[str, Any]]:
+def name_leaves(
+    name: str, structure: Any, is_leaf: Callable[[Any], bool] = lambda part: False
+) -> list[tuple[str, Any]]:
     """Return the leaves of a nest with their paths: `x['image']`, `y[0]`."""
+    if is_leaf(structure):
+        return [(name, structure)]
     if isinstance(structure, dict):
         items = [(f"{name}[{key!r}]", part) for key, part in structure.items()]
     elif isinstance(structure, list | tuple):
         items = [(f"{name}[{index}]", part) for index, part in enumerate(structure)]
     else:
         return [(name, structure)]
-    return [leaf for path, part in items for leaf in name_leaves(path, part)]
+    return [leaf for path, part in items for leaf in name_leaves(path, part, is_leaf)]
 
 
 def all_leaves(batch: Any) -> list[tuple[str, Any]]:
@@ -56,10 +60,7 @@ def name_arrays(batch: Any) -> list[tuple[str, Any]]:
 
 
 def sample_count(structure: Any) -> Any:
-    """Return the number of samples of a batch: an int where it is known while tracing, else an int32 scalar tensor.
-
-    All leaves but None and scalars have that number. Without any other leaf, it is a ValueError.
-    """
+    """Return the samples of a batch, an int or int32 scalar tensor; a ValueError if all leaves are None or scalars."""
     leaves = [
         _one_tensor(leaf) for leaf in tf.nest.flatten(structure) if leaf is not None and not is_scalar(leaf)
     ]
@@ -115,7 +116,16 @@ def _slice_leaf(leaf: Any, start: Any, stop: Any, samples: int | None, device: s
     if isinstance(leaf, tf.Tensor | tf.Variable) and leaf.shape.rank is not None:
         return _slice_dense(leaf, start, stop, samples, device)
     with on_device(device):
-        return _slice_composite(leaf, start, stop, samples)
+        if isinstance(leaf, tf.SparseTensor):
+            return slice_sparse(leaf, start, stop, samples)
+        if isinstance(leaf, SparseRows):
+            return sparse_tensor(
+                leaf.columns[start:stop], leaf.values[start:stop], leaf.sample_shape, samples
+            )
+        part = leaf[start:stop]
+        if isinstance(part, tf.Tensor) and leaf.shape.rank:
+            part.set_shape([samples, *leaf.shape[1:]])
+        return part
 
 
 def _slice_dense(leaf: Any, start: Any, stop: Any, samples: int | None, device: str | None) -> tf.Tensor:
@@ -134,17 +144,6 @@ def _slice_dense(leaf: Any, start: Any, stop: Any, samples: int | None, device: 
 def on_device(device: str | None) -> contextlib.AbstractContextManager[Any]:
     """A device scope; None: TensorFlow's choice."""
     return contextlib.nullcontext() if device is None else tf.device(device)
-
-
-def _slice_composite(leaf: Any, start: Any, stop: Any, samples: int | None) -> Any:
-    if isinstance(leaf, tf.SparseTensor):
-        return slice_sparse(leaf, start, stop, samples)
-    if isinstance(leaf, SparseRows):
-        return sparse_tensor(leaf.columns[start:stop], leaf.values[start:stop], leaf.sample_shape, samples)
-    part = leaf[start:stop]
-    if isinstance(part, tf.Tensor) and leaf.shape.rank:
-        part.set_shape([samples, *leaf.shape[1:]])
-    return part
 
 
 def gather_samples(structure: Any, indices: tf.Tensor) -> Any:
@@ -225,11 +224,11 @@ def batch_spec(structure: Any) -> Any:
 
 
 def open_spec(leaf: Any) -> Any:
-    """Return the `tf.TypeSpec` of a tensor or the given one, with an open number of samples; None for None."""
+    """Return the `tf.TypeSpec` of an array or the given one, with an open number of samples; None for None."""
     if leaf is None:
         return None
-    if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
-        return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+    if isinstance(leaf, np.ndarray) or (isinstance(leaf, tf.Tensor) and leaf.shape.rank):
+        return tf.TensorSpec([None, *leaf.shape[1:]] if len(leaf.shape) else [], leaf.dtype)
     if is_extension(leaf):
         none = tf.type_spec_from_value(slice_samples(leaf, 0, 0))
         return tf.type_spec_from_value(leaf).most_specific_common_supertype([none]) or none

@@ -19,10 +19,7 @@ _SCALARS = (bool, int, float, complex, str, bytes, np.generic)
 
 
 def _standard_nest(structure: Any) -> Any:
-    """Return a nest with tuples instead of lists, as in batches of Keras and `tf.data`.
-
-    A list that holds only Python numbers or strings (`y=[0, 1, 1]`, `[[1, 2], [3, 4]]`) is one array.
-    """
+    """Return a nest with tuples for lists, as in `tf.data`; a list of Python numbers or strings alone is one array."""
     if isinstance(structure, dict):
         return {key: _standard_nest(part) for key, part in structure.items()}
     if not isinstance(structure, list | tuple):
@@ -59,10 +56,7 @@ def host_arrays(name: str, structure: Any, complaint: str) -> Any:
 
 
 def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-    """Return the arguments as `(x, y, sample_weight)`, nests of NumPy arrays and tensors; None where an argument is None.
-
-    Weights without targets are dropped, as in Keras.
-    """
+    """Return nests of NumPy arrays and tensors, None for None; weights without targets are dropped, as in Keras."""
     complaint = (
         "{place} is a {kind}; give arrays or tensors with samples, a tf.data.Dataset, a keras.utils.PyDataset, a torch "
         "DataLoader or a generator of batches."
@@ -94,11 +88,7 @@ def is_array(leaf: Any) -> bool:
 
 
 def as_host_array(leaf: Any) -> Any:
-    """Return one array of samples (see `is_array`), not yet cast; memory-mapped ones are not yet read.
-
-    Dense data in host memory is an `np.ndarray`, a view wherever possible. Strings become a `tf.Tensor`; ragged and
-    sparse tensors and extension types stay what they are. A dtype that TensorFlow does not support is a TypeError.
-    """
+    """Return an array (see `is_array`), not yet cast or read: dense ones as NumPy's, others as tensors."""
     if leaf is None:
         return None
     if isinstance(leaf, tf.Variable | keras.Variable):
@@ -106,7 +96,9 @@ def as_host_array(leaf: Any) -> Any:
     if tf.is_tensor(leaf) or isinstance(leaf, tf.experimental.ExtensionType):
         return leaf
     if _is_scipy_sparse(leaf):
-        return _from_scipy(leaf)
+        rows = leaf.tocsr().tocoo()
+        indices = np.stack([rows.row, rows.col], 1).astype("int64")
+        return tf.sparse.reorder(tf.SparseTensor(indices, rows.data, rows.shape))
     if _is_defined_in(leaf, "jax.experimental.sparse"):
         return tf.sparse.reorder(tf.SparseTensor(np.asarray(leaf.indices), np.asarray(leaf.data), leaf.shape))
     if _is_defined_in(leaf, "torch"):
@@ -151,12 +143,6 @@ def _from_objects(array: np.ndarray) -> Any:
 
 def _is_scipy_sparse(leaf: Any) -> bool:
     return type(leaf).__module__.startswith("scipy.sparse") and hasattr(leaf, "tocsr")
-
-
-def _from_scipy(leaf: Any) -> tf.SparseTensor:
-    rows = leaf.tocsr().tocoo()
-    indices = np.stack([rows.row, rows.col], 1).astype("int64")
-    return tf.sparse.reorder(tf.SparseTensor(indices, rows.data, rows.shape))
 
 
 def _is_pandas(leaf: Any, name: str) -> bool:

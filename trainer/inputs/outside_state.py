@@ -20,10 +20,7 @@ _ADVICE = "a resumed run cannot be exact; "
 
 
 class RecordedCalls:
-    """Makes calls, and saves the states of NumPy's, Python's and the input's own generators before each call that draws.
-
-    Such calls begin a pass or end an epoch, and draw the order of the next one, for instance.
-    """
+    """Makes calls that may draw the order of a pass, and saves the states of the generators that they draw from."""
 
     def __init__(self, given: Any) -> None:
         self._generators = {**find_generators({"its": given}), **GLOBAL_GENERATORS}

@@ -125,10 +125,7 @@ class SampleOrder(Position):
         return self.taken == 0
 
     def next_batches(self, steps: int) -> tuple[int, int, int]:
-        """Return the next batches of equal size, at most `steps`, which the epoch has: (first sample, batches, batch size).
-
-        The first sample is counted in the order of the pass. Do not advance.
-        """
+        """Return (first sample in the order of the pass, batches, their size) of the next batches, at most `steps`."""
         first = self.taken * self.batch_size
         full = (self.samples - first) // self.batch_size
         return (first, min(steps, full), self.batch_size) if full else (first, 1, self.samples - first)

@@ -114,10 +114,7 @@ class PipelinedStep:
         return self._result()
 
     def mask_outputs(self, q: int) -> Any:
-        """Return the outputs of micro-batch q outside of the schedule, without writes.
-
-        For values that do not depend on the arithmetic (masks): the unused rest is pruned from the graph.
-        """
+        """Return the outputs of micro-batch q, without writes, for masks: the unused rest is pruned from the graph."""
         values, state = dict(self._values[q]), self._states.of(q)
         for stage in self.stages:
             with tf.device(self._device(stage, q)), step_scope(self.steps[q]):

@@ -17,10 +17,7 @@ from .planning.graph import Stage
 
 
 def micro_steps(global_samples: Any, count: int) -> list[StepContext]:
-    """Return the Q micro-batches of a global batch, which a step treats like replicas.
-
-    Random layers draw different numbers for each, as for each replica.
-    """
+    """Return the Q micro-batches of a global batch: like replicas, also for random layers."""
     bounds = [replica_bounds(global_samples, count, q) for q in range(count)]
     return [StepContext(q, count, last - first, global_samples) for q, (first, last) in enumerate(bounds)]
 
@@ -41,10 +38,7 @@ def micro_slices(structure: Any, steps: Sequence[StepContext]) -> list[Any]:
 
 
 def concat_micro_batches(parts: Sequence[Any], steps: Sequence[StepContext]) -> Any:
-    """Return one output of the whole batch, with its Keras mask, from those of its micro-batches `[samples, ...]`.
-
-    The borrowed sample of an empty micro-batch is left out.
-    """
+    """Return an output of the whole batch, with its Keras mask, without the borrowed samples of empty micro-batches."""
     if len(parts) == 1:
         return parts[0]
 
@@ -93,10 +87,7 @@ class MicroBatchStates:
         return {**self._other, **self._random[q]}
 
     def note(self, q: int, scope: CollectedWrites) -> None:
-        """Record the writes of one pass of micro-batch q.
-
-        Reject a write to a trainable variable: its gradient would be that of the value before.
-        """
+        """Record the writes of a pass of micro-batch q; a ValueError for trainable variables, which have a gradient."""
         for variable, value in scope.items():
             if id(variable) in self._start:
                 self._random[q][id(variable)] = variable, value
@@ -123,11 +114,7 @@ class MicroBatchStates:
         return [written[id(variable)][1] for written in self._written]
 
     def _reduce(self, variable: Any) -> tf.Tensor:
-        """Return one value of a variable, from its values of the micro-batches, each of which began with the same value.
-
-        By its `aggregation`; otherwise the mean of floating-point values and the first of others: a counter that each
-        micro-batch increments is incremented once.
-        """
+        """Reduce a variable's values by its `aggregation`; else by the mean of floats, or the first of others."""
         values = self._values(variable)
         if len(values) == 1:
             return values[0]
@@ -150,10 +137,7 @@ class MicroBatchStates:
 
 
 def variance_of_batch(
-    variances: Sequence[tf.Tensor],
-    means: Sequence[tf.Tensor],
-    momentum: float,
-    steps: Sequence[StepContext],
+    variances: Sequence[tf.Tensor], means: Sequence[tf.Tensor], momentum: float, steps: Sequence[StepContext]
 ) -> tf.Tensor:
     r"""Return the moving variance after a batch of which each micro-batch has updated a separate copy.
 

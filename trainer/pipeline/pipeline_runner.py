@@ -1,26 +1,40 @@
 """The steps of a model in a pipeline's scope: those of `train_step.py`, with forward and backward in stages."""
 
 import contextlib
+import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ...compat.keras_private.training import unpack_x_y_sample_weight
+from ...compat.keras_private.layers import layers_of, without_layer_losses
+from ...compat.keras_private.training import (
+    compiled_loss,
+    compute_loss,
+    flat_losses,
+    overrides_compute_loss,
+    unpack_x_y_sample_weight,
+)
+from ...compat.tensorflow_graphs.one_device import line_of_user
 from ...distribute.pipeline.pipeline import current_pipeline
 from ...distribute.pipeline.remote import raise_if_lost
-from ...distribute.step_context import StepContext, this_step
-from ...optimizers.held_optimizers import optimizers_of
+from ...distribute.step_context import StepContext, WeightTotals, step_scope, this_step
+from ...optimizers.building import optimizers_of
 from ...state.trained_model import TrainedModel, record_of
+from ..partition.labels import SAMPLES
+from ..partition.program import Convert, NotPartitioned
+from ..partition.rules import RULES
+from ..partition.steps.step import Step
+from ..partition.steps.traced_step import TracedStep
 from ..run import build
 from ..run.fit_loop import Runner
+from ..step.global_loss import works_on_samples
 from ..step.train_step import default_train_step, track_loss
-from .engine import PipelinedStep, Result
-from .loss import head_of, own_loss, track_single_losses
+from .engine import Head, PipelinedStep, Result
 from .micro_batches import micro_slices, micro_steps
-from .mixed_samples import warn_of_mixed_samples
 from .planning.placement import follow_inputs, move_optimizer_state
 from .planning.stage_plan import Plan
 
@@ -39,10 +53,7 @@ def attach(model: TrainedModel) -> None:
 
 
 def prepare(model: TrainedModel, samples: int | None, training: bool) -> None:
-    """Split a built model, move its variables to their stages, and reject features that a pipeline does not support.
-
-    `samples` are those of a global batch, where known. Context: host, before the optimizer is built.
-    """
+    """Split a built model, and reject what a pipeline does not support; `samples` of a global batch, where known."""
     for name in ("train_step", "test_step", "predict_step"):
         if model._overrides_step(name):
             raise ValueError(
@@ -66,11 +77,7 @@ def prepare(model: TrainedModel, samples: int | None, training: bool) -> None:
 
 
 def train_step(model: TrainedModel, data: Any) -> dict[str, Any]:
-    """Return the step of every model, with its forward and backward passes in stages.
-
-    The optimizer gets the gradients of all stages together, so there is one overflow check and one global norm; its
-    operations on a variable's gradient run on the variable's stage. Context: replica, inside a `StepContext`.
-    """
+    """Return the step of every model, in stages, with one overflow check and one global norm. Context: replica."""
     this_step().compute = forward_and_backward
     with follow_inputs():
         return default_train_step(model, data)
@@ -82,12 +89,12 @@ def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -
     step, plan = this_step(), model._pipeline.plan(model)
     scale = {} if model.optimizer is None else {"scale": model.optimizer.scale_loss}
     run = _make_pipelined(plan, x, step, training=True, **scale)
-    head, by_micro_batch = head_of(model, plan, run, step, x, y, sample_weight)
+    head, by_micro_batch = _head_of(model, plan, run, step, x, y, sample_weight)
     result = run.train(plan.jobs, head, by_micro_batch, plan.pipeline.rematerialize)
     for variable, value in result.writes:
         variable.assign(value)
     if by_micro_batch:
-        track_single_losses(model, y, result.outputs, sample_weight)
+        _track_single_losses(model, y, result.outputs, sample_weight)
     return result.loss, [result.gradients.get(id(variable)) for variable in variables], result.outputs
 
 
@@ -97,7 +104,7 @@ def test_step(model: TrainedModel, data: Any) -> dict[str, Any]:
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     result = _forward(model, x, step)
     with follow_inputs():
-        loss = own_loss(model, x, y, result.outputs, sample_weight, training=False)
+        loss = _own_loss(model, x, y, result.outputs, sample_weight, training=False)
         loss = loss if result.loss is None else loss + tf.cast(result.loss, loss.dtype)
         track_loss(model, loss, step)
         return model.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)
@@ -154,3 +161,118 @@ class PipelineRunner(Runner):
         """Return the step, its passes in stages."""
         steps = {"train_step": train_step, "test_step": test_step, "predict_step": predict_step}
         return functools.partial(steps[name], model)
+
+
+def warn_of_mixed_samples(model: TrainedModel, spec: Any) -> None:
+    """Warn of the first operation that needs other samples of its batch, by its rule, in a trace. Context: host."""
+    x, _, _ = unpack_x_y_sample_weight(spec)
+    step = Step(
+        lambda batch: model(batch, training=True),
+        tf.distribute.get_strategy(),
+        "The model",
+        layers_of(model),
+        model.variables,
+        SAMPLES,
+    )
+    try:
+        program = TracedStep(step, x).program
+    except NotPartitioned:
+        return
+    exchanges = (n for n in program.nodes if isinstance(n, Convert) and program.communicates(n))
+    causes = (node.cause for node in exchanges if node.cause is not None and node.cause.type in RULES)
+    cause = next(causes, None)
+    if cause is None:
+        return
+    line, code = line_of_user(cause)
+    place = f" ({line}: `{code}`)" if line else ""
+    warnings.warn(
+        f"Model {model.name!r} combines the samples of a batch in {cause.name}{place}, and a pipeline computes it for each "
+        "micro-batch alone: compute it in `compute_loss`, which gets the whole batch, or use `micro_batches=1` and "
+        "`replicas=1`.",
+        stacklevel=2,
+    )
+
+
+def _head_of(
+    model: TrainedModel, plan: Plan, run: PipelinedStep, step: StepContext, x: Any, y: Any, sample_weight: Any
+) -> tuple[Head, bool]:
+    """Return the loss of the outputs, and whether it is of each micro-batch alone, as 1F1B's next passes need it."""
+
+    def of_all(q: int | None, outputs: Any) -> tf.Tensor:
+        with step_scope(step):
+            return _own_loss(model, x, y, outputs, sample_weight, training=True)
+
+    rowwise = _works_on_samples(model)
+    by_micro_batch = plan.pipeline.schedule == "1f1b" or (plan.pipeline.replicas > 1 and rowwise)
+    if not by_micro_batch or len(run.steps) == 1:
+        return of_all, False
+    if not rowwise:
+        raise ValueError(
+            f"`schedule='1f1b'` needs a loss that treats every sample independently, but the loss of model {model.name!r} "
+            f"may depend on the whole batch: use schedule='gpipe', or declare the loss with `unisono.rowwise`."
+        )
+    parts = list(zip(*(micro_slices(part, run.steps) for part in (x, y, sample_weight))))
+
+    def loss_of(q: int, outputs: Any, context: StepContext) -> tf.Tensor:
+        with step_scope(context), keras.StatelessScope():  # its writes are dropped
+            x_q, y_q, weight_q = parts[q]
+            loss = _own_loss(model, x_q, y_q, outputs, weight_q, training=True)
+            return loss * context.share(loss.dtype)
+
+    totals = _weight_totals(run, loss_of)
+    if step.totals is not None:
+        step.totals.noted.extend(totals)
+
+    def of_one(q: int | None, outputs: Any) -> tf.Tensor:
+        assert q is not None
+        return loss_of(q, outputs, dataclasses.replace(run.steps[q], totals=WeightTotals(known=totals)))
+
+    return of_one, True
+
+
+def _weight_totals(run: PipelinedStep, loss_of: Callable[..., Any]) -> list[tf.Tensor]:
+    """Return the divisors of the batch (masks, weights) before the first backward pass; the unused rest is pruned."""
+
+    def of(q: int) -> list[tf.Tensor]:
+        found = WeightTotals()
+        loss_of(q, run.mask_outputs(q), dataclasses.replace(run.steps[q], totals=found))
+        return found.noted
+
+    first = of(0)
+    if not first:
+        return []
+    of_each = [first, *(of(q) for q in range(1, len(run.steps)))]
+    return [tf.add_n(list(parts)) for parts in zip(*of_each)]
+
+
+def _own_loss(
+    model: TrainedModel, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
+) -> tf.Tensor:
+    """Return the loss without losses of layers and without weight regularizers: the stages add these."""
+    if overrides_compute_loss(model):
+        with without_layer_losses(model):
+            return compute_loss(
+                model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
+            )
+    compiled = compiled_loss(model)
+    if compiled is None:
+        return tf.zeros((), keras.config.floatx())
+    return tf.convert_to_tensor(compiled(y, y_pred, sample_weight))
+
+
+def _track_single_losses(model: TrainedModel, y: Any, outputs: Any, sample_weight: Any) -> None:
+    """Update the metrics of several outputs' losses, on the whole batch: their writes for micro-batches are dropped."""
+    compiled = compiled_loss(model)
+    if compiled is not None and compiled.metrics and not overrides_compute_loss(model):
+        compiled(y, outputs, sample_weight)
+
+
+def _works_on_samples(model: TrainedModel) -> bool:
+    """Return whether the loss of a batch is the exact mean of its parts' losses."""
+    if overrides_compute_loss(model):
+        return False
+    flattest = min(model._pipeline.plan(model).chain.graph.outputs, key=lambda output: len(output.shape))
+    return all(
+        works_on_samples(loss, flattest) and loss.reduction not in (None, "none")
+        for loss in flat_losses(model)
+    )

@@ -90,10 +90,7 @@ def watch(tape: tf.GradientTape | None, value: Any) -> list[tf.Tensor]:
 
 
 def cotangents_of(arrived: Sequence[tuple[Any, list[list[Any]]]]) -> tuple[list[Any], list[Any]]:
-    """Return the parts of a stage's outputs that have a cotangent, and their cotangents: sums over all users.
-
-    `arrived` has for each output its value and, for each of its users, the cotangents of the value's parts.
-    """
+    """Return the parts of outputs that have cotangents, and these: sums over the users, by value in `arrived`."""
     targets, cotangents = [], []
     for value, from_users in arrived:
         for index, part in enumerate(watch(None, value)):

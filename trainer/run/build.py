@@ -1,7 +1,10 @@
 """Creates all variables before the first step: of the model, its losses, metrics and optimizers."""
 
 import contextlib
+import difflib
 import functools
+import re
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,8 +29,7 @@ from ...compat.tensorflow_graphs.one_device import as_on_one_device
 from ...distribute.sharding.sharded_value import ShardedValue
 from ...distribute.sharding.whole_reads import read_together
 from ...distribute.step_context import StepContext, step_scope
-from ...optimizers.building import ensure_built
-from ...optimizers.held_optimizers import optimizers_of
+from ...optimizers.building import ensure_built, optimizers_of
 from ...state.trained_model import TrainedModel
 from .. import fit_checks
 from ..step.first_call import placeholder
@@ -70,10 +72,7 @@ def is_built(model: TrainedModel) -> bool:
 
 
 def creates_variables_late(model: TrainedModel) -> bool:
-    """Return whether an eager custom step creates the variables that are missing: then it runs as often as in Keras.
-
-    Those of layers it cannot create, because their initial values would be writes of the step.
-    """
+    """Return whether an eager custom step creates the missing variables itself, of metrics and losses but no layers."""
     eager = model.run_eagerly and model._overrides_step("train_step")
     return eager and strategy_of(model) is None and all(layer.built for layer in layers_of(model)[1:])
 
@@ -81,11 +80,7 @@ def creates_variables_late(model: TrainedModel) -> bool:
 def _build_by_custom_step(
     model: TrainedModel, spec: Any, custom_step: Any, otherwise: Any, optimizers: Sequence[Any]
 ) -> None:
-    """Create the variables of a custom step, as Keras does: where the step first uses them.
-
-    The step is traced, and never run. Its errors are left to the first real step, which names their line. Parts that the
-    step does not reach, or cannot reach outside of a replica, are built from the model's `call`.
-    """
+    """Create a custom step's variables in traces; errors are left to the first real step, which names the line."""
 
     def unbuilt() -> int:
         late = sum(makes_variables_late(metric) for metric in metrics_of(model))
@@ -112,10 +107,7 @@ def _build_by_custom_step(
 
 @contextlib.contextmanager
 def _step_of_a_replica(model: TrainedModel, built: bool) -> Iterator[StepContext]:
-    """The step that traces the custom step. A variable with copies has a gradient in the context of a replica only.
-
-    Code that creates variables is traced outside of replicas: variables belong to all of them.
-    """
+    """The step that traces a custom step: in replica context for gradients of copies, outside where variables are made."""
     copied = any(
         isinstance(raw_value(variable), tf.distribute.DistributedValues | ShardedValue)
         for variable in model.variables
@@ -189,3 +181,21 @@ def _symbolic(spec: Any) -> Any:
     if isinstance(spec, tf.RaggedTensorSpec):
         return keras.KerasTensor(spec.shape, dtype, ragged=True, ragged_rank=spec.ragged_rank)
     return keras.KerasTensor(spec.shape, dtype)
+
+
+def check_layouts(model: TrainedModel) -> None:
+    """Warn once of patterns of a layout map that no variable matches: a renamed layer would be whole, silently."""
+    home: Any = strategy_of(model)
+    layouts = getattr(home, "layouts", None) or {}
+    paths = [variable.path for variable in model.variables]
+    paths += [f"{layer.path}/output" for layer in layers_of(model) if layer.path]
+    for pattern in layouts:
+        if any(re.fullmatch(pattern, path) for path in paths) or pattern in home.unmatched:
+            continue
+        home.unmatched.add(pattern)
+        near = difflib.get_close_matches(pattern, paths, 1, 0.0)
+        warnings.warn(
+            f"The pattern {pattern!r} of the layout map matches no variable and no output, so it does nothing. The nearest "
+            f"path is {near[0]!r}: a pattern must match a whole path.",
+            stacklevel=2,
+        )

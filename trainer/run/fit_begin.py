@@ -1,20 +1,24 @@
-"""The callbacks and the state with which a `fit` begins."""
+"""The callbacks and the state with which a `fit` begins, and what deterministic operations cost it."""
 
 import contextlib
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import keras
+import tensorflow as tf
 
 from ...callbacks.monitors import check_monitors, may_add_logs
 from ...callbacks.output_paths import check_launched_alone, check_output_paths, only_chief_writes
+from ...compat.tensorflow_graphs.graphs import operations_are_deterministic
+from ...compat.tensorflow_private.pipelines import in_any_order, transformations
 from ...distribute.workers.agreement import spans_workers
 from ...distribute.workers.cluster import is_chief
 from ...state.trained_model import FitState, TrainedModel
 from ..inputs import Source
 from .callback_list import callback_list, log_names
-from .checks.determinism import say_what_determinism_costs
+from .evaluation import why_no_pass
 from .fit_inputs import FitArguments
-from .forward_pass import why_no_pass
 
 
 def begin_fit(
@@ -68,3 +72,34 @@ def _cap(epochs: int) -> int:
         warnings.warn(f"Limiting epochs to {most}", stacklevel=4)
         return most
     return epochs
+
+
+_said: set[str] = set()
+
+
+def say_what_determinism_costs(model: TrainedModel, x: Any) -> None:
+    """Print one line, once for each cost, if operations are deterministic; `x` as the user gave it. Context: the chief."""
+    if not operations_are_deterministic():
+        return
+    line = f"Deterministic operations (enable_op_determinism) make this fit slower: {'; '.join(_costs(model, x))}."
+    if line not in _said:
+        _said.add(line)
+        print(line, flush=True)
+
+
+def _costs(model: TrainedModel, x: Any) -> Iterator[str]:
+    untried = ", and they are not chosen by speed" if tf.config.list_logical_devices("GPU") else ""
+    yield f"some kernels are slower, such as the gradients of convolutions and scatters{untried}"
+    if model._auto_jit and not model.run_eagerly:
+        yield "steps run in the plain graph (`jit_compile=True` selects XLA, which may be faster)"
+    if not isinstance(x, tf.data.Dataset):
+        return
+    for step in transformations(x):
+        if step.in_parallel and (step.keeps_state or step.draws or step.calls_python):
+            what = "calls Python" if step.calls_python else "draws random numbers or writes a variable"
+            yield (
+                f"the {step.name.strip('_')} of the input {what}, so it is sequential: draw with tf.random.stateless_* "
+                "functions to run it in parallel"
+            )
+    if in_any_order(x):
+        yield "the input is read in order, because deterministic=False is ignored"

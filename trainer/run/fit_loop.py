@@ -1,12 +1,11 @@
 """The host loop: epochs, compiled calls and callbacks, in order.
 
-It only schedules: `FitState` has the position, `CallLength` the length of a call, the source the data,
-and a `StepFunction` the steps.
+It only schedules: `FitState` has the position, `CallLength` sizes the calls, a source has data, a `StepFunction` steps.
 """
 
 import contextlib
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import keras
@@ -18,18 +17,16 @@ from ...distribute.arguments import show
 from ...distribute.hardware.devices import wait_for_accelerators
 from ...distribute.workers.records import report_position
 from ...state.trained_model import FitState, TrainedModel
-from ..inputs import Source
+from ..inputs import Chunk, Source
 from ..inputs.input_checks import name_arguments
 from ..step.variable_placement import place_with_model
 from . import build
-from .calls import Calls
 from .checks.argument_errors import check_labels, check_validation
-from .checks.layouts import check_layouts
-from .evaluation import evaluate, try_validation
+from .evaluation import evaluate, forward_pass, try_validation
 from .fit_begin import begin_fit
 from .fit_inputs import FitArguments, draw_seed, sources
-from .forward_pass import forward_pass
 from .logs.step_logs import record_steps
+from .loops.compiled_calls import CallLength, CompiledCall
 from .loops.loop_choice import LoopedSteps
 from .passes import Pass, TrainingPass
 from .worker_settlement import Workers, check_same_begin, check_same_fit
@@ -50,15 +47,12 @@ class Runner:
     def build(
         self, model: TrainedModel, spec: Any, samples: int | None = None, step: str = "train_step"
     ) -> None:
-        """Create every variable that "train_step", "test_step" or "predict_step" needs for batches of `spec`.
-
-        `samples`: of a global batch, where known.
-        """
+        """Create every variable that a step needs for batches of `spec`; `samples` of a global batch, where known."""
         predicts = step == "predict_step"
         unbuilt = not (predicts or build.is_built(model))
         with model._strategy_scope(), replace_functions() if unbuilt else contextlib.nullcontext():
             build.build_for(model, spec, step)
-        check_layouts(model)
+        build.check_layouts(model)
         if not predicts:
             place_with_model(model)  # the model has the metrics of `compile` only now
 
@@ -113,11 +107,7 @@ class Runner:
         return contextlib.nullcontext(Calls(steps))
 
     def run_steps(self, steps: Pass) -> Generator[tuple[int, Any], None, None]:
-        """Yield the host loop: runs the steps of a pass, one compiled call at a time.
-
-        Yields (the number of the last batch, the results) of a call when they are ready. The caller calls the callbacks for
-        the end of the batch.
-        """
+        """Yield (number of the last batch, results) of each compiled call; the caller calls the callbacks for its end."""
         with self.calls(steps) as calls:
             for call in calls:
                 if call.chunks:
@@ -142,9 +132,8 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         at_exit.callback(source.close)
         if validation is not None:
             at_exit.callback(validation.close)
-        if a.callbacks or not build.creates_variables_late(
-            model
-        ):  # a callback may restore the state of an optimizer
+        # A callback may restore the state of an optimizer.
+        if a.callbacks or not build.creates_variables_late(model):
             runner.build(model, source.spec, source.batch_size)
         if a.shuffle:
             draw_seed()  # so that the next fit has another order
@@ -230,3 +219,63 @@ def _validations(model: TrainedModel, a: FitArguments, state: FitState) -> int:
     """Return the number of validations in all; an early stop may come, so none is counted after a hundred epochs."""
     epochs = range(state.first_epoch, min(state.epochs, state.first_epoch + 100))
     return sum(evaluates_after(model, epoch, a.validation_freq) for epoch in epochs)
+
+
+class Calls:
+    """The compiled calls of a pass; an error of the input is raised after the steps on the batches before it."""
+
+    def __init__(self, steps: Pass) -> None:
+        self._pass, self._workers = steps, Workers(steps.model, steps.stop)
+        self._function = steps.function
+        self._ended = False
+        hooks = steps.callbacks.callbacks
+        self.length = CallLength(steps.fixed_steps, hooks, steps.phase, steps.step, steps.function)
+
+    def __iter__(self) -> Iterator[CompiledCall]:
+        failure: Exception | None = None
+        source, workers = self._pass.source, self._workers
+        while failure is None:
+            wanted = workers.settle(self.length.next())
+            chunks, chunk = list[Chunk](), None
+            while wanted > 0:
+                try:
+                    chunk = source.take(wanted)
+                except Exception as error:
+                    failure, chunk = error, None
+                if chunk is None:
+                    break
+                chunks.append(chunk)
+                wanted -= chunk.steps
+                if chunk.open_ended:
+                    break
+            call = CompiledCall(chunks, self.length.step)
+            try:
+                workers.check_taken(source, call.steps)
+            except ValueError as mismatch:
+                if failure is not None:
+                    raise failure from mismatch
+                raise
+            if chunks:
+                yield call
+            if chunk is None and failure is None:
+                workers.check_read(source)
+                return
+        raise failure
+
+    def report(self, call: CompiledCall, done: int) -> None:
+        """Tell the source where fewer steps ran than planned: the data has ended, or the loss was not finite."""
+        missing, position = call.steps - done, self._pass.source.position
+        if missing and self._function.is_halted():
+            position.advance(-missing)
+        elif missing:
+            self._pass.source.note_drawn(call.chunks[-1].steps - missing)
+        self._ended = missing > 0 and (done > 0 or self._pass.phase != "train" or position.is_over())
+
+    def over(self) -> bool:
+        """Whether no further call follows: the data has ended, or a callback ends the pass or has replaced its steps."""
+        steps, model = self._pass, self._pass.model
+        stopped = self._ended or (getattr(model, steps.stop) and not self._workers.several)
+        steps.replaced = steps.phase == "train" and not stopped and model.train_function is not self._function
+        if stopped:
+            self._workers.check_read(steps.source)
+        return stopped or steps.replaced

@@ -53,11 +53,6 @@ def loop_spec(output: Any, samples: int | None) -> tf.TensorSpec | None:
     return tf.TensorSpec([samples, *output.shape[1:]], output.dtype)
 
 
-def output_array(spec: tf.TensorSpec) -> tf.TensorArray:
-    """Return an array for the outputs of the batches of a loop."""
-    return tf.TensorArray(spec.dtype, 0, dynamic_size=True, element_shape=spec.shape, infer_shape=False)
-
-
 def write_outputs(arrays: list[tf.TensorArray], i: tf.Tensor, outputs: Any) -> list[tf.TensorArray]:
     """Return the arrays with the outputs of batch `i`; raise `ShapesVary` where their shapes are others."""
     leaves = keras.tree.flatten(outputs)

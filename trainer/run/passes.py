@@ -5,12 +5,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from ...compat.keras_private.training import pythonify_logs
+from ...compat.tensorflow_graphs.graphs import bytes_kept_for_backward
+from ...compat.tensorflow_private.strategies import devices_of
+from ...distribute.hardware.device_memory import in_words
+from ...distribute.hardware.memory_plan import memory_plans, plan_memory
+from ...distribute.sharding.sharded import SHARDABLE, level_of
+from ...optimizers.building import optimizers_of
 from ...state.trained_model import FitState, TrainedModel
 from ..inputs import Source
+from ..model_memory import bytes_of, memory_of
+from ..step.variable_placement import accumulates
 from .checks.argument_errors import explain_errors
-from .checks.out_of_memory import with_advice
 from .checks.overflow import check_progress
 from .logs.step_logs import StepLogs
 from .loops.compiled_calls import CompiledCall
@@ -102,3 +110,28 @@ class TrainingPass(Pass):
         self.callbacks.on_train_batch_end(batch, logs)
         times.lap("callbacks")
         self._watched.end_call(*self._call)
+
+
+@contextlib.contextmanager
+def with_advice(model: TrainedModel, function: Any, samples: int | None) -> Iterator[None]:
+    """Add a note with options to an out-of-memory error of a training step; `samples` of a full global batch."""
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        strategy, graph = model.distribute_strategy, function.graph()
+        each = -(-(samples or 1) // strategy.num_replicas_in_sync)
+        kept = bytes_kept_for_backward(graph) / len(devices_of(strategy)) / each if graph is not None else 0.0
+        state = bytes_of(*(v for optimizer in optimizers_of(model) for v in optimizer.variables))
+        stages = 1 if model._pipeline is None else len(model._pipeline.devices)
+        devices = stages * (strategy.num_replicas_in_sync if isinstance(strategy, SHARDABLE) else 1)
+        parts, needed = 1 + accumulates(model.optimizer), memory_of(model, state, kept)
+        batch = each * parts * devices // stages
+        now = plan_memory(needed, 1.0, batch, devices, False, level_of(strategy), parts, stages)
+        kinds = ("weights", "gradients", "optimizer_state", "activations", "total")
+        sizes = ", ".join(f"{kind.replace('_', ' ')} {in_words(getattr(now, kind))}" for kind in kinds)
+        less = "; ".join(
+            f"{p} ({in_words(p.total)})" for p in memory_plans(needed, now.total, batch, devices)[1:]
+        )
+        options = f"Less memory: a smaller batch; a `unisono.distribute.Pipeline` over more devices; {less}"
+        error.add_note(f"Memory of a replica with {each} samples: {sizes}. {options}.")
+        raise

@@ -27,11 +27,7 @@ class Workers:
         self._begun = self._checked = False
 
     def settle(self, steps: int) -> int:
-        """Return the steps of the next compiled call: the minimum over the workers; 0 when any worker wants to end the loop.
-
-        The first compiled call always runs, as with one worker. A request to save and exit that one worker received reaches
-        all. One small all-reduce.
-        """
+        """Return the fewest steps that a worker wants, 0 if one ends the loop; share requests to exit. One all-reduce."""
         if not self.several:
             return steps
         state = self._model.fit_state
@@ -57,10 +53,7 @@ class Workers:
         return self.settle(1) == 0
 
     def check_taken(self, source: Source, steps: int) -> None:
-        """Reject inputs that differ between workers, before steps on them, with a `ValueError` on all workers.
-
-        Of a dataset, which is read inside the steps, the first batch is known then.
-        """
+        """Reject inputs that differ between workers, before steps on them: a `ValueError` on all workers."""
         once = isinstance(source, ArraySource | DatasetSource)  # the others change in each compiled call
         if not (once and self._checked):
             check_same_data(source, self._strategy, 0 if once else steps)

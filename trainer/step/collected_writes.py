@@ -21,10 +21,7 @@ from ...distribute.step_context import StepContext
 
 
 class WriteInNestedGraph(BaseException):
-    """A branch, loop or function writes, or replicas exchange tensors in a function that is compiled separately.
-
-    See `nested_graphs.py`. Not an `Exception`, so that custom code does not catch it.
-    """
+    """A nested graph writes, or replicas communicate in it, see `nested_graphs.py`. Users' code does not catch it."""
 
 
 class CollectedWrites(keras.StatelessScope):
@@ -63,10 +60,7 @@ class CollectedWrites(keras.StatelessScope):
 
     @contextlib.contextmanager
     def read_in_this_graph(self) -> Iterator[None]:
-        """Variables are read in the current graph, also for nested functions.
-
-        A function that XLA compiles for one device can read neither variables of other devices nor sharded weights.
-        """
+        """Inside, variables are read in this graph: XLA compiles for one device and cannot read those of other devices."""
         before, self._reads_here = self._reads_here, enter_this_graph()
         try:
             yield

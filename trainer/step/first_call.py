@@ -13,12 +13,7 @@ from ..inputs.batch import open_spec
 
 
 def build_outside(layer: Any, call_spec: Any, strategy: tf.distribute.Strategy) -> None:
-    """Build `layer`, which is not built, for a call that Keras describes with `call_spec`.
-
-    Keras creates variables where a layer is called first. In a traced step their initial values would belong to its graph,
-    and they to one device. So another thread creates them, eagerly and in the strategy's scope, from the shapes of the
-    arguments.
-    """
+    """Build `layer` for a call in another thread, as in a traced step its initial values would belong to the graph."""
     specs = tf.nest.map_structure(_spec, arguments_of(layer, call_spec))
     state = thread_state()
 

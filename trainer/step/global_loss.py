@@ -1,8 +1,11 @@
 """The exact loss of a part of a batch: of a micro-batch, or of one of several batches whose gradients are accumulated."""
 
+import types
+import weakref
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ...compat.keras_private.training import entries_of, settings_of, squeeze_or_expand_to_same_rank
@@ -18,6 +21,7 @@ sparse_categorical_crossentropy squared_hinge
 _ROWWISE_FUNCTIONS = frozenset(
     getattr(keras.losses, name) for name in _ROWWISE_NAMES.split() if hasattr(keras.losses, name)
 )
+_declared: weakref.WeakSet[Any] = weakref.WeakSet()  # by `rowwise`
 
 
 def rowwise(fn: Any) -> Any:
@@ -42,26 +46,20 @@ def rowwise(fn: Any) -> Any:
         raise TypeError(
             f"`fn` must be a function of (y_true, y_pred), a loss or a metric. Received: {show(fn)}"
         )
-    try:
-        fn._unisono_rowwise = True
-    except AttributeError as error:
-        raise TypeError(
-            f"`fn` cannot be marked: wrap it in a Python function. Received: {show(fn)}"
-        ) from error
+    if isinstance(fn, types.BuiltinFunctionType | types.MethodType | np.ufunc):
+        raise TypeError(f"`fn` cannot be marked: wrap it in a Python function. Received: {show(fn)}")
+    _declared.add(fn)
     return fn
 
 
 def works_on_samples(loss: keras.losses.Loss, y_pred: Any = None) -> bool:
-    """Tell whether each entry of `loss.call(y_true, y_pred)` depends on its own sample only.
-
-    Without `y_pred`, outputs have at least two axes.
-    """
-    if getattr(loss, "_unisono_rowwise", False):
+    """Return whether each entry of the loss depends on its own sample alone; without `y_pred` for two axes or more."""
+    if any(each in _declared for each in (loss, *type(loss).__mro__)):
         return True
     if type(loss).call is not getattr(_WRAPPER, "call", None):
         return False
     fn = getattr(loss, "fn", None)
-    if getattr(fn, "_unisono_rowwise", False):
+    if fn in _declared:
         return True
     if fn not in _ROWWISE_FUNCTIONS:
         return False

@@ -12,12 +12,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.layers import layers_of
-from ...compat.keras_private.training import (
-    CompileMetrics,
-    MetricsList,
-    compiled_loss,
-    find_held_metrics,
-)
+from ...compat.keras_private.training import CompileMetrics, MetricsList, compiled_loss, find_held_metrics
 from ...compat.keras_private.variables import is_plain, raw_value, stateless_scope
 from ...compat.shared_change import share_attributes
 from ...distribute.step_context import current_step
@@ -45,10 +40,7 @@ def metrics_of(model: TrainedModel) -> list[Any]:
 
 
 def losses_count_samples(model: TrainedModel) -> contextlib.AbstractContextManager[None]:
-    """While a step is traced, the metrics that Keras updates with the loss of one output weight it with its samples.
-
-    Keras counts each batch once where the batch size is unknown while tracing.
-    """
+    """Inside, Keras weights the losses of single outputs with samples, where it would count each batch once."""
     loss = compiled_loss(model)
     metrics = leaf_metrics([] if loss is None else loss.metrics)
     return share_attributes("update_state", [(metric, _weight_with_samples) for metric in metrics])

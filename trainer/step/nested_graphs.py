@@ -149,10 +149,7 @@ class _Nested:
             del self._scope.losses[self._losses :]
 
     def find_written(self, functions: list[Callable[[], Any]]) -> list[keras.Variable]:
-        """Find the variables that functions write, or that are written past the scope.
-
-        Where gradients are taken instead of applied, they are taken later.
-        """
+        """Find the variables that functions write, also past the scope, except by gradients that are taken for later."""
         written: dict[int, keras.Variable] = {}
         taken = self._step.take_gradients
 

@@ -49,10 +49,7 @@ def replica_function(
     data_of: Callable[[], tuple[Any, ReplicaSamples]],
     tracing: Tracing,
 ) -> Callable[[], Any]:
-    """Return the function for `strategy.run` that runs a step, of a single device or partitioned, and makes its writes.
-
-    `data_of()` makes this replica's data, and the range of its samples.
-    """
+    """Return the function for `strategy.run` that runs a step on `data_of()`, data and samples, and makes its writes."""
     enter_thread = thread_state().enter if runs_in_threads(strategy) else None
 
     def run_on_replica() -> Any:

@@ -13,19 +13,14 @@ from ...compat.keras_private.variables import raw_value
 from ...distribute import keras_distribution
 from ...distribute.moved_variables import move_variables
 from ...distribute.step_context import here
-from ...optimizers.building import inner_optimizers
-from ...optimizers.held_optimizers import optimizers_of
+from ...optimizers.building import inner_optimizers, optimizers_of
 from ...state.trained_model import TrainedModel, record_of
 from ..fit_checks import check_home, check_traced_functions
 from .global_metrics import metrics_of
 
 
 def place_with_model(model: TrainedModel) -> None:
-    """Adopt every optimizer of the model, and move optimizers and metrics into its strategy.
-
-    A user may create a metric or an optimizer outside of `strategy.scope()`. Its Keras variables stay the same objects;
-    the TensorFlow variables inside them are recreated under the strategy, with their values.
-    """
+    """Adopt the model's optimizers, and recreate their variables and its metrics' in its strategy, with their values."""
     held = [optimizers.adopt(optimizer) for optimizer in optimizers_of(model)]
     home = strategy_of(model)
     if home is None:

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ....distribute.hardware.data_placement import DataHome
-from ....state.identity.data import checksum
+from ....state.identity.described_values import checksum
 from ..batch import batch_spec, gather_samples, slice_samples
 from ..convert import as_resident, cast_floats
 from ..position import SampleOrder
@@ -18,11 +18,7 @@ from .source import Chunk, Source
 
 
 class ArraySource(Source):
-    """Batches from arrays that stay in the memory of the host, or of each replica's GPU.
-
-    Owns the tensors, except those that `other`, another source of this fit, holds. A chunk is the tensors and the numbers
-    of its samples, so its size does not depend on the steps.
-    """
+    """Batches from arrays in host memory or on each replica's GPU. Owns the tensors that no `other` source holds."""
 
     resume_by = "index"
 
@@ -44,29 +40,28 @@ class ArraySource(Source):
         self.held_samples, self.batch_size = order.samples, order.batch_size
         self._order: tuple[np.ndarray, list[tf.Tensor]] | None = None
         self._signature = batch_spec(self._copies[0])
-        self.spec = self._spec_of_batches()
+        self.spec = self._signature
+        if not all(isinstance(leaf, tf.TensorSpec | None) for leaf in tf.nest.flatten(self.spec)):
+            # Arrays are stored as a type that batches do not have.
+            self.spec = batch_spec(
+                ArrayReader("", 1)((self._copies, tf.constant(0, tf.int64)), tf.constant(0))
+            )
 
     def whole(self) -> Any:
         """Return all samples as one batch; None where they must be read: with class weights, or for other tensor types."""
         plain = self.class_weights is None and self.spec is self._signature
         return self._copies[0] if plain else None
 
-    def _spec_of_batches(self) -> Any:
-        """Return the spec of the arrays; of one sample, where arrays are stored as a type that batches do not have."""
-        if all(isinstance(leaf, tf.TensorSpec | None) for leaf in tf.nest.flatten(self._signature)):
-            return self._signature
-        return batch_spec(ArrayReader("", 1)((self._copies, tf.constant(0, tf.int64)), tf.constant(0)))
-
     def _read(self, steps: int) -> Chunk:
         """Return the next chunk: batches of one size, or, where the reader does not know the size, of both sizes."""
         size: int | None
         first, batches, size = self.position.next_batches(steps)
         place: Any = first
-        if self._leaves_open(size):
+        full, samples = self.position.batch_size, self.position.samples
+        opens = self.open_sizes == "all" or (self.open_sizes == "last" and size < full)
+        if opens and samples > full and samples % full:
             size, batches = None, steps
-            place = np.minimum(
-                first + self.position.batch_size * np.arange(batches + 1), self.position.samples
-            )
+            place = np.minimum(first + full * np.arange(batches + 1), samples)
         spec: Any = tf.TensorSpec([] if size else [None], tf.int64)
         with tf.device(HOST):
             place = tf.constant(place, tf.int64)
@@ -85,13 +80,6 @@ class ArraySource(Source):
             signature=([self._signature] * len(self.devices), spec),
             part_reader=reader.read if len(self.devices) > 1 else None,
         )
-
-    def _leaves_open(self, size: int) -> bool:
-        """Whether batches from here on, the next of `size` samples, are read by a reader that does not know their size."""
-        full = self.position.batch_size
-        if self.position.samples < full or self.position.samples % full == 0:
-            return False
-        return self.open_sizes == "all" or (self.open_sizes == "last" and size < full)
 
     def _content(self) -> str | None:
         return checksum(self._copies[0])

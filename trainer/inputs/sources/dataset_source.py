@@ -19,8 +19,7 @@ from ....compat.tensorflow_private.tf_data import (
     end_iterator,
     save_exactly,
 )
-from ....state.identity.data import checksum
-from ....state.identity.described_values import text_of_value
+from ....state.identity.described_values import checksum, text_of_value
 from ..batch import batch_spec, digest_of
 from ..outside_state import PipelineState, draws_numbers
 from ..position import Position
@@ -71,7 +70,11 @@ class DatasetSource(Source):
         if batches is None:
             elements = int(dataset.cardinality())
             batches = -(-elements // parts) if elements > 0 else elements
-        known = _count_batches(batches, steps_per_epoch)
+        if batches == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
+            raise ValueError("steps_per_epoch (None) must be given for a dataset that never ends.")
+        if batches == 0:
+            raise ValueError("x is a dataset without any batch; give one with at least one sample.")
+        known = batches if batches > 0 else None
         expected = known if steps_per_epoch else None
         if per_worker:  # the worker with the most data ends the epoch
             known = None
@@ -245,15 +248,6 @@ def without_optionals(dataset: tf.data.Dataset) -> tf.data.Dataset:
         )
 
     return dataset.map(convert)
-
-
-def _count_batches(cardinality: int, steps_per_epoch: int | None) -> int | None:
-    """Return the number of batches of a pass, or None if it is not known."""
-    if cardinality == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
-        raise ValueError("steps_per_epoch (None) must be given for a dataset that never ends.")
-    if cardinality == 0:
-        raise ValueError("x is a dataset without any batch; give one with at least one sample.")
-    return cardinality if cardinality > 0 else None
 
 
 def _is_dense(spec: Any) -> bool:

@@ -4,7 +4,6 @@ import collections
 import copy
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,7 @@ from .python_batches import with_places
 def first_batches(
     x: Any, y: Any, sample_weight: Any, count: int, batch_size: int | None, steps_per_epoch: int | None
 ) -> tuple[Any, Any, Any, int | None]:
-    """For `overfit_batches`: the first `count` batches, or those of an epoch if it has fewer, in the order of the data.
-
-    Arrays are sliced. Batches of a dataset are drawn once, in the first epoch, and kept in memory; batches of Python code
-    are drawn here. Return `(x, y, sample_weight, batch_size)` for `make_source`, without `steps_per_epoch`.
-    """
+    """Return `(x, y, sample_weight, batch_size)` of the first `count` batches, or an epoch's, for `overfit_batches`."""
     kind = kind_of(x)
     count = min(count, steps_per_epoch or count)
     if kind == "array":
@@ -50,7 +45,13 @@ def _first_of(x: Any, kind: str, count: int) -> Any:
     if kind == "tf.data.Dataset":
         return x.take(count).cache()
     if kind == FUNCTION:
-        return _first_of_function(x, count)
+
+        def first(context: tf.distribute.InputContext) -> Any:
+            dataset = x(context)
+            parts = max(1, context.num_replicas_in_sync // context.num_input_pipelines)
+            return dataset.take(count * parts).cache() if isinstance(dataset, tf.data.Dataset) else dataset
+
+        return first
     if kind == "PyDataset":
         numbers = range(min(count, count if x.num_batches is None else x.num_batches))
         items = with_places((x[number] for number in numbers), places)
@@ -58,22 +59,10 @@ def _first_of(x: Any, kind: str, count: int) -> Any:
     return collections.deque(itertools.islice(with_places(iter(x), places), count))
 
 
-def _first_of_function(function: Any, count: int) -> Callable[[tf.distribute.InputContext], Any]:
-    def first(context: tf.distribute.InputContext) -> Any:
-        dataset = function(context)
-        parts = max(1, context.num_replicas_in_sync // context.num_input_pipelines)
-        return dataset.take(count * parts).cache() if isinstance(dataset, tf.data.Dataset) else dataset
-
-    return first
-
-
 def split_for_validation(
     x: Any, y: Any = None, sample_weight: Any = None, *, validation_split: float
 ) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
-    """Split arrays, before any shuffling, into those for training and for validation, the last samples, as in Keras.
-
-    NumPy arrays are views: memory-mapped ones stay in files.
-    """
+    """Split arrays into those for training and, at the end, for validation, before any shuffling. Arrays are views."""
     number("validation_split", validation_split, above=0, below=1)
     kind = kind_of(x)
     if kind != "array":
@@ -103,11 +92,7 @@ def _samples_of(arrays: tuple[Any, ...], start: int, stop: int) -> tuple[Any, An
 
 
 def copy_input(x: Any, asked_by: str) -> Any:
-    """`x`, or a copy, from which batches can be drawn without changing the state of `x`.
-
-    The caller restores random generators from which `x` draws. An input that can be read only once is a ValueError, which
-    names the feature `asked_by`.
-    """
+    """Return `x`, or a copy to read without changing `x`; a ValueError for `asked_by` if it can be read only once."""
     kind = kind_of(x)
     if kind in ("generator", DISTRIBUTED):
         raise ValueError(

@@ -88,10 +88,7 @@ def _bytes_of(batch: Any) -> int:
 
 
 class Feed:
-    """A thread that runs ahead of training by a few groups. Owns the thread, not its source.
-
-    `groups` is called with a function that returns whether the consumer waits.
-    """
+    """A thread that runs a few groups ahead of training. `groups` gets a function that says whether the consumer waits."""
 
     def __init__(self, groups: Callable[[Callable[[], bool]], Iterator[Group]]) -> None:
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=2)

@@ -188,10 +188,7 @@ def _from_dataset(
     resumable: bool,
     sharing: input_checks.Sharing,
 ) -> Source:
-    """Return the source of a `tf.data` pipeline, or of one that `tf.distribute` splits over replicas.
-
-    The elements of the latter are the samples of one replica; those of all replicas of this worker are concatenated.
-    """
+    """Return the source of a `tf.data` pipeline; elements for single replicas are concatenated for this worker."""
     parts, per_worker, batches = 1, False, None
     if kind == FUNCTION:
         context = input_context(strategy)

@@ -3,13 +3,12 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from ....distribute.arguments import show
-from ....state.identity.data import checksum
+from ....state.identity.described_values import checksum
 from .. import input_checks
-from ..batch import name_parts, open_spec, unpack
+from ..batch import batch_spec, name_parts, unpack
 from ..convert import host_arrays, is_array
 from ..outside_state import RecordedCalls, explain_drawn_ahead, notes_drawn_numbers
 from ..value_checks import LabelRule, check_values
@@ -32,12 +31,7 @@ def with_places(items: Iterator[Any], places: Iterable[str]) -> Iterator[Any]:
 
 
 class PythonSource(FedSource):
-    """Batches from Python code: converted to one structure, and checked against the first ones.
-
-    Args:
-        kind: of the input, for messages.
-        first: at most two first items of the input, which are made and checked here.
-    """
+    """Batches from Python code, converted to one structure, and checked against at most two `first` items, made here."""
 
     _calls: RecordedCalls
     """The calls of the user's code between batches."""
@@ -87,11 +81,7 @@ class PythonSource(FedSource):
             yield batch, layout
 
     def _standard(self, item: Any, number: int) -> Any:
-        """Item `number` of the epoch in the structure that Keras passes to a step.
-
-        It is a tuple, a list where the input can be read again, a dict, or x alone as one array. It becomes NumPy arrays
-        and tensors, not yet cast, in tuples and dicts.
-        """
+        """Return item `number` as a step gets it: a tuple, a dict or one array, of NumPy arrays and tensors."""
         name = f"Batch {number} of the {self._kind}"
         if isinstance(item, list) and self.rewinds:
             item = tuple(item)
@@ -124,9 +114,9 @@ class PythonSource(FedSource):
         except (TypeError, ValueError):
             raise ValueError(
                 f"Batch {number} of the {self._kind} has another structure than the first: "
-                f"{show(_specs(batch))}, not {show(self._signature)}."
+                f"{show(batch_spec(batch))}, not {show(self._signature)}."
             ) from None
-        for (name, part), (_, specs) in zip(name_parts(_specs(batch)), name_parts(self._signature)):
+        for (name, part), (_, specs) in zip(name_parts(batch_spec(batch)), name_parts(self._signature)):
             leaves = tf.nest.flatten(part)
             for index, (found, spec) in enumerate(zip(leaves, tf.nest.flatten(specs))):
                 where = name if len(leaves) == 1 else f"array {index} of {name}"
@@ -139,20 +129,9 @@ class PythonSource(FedSource):
                 )
 
 
-def _specs(batch: Any) -> Any:
-    """Return the nest of `tf.TypeSpec` of a batch of NumPy arrays and tensors; its number of samples is None."""
-
-    def spec(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray):
-            leaf = tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype))
-        return open_spec(leaf)
-
-    return tf.nest.map_structure(spec, batch)
-
-
 def _common_spec(batches: list[Any], kind: str) -> Any:
     """The common spec of the first batches, of one structure, rank and dtype; dimensions in which they differ are None."""
-    specs = [_specs(batch) for batch in batches]
+    specs = [batch_spec(batch) for batch in batches]
     result = specs[0]
     for number, spec in enumerate(specs[1:], 1):
         try:

@@ -223,10 +223,7 @@ def _batch_order(dataset: Any, shuffle: bool, seed: int, steps_per_epoch: int | 
 
 
 def _items_of(dataset: Any, numbers: list[int]) -> Generator[Any, None, None]:
-    """Yield the items with these numbers, made by the threads or processes that the dataset requests.
-
-    They come in the order of their numbers, and are made at most `max_queue_size` ahead.
-    """
+    """Yield the items with these numbers, in order, made by the dataset's workers at most `max_queue_size` ahead."""
     workers, processes = getattr(dataset, "workers", 1), getattr(dataset, "use_multiprocessing", False)
     if workers <= 1 and not (workers > 0 and processes):
         yield from (dataset[number] for number in numbers)

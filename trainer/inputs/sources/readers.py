@@ -1,7 +1,4 @@
-"""Readers read one batch from a chunk, inside the compiled function.
-
-Equivalent readers are equal: the compiled function is cached by its reader.
-"""
+"""Readers read one batch from a chunk, in the compiled function, which is cached by them: equivalent ones are equal."""
 
 import contextlib
 import dataclasses
@@ -26,10 +23,7 @@ HOST = "CPU:0"
 
 
 def for_xla() -> contextlib.AbstractContextManager[None]:
-    """Readers that are traced inside read samples by number.
-
-    XLA treats the start of a slice as a constant: it would compile the loop again for every chunk.
-    """
+    """Inside, readers read samples by number: XLA would compile the loop again for every other start of a slice."""
     return here.set_to(reads_under_xla=True)
 
 
@@ -56,10 +50,7 @@ class ArrayReader:
         return self.read(inputs, i, 0)
 
     def read(self, inputs: Any, i: Any, replica: int, first: Any = 0, last: Any = None) -> Any:
-        """Samples `first` to `last - 1` of batch `i` (None: to its end), on the device of replica `replica` of this process.
-
-        `i` is an int32 scalar tensor, `first` and `last` are ints or such tensors.
-        """
+        """Read samples `first` to `last - 1` of batch `i` (None: all to its end), on the device of a replica here."""
         copies, place = inputs
         orders, place = place if self.ordered else (None, place)
         known = self.batch_size

@@ -114,10 +114,7 @@ class Source:
         self.position.begin(epoch)
 
     def take(self, max_steps: int) -> Chunk | None:
-        """Return the next chunk of at most `max_steps` steps, or None at the end of the epoch.
-
-        An error of the user's code gets a note with the number of the batch.
-        """
+        """Return the next chunk of at most `max_steps` steps, or None at the end of the epoch."""
         steps = self.position.count_left(max_steps)
         chunk = self._read(steps) if steps else None
         if chunk is None and self._begins_anew():
@@ -143,10 +140,7 @@ class Source:
         """The loop reports how many steps the last chunk gave; only needed after an `open_ended` one that gave fewer."""
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity of this input, before anything was drawn: JSON values, None for unknown ones.
-
-        Called once in a `fit` with backups; a resumed one compares the known values.
-        """
+        """Return the identity of this input for backups, before anything was drawn: JSON values, None for unknown ones."""
         weights = self.class_weights
         return {
             "content": self._content(),

@@ -69,10 +69,7 @@ def estimate(chain: Chain, samples: int) -> list[BlockCost]:
 
 
 def measure(chain: Chain, samples: int, device: str, repeats: int = 5) -> list[BlockCost]:
-    """Like `estimate`, with times in seconds: each block runs alone on `device`, on random data.
-
-    The minimum of `repeats` times counts.
-    """
+    """Like `estimate`, in seconds: each block runs alone on `device`, on random data, and its shortest time counts."""
     result = []
     for stage, counted in zip(chain.cut([1] * len(chain.blocks)), estimate(chain, samples)):
         forward, both = _seconds(stage, samples, device, repeats)

@@ -14,10 +14,7 @@ from ....state.trained_model import TrainedModel
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """An indivisible part of the model.
-
-    Any tensors may cross a cut, also over several cuts: a skip connection makes the boundary wider.
-    """
+    """An indivisible part of the model. Any tensors may cross a cut, also over several cuts."""
 
     layer: Any
     nodes: list[Any]
@@ -94,10 +91,7 @@ class Chain:
         self.shared = _find_shared(self.blocks)
 
     def sizes_of(self, partition: Sequence[Any]) -> list[int]:
-        """Return the number of blocks in each of K stages, from a user's partition.
-
-        That is K layer counts, or K - 1 names: those of the first layer of each stage but the first.
-        """
+        """Return the blocks of each stage, of K layer counts or K - 1 names of the first layers of later stages."""
         names = [block.name for block in self.blocks]
         if all(isinstance(part, str) for part in partition):
             unknown = [name for name in partition if name not in names]

@@ -17,10 +17,7 @@ _PASSES = {"ReadVariableOp", "Identity"}
 
 
 def move_weights(stages: Sequence[Stage], state_is_sharded: bool) -> None:
-    """Move every variable of a stage to the stage's first device.
-
-    Later optimizer state follows them, or is sharded over the devices of the stage.
-    """
+    """Move the variables of stages to their first devices; later optimizer state follows, or is sharded over the stage."""
     for stage in stages:
         for variable in stage.weights:
             move_to_device(variable, stage.devices[0])
@@ -28,10 +25,7 @@ def move_weights(stages: Sequence[Stage], state_is_sharded: bool) -> None:
 
 
 def move_optimizer_state(optimizer: Any, stages: Sequence[Stage]) -> None:
-    """Move the state of an optimizer that was built before its weights had a stage (such as a loaded one).
-
-    The variables of the state are identified by their names, which contain the weights' names.
-    """
+    """Move state that was built before its weights had a stage (of a loaded optimizer); its names contain the weights'."""
     for stage in stages:
         for weight in stage.weights:
             start = f"{optimizer.name}/{weight.path.replace('/', '_')}_"
@@ -45,11 +39,7 @@ def move_optimizer_state(optimizer: Any, stages: Sequence[Stage]) -> None:
 
 @contextlib.contextmanager
 def follow_inputs() -> Iterator[None]:
-    """Place operations that have no device next to the largest of their inputs.
-
-    So an optimizer's operations on the gradient and the state of a variable run on the variable's stage, also in custom
-    optimizers. Context: while tracing; in eager mode TensorFlow places operations itself.
-    """
+    """Place operations without a device, such as an optimizer's, next to their largest input. Context: tracing."""
     if tf.executing_eagerly():
         yield
         return

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -25,10 +26,7 @@ _WEIGHT_AND_GRADIENT, _SLOTS = 2.0, 2.0
 
 
 class Plan:
-    """A model split for a pipeline. Owns the stages; the variables stay the model's.
-
-    `samples` are those of a global batch, for the costs; None: 32 for each micro-batch.
-    """
+    """A model split for a pipeline. `samples` are those of a global batch, for the costs; None: 32 for a micro-batch."""
 
     def __init__(self, model: TrainedModel, pipeline: Pipeline, samples: int | None) -> None:
         self.pipeline = pipeline
@@ -59,8 +57,13 @@ class Plan:
         pipeline, chain = self.pipeline, self.chain
         if pipeline.partition != "auto":
             sizes = chain.sizes_of(pipeline.partition)
-            if pipeline.memory_limit is not None:
-                self._check_memory(sizes, pipeline.memory_limit)
+            limit = math.inf if pipeline.memory_limit is None else pipeline.memory_limit
+            for index, needs in enumerate(self._memory_of_stages(sizes) if limit < math.inf else ()):
+                if needs > limit:
+                    raise ValueError(
+                        f"`memory_limit` ({limit:.4g} bytes) must be at least the estimated need of stage {index} of "
+                        f"partition={list(sizes)} ({needs:.4g} bytes): move layers to other stages."
+                    )
             return sizes
         if pipeline.stages == 1 and pipeline.memory_limit is None:
             return [len(chain.blocks)]
@@ -75,25 +78,12 @@ class Plan:
         )
         return [int(size) for size in stage_costs(groups, in_groups)]
 
-    def _check_memory(self, sizes: Sequence[int], limit: float) -> None:
-        for index, needs in enumerate(self._memory_of_stages(sizes)):
-            if needs > limit:
-                raise ValueError(
-                    f"`memory_limit` ({limit:.4g} bytes) must be at least the estimated need of stage {index} of "
-                    f"partition={list(sizes)} ({needs:.4g} bytes): move layers to other stages."
-                )
-
     def _memory_of_stages(self, sizes: Sequence[int]) -> list[float]:
         edges = itertools.accumulate(sizes, initial=0)
         return [self.memory(k, start, stop) for k, (start, stop) in enumerate(itertools.pairwise(edges))]
 
     def memory(self, stage: int, start: int, stop: int) -> float:
-        """Estimated bytes of blocks start to stop - 1 as this stage.
-
-        Weights with their gradients and twice their size of optimizer state (of the first replica, which has most, or
-        the shards of each replica), and the activations of the micro-batches that the schedule keeps; with
-        rematerialization their boundaries, and the activations of one micro-batch.
-        """
+        """Estimated bytes of blocks start to stop - 1 as this stage: weights, gradients, state and kept activations."""
         blocks = self.costs[start:stop]
         times = _WEIGHT_AND_GRADIENT + _SLOTS / (self.pipeline.replicas if self.pipeline.sharded else 1)
         weights = sum(times * cost.weights + cost.fixed for cost in blocks)

@@ -1,1 +1,1 @@
-"""Errors and warnings of a fit that name their cause: an argument, memory, overflow, determinism."""
+"""Errors of a fit that name their cause: an argument, or a loss that overflows."""

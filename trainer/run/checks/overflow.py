@@ -7,16 +7,13 @@ import keras
 from .... import mixed_precision
 from ....distribute.parameter_servers.updates import on_parameter_servers
 from ....mixed_precision import skipped_steps
-from ....optimizers.held_optimizers import optimizers_of
+from ....optimizers.building import optimizers_of
 from ....state.trained_model import TrainedModel
 from ..loops.compiled_calls import CompiledCall
 
 
 def check_progress(model: TrainedModel, call: CompiledCall, done: int) -> None:
-    """Raise `LossScaleError` if every step is skipped: it names the first layer with a value that is not finite.
-
-    After a compiled call of `done` steps it analyses the last step of its last chunk. Context: host.
-    """
+    """Raise `LossScaleError` if every step is skipped, with the layer that causes it in the last of `done` steps."""
 
     def diagnose(loss_scale: float) -> str:
         if on_parameter_servers(model.distribute_strategy):

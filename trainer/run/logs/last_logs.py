@@ -14,11 +14,7 @@ from ....distribute.replicas import all_reduce_sum_packed, find_carrier, local_r
 
 @dataclasses.dataclass
 class Shares:
-    """The logs of a step that replicas share: those of each replica of this process.
-
-    They are kept as they are, so that replicas exchange the logs of a loop's last step alone. `sums` says of each number in
-    them whether it is a part of a sum over the replicas, or equal on all.
-    """
+    """The logs of this process' replicas; `sums`: which are parts of sums, exchanged after a loop's last step alone."""
 
     logs: list[dict[str, Any]]
     sums: list[bool]
@@ -54,10 +50,7 @@ def whole(logs: dict[str, Any] | Shares) -> dict[str, Any]:
 
 
 class LastLogs:
-    """Keeps the logs of a custom step in variables, which a loop in the graph overwrites in each step. Owns the variables.
-
-    A loop cannot carry them: it must declare the types of its variables before the trace of its body determines the logs.
-    """
+    """Owns variables for a custom step's logs: a loop must declare the types of what it carries before it is traced."""
 
     def __init__(self) -> None:
         self._variables: dict[Any, list[tf.Variable]] = {}

@@ -4,9 +4,10 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ....callbacks.call_schedule import (
     ends_at_bad_loss,
-    logs_of_one_step,
     only_reads_logs,
     reads_optimizer,
     replay_steps,
@@ -19,11 +20,7 @@ from .step_recorder import MOST_STEPS, StepRecorder
 
 
 def record_steps(model: TrainedModel, callbacks: Sequence[Any]) -> None:
-    """Make the training steps record the logs that these callbacks need from each.
-
-    Where the user set the steps of a compiled call, per-batch hooks wait for its end, as in Keras. If one worker needs a
-    record, all keep it: their graphs are the same. Context: host.
-    """
+    """Record the logs of each step that callbacks need, on all workers if one needs them. Context: host."""
     function: StepFunction = model.train_function
     fixed = model._fixed_steps
     records = any(takes_step_logs(each) or (fixed is None and only_reads_logs(each)) for each in callbacks)
@@ -71,7 +68,7 @@ class StepLogs:
             return
         rows, numbers = ({}, {}) if self._recorder is None else self._recorder.rows()
         if done == 1 or not rows:
-            rows, numbers = logs_of_one_step(logs), {}
+            rows, numbers = {name: np.asarray(value)[None] for name, value in logs.items()}, {}
             self._state.step += done - 1
         self._pass_on(rows, numbers)
 

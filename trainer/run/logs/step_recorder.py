@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ....compat.keras_private.variables import plain_variable
 from ....mixed_precision.skipped_steps import step_values
-from ....optimizers.held_optimizers import optimizers_of
+from ....optimizers.building import optimizers_of
 from ....optimizers.stages.step_hooks import StepHook
 from ....state.trained_model import TrainedModel
 
@@ -77,10 +77,7 @@ class StepRecorder(StepHook):
         return self.halts and bool(self._halted.numpy())
 
     def rows(self) -> tuple[dict[str, np.ndarray], dict[int, np.ndarray]]:
-        """The logs, name -> `(steps, ...)`, and the optimizers' scalars, id -> `(steps,)`, of this compiled call so far.
-
-        Context: host.
-        """
+        """Return the logs, name -> `(steps, ...)`, and scalars, id -> `(steps,)`, of this call so far. Context: host."""
         if self._buffer is None or not self._layout or self._rejected:
             return {}, {}
         rows = self._buffer[: self._count].numpy()

@@ -12,11 +12,7 @@ GRAPH, XLA = "graph", "xla"  # the backends
 
 
 class Compiled(NamedTuple):
-    """The function for one layout of input: `function(*arguments(chunk))`.
-
-    It returns (the number of steps that ran, the logs of the last). `graphs` are its `tf.function`s: first that of full
-    batches.
-    """
+    """`function(*arguments(chunk))` is (the steps that ran, the last logs); the first of `graphs` takes full batches."""
 
     function: Callable[..., Any]
     arguments: Callable[[Chunk], tuple[Any, ...]]
@@ -42,12 +38,9 @@ def compile_for(body: Callable[..., Any], signature: Any, first: bool = False, *
         options["reduce_retracing"] = True
     else:
         counts = [tf.TensorSpec([], tf.int32)] * (1 + len(numbers))
-        options["input_signature"] = [with_none_specs(signature), *counts]
+        # Of a part that is None (the targets of an output without a loss).
+        none = tf.type_spec_from_value(None)
+        given = tf.nest.map_structure(lambda leaf: none if leaf is None else leaf, signature)
+        options["input_signature"] = [given, *counts]
     function = graph_function(body, **options)
     return Compiled(function, arguments, (function,))
-
-
-def with_none_specs(signature: Any) -> Any:
-    """The nest with a spec for each part that is None (the targets of an output without a loss), for `tf.function`."""
-    none = tf.type_spec_from_value(None)
-    return tf.nest.map_structure(lambda leaf: none if leaf is None else leaf, signature)

@@ -17,10 +17,7 @@ MOST_OF_WORKER = 512  # steps of one call of a worker of parameter servers
 
 
 class CompiledCall:
-    """The chunks of one compiled call. A chunk has batches of one size, so the last partial batch is a separate one.
-
-    `first` is the number of its first step in the epoch.
-    """
+    """The chunks of a compiled call, each of batches of one size; `first` is the number of its first step in the epoch."""
 
     def __init__(self, chunks: list[Chunk], first: int = 0) -> None:
         self.chunks, self.first = chunks, first
@@ -78,11 +75,7 @@ class CallLength:
         return max(1, min([steps, *(bound for bound in bounds if bound is not None)]))
 
     def last_batch(self, done: int) -> int:
-        """Return the batch number for callbacks at the end of a compiled call of `done` steps.
-
-        It is that of the last batch. Where the user set the steps, it is Keras' number, which assumes that every compiled
-        call is full, including the last of an epoch.
-        """
+        """Return the last batch's number for callbacks; with fixed steps Keras', as if every call were full."""
         return self.step - 1 if self._fixed is None or self._workers else self.step - done + self._fixed - 1
 
     def note_call(self, steps: int) -> None:
@@ -105,10 +98,7 @@ class CallLength:
 
 @contextlib.contextmanager
 def note_step(reached: Callable[[], int | None], step: int) -> Iterator[None]:
-    """Add a note with the step to an error of a compiled function.
-
-    `reached()` is the number of steps of the last call that ran, if known; `step` that of the epoch before this call.
-    """
+    """Add the step to an error: `reached()` of this call ran, if known, after `step` steps of the epoch."""
     try:
         yield
     except tf.errors.OpError as error:

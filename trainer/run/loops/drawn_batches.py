@@ -99,18 +99,14 @@ def run_until_the_end(
     state = tf.constant(0), batches.take(first), kept
     if not function.model.run_eagerly:
         state = tf.while_loop(exists, body, state)
-    while function.model.run_eagerly and exists(
-        *state
-    ):  # TensorFlow's loop takes no None, as a batch may have
+    # TensorFlow's loop takes no None, as a batch may have.
+    while function.model.run_eagerly and exists(*state):
         state = body(*state)
     return state[0], state[2]
 
 
 def samples_of_workers(strategy: tf.distribute.Strategy, samples: tf.Tensor) -> tf.Tensor:
-    """Return the number of samples of every worker, int32 `(workers,)`, on every worker: one small all-reduce.
-
-    Context: cross-replica, in a `tf.function` or eager.
-    """
+    """Return the samples of every worker, int32 `(workers,)`, by one all-reduce. Context: cross-replica."""
     me, workers = place_among_workers(strategy)
 
     def on_replica() -> tf.Tensor:

@@ -11,8 +11,8 @@ import tensorflow as tf
 from ...inputs.sources.readers import ITERATORS
 from ...inputs.sources.source import Chunk
 from ..xla import xla_loops
-from ..xla.xla_rule import decides, reason_in_layout, reason_in_step
-from .compiled import GRAPH, XLA, Compiled, compile_for, inputs_and_steps
+from ..xla.xla_rule import follows_rule, reason_in_step
+from .compiled import XLA, Compiled, compile_for, inputs_and_steps
 from .predictions import Predictions, run_one_by_one
 from .step_function import StepFunction
 
@@ -27,10 +27,7 @@ class LoopedSteps(StepFunction):
             return Compiled(predictions, inputs_and_steps, predictions.graphs)
         if self.model.run_eagerly:
             return Compiled(self.loop(self.global_step, chunk), inputs_and_steps)
-        by_rule = self.backend == XLA and not self.model.jit_compile and decides(self, chunk)
-        if by_rule and (reason := reason_in_layout(self, chunk)) is not None:
-            self.use(GRAPH, reason)
-            by_rule = False
+        by_rule = follows_rule(self, chunk)
         compiled = xla_loops.compile_loop(self, chunk) if self.alone and self.backend == XLA else None
         whole = compiled is not None  # the loop is one program
         if compiled is None:
@@ -52,10 +49,7 @@ class LoopedSteps(StepFunction):
         return self.compile_loop(chunk)
 
     def _collectives_vary(self, loop: Compiled, chunk: Chunk) -> bool:
-        """Return whether each step needs a separate call, because replicas gather samples or slices whose number differs.
-
-        TensorFlow keeps the shape of a collective for a whole call. They are known once the loop has been traced.
-        """
+        """Return whether each step is a call, because replicas gather shapes that vary: a collective keeps its own."""
         self.open_collectives.clear()
         has_signature = chunk.signature is not None and not chunk.open_ended
         loop.function.get_concrete_function(*(() if has_signature else loop.arguments(chunk)))

@@ -20,10 +20,7 @@ FEWEST_BATCHES = 64  # predicted one by one before: compiling the loop costs as 
 
 
 class Predictions:
-    """`predictions(inputs, steps)`: the number of batches, and a list of their outputs, in order.
-
-    A loop needs outputs of a fixed shape for each sample, one replica and no pipeline.
-    """
+    """`predictions(inputs, steps)`: the number of batches and their outputs, in a loop on one replica with fixed shapes."""
 
     def __init__(self, function: StepFunction, chunk: Chunk) -> None:
         self._function, self._chunk = function, dataclasses.replace(chunk, inputs=None)

@@ -15,7 +15,7 @@ from ....compat.tensorflow_graphs.graph_optimizer import optimize_briefly
 from ....compat.tensorflow_graphs.graphs import effects, first_graph, graph_for, only_graph
 from ....distribute.replicas import copies_of, runs_in_threads
 from ....distribute.workers.peer_monitor import monitored_collective
-from ....optimizers.held_optimizers import optimizers_of
+from ....optimizers.building import optimizers_of
 from ....optimizers.stages.accumulation import CallsOnHost
 from ....optimizers.stages.step_hooks import StepHook, step_hooks
 from ....state.trained_model import TrainedModel
@@ -30,7 +30,7 @@ from ...step.train_step import Tracing, replica_function
 from ...step.variable_placement import accumulates
 from ..logs.last_logs import LastLogs, Shares, whole
 from ..logs.step_recorder import StepRecorder
-from ..outputs import check_outputs, output_array, outputs_of_replicas, write_outputs
+from ..outputs import check_outputs, outputs_of_replicas, write_outputs
 from .compiled import GRAPH, XLA, Compiled
 from .compiled_calls import UNKNOWN, CompiledCall, note_step
 from .drawn_batches import batches_of, run_until_the_end
@@ -72,12 +72,7 @@ class StepFunction:
             self.reached_steps = plain_variable(tf.constant(UNKNOWN))
 
     def __call__(self, call: CompiledCall) -> tuple[int, Any]:
-        """Run a compiled call, whose errors name the step.
-
-        Returns:
-            The steps that ran (fewer than requested when an open-ended input ended), and the logs after the last or a list
-            of the outputs in order, each of one batch or of several.
-        """
+        """Run a compiled call, whose errors name the step; return the steps that ran, and the last logs or all outputs."""
         done, results, self.fresh = 0, self.results(), False
         for chunk in call.chunks:
             (function, arguments, _), familiar = self.find_compiled(chunk)
@@ -191,12 +186,13 @@ class StepFunction:
 
             if not (in_xla or eager):
                 self._calls.begin()
-            kept = [output_array(spec) for spec in keras.tree.flatten(like)] if self.predicts else ()
+            kept = [
+                tf.TensorArray(spec.dtype, 0, dynamic_size=True, element_shape=spec.shape, infer_shape=False)
+                for spec in (keras.tree.flatten(like) if self.predicts else ())
+            ]
             if layout.open_ended:
-                batches, read = (
-                    batches_of(layout, self.model.distribute_strategy),
-                    functools.partial(reader, inputs),
-                )
+                batches = batches_of(layout, self.model.distribute_strategy)
+                read = functools.partial(reader, inputs)
                 done, kept = run_until_the_end(self, step, batches, read, steps, kept)
             else:
                 start = tf.convert_to_tensor(first), kept
@@ -257,9 +253,8 @@ class StepFunction:
         )
         tracing = Tracing(self.training and accumulates(model.optimizer), in_xla, after)
         tracing.open_collectives = self.open_collectives
-        if (
-            on_one and worker_samples is not None
-        ):  # the first replica of each worker gathers the samples of all
+        # The first replica of each worker gathers the samples of all.
+        if on_one and worker_samples is not None:
             self.open_collectives[:] = [tf.TensorShape([None])]
         tracing.calls = {} if in_xla else self._calls.next()
         step_fn = check_outputs(own or self._step_fn, strategy) if self.predicts else own or self._step_fn

@@ -1,1 +1,1 @@
-"""XLA: the measured choice between it and TensorFlow's plain graph, and its compiled loops."""
+"""XLA: the rule that chooses it or TensorFlow's plain graph, and its compiled loops."""

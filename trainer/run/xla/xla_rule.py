@@ -124,18 +124,16 @@ def _reason_before_tracing(function: StepFunction, source: Source, steps: int | 
     return None
 
 
-def decides(function: StepFunction, chunk: Chunk) -> bool:
-    """Return whether chunks of this layout decide the backend: a smaller last batch does not."""
-    return chunk.usual_batch_size is not None or chunk.batch_size == function.full_size
-
-
-def reason_in_layout(function: StepFunction, chunk: Chunk) -> str | None:
-    """The reason for the plain graph in the layout of the input, for this fit or pass; None where XLA is to be used."""
+def follows_rule(function: StepFunction, chunk: Chunk) -> bool:
+    """Return whether the rule has XLA compile this layout, else choose the graph; a smaller last batch has no say."""
+    decides = chunk.usual_batch_size is not None or chunk.batch_size == function.full_size
+    if function.backend != XLA or function.model.jit_compile or not decides:
+        return False
     if not function.alone and isinstance(chunk.inputs, ITERATORS):
-        return "on several replicas XLA could fail after a batch was drawn"
-    if not xla_loops.has_one_size(chunk):
-        return "the batches have no fixed size"
-    return None
+        function.use(GRAPH, "on several replicas XLA could fail after a batch was drawn")
+    elif not xla_loops.has_one_size(chunk):
+        function.use(GRAPH, "the batches have no fixed size")
+    return function.backend == XLA
 
 
 def reason_in_step(function: StepFunction, graph: Any) -> str | None:
