@@ -12,7 +12,8 @@ import tensorflow as tf
 from ..compat.keras_private.callbacks import batches_since_saving, find_profiled_steps, is_default_hook
 from ..compat.keras_private.variables import raw_value
 from ..state.trained_model import FitState
-from .monitors import is_metric_logger
+from .monitoring.tensorboard import TensorBoard
+from .monitors import is_metric_logger, logs_no_batch
 
 _BATCH_HOOKS = {
     "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
@@ -33,10 +34,10 @@ def steps_until_call(
     ends the call where the loss is not finite, so that none ends for callbacks that only read logs.
     """
     if phase == "train":
-        if (schedule := own_schedule(callback)) is not None:
-            return schedule(step)
         if records_logs and (only_reads_logs(callback) or ends_at_bad_loss(callback)):
             return None
+        if (schedule := own_schedule(callback)) is not None:
+            return schedule(step)
         if not records_logs and takes_step_logs(callback):
             return 1
         if type(callback) is keras.callbacks.ModelCheckpoint:
@@ -50,6 +51,7 @@ def steps_until_call(
     waits = (
         type(callback) in (keras.callbacks.ProgbarLogger, keras.callbacks.TensorBoard)
         or getattr(callback, "waits_for_compiled_calls", False)
+        or (phase == "test" and logs_no_batch(callback))
         or _read_old_name(callback, "waits_for_executions", "waits_for_compiled_calls")
     )
     if waits:
@@ -80,9 +82,9 @@ def takes_step_logs(callback: Any) -> bool:
 def only_reads_logs(callback: Any) -> bool:
     """Return whether the per-batch hooks of training only read logs; calls in threads (`async_safe`) have no order.
 
-    A class declares it. Metric loggers of known packages, and Keras' `TensorBoard` that measures no time, only read as well.
+    A class declares it. Metric loggers of known packages, and a `TensorBoard` that measures no time, only read as well.
     """
-    if type(callback) is keras.callbacks.TensorBoard:
+    if type(callback) in (keras.callbacks.TensorBoard, TensorBoard):
         measures = callback.write_steps_per_second or find_profiled_steps(callback) is not None
         return callback.update_freq != "epoch" and not measures
     declared = getattr(type(callback), "only_reads_logs", False) or reads_optimizer(callback)

@@ -38,6 +38,13 @@ def is_metric_logger(callback: Any, hooks: Sequence[str]) -> bool:
     return bool(hooks) and len(known) == len(hooks) and all(known)
 
 
+def logs_no_batch(callback: Any) -> bool:
+    """Return whether a metric logger was told to log no batch: the hooks of Neptune's callback then do nothing."""
+    owner = _class_defining(callback, "on_test_batch_end")
+    neptune = _package_of(owner) == "neptune_tensorflow_keras" and "on_test_batch_end" not in vars(callback)
+    return neptune and getattr(callback, "_log_on_batch", True) is False
+
+
 def may_add_logs(callback: Any) -> bool:
     """Return whether user code in `on_epoch_end` of a callback may add logs for the callbacks after it."""
     if "on_epoch_end" in vars(callback):  # of `LambdaCallback`, or assigned

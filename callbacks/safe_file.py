@@ -112,7 +112,7 @@ def _rename(temporary: Path, path: Path, new: bool) -> None:
 
 def save_error(directory: Any, error: OSError) -> SaveError:
     """Return the sentence for a failed save in `directory`."""
-    reason = error.strerror or str(error) or type(error).__name__
+    reason = error.strerror or f"{type(error).__name__}: {error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         with contextlib.suppress(OSError):
             reason += f", {shutil.disk_usage(directory).free} bytes free"

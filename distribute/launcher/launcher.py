@@ -114,6 +114,9 @@ class Launcher:
                 return 128 + self._stopping
             if self.layout.fewest_nodes and first.status == NO_PLACE:
                 return NO_PLACE
+            if first.error and first.error.startswith("FolderInUseError"):  # a restart would take it back
+                _say("another run has this directory of backups: there is no restart")
+                return first.status
             last = processes.output.last_lines(first.name)
             if port_retries and any(mark in line for line in last for mark in _PORT_TAKEN):
                 port_retries -= 1

@@ -99,7 +99,11 @@ class Output:
             self._end(pipe, state)
             return
         if name in self._logs:
-            self._logs[name].write(data)
+            try:
+                self._logs[name].write(data)
+            except OSError as error:  # a full disk must not end training
+                self._logs.pop(name).close()
+                print(f"[launch] the log of {name} ends here: {error.strerror}", file=sys.stderr, flush=True)
         *lines, rest = (rest + data).split(b"\n")
         if len(rest) > _LONGEST_LINE:
             lines, rest = [*lines, rest], b""

@@ -59,6 +59,12 @@ def _lsf_host(environ: Environ) -> str:
     return ""
 
 
+def _blaunch_rank(environ: Environ) -> str:
+    """Return the number of a task of `blaunch`, which counts from 1."""
+    task = environ.get("LSF_PM_TASKID", "")
+    return str(int(task) - 1) if task.isdecimal() and int(task) else ""
+
+
 def _sagemaker_hosts(environ: Environ) -> list[str]:
     hosts = _read_json(environ, "SM_HOSTS")
     return hosts if isinstance(hosts, list) else []
@@ -134,6 +140,8 @@ TABLE: list[Launcher] = [
              job="SLURM_JOB_ID SLURM_STEP_ID SLURM_RESTART_COUNT"),
     # IBM's Job Step Manager under LSF, as in Lightning's LSFEnvironment
     Launcher("jsrun", "task", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", _lsf_host, job="LSB_JOBID"),
+    # LSF's blaunch, as in PRRTE's src/mca/ess/lsf; with -z it starts fewer tasks than the job has slots
+    Launcher("blaunch", "task", _blaunch_rank, read_user_size, "LSB_HOSTS", job="LSB_JOBID"),
     # Kubeflow Trainer v2: the variables of torchrun's own options
     Launcher("Kubeflow", "node", "PET_NODE_RANK", "PET_NNODES",
              lambda e: ":".join(filter(None, map(e.get, ("PET_MASTER_ADDR", "PET_MASTER_PORT"))))),

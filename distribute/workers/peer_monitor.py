@@ -21,8 +21,10 @@ from ...compat.tensorflow_private.clusters import (
 from .cluster import Cluster, find_hosts
 from .error_text import essence
 from .records import at_collective, at_fatal_error, error_record, short
+from .server_watch import answers
 from .ticker import Ticker
 
+_SILENCE = 10.0  # seconds in a collective after which a worker looks whether it reaches the others
 _SLOWER = 10.0
 _READ = 1.0
 _MOST_TEXT = 500
@@ -30,16 +32,18 @@ _monitor: PeerMonitor | None = None
 
 
 class PeerMonitor:
-    """Owns a thread that publishes this worker's count and, when this worker waits too long, reads the others' counts.
+    """Owns a thread that publishes this worker's count and, when this worker waits too long, asks for the others.
 
     TensorFlow's heartbeat detects a peer that dies or is stopped, but one that sleeps in Python still sends it. So every
     worker publishes how many monitored collectives (compiled calls, agreements) it has reached. After `timeout` seconds of
-    waiting, a peer that has not reached the same collective is an error.
+    waiting, a peer that has not reached the same collective is an error. Heartbeats go to worker 0 alone: after ten seconds
+    each looks whether it reaches all others, as a firewall may be between two of them.
     """
 
     def __init__(self, cluster: Cluster, timeout: float) -> None:
-        self._me, self._peers = cluster.worker_index, cluster.num_workers
+        self._me, self._peers, self._addresses = cluster.worker_index, cluster.num_workers, cluster.workers
         self._timeout = timeout
+        self._silence, self._looked = min(_SILENCE, timeout / 2), 0.0
         self._count = 0
         self._published = -1
         self._since: float | None = None
@@ -71,7 +75,8 @@ class PeerMonitor:
             self._publish()
             since, count = self._since, self._count
             waited = 0.0 if since is None else time.monotonic() - since
-            message = self._complaint(count, waited) if waited > 0.85 * self._timeout else None
+            message = self._name_unreachable() if waited > self._silence else None
+            message = message or (self._complaint(count, waited) if waited > 0.85 * self._timeout else None)
             if message and self._since == since:
                 abort_collectives(message)
                 return False
@@ -86,6 +91,20 @@ class PeerMonitor:
                 delete_value(key)
             set_value(key, str(count))
             self._published = count
+
+    def _name_unreachable(self) -> str | None:
+        """Return the first peer whose server does not answer this worker, asked twice; look once in so many seconds."""
+        if time.monotonic() - self._looked < self._silence:
+            return None
+        self._looked = time.monotonic()
+        for peer, address in enumerate(self._addresses):
+            if peer != self._me and not answers(address) and not answers(address):
+                return (
+                    f"lost contact with worker {peer}: {address} does not answer worker {self._me} at "
+                    f"{self._addresses[self._me]}. It is stopped, its machine is gone, or a firewall or a cut link is "
+                    "between the two: let all workers reach all ports of each other."
+                )
+        return None
 
     def _complaint(self, count: int, waited: float) -> str | None:
         """Return the workers that have not reached it; None when all have and may still be computing."""

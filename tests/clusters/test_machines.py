@@ -1,7 +1,8 @@
-"""Machines of an elastic launch: network namespaces on one bridge, which are killed, cut off and stopped."""
+"""Machines of a launch: network namespaces on one bridge, which are killed, cut off and stopped, or whose disk is full."""
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,8 +46,11 @@ class Machine:
             ip("-n", self.name, "link", "set", device, "up")
         self._switch, self.process = switch, None
 
-    def launch(self, *arguments, nnodes="1:2"):
-        words = ("--nnodes", nnodes, "--timeout", TIMEOUT, "--rdzv-endpoint", "10.77.0.1:29500", PROGRAM)
+    def launch(self, *arguments, nnodes="1:2", restarts=3):
+        """Starts the launcher; with a number as `nnodes` the run is not elastic."""
+        place = ("--node-rank", int(self.address[-1]) - 1) if isinstance(nnodes, int) else ()
+        times = ("--timeout", TIMEOUT, "--restarts", restarts)
+        words = ("--nnodes", nnodes, *place, *times, "--rdzv-endpoint", "10.77.0.1:29500", PROGRAM)
         command = [sys.executable, "-m", "unisono", "launch", *map(str, (*words, *arguments))]
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
         with open(self._log, "a") as log:
@@ -76,6 +80,15 @@ class Machine:
     def cut(self, state="down"):
         """Takes the cable out, or puts it in again."""
         ip("-n", self._switch, "link", "set", self._port, state)
+
+    def drop(self, other):
+        """Lets packets to another machine vanish, as a firewall with DROP does."""
+        nowhere = ("lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")
+        ip("-n", self.name, "neighbor", "replace", other.address, *nowhere)
+
+    def weights(self):
+        """The bits of the weights at the end."""
+        return re.findall(r"joined \d of \d (\w+)", self.printed())
 
     def kill(self):
         """Ends the machine: nobody hears of it again."""
@@ -156,3 +169,119 @@ def test_lost_endpoint_ends_the_others_with_75(fault, machines, tmp_path):
     second.wait_for(f"worker 0 is at {first.address}:", NOTICED)
     assert second.process.wait(TIMEOUT + LATE) == 75
     assert f"worker 0 ({first.address}:29500" in second.printed()
+
+
+@pytest.fixture
+def undisturbed(tmp_path):
+    """`undisturbed(epochs)`: the bits of two workers of one machine that nothing disturbed."""
+
+    def train(epochs):
+        folder = tmp_path / "undisturbed"
+        folder.mkdir()
+        command = [sys.executable, "-m", "unisono", "launch", "--workers", "2", PROGRAM, folder, epochs]
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [*map(str, command)], env={**os.environ, **quiet}, capture_output=True, text=True, check=True
+        )
+        return set(re.findall(r"joined \d of 2 (\w+)", done.stdout))
+
+    return train
+
+
+def start_two(machines, folder, epoch, epochs):
+    """Two machines that are held at an epoch."""
+    both = machines(2)
+    hold(folder, epoch)
+    for machine in both:
+        machine.launch(folder, epochs, nnodes=2)
+    both[0].wait_for(f"epoch {epoch} as 0 of 2")
+    return both
+
+
+def end_with(both, expected):
+    """All end well, with these bits."""
+    assert [machine.process.wait(TIMEOUT + 2 * LATE) for machine in both] == [0, 0]
+    assert {bits for machine in both for bits in machine.weights()} == expected
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_firewall_between_two_workers_is_found_and_names_both_hosts(when, machines, tmp_path):
+    first, second, third = three = machines(3)
+    hold(tmp_path, *[1] * (when == "during"))
+    if when == "before":
+        second.drop(third)
+        third.drop(second)
+    for machine in three:
+        machine.launch(tmp_path, 3, nnodes=3, restarts=0)
+    if when == "during":
+        first.wait_for("epoch 1 as 0 of 3")
+        second.drop(third)
+        third.drop(second)
+        release(tmp_path, 1)
+    for machine in three:
+        said = machine.wait_for("does not answer worker", NOTICED)
+        assert machine.process.wait(LATE) == 1
+        assert re.search(
+            r"(10\.77\.0\.[23]):\d+ does not answer worker [12] at (?!\1)10\.77\.0\.[23]:", machine.printed()
+        ), said
+
+
+@pytest.mark.parametrize("seconds", [5, 1.4 * TIMEOUT])
+def test_link_that_heals_costs_no_bit(seconds, machines, tmp_path, undisturbed):
+    """A short cut may cost a restart: a lost heartbeat is sent again later each time."""
+    both = start_two(machines, tmp_path, 1, 3)
+    both[1].cut()
+    release(tmp_path, 1)
+    time.sleep(seconds)
+    both[1].cut("up")
+    end_with(both, undisturbed(3))
+    for machine, other in zip(both, both[::-1]):
+        lost = f"is at {other.address}:" in machine.printed()
+        assert lost is ("restart 1 of" in machine.printed())
+        assert lost or seconds < TIMEOUT
+
+
+def test_full_disk_of_the_chief_is_an_error_on_all_and_costs_no_bit(machines, tmp_path, undisturbed):
+    small = tmp_path / "backup"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], check=True)
+    try:
+        both = start_two(machines, tmp_path, 2, 4)
+        subprocess.run(f"head -c 2m /dev/zero > {small}/filler", shell=True, stderr=subprocess.DEVNULL)
+        release(tmp_path, 2)
+        for machine in both:
+            machine.wait_for("No space left on device, 0 bytes free); earlier files are unchanged", NOTICED)
+        both[1].wait_for(f"worker 0 is at {both[0].address}:", LATE)
+        (small / "filler").unlink()
+        end_with(both, undisturbed(4))
+        assert "Resuming from" in both[0].printed()
+    finally:
+        subprocess.run(["umount", "--lazy", small], check=True)
+
+
+def test_second_attempt_of_a_job_takes_over_and_the_first_ends(tmp_path, undisturbed):
+    """As two pods of which each has process numbers of its own, and the name of their job as UNISONO_RUN."""
+    hold(tmp_path, 1)
+    logs = [tmp_path / "first.log", tmp_path / "second.log"]
+    words = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-m", "unisono", "launch"]
+    common = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    pods = []
+    try:
+        for log in logs:
+            with open(log, "w") as file:
+                command = [*words, "--workers", "2", "--restarts", "3", str(PROGRAM), str(tmp_path), "5"]
+                env = {**os.environ, **common, "UNISONO_RUN": "job"}
+                pods.append(subprocess.Popen(command, env=env, stdout=file, stderr=file))
+            while "epoch 1 as 0 of 2" not in log.read_text():
+                assert pods[-1].poll() is None, log.read_text()
+                time.sleep(0.1)
+        release(tmp_path, 1)
+        assert [pod.wait(180) for pod in pods] == [1, 0]
+    finally:
+        for pod in pods:
+            pod.kill()
+            pod.wait()
+    first, second = (log.read_text() for log in logs)
+    assert "has been taken over by process" in first and "there is no restart" in first
+    assert "joined" not in first and "Resuming from" in second
+    assert set(re.findall(r"joined \d of 2 (\w+)", second)) == undisturbed(5)

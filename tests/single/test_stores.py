@@ -50,7 +50,8 @@ class Faulty(MemoryFileSystem):
 
     protocol = "faulty"
     cachable = False
-    kind = None  # how: "fail", "lose the answer", "cut", "twice"
+    kind = None  # how: "fail", "lose the answer", "cut", "twice", "late" (a write that the next other one overtakes)
+    late = None  # path, bytes, whether it must be new
     at = -1  # which call
     calls = itertools.count()
     names: list[str] = []
@@ -61,13 +62,18 @@ class Faulty(MemoryFileSystem):
 
     @classmethod
     def plan(cls, kind, at):
-        cls.kind, cls.at, cls.calls, cls.names = kind, at, itertools.count(), []
+        cls.kind, cls.at, cls.calls, cls.names, cls.late = kind, at, itertools.count(), [], None
 
     def _faulty(self, name, call, *args, **kwargs):
         number = next(Faulty.calls)
         Faulty.names.append(name)
         if number != Faulty.at:
             return call(*args, **kwargs)
+        if Faulty.kind == "late":
+            if name == "put":
+                path = self._strip_protocol(args[1])
+                Faulty.late = path, Path(args[0]).read_bytes(), kwargs.get("mode") == "create"
+            raise TimeoutError("no answer yet")
         if Faulty.kind == "fail":
             raise ConnectionError("secret-key-of-mine was not let through")
         if Faulty.kind == "lose the answer":
@@ -83,7 +89,14 @@ class Faulty(MemoryFileSystem):
         return result[:-1] if name == "cat" else result
 
     def put_file(self, *args, **kwargs):
-        return self._faulty("put", super().put_file, *args, **kwargs)
+        self._faulty("put", super().put_file, *args, **kwargs)
+        if Faulty.late is None:
+            return
+        path, data, new = Faulty.late
+        if path != self._strip_protocol(args[1]) or data != Path(args[0]).read_bytes():
+            Faulty.late = None
+            if not (new and path in self.store):
+                self.pipe_file(path, data)
 
     def cat_file(self, *args, **kwargs):
         return self._faulty("cat", super().cat_file, *args, **kwargs)
@@ -156,7 +169,7 @@ def test_backups_are_removed_when_training_is_done():
     assert not MemoryFileSystem.store
 
 
-@pytest.mark.parametrize("kind", ["fail", "lose the answer", "cut", "twice"])
+@pytest.mark.parametrize("kind", ["fail", "lose the answer", "cut", "twice", "late"])
 def test_one_fault_at_each_call_loses_nothing(kind, monkeypatch):
     """Every call that reads or writes goes wrong once, in a run that is killed and resumed."""
     monkeypatch.setenv("MY_SECRET_KEY", "secret-key-of-mine")
@@ -190,7 +203,7 @@ def save_and_read(url):
     assert not (place / "owner.json").exists()
 
 
-@pytest.mark.parametrize("kind", ["fail", "cut"])
+@pytest.mark.parametrize("kind", ["fail", "cut", "late"])
 def test_faults_in_a_run_that_is_killed_and_resumed(kind):
     reference = train()
     for at in (3, 17, 29):

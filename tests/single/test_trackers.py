@@ -184,26 +184,41 @@ def scalars(folder):
     return found
 
 
+@pytest.mark.parametrize("kind", [keras.callbacks.TensorBoard, unisono.callbacks.TensorBoard])
 @pytest.mark.parametrize("frequency", ["batch", 5])
-def test_tensorboard_of_keras_writes_each_step_in_few_calls(tmp_path, frequency):
+def test_tensorboard_writes_each_step_in_few_calls(tmp_path, frequency, kind):
     calls = Calls()
     boards = [
-        keras.callbacks.TensorBoard(tmp_path / name, write_graph=False, update_freq=frequency)
-        for name in ("keras", "ours")
+        each(tmp_path / name, write_graph=False, update_freq=frequency)
+        for each, name in ((keras.callbacks.TensorBoard, "keras"), (kind, "ours"))
     ]
     fit(keras, [boards[0]])
     fit(unisono, [boards[1], calls])
     expected, found = scalars(tmp_path / "keras"), scalars(tmp_path / "ours")
-    assert found.keys() == expected.keys()
+    more = {key for key in found.keys() - expected.keys() if key[0].startswith("epoch_")}
+    assert found.keys() - more == expected.keys()
+    assert not more or kind is unisono.callbacks.TensorBoard  # it writes each epoch
     for key, value in expected.items():
         assert found[key] == pytest.approx(value, rel=1e-5), key
     assert len(found) >= EPOCHS * STEPS // (1 if frequency == "batch" else 5)
     assert calls.number < EPOCHS * STEPS / 2
 
 
-def test_tensorboard_of_keras_that_measures_time_is_called_after_each_step(tmp_path):
-    timed = keras.callbacks.TensorBoard(tmp_path, update_freq=1, write_steps_per_second=True)
+@pytest.mark.parametrize("kind", [keras.callbacks.TensorBoard, unisono.callbacks.TensorBoard])
+def test_tensorboard_that_measures_time_is_called_after_each_step(tmp_path, kind):
+    timed = kind(tmp_path, update_freq=1, write_steps_per_second=True)
     assert steps_until_call(timed, 0, records_logs=True) == 1
+
+
+@pytest.mark.parametrize("logs_batches", [False, True])
+def test_validation_hook_of_neptune_is_called_each_step_only_where_it_logs(logs_batches):
+    hooks = ("on_train_batch_end", "on_test_batch_end")
+    neptune = kind("NeptuneCallback", "neptune_tensorflow_keras.impl", hooks=hooks)()
+    neptune._log_on_batch = logs_batches
+    assert steps_until_call(neptune, 0, "test") == (1 if logs_batches else None)
+    mine = kind("Mine", "__main__", (type(neptune),), ("on_test_batch_end",))()
+    mine._log_on_batch = logs_batches
+    assert steps_until_call(mine, 0, "test") == 1
 
 
 REAL = ("wandb", "mlflow", "swanlab", "comet_ml", "neptune_tensorflow_keras")

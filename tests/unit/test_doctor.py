@@ -111,6 +111,25 @@ def test_cluster_unknown_host_is_noted():
     assert "wrong host name" in by_name(findings, "worker 1").note
 
 
+def test_storage_is_written_read_listed_and_left_as_it_was(tmp_path):
+    for path in (tmp_path / "new", "memory://doctor/run"):
+        (found,) = doctor.storage(str(path))
+        assert found == ("storage", str(path), "written, read, listed, deleted", "", "")
+    assert not list((tmp_path / "new").iterdir())
+    assert not list(doctor.storage(None))
+
+
+def test_storage_problem_is_the_error_of_fit_without_a_password(monkeypatch):
+    assert problems(doctor.storage("/proc/run"))[0].startswith("[Errno 2] ")
+    assert "Make it writable" in problems(doctor.storage("/proc"))[0]
+    (found,) = doctor.storage("https://me:my-key@host/run")
+    assert found.name == "https://***@host/run" and "must not contain a password" in found.problem
+    monkeypatch.setattr("unisono.distribute.objects.names_in", lambda _: [])
+    assert (
+        "not shown to a reader at once); earlier files" in problems(doctor.storage("memory://doctor/run"))[0]
+    )
+
+
 def test_text_marks_problems():
     text = doctor.as_text([Finding("a", "x", "1"), Finding("b", "y", "2", "Fix it.")])
     assert " ! b            y  2" in text and "Fix it." in text and text.endswith("marked with !: y")

@@ -128,6 +128,22 @@ def test_output_has_whole_lines_with_prefix_and_remembers_the_last(tmp_path, cap
     assert (tmp_path / "logs" / "worker-0.restart-1.log").read_bytes() == b"one\ntwo\n\nhalf"
 
 
+def test_full_disk_ends_the_log_and_not_the_output(tmp_path, capsys):
+    (tmp_path / "worker-0.log").symlink_to("/dev/full")
+    (read, write), (read_err, write_err) = os.pipe(), os.pipe()
+    output = Output(["worker-0"], tmp_path, 0)
+    output.add("worker-0", io.FileIO(read), io.FileIO(read_err))
+    for text in (b"one\n", b"two\n"):
+        os.write(write, text)
+        output.pump(1)
+    os.close(write)
+    os.close(write_err)
+    output.close()
+    printed = capsys.readouterr()
+    assert printed.out == "[worker-0] one\n[worker-0] two\n"
+    assert printed.err == "[launch] the log of worker-0 ends here: No space left on device\n"
+
+
 def test_launcher_does_not_load_tensorflow():
     code = "import sys, unisono.distribute.launcher.launcher; sys.exit(not {'tensorflow', 'keras'}.isdisjoint(sys.modules))"
     env = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}

@@ -36,6 +36,7 @@ LSF = {
     "JSM_NAMESPACE_LOCAL_RANK": "0",
     "LSB_JOBID": "5",
 }
+BLAUNCH = {"LSF_PM_TASKID": "2", "LSB_HOSTS": "hostA hostA hostB", "LSB_DJOB_NUMPROC": "3", "LSB_JOBID": "5"}
 PET = {
     "PET_NODE_RANK": "1",
     "PET_NNODES": "2",
@@ -90,6 +91,8 @@ ROWS = [
     ({**STEP, "SLURM_DISTRIBUTION": "arbitrary"}, "srun", 0, 2, None),
     ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, "srun", 1, 2, None),
     (LSF, "jsrun", 1, 3, "10.10.10.0"),
+    (BLAUNCH, "blaunch", 1, None, None),
+    ({**BLAUNCH, "WORLD_SIZE": "2"}, "blaunch", 1, 2, "hostA"),
     (PET, "Kubeflow", 1, 2, "job-node-0-0.job:29400"),
     (SKYPILOT, "SkyPilot", 1, 2, "10.0.0.5"),
     (DSTACK, "dstack", 0, 2, "10.1.1.1"),
@@ -125,6 +128,8 @@ NESTED = [  # around it, inside, what counts
     ({**STEP, "SLURM_PROCID": "1"}, {"PMIX_RANK": "1"}, ("srun", 1, 2)),  # srun --mpi=pmix
     (STEP, LAUNCH, ("launch", 3, 4)),
     (OPEN_MPI, LAUNCH, ("launch", 3, 4)),
+    (BLAUNCH, AGENT, ("torchrun", 3, 4)),
+    (BLAUNCH, OPEN_MPI_5, ("mpirun", 1, 2)),  # whose daemons LSF starts
     (SKYPILOT, AGENT, ("torchrun", 3, 4)),
     (SKYPILOT, LAUNCH, ("launch", 3, 4)),
     (INDEXED, AGENT, ("torchrun", 3, 4)),

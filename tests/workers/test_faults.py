@@ -53,11 +53,14 @@ def test_workers_that_differ_are_rejected_with_a_sentence_on_each(start_workers)
         ), printed
         sharded = "ValueError: `x` has `shard(2, 0)` on worker 0 and `shard(2, 1)` on worker 1"
         trained = ("part for validation", "seeded", "function", "sharding off", "files", "unseeded", "same")
+        trained += ("unsharded on purpose", "local files")
+        doubled = "ValueError: `x` is a function of tf.distribute.InputContext that gives each of 2 workers the same samples"
         for line in (
             "epochs: ValueError: epochs must be the same on all workers for fit. Received: 1 on worker 0",
             "generator: ValueError: The input must yield the same global batches on every worker.",
             "activation: ValueError: activation of layers[1] of the model must be the same",
             "clipping: ValueError: clipnorm of the optimizer must be the same",
+            *(f"unsharded {name}: {doubled}" for name in ("function", "for validation")),
             *(f"{name}: {sharded}" for name in ("sharded", "sharded and distributed")),
             *(f"{name}: went through" for name in trained),
             "silent: []",

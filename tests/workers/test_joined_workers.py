@@ -101,11 +101,13 @@ def test_processes_of_a_real_mpirun_train_one_model(tmp_path, alone):
     if shutil.which(command[0]) is None:
         pytest.skip(f"there is no {command[0]} (UNISONO_TEST_MPIRUN names another command)")
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    out = tmp_path / "out"
+    out.mkdir()
     done = subprocess.run(
-        [*command, "-n", "2", sys.executable, JOINED, tmp_path],
+        [*command, "-n", "2", sys.executable, JOINED, out],
         env={**QUIET, **root, "UNISONO_REPLICAS_PER_WORKER": "1"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    check_joined(done.stdout, 2, alone)
+    check_joined("\n".join(path.read_text() for path in out.iterdir()), 2, alone)

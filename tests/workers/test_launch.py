@@ -108,6 +108,15 @@ def test_same_error_at_the_same_step_is_not_tried_a_third_time(launch, tmp_path)
     assert "raised ValueError: file " in err and ", at epoch 1, step 7. The others were ended." in err
 
 
+def test_run_whose_backups_another_run_has_taken_over_is_not_started_again(launch, tmp_path):
+    """It would take them back from the second attempt of the same job, which would fail in its turn."""
+    process = launch("--workers", 1, "--restarts", 3, OBEY, tmp_path, "taken")
+    _, err = process.communicate()
+    assert process.returncode == 1
+    assert "raised FolderInUseError: backup has been taken over by process 1 on other" in err
+    assert "another run has this directory of backups: there is no restart" in err and "restart 1" not in err
+
+
 def test_noise_of_a_worker_is_passed_on_without_what_commands_a_terminal(launch, tmp_path):
     process = launch("--workers", 1, "--log-dir", tmp_path / "logs", OBEY, tmp_path, "noise")
     out, err = process.communicate()

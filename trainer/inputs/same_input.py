@@ -36,6 +36,10 @@ _FIX = """ Pass a function of tf.distribute.InputContext, whose batches have the
 
     model.fit(make_dataset)
 """
+_SHARD = (
+    "dataset.unbatch().shard(context.num_input_pipelines, context.input_pipeline_id).batch(\n"
+    "            context.get_per_replica_batch_size({}))"
+)
 
 
 def check_same_input(x: Any, strategy: tf.distribute.Strategy, kind: str = "tf.data.Dataset") -> None:
@@ -104,18 +108,37 @@ def _check_not_split(x: Any, dataset: tf.data.Dataset | None) -> None:
     )
 
 
+def is_unsharded(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> bool:
+    """Return whether functions of `tf.distribute.InputContext` have returned the same pipeline on all workers.
+
+    Its files may differ between machines: `check_same_data` compares what is read. The auto-shard policy OFF allows it.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    mine = [policy == tf.data.experimental.AutoShardPolicy.OFF, *_identify_pipeline(dataset, True, strategy)]
+    return not any(each[0] or each != mine for each in gather_json(mine, strategy))
+
+
 def check_same_data(source: Source, strategy: tf.distribute.Strategy, steps: int = 0) -> None:
     """Compare what the workers have read, and the `steps` that come next. All must call it; one does nothing.
 
-    Different data is a ValueError on all workers. Where the input draws random numbers, and a part of the batches is the
-    same everywhere, such as the targets, the samples are the same and their augmentation differs: that is a warning.
+    Different data is a ValueError on all workers, and of functions of `tf.distribute.InputContext` the same data. Where the
+    input draws random numbers, and a part of the batches is the same everywhere, such as the targets, the samples are the
+    same and their augmentation differs: that is a warning.
     """
     if source.digest is None or not spans_workers(strategy):
         return
     mine = [int(each) % _FLOAT for each in source.digest]
     rows = exchange([steps, functools.reduce(lambda all, each: (31 * all + each) % _FLOAT, mine)], strategy)
     other = next((number for number, row in enumerate(rows) if row != rows[0]), None)
-    if other is None:
+    size = source.batch_size or source.usual_batch_size or 64
+    if source.per_worker and other is None and any(mine):
+        raise ValueError(
+            f"`x` is a function of tf.distribute.InputContext that gives each of {len(rows)} workers the same samples, so "
+            f"each would count {len(rows)} times. Pass the dataset itself, or shard it; or set its option "
+            "experimental_distribute.auto_shard_policy to OFF if this is intended."
+            + _FIX.format(dataset=_SHARD.format(size))
+        )
+    if source.per_worker or other is None:
         return
     must = "The input must yield the same global batches on every worker."
     if any(row[0] != rows[0][0] for row in rows):
@@ -126,7 +149,6 @@ def check_same_data(source: Source, strategy: tf.distribute.Strategy, steps: int
         )
     draws, tensors = zip(*gather_json([source.draws(), mine], strategy))
     if not (all(draws) and any(len(set(each)) == 1 for each in zip(*tensors))):
-        size = source.batch_size or source.usual_batch_size or 64
         raise ValueError(
             f"{must} `x` gives other samples on worker {other} than on worker 0, and each replica takes its part of a "
             "batch: samples would be lost. Give all workers the same data in the same order, one seed for each `shuffle` "

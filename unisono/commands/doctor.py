@@ -5,11 +5,12 @@ import os
 import platform
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from ..distribute.environment import LONGEST_TIMEOUT
+from ..distribute.environment import LONGEST_TIMEOUT, without_password
 from ..distribute.launcher.gpus import Gpu, complaint, read_gpus
 from ..distribute.workers.addresses import free_ports, listens, split_address, why_taken
 from ..distribute.workers.cluster import ClusterError, read_cluster
@@ -20,10 +21,11 @@ from .parser import Parser, at_least
 PARSER = Parser(
     "doctor",
     "Show the versions, devices and cluster of this machine, and its problems.",
-    ["--timeout 60", "--json > findings.json"],
+    ["--timeout 60", "--path s3://bucket/run", "--json > findings.json"],
     {0: "nothing is wrong", 1: "a problem was found"},
 )
 PARSER.add_argument("--json", action="store_true", help="print the findings as JSON, for other programs")
+PARSER.add_argument("--path", help="a folder or a URL: write, read, list and delete a file there")
 _seconds = at_least(float, 1, LONGEST_TIMEOUT)
 PARSER.add_argument("--timeout", type=_seconds, default=180.0, help="seconds for TensorFlow (default: 180)")
 
@@ -41,7 +43,7 @@ class Finding(NamedTuple):
 def main(argv: Sequence[str]) -> int:
     """Print the findings; return 0 if nothing is wrong, 1 if something is."""
     options = PARSER.parse_args(argv)
-    findings = [*examine(options.timeout)]
+    findings = [*examine(options.timeout), *storage(options.path)]
     dicts = [dict(zip(Finding.__annotations__, f)) for f in findings]
     print(json.dumps(dicts, indent=1) if options.json else as_text(findings))
     return int(any(f.problem for f in findings))
@@ -137,6 +139,35 @@ def cluster(environ: Mapping[str, str]) -> Iterator[Finding]:
         note = "Nothing answers: start it, or look for a firewall or a wrong host name."
         note *= not own and not listens(address, 2.0)
         yield Finding("cluster", f"{job} {index}", f"{address}{' (this process)' * own}", text, note)
+
+
+def storage(path: str | None) -> Iterator[Finding]:
+    """Yield whether a small file can be written, read, listed and deleted in a folder or a store, as callbacks do."""
+    if path is None:
+        return
+    from ..callbacks.safe_file import read_plain, save_error, write_safely  # imports TensorFlow
+    from ..distribute.objects import is_remote, names_in, remove_file
+    from ..distribute.storage import storage_path
+
+    name, data, problem = f"unisono-doctor-{uuid.uuid4().hex}", b"from `unisono doctor`", ""
+    try:
+        folder = storage_path("--path", path)
+        if not is_remote(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            write_safely(folder / name, lambda stream: stream.write(data), new=True)
+            if read_plain(folder / name, 1 << 10) != data or name not in names_in(folder):
+                raise OSError("what was written is not shown to a reader at once")
+            remove_file(folder / name)
+            if name in names_in(folder):
+                raise OSError("a deleted file is still listed")
+        except OSError as error:
+            raise save_error(folder, error) if str(folder) not in str(error) else error from None
+    except (ValueError, OSError) as error:
+        problem = str(error)
+    yield Finding(
+        "storage", without_password(path), "fails" if problem else "written, read, listed, deleted", problem
+    )
 
 
 def as_text(findings: Sequence[Finding]) -> str:

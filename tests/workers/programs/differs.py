@@ -91,5 +91,30 @@ with warnings.catch_warnings(record=True) as seen:
     print(
         "warned:", [str(each.message) for each in seen if "another tf.data" in str(each.message)], flush=True
     )
+
+
+def values(first):
+    x = np.arange(first, first + 16, dtype="float32").reshape(8, 2)
+    return tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(4)
+
+
+class LocalFile:
+    """As a file of the same name on each machine."""
+
+    def __len__(self):
+        return 2
+
+    def read(self):
+        yield from values(100 * me).as_numpy_iterator()
+
+
+def of_local_files(context):
+    return tf.data.Dataset.from_generator(LocalFile().read, output_signature=values(0).element_spec)
+
+
+attempt("unsharded function", lambda context: values(0))
+attempt("unsharded for validation", of_this_worker, validation_data=lambda context: values(0))
+attempt("unsharded on purpose", lambda context: values(0).with_options(off))
+attempt("local files", of_local_files)
 attempt("same", np.ones((8, 2), "float32"), np.ones((8, 1), "float32"))
 assert sys.argv[1]

@@ -1,6 +1,7 @@
-"""A worker that finds its cluster itself: trains, and prints its place and the bits of its weights."""
+"""A worker that finds its cluster itself: trains, and prints its place and the bits of its weights, also into a file."""
 
 import os
+import pathlib
 import sys
 
 import keras
@@ -46,4 +47,8 @@ model.fit(
 )
 place = f"{unisono.distribute.worker_index()} of {unisono.distribute.num_workers()}"
 weights = np.concatenate([w.ravel() for w in model.get_weights()])
-print("joined", place, weights.tobytes().hex(), flush=True)
+line = f"joined {place} {weights.tobytes().hex()}"
+print(line, flush=True)
+pathlib.Path(sys.argv[1], f"joined-{place[0]}").write_text(
+    line
+)  # `mpirun` may join the lines of two processes

@@ -46,7 +46,7 @@ if order == "children":
         [sys.executable, "-c", start], capture_output=True, check=True, start_new_session=True
     )
     write(f"daemon-{worker}", daemon.stdout.decode().strip())
-if order in ("lost", "same"):
+if order in ("lost", "same", "taken"):
     del os.environ["TF_CONFIG"]  # it would make TensorFlow load
     from unisono.distribute.workers import records
 
@@ -54,6 +54,10 @@ if order in ("lost", "same"):
 if order == "same":
     with records.report_position(lambda: "epoch 1, step 7"):
         raise ValueError(f"file {os.getpid()} is broken")
+if order == "taken":
+    from unisono.callbacks.backup.files.owner import FolderInUseError
+
+    raise FolderInUseError("backup has been taken over by process 1 on other")
 if order == "lost" and worker == "0":
     wait_until(lambda: os.path.exists(f"{out}/pid-1-0"))
     raise RuntimeError("aborted by: lost contact with worker 1: worker 0 has waited 11 s")

@@ -20,7 +20,7 @@ from ..batch import concat_samples, digest_of, is_memory_mapped
 from ..class_weights import check_class_weight, class_weights, weight_spec
 from ..convert import is_array, resident_size, standard_arrays
 from ..position import SampleOrder
-from ..same_input import check_same_input
+from ..same_input import check_same_input, is_unsharded
 from .arrays import ArraySource, StreamedArrays
 from .dataset_source import DatasetSource, without_optionals
 from .python_inputs import PyDatasetSource, StreamSource
@@ -195,7 +195,9 @@ def _from_dataset(
         x = _call_with(context, x)
         parts = max(1, strategy.num_replicas_in_sync // context.num_input_pipelines)
         per_worker = context.num_input_pipelines > 1
-    compared = spans_workers(strategy) and not per_worker and kind != DISTRIBUTED
+    compared = (
+        spans_workers(strategy) and kind != DISTRIBUTED and (not per_worker or is_unsharded(x, strategy))
+    )
     if kind == DISTRIBUTED:
         datasets, replicas, batches = find_parts(x)
         per_worker = spans_workers(strategy)
