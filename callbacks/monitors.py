@@ -42,7 +42,7 @@ def logs_no_batch(callback: Any) -> bool:
     """Return whether a metric logger was told to log no batch: the hooks of Neptune's callback then do nothing."""
     owner = _class_defining(callback, "on_test_batch_end")
     neptune = _package_of(owner) == "neptune_tensorflow_keras" and "on_test_batch_end" not in vars(callback)
-    return neptune and getattr(callback, "_log_on_batch", True) is False
+    return neptune and vars(callback).get("_log_on_batch") is False
 
 
 def may_add_logs(callback: Any) -> bool:
