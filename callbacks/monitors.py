@@ -39,7 +39,7 @@ def is_metric_logger(callback: Any, hooks: Sequence[str]) -> bool:
 
 
 def logs_no_batch(callback: Any) -> bool:
-    """Return whether a metric logger was told to log no batch: the hooks of Neptune's callback then do nothing."""
+    """Return whether a metric logger logs no batch by its arguments: the hooks of Neptune's callback then do nothing."""
     owner = _class_defining(callback, "on_test_batch_end")
     neptune = _package_of(owner) == "neptune_tensorflow_keras" and "on_test_batch_end" not in vars(callback)
     return neptune and vars(callback).get("_log_on_batch") is False
