@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from ..compat.keras_private.callbacks import logs_epochs_only
 from ..distribute.arguments import show
 
 # The packages of loggers that write to a server or to files of their own.
@@ -39,10 +40,8 @@ def is_metric_logger(callback: Any, hooks: Sequence[str]) -> bool:
 
 
 def logs_no_batch(callback: Any) -> bool:
-    """Return whether a metric logger logs no batch by its arguments: the hooks of Neptune's callback then do nothing."""
-    owner = _class_defining(callback, "on_test_batch_end")
-    neptune = _package_of(owner) == "neptune_tensorflow_keras" and "on_test_batch_end" not in vars(callback)
-    return neptune and vars(callback).get("_log_on_batch") is False
+    """Return whether the validation hook is that of a logger whose settings leave out batches: then it does nothing."""
+    return is_metric_logger(callback, ["on_test_batch_end"]) and logs_epochs_only(callback)
 
 
 def may_add_logs(callback: Any) -> bool:

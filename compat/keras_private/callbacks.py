@@ -1,4 +1,4 @@
-"""Private state of Keras' own callbacks."""
+"""Private state of Keras' own callbacks, and of loggers of other packages."""
 
 from collections.abc import Callable
 from operator import attrgetter, methodcaller
@@ -29,6 +29,12 @@ def no_hook(*args: Any, **kwargs: Any) -> None:
 
 
 no_hook._is_default = True
+
+
+def logs_epochs_only(callback: Any) -> bool:
+    """Return whether a logger leaves out batches, as Neptune's does with `log_on_batch=False`."""
+    return getattr(callback, "_log_on_batch", True) is False
+
 
 # ModelCheckpoint
 

@@ -118,7 +118,11 @@ class Launcher:
                 _say("another run has this directory of backups: there is no restart")
                 return first.status
             last = processes.output.last_lines(first.name)
-            if port_retries and any(mark in line for line in last for mark in _PORT_TAKEN):
+            if (
+                port_retries
+                and self.layout.nnodes == 1
+                and any(mark in line for line in last for mark in _PORT_TAKEN)
+            ):
                 port_retries -= 1
                 _say("another program took the port in between: starting again with other ports")
                 continue

@@ -140,7 +140,7 @@ TABLE: list[Launcher] = [
              job="SLURM_JOB_ID SLURM_STEP_ID SLURM_RESTART_COUNT"),
     # IBM's Job Step Manager under LSF, as in Lightning's LSFEnvironment
     Launcher("jsrun", "task", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", _lsf_host, job="LSB_JOBID"),
-    # LSF's blaunch, as in PRRTE's src/mca/ess/lsf; with -z it starts fewer tasks than the job may have
+    # LSF's blaunch, as in PRRTE's src/mca/ess/lsf; with -z it starts fewer tasks than LSB_DJOB_NUMPROC says
     Launcher("blaunch", "task", _blaunch_rank, read_user_size, "LSB_HOSTS", job="LSB_JOBID"),
     # Kubeflow Trainer v2: the variables of torchrun's own options
     Launcher("Kubeflow", "node", "PET_NODE_RANK", "PET_NNODES",

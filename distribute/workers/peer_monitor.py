@@ -18,13 +18,14 @@ from ...compat.tensorflow_private.clusters import (
     report_error,
     set_value,
 )
+from .addresses import listens
 from .cluster import Cluster, find_hosts
 from .error_text import essence
 from .records import at_collective, at_fatal_error, error_record, short
-from .server_watch import answers
 from .ticker import Ticker
 
 _SILENCE = 10.0  # seconds in a collective after which a worker looks whether it reaches the others
+_ANSWER = 2.0  # seconds for a connection
 _SLOWER = 10.0
 _READ = 1.0
 _MOST_TEXT = 500
@@ -93,16 +94,16 @@ class PeerMonitor:
             self._published = count
 
     def _name_unreachable(self) -> str | None:
-        """Return the first peer whose server does not answer this worker, asked twice; look once in so many seconds."""
+        """Return the first peer to which this worker cannot connect, tried twice; look once in so many seconds."""
         if time.monotonic() - self._looked < self._silence:
             return None
         self._looked = time.monotonic()
         for peer, address in enumerate(self._addresses):
-            if peer != self._me and not answers(address) and not answers(address):
+            if peer != self._me and not listens(address, _ANSWER) and not listens(address, _ANSWER):
                 return (
                     f"lost contact with worker {peer}: {address} does not answer worker {self._me} at "
-                    f"{self._addresses[self._me]}. It is stopped, its machine is gone, or a firewall or a cut link is "
-                    "between the two: let all workers reach all ports of each other."
+                    f"{self._addresses[self._me]}. Its machine is gone, or a firewall or a cut link is between the two: "
+                    "let all workers reach all ports of each other."
                 )
         return None
 

@@ -80,10 +80,11 @@ def meet(place: Place, timeout: float, program: str = "") -> tuple[int, list[Pee
         listener = _listen(host, port)
     except OSError as error:
         cure = (
-            "end that process, or give another port in TF_CONFIG"
-            if complete
+            "pass a free port in --rdzv-endpoint"
+            if place.launcher == "launch"
             else "set MASTER_PORT to a free port"
         )
+        cure = "end that process, or give another port in TF_CONFIG" if complete else cure
         raise ClusterError(
             f"worker {place.rank} must listen at {join_address(host, port)}, but this port is in use by another process "
             f"({error.strerror}): {cure}."

@@ -231,11 +231,12 @@ def test_two_processes_with_one_rank_are_an_error_for_all():
         )
 
 
-def test_port_of_rank_0_that_is_taken_is_named():
+@pytest.mark.parametrize("launcher, fix", [("srun", "set MASTER_PORT"), ("launch", "in --rdzv-endpoint")])
+def test_port_of_rank_0_that_is_taken_is_named(launcher, fix):
     (meeting,) = addresses(1)
     with socket.create_server(("127.0.0.1", split_address(meeting)[1])):
-        with pytest.raises(ClusterError, match=f"{meeting}.* in use .* set MASTER_PORT"):
-            meet(place(0, 2, meeting), 1.0)
+        with pytest.raises(ClusterError, match=f"{meeting}.* in use .* {fix}"):
+            meet(place(0, 2, meeting)._replace(launcher=launcher), 1.0)
 
 
 def test_unknown_rank_0_is_asked_of_mpi_where_mpi4py_is_installed(monkeypatch):

@@ -2,16 +2,13 @@
 
 import contextlib
 import socket
-import threading
 
 import pytest
 
-from unisono.distribute.workers import peer_monitor, server_watch
+from unisono.distribute.workers import peer_monitor
 from unisono.distribute.workers.cluster import Cluster
 from unisono.distribute.workers.error_text import blame_in
 from unisono.distribute.workers.peer_monitor import PeerMonitor
-
-SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # the greeting of a gRPC server
 
 
 @pytest.fixture
@@ -20,26 +17,16 @@ def listeners():
         yield [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
 
 
-def greet(listener):
-    with contextlib.suppress(OSError):
-        while True:
-            connection, _ = listener.accept()
-            with connection:
-                connection.sendall(SETTINGS)
-
-
 @pytest.fixture
 def monitor(listeners, monkeypatch):
-    """The monitor of worker 1 of three; worker 0 answers, and worker 2 does not, as behind a firewall."""
+    """The monitor of worker 1 of three; worker 0 can be reached, and worker 2 cannot, as behind a firewall."""
     for name in ("set_value", "delete_value"):
         monkeypatch.setattr(peer_monitor, name, lambda *_: None)
-    monkeypatch.setattr(peer_monitor, "answers", lambda address: server_watch.answers(address, 0.5))
     monkeypatch.setattr(peer_monitor.Ticker, "start", lambda _: None)
     monkeypatch.setattr(peer_monitor.atexit, "register", lambda *_: None)
-    threading.Thread(target=greet, args=listeners[:1], daemon=True).start()
     addresses = tuple(f"127.0.0.1:{each.getsockname()[1]}" for each in listeners)
-    yield PeerMonitor(Cluster({"worker": addresses}, "worker", 1), 100.0)
-    listeners[0].shutdown(socket.SHUT_RDWR)  # ends `greet`
+    listeners[2].close()
+    return PeerMonitor(Cluster({"worker": addresses}, "worker", 1), 100.0)
 
 
 def test_peer_that_does_not_answer_is_named_with_both_addresses(monitor, monkeypatch):
@@ -67,7 +54,7 @@ class Clock:
 
 def test_peers_that_answer_are_asked_again_only_after_a_while(monitor, listeners, monkeypatch):
     asked = []
-    monkeypatch.setattr(peer_monitor, "answers", lambda address: not asked.append(address))
+    monkeypatch.setattr(peer_monitor, "listens", lambda address, _: not asked.append(address))
     monkeypatch.setattr(peer_monitor, "time", Clock())
     with monitor.monitor(ran_before=False):
         for seconds in (11, 1, 8, 2):

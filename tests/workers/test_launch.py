@@ -108,6 +108,14 @@ def test_same_error_at_the_same_step_is_not_tried_a_third_time(launch, tmp_path)
     assert "raised ValueError: file " in err and ", at epoch 1, step 7. The others were ended." in err
 
 
+def test_taken_endpoint_is_not_tried_again_with_other_ports(launch, tmp_path):
+    machines = ("--nnodes", 2, "--node-rank", 0, "--nproc-per-node", 1, "--rdzv-endpoint", "127.0.0.1:1")
+    process = launch(*machines, "--restarts", 0, OBEY, tmp_path, "endpoint")
+    _, err = process.communicate()
+    assert process.returncode == 1 and "other ports" not in err
+    assert "in use by another process" in err and "starting" not in err
+
+
 def test_run_whose_backups_another_run_has_taken_over_is_not_started_again(launch, tmp_path):
     """It would take them back from the second attempt of the same job, which would fail in its turn."""
     process = launch("--workers", 1, "--restarts", 3, OBEY, tmp_path, "taken")

@@ -106,7 +106,6 @@ def wants_each_step(callbacks: list[Any]) -> bool:
     """Return whether a callback has a hook for every step."""
     return any(
         takes_step_logs(callback)
-        or only_reads_logs(callback)
-        or (not _saves(callback) and steps_until_call(callback, 0) == 1)
+        or (not _saves(callback) and (only_reads_logs(callback) or steps_until_call(callback, 0) == 1))
         for callback in callbacks
     )

@@ -145,24 +145,20 @@ def storage(path: str | None) -> Iterator[Finding]:
     """Yield whether a small file can be written, read, listed and deleted in a folder or a store, as callbacks do."""
     if path is None:
         return
-    from ..callbacks.safe_file import read_plain, save_error, write_safely  # imports TensorFlow
+    from ..callbacks.safe_file import read_plain, write_safely  # imports TensorFlow
     from ..distribute.objects import is_remote, names_in, remove_file
     from ..distribute.storage import storage_path
 
     name, data, problem = f"unisono-doctor-{uuid.uuid4().hex}", b"from `unisono doctor`", ""
     try:
-        folder = storage_path("--path", path)
-        if not is_remote(folder):
+        if not is_remote(folder := storage_path("--path", path)):
             folder.mkdir(parents=True, exist_ok=True)
-        try:
-            write_safely(folder / name, lambda stream: stream.write(data), new=True)
-            if read_plain(folder / name, 1 << 10) != data or name not in names_in(folder):
-                raise OSError("what was written is not shown to a reader at once")
-            remove_file(folder / name)
-            if name in names_in(folder):
-                raise OSError("a deleted file is still listed")
-        except OSError as error:
-            raise save_error(folder, error) if str(folder) not in str(error) else error from None
+        write_safely(folder / name, lambda stream: stream.write(data), new=True)
+        if read_plain(folder / name, 1 << 10) != data or name not in names_in(folder):
+            problem = "What was written is not shown to a reader at once: backups there would be lost."
+        remove_file(folder / name)
+        if name in names_in(folder):
+            problem = "A deleted file is still listed: old backups would stay."
     except (ValueError, OSError) as error:
         problem = str(error)
     yield Finding(

@@ -49,8 +49,8 @@ def main(argv: Sequence[str]) -> int:
     problem, folder = "", str(options.log_dir.absolute())
     try:
         tf.profiler.experimental.client.trace(service, folder, int(1000 * options.seconds))
-    except tf.errors.OpError as error:
-        reason = str(error.message).strip().splitlines() or [type(error).__name__]
+    except (tf.errors.OpError, RuntimeError) as error:
+        reason = str(getattr(error, "message", error)).strip().splitlines() or [type(error).__name__]
         problem = f"nothing was captured from {', '.join(addresses)}: {reason[0]}"
     files = sorted(set(options.log_dir.rglob("*.xplane.pb")) - before)
     if not problem and len(files) < len(addresses):

@@ -7,7 +7,7 @@ import sys
 import time
 
 out, order = sys.argv[1:3]
-worker = os.environ["TF_CONFIG"].partition('"index": ')[2][0]
+worker = os.environ.get("TF_CONFIG", '"index": 0').partition('"index": ')[2][0]
 restart = os.environ["UNISONO_RESTART"]
 print(f"worker {worker} restart {restart}", flush=True)
 
@@ -37,6 +37,9 @@ if order == "port" and restart == "0" and not os.path.exists(f"{out}/second-{wor
     sys.exit(1)
 if order == "port":
     sys.exit(0)
+if order == "endpoint":
+    print("this port is in use by another process", file=sys.stderr, flush=True)
+    sys.exit(1)
 if order == "children":
     child = subprocess.Popen(["sleep", "600"])
     write(f"child-{worker}", str(child.pid))
