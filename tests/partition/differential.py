@@ -40,10 +40,14 @@ class Outcome:
 
 @dataclasses.dataclass
 class Program:
-    """A function of a batch, its batches by the number of samples, and the results of one device for each."""
+    """A function of a batch, its batches by the number of samples, and the results of one device for each.
+
+    `narrowest`: the bytes of the narrowest number that is summed over samples, if the results are wider.
+    """
 
     fn: Callable[..., Any]
     batches: Mapping[int, Sequence[Any]]
+    narrowest: int = 8
     whole: dict[int, list[np.ndarray]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -122,10 +126,14 @@ def _examine(programs: Sequence[Program], quick: bool) -> tuple[Outcome, list[st
     return found or Outcome("right"), parts.gathers
 
 
-def _joined(programs: Sequence[Program]) -> tuple[Any, dict[int, list[Any]], dict[int, list[np.ndarray]]]:
-    """A function that runs the programs, its batches, and the results of one device."""
+def _joined(programs: Sequence[Program]) -> tuple[Any, dict[int, list[Any]], dict[int, list[Any]]]:
+    """A function that runs the programs, its batches, and the results of one device with their `narrowest`."""
+    whole = {
+        n: [(each, program.narrowest) for program in programs for each in program.whole[n]]
+        for n in programs[0].batches
+    }
     if len(programs) == 1:
-        return programs[0].fn, dict(programs[0].batches), programs[0].whole
+        return programs[0].fn, dict(programs[0].batches), whole
     sizes = list(programs[0].batches)
     widths = [program.batches[sizes[0]][0].shape[1] for program in programs]
 
@@ -137,7 +145,7 @@ def _joined(programs: Sequence[Program]) -> tuple[Any, dict[int, list[Any]], dic
         return results
 
     batches = {n: [np.concatenate([program.batches[n][0] for program in programs], 1)] for n in sizes}
-    return fn, batches, {n: [each for program in programs for each in program.whole[n]] for n in sizes}
+    return fn, batches, whole
 
 
 def _failed_trace(fn: Any, batches: Mapping[int, Sequence[Any]], error: Exception) -> Outcome:
@@ -191,10 +199,10 @@ def _compared(run: Any, arguments: Sequence[Any], whole: Any, samples: tuple[int
         copies = run(*arguments)
     except Exception as error:
         return Outcome("error", brief(error), samples)
-    for number, (expected, *given) in enumerate(zip(whole, *copies)):
+    for number, ((expected, narrowest), *given) in enumerate(zip(whole, *copies)):
         found = list(map(_array, given))
         for each in found:
-            reason = difference(each, expected)
+            reason = difference(each, expected, narrowest)
             if reason is None and not _equal_bits(each, found[0]):
                 reason = f"replicas differ: {_shown(each)} and {_shown(found[0])}"
             if reason is not None:
@@ -202,7 +210,7 @@ def _compared(run: Any, arguments: Sequence[Any], whole: Any, samples: tuple[int
     return None
 
 
-def difference(found: np.ndarray, expected: np.ndarray) -> str | None:
+def difference(found: np.ndarray, expected: np.ndarray, narrowest: int = 8) -> str | None:
     """What differs; None where the numbers are as close as another order of additions leaves them."""
     if found.dtype != expected.dtype or found.shape != expected.shape:
         return f"{found.dtype} {found.shape} instead of {expected.dtype} {expected.shape}"
@@ -211,7 +219,7 @@ def difference(found: np.ndarray, expected: np.ndarray) -> str | None:
         wide, real = found.astype("float32"), expected.astype("float32")
     if real.dtype.kind not in "fc":
         return None if np.array_equal(wide, real) else f"{_shown(found)} instead of {_shown(expected)}"
-    size = expected.dtype.itemsize // (2 if real.dtype.kind == "c" else 1)
+    size = min(narrowest, expected.dtype.itemsize // (2 if real.dtype.kind == "c" else 1))
     finite = np.abs(real[np.isfinite(real)])
     scale = max(1.0, float(finite.max())) if finite.size else 1.0
     tolerance = TOLERANCES[size]

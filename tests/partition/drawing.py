@@ -216,6 +216,10 @@ class Drawing:
         if dtype == "string":
             return "int 0 8"
         if dtype in FLOATS or dtype.startswith(("float", "bfloat", "complex")):
+            if dtype.startswith(
+                "complex"
+            ):  # TensorFlow's vectors of quotients with inf differ from single ones
+                return {"zeros": "zeros"}.get(self.style, "normal")
             return {"special": "special", "zeros": "zeros"}.get(self.style, "normal")
         if self.style == "extreme":
             return "extreme 0 6"

@@ -84,6 +84,14 @@ class Case(_Short):
         """The number of columns of the array of samples."""
         return sum(map(columns_of, self.arguments()))
 
+    @property
+    def narrowest(self) -> int:
+        """The bytes of the narrowest number that is summed over samples: its rounding is in all results."""
+        types = [
+            tf.as_dtype(each.dtype).real_dtype for each in self.arguments() if each.source in ("sum", "mean")
+        ]
+        return min((kind.size for kind in types if kind.is_floating), default=8)
+
     def samples(self, size: int) -> np.ndarray:
         """The array of samples."""
         found = [_numbers(each, size) for each in self.arguments() if columns_of(each)]
@@ -276,20 +284,6 @@ def _ended(name: str, result: Any, n: Any) -> list[Any]:
 
 
 ENDINGS = (
-    "sum",
-    "sum 0",
-    "sum -1",
-    "mean 0",
-    "shape",
-    "range 0",
-    "range -1",
-    "fill 0",
-    "tile 0",
-    "flat 0",
-) + (
-    "half 0",
-    "half -1",
-    "share 0",
-    "share -1",
-    "branch 0",
+    *("sum", "sum 0", "sum -1", "mean 0", "shape", "range 0", "range -1", "fill 0", "tile 0", "flat 0"),
+    *("half 0", "half -1", "share 0", "share -1", "branch 0"),
 )

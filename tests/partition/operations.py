@@ -134,7 +134,7 @@ COMMON = """
 
 def program(case: Case, sizes: Sequence[int] = SIZES) -> Program:
     """A case with its batches."""
-    return Program(case, {size: [case.samples(size)] for size in sizes})
+    return Program(case, {size: [case.samples(size)] for size in sizes}, case.narrowest)
 
 
 def examine(cases: Sequence[Case], sizes: Sequence[int] = SIZES, quick: bool = False) -> Iterator[Outcome]:

@@ -184,7 +184,7 @@ class Totals:
             results = self._read([tf.constant(value) for value in self._state])
         if self._layout.logs is None or self._last is None:
             return results
-        every = {**self._layout.logs_of(self._last), **results}
+        every = {**results, **self._layout.logs_of(self._last)}
         return {name: every[name] for name in self._layout.logs.names}
 
     def commit(self) -> None:
@@ -200,7 +200,7 @@ def result_function(model: TrainedModel, layout: ResultLayout) -> Any:
         with keras.StatelessScope(state_mapping=list(zip(layout.variables, values))):
             named = {} if layout.logs is None else layout.logs.results
             results = {name: metric.result() for name, metric in named.items()}
-            return as_tensors({**results, **model.get_metrics_result()})
+            return as_tensors({**model.get_metrics_result(), **results})
 
     return graph_function(read)
 

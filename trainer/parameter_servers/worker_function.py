@@ -24,7 +24,7 @@ from ..inputs.batch import (
 )
 from ..inputs.sources.feed import Group
 from ..run.loops.compiled_calls import CompiledCall
-from ..step.collected_writes import CollectedWrites
+from .step_results import ReadOnce
 
 HOST = "/job:chief/replica:0/task:0/device:CPU:0"
 """The coordinator."""
@@ -178,15 +178,20 @@ class WorkerPrediction(WorkerFunction):
     """Runs `predict_step` on workers; the result of a piece is a list with the outputs of each of its batches."""
 
     def _make(self, chunk: Chunk) -> Any:
-        def run(inputs: Any, i: tf.Tensor) -> Any:
+        alone, state = self._pool.num_workers == 1, self._model.non_trainable_variables
+
+        def run(inputs: Any, i: tf.Tensor, worker: tf.Tensor) -> Any:
             batch = chunk.reader(inputs, i)
             total = chunk.batch_size if chunk.batch_size is not None else sample_count(batch)
+            step = StepContext(0 if alone else worker, 1, total, total)
             with tf.distribute.ReplicaContext(self._strategy, 0):
-                # What it writes is dropped: workers predict in any order, and its generators stay where they are.
-                with step_scope(StepContext(0, 1, total, total)), CollectedWrites():
-                    return self._model.predict_step(batch)
+                with step_scope(step), ReadOnce(alone, (), state) as writes:
+                    outputs = self._model.predict_step(batch)
+                writes.make(step)
+            return outputs
 
-        return self._trace(run, chunk.signature, tf.TensorSpec([], tf.int32))
+        number = tf.TensorSpec([], tf.int32)
+        return self._trace(run, chunk.signature, number, number)
 
     def run(self, worker: int, piece: Piece) -> list[Any]:
         """Return the outputs of each batch, on the host. Context: host, in the thread of a worker."""
@@ -195,8 +200,8 @@ class WorkerPrediction(WorkerFunction):
         answers = []
         for i in range(piece.steps):
             with tf.device(HOST):
-                number = tf.constant(i)
-            outputs = function(inputs, number)
+                numbers = tf.constant(i), tf.constant(worker)
+            outputs = function(inputs, *numbers)
             with tf.device(HOST):
                 answers.append(tf.nest.map_structure(tf.identity, outputs, expand_composites=True))
         return answers

@@ -124,20 +124,23 @@ class WorkerSteps(WorkerFunction):
         if not model._has_own_logs(self._training):
             return None
         results: dict[str, Any] = {}
+        parts: set[str] = set()  # the names of logs that are parts of a metric's result
 
         def probe(inputs: Any) -> Any:
             with note_results(model.metrics) as noted:
                 _, logs = self._step(ResultLayout(model), chunk, inputs, tf.constant(0), tf.constant(0))
+            known = {id(leaf) for result, _ in noted for leaf in keras.tree.flatten(result)}
+            parts.update(name for name, value in logs.items() if id(value) in known)
             for result, metric in noted:
-                results.update({name: metric for name, value in (logs or {}).items() if value is result})
+                results.update({name: metric for name, value in logs.items() if value is result})
             return logs
 
         logs = self._trace(probe, chunk.signature).structured_outputs or {}
         with self._strategy.scope(), mark_scheduled(self._strategy), scratch_graph():
             carried = set(model.get_metrics_result())
-        if not logs or set(logs) == carried:
+        if not logs:
             return None
-        own = {name: value for name, value in logs.items() if name not in carried and name not in results}
+        own = {name: value for name, value in logs.items() if name not in {*results, *(carried & parts)}}
         specs = keras.tree.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), own)
         return CustomLogs(list(logs), specs, results)  # pyright: ignore[reportArgumentType]
 
