@@ -157,10 +157,9 @@ def _template() -> Any:
 
 def _shares(run: Run) -> list[tuple[str, float, float]]:
     """(what the time was used for, seconds, part of the whole)."""
-    seconds = run.seconds()
-    waits = run.epochs[-1]["workers"][0].get("waited") if run.epochs else None  # of each replica of worker 0
+    seconds, waited = run.seconds(), run.mean_wait()
     parts = {label: seconds.get(part, 0.0) for part, label in _PARTS.items()}
-    if waits and not run.restarts and (waited := sum(waits) / len(waits)) < parts["compute"]:
+    if waited is not None and not run.restarts and waited < parts["compute"]:
         parts["compute"] -= waited
         parts = {"waiting for gradient synchronization": waited, **parts}
     total = sum(parts.values())

@@ -139,6 +139,11 @@ class Run:
             total["unaccounted"] = max(0.0, self.now - self.began - sum(total.values()))
         return total
 
+    def mean_wait(self) -> float | None:
+        """Return mean seconds that a replica of worker 0 has waited for sums since the process began; None: unknown."""
+        waited = self.epochs[-1]["workers"][0].get("waited") if self.epochs else None
+        return sum(waited) / len(waited) if waited else None
+
     def _points(self, values: Iterable[tuple[dict[str, Any], Any]]) -> Points:
         points = {self._position(line): float(value) for line, value in values if value is not None}
         return list(points.items())
